@@ -1,0 +1,589 @@
+"""The schema of ``config.yaml``: one model per block, and the only home of defaults.
+
+A configuration names datasets and runs. A run trains one model through a list of stages; settings shared by
+its stages stand in ``defaults`` and any stage may override any of them. ``Config.stage`` resolves that into a
+`StageSpec`, the small file a training job reads. The part of a spec that decides the weights is hashed
+(``StageSpec.identity``); what only decides how often we log or save is not, so that it may change mid-run.
+
+This module imports neither torch nor anything of Spider's that does: the Snakefile loads it at every parse.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from spider.files import digest
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Block(BaseModel):
+    """A block of the configuration: unknown keys are refused, values are frozen once validated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+# ---------------------------------------------------------------------------------------------- datasets
+
+
+class Source(Block):
+    """Where a dataset's text comes from; each kind knows how many parts it has without touching a network."""
+
+    def parts(self) -> list[str]:
+        """Names of the parts, one download and one encode job each."""
+        return [f"{i:03d}" for i in range(len(self.items()))]
+
+    def items(self) -> list[str]:
+        """What each part is made from, in order."""
+        raise NotImplementedError
+
+
+class PydocsSource(Source):
+    """Docstrings and documentation of the installed standard library and of our dependencies; offline."""
+
+    kind: Literal["pydocs"]
+    pieces: Positive = 2
+    """How many parquet files to split the corpus into."""
+
+    def items(self) -> list[str]:
+        return [f"{i}/{self.pieces}" for i in range(self.pieces)]
+
+
+class HubSource(Source):
+    """Named parquet files of a Hugging Face dataset repository at a pinned revision."""
+
+    kind: Literal["hub"]
+    repo: str
+    revision: Annotated[str, Field(min_length=1)]
+    files: Annotated[list[str], Field(min_length=1)]
+
+    def items(self) -> list[str]:
+        return self.files
+
+
+class LocalSource(Source):
+    """Files you have: parquet, jsonl, jsonl.zst, or a folder of .txt files. Globs are expanded, sorted."""
+
+    kind: Literal["local"]
+    files: Annotated[list[str], Field(min_length=1)]
+
+    def items(self) -> list[str]:
+        found: list[str] = []
+        for pattern in self.files:
+            matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+            if not matches:
+                raise ConfigError(f"datasets: no file matches {pattern!r}")
+            found += matches
+        return found
+
+
+class StreamSource(Source):
+    """Train straight from the hub with ``datasets`` streaming: nothing is downloaded first or kept."""
+
+    kind: Literal["stream"]
+    repo: str
+    revision: Annotated[str, Field(min_length=1)]
+    files: Annotated[list[str], Field(min_length=1)]
+
+    def items(self) -> list[str]:
+        return []
+
+
+class Dataset(Block):
+    source: Annotated[
+        PydocsSource | HubSource | LocalSource | StreamSource, Field(discriminator="kind")
+    ]
+    text_column: str = "text"
+    id_column: str = "id"
+    """Column whose hash decides the split; where it is absent the text itself is hashed."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.005
+    """Share of documents held out."""
+    max_document_bytes: Positive | None = None
+    """Truncate longer documents at a UTF-8 boundary (null: keep them whole)."""
+
+
+# ------------------------------------------------------------------------------------------------- model
+
+
+class AttentionConfig(Block):
+    """Multi-head latent attention: sizes of the heads and of the shared key-value latent."""
+
+    heads: Positive = 16
+    nope_dim: Positive = 64
+    rope_dim: Positive = 64
+    v_dim: Positive = 128
+    kv_lora_rank: Positive = 320
+    rope_base: float = 10_000.0
+
+    @model_validator(mode="after")
+    def _even_rope(self) -> AttentionConfig:
+        if self.rope_dim % 2:
+            raise ValueError(f"rope_dim must be even, RoPE rotates pairs (got {self.rope_dim})")
+        return self
+
+
+class BoundaryConfig(Block):
+    """How bytes are grouped into patches."""
+
+    kind: Literal["learned", "fixed", "whitespace", "none"] = "learned"
+    hidden: Positive = 512
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    stride: Positive = 4
+    """Bytes a patch for ``kind: fixed``."""
+    loss: Literal["flexi", "binomial"] = "flexi"
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """alpha, the upper end of the boundary rate that costs nothing (prior of the binomial loss)."""
+    slack: Annotated[float, Field(ge=0)] = 0.1
+    """lambda * sigma: how far below ``rate`` the boundary rate may fall at no cost."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    capacity: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Patches a window may hold, as a share of its bytes; shapes never change."""
+
+
+class MoEConfig(Block):
+    """Routed experts beside one shared expert, all SwiGLU."""
+
+    experts: Positive = 32
+    top_k: Positive = 2
+    expert_hidden: Positive = 512
+    shared_hidden: Annotated[int, Field(ge=0)] = 1024
+    aux_weight: Annotated[float, Field(ge=0)] = 0.01
+    z_weight: Annotated[float, Field(ge=0)] = 1e-3
+    bias_rate: Annotated[float, Field(ge=0)] = 1e-3
+    """Step of the selection bias that balances the load (0: off)."""
+    implementation: Literal["grouped", "loop"] = "grouped"
+
+    @model_validator(mode="after")
+    def _k_fits(self) -> MoEConfig:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k must not exceed experts (got {self.top_k} of {self.experts})")
+        return self
+
+
+class EngramConfig(Block):
+    """Hashed byte n-gram memory, read at the given recurrent layers (none: no memory)."""
+
+    layers: list[Annotated[int, Field(ge=0)]] = [1, 4]
+    orders: Annotated[list[Positive], Field(min_length=1)] = [3, 4, 5, 6]
+    heads: Positive = 4
+    head_dim: Positive = 64
+    table_size: Annotated[int, Field(gt=1)] = 81_307
+    """Each head's table has the next unused prime from here on as its number of rows."""
+    conv_kernel: Positive = 4
+
+
+class RecurrenceConfig(Block):
+    """The core that is looped: its layers, what enters each loop, and when a patch may stop."""
+
+    layers: Positive = 6
+    loops: Positive = 6
+    sample_loops: bool = False
+    """Draw the depth of each training step from 1..2*loops-1 (mean ``loops``) instead of fixing it."""
+    bptt: Positive | None = None
+    """Backpropagate through the last ``bptt`` loops only."""
+    injection: bool = True
+    loop_embedding: bool = True
+    lora_rank: Annotated[int, Field(ge=0)] = 16
+    halting: bool = True
+    halt_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    ponder_weight: Annotated[float, Field(ge=0)] = 1e-3
+    checkpointing: bool = True
+    """Recompute recurrent layers in the backward pass instead of keeping their activations."""
+
+
+class ModelConfig(Block):
+    """The Spider. Its defaults are spider-1b; ``tiny`` and others are named in `MODEL_PRESETS`."""
+
+    preset: str = "spider-1b"
+    hidden: Positive = 2048
+    prelude_layers: Positive = 2
+    coda_layers: Positive = 2
+    ffn_hidden: Positive = 3072
+    norm_eps: float = 1e-6
+    attention: AttentionConfig = AttentionConfig()
+    boundary: BoundaryConfig = BoundaryConfig()
+    moe: MoEConfig | None = MoEConfig()
+    """null: one dense SwiGLU as wide as the experts a token sees."""
+    engram: EngramConfig = EngramConfig()
+    recurrence: RecurrenceConfig = RecurrenceConfig()
+
+    @model_validator(mode="after")
+    def _engram_layers_exist(self) -> ModelConfig:
+        for layer in self.engram.layers:
+            if layer >= self.recurrence.layers:
+                raise ValueError(f"engram.layers: {layer} is not one of {self.recurrence.layers} recurrent layers")
+        return self
+
+
+MODEL_PRESETS: dict[str, dict[str, Any]] = {
+    "spider-1b": {},
+    "tiny": {
+        "hidden": 192,
+        "prelude_layers": 2,
+        "coda_layers": 2,
+        "ffn_hidden": 512,
+        "attention": {"heads": 4, "nope_dim": 32, "rope_dim": 16, "v_dim": 48, "kv_lora_rank": 64},
+        "boundary": {"hidden": 64},
+        "moe": {"experts": 4, "top_k": 2, "expert_hidden": 128, "shared_hidden": 256},
+        "engram": {"layers": [0], "head_dim": 16, "table_size": 8192},
+        "recurrence": {"layers": 2, "loops": 2, "lora_rank": 4, "checkpointing": False},
+    },
+}
+
+
+# ------------------------------------------------------------------------------------------------ stages
+
+
+class OptimizerConfig(Block):
+    """AdamW for everything, or Muon for the matrices and AdamW for the rest."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    muon_lr: Annotated[float, Field(gt=0)] = 0.02
+    """Learning rate of the matrices under Muon, at the point where ``lr`` is the AdamW rate."""
+    muon_momentum: Fraction = 0.95
+    clip: Annotated[float, Field(gt=0)] = 1.0
+
+
+class StageSettings(Block):
+    """How one stage trains. The names are the command line's; each is also an environment variable."""
+
+    tokens: Positive | None = None
+    """Bytes (and special ids) to train on in this stage."""
+    max_steps: Positive | None = None
+    """Optimizer steps at most; a stage needs ``tokens``, ``max_steps`` or both."""
+    data: str | None = None
+    """Dataset of this stage (default: the run's)."""
+    seq_len: Annotated[int, Field(ge=8)] = 2048
+    micro_batch: Positive = 64
+    grad_accum: Positive = 1
+    n_loops: Positive | None = None
+    """Loops of the recurrent core (default: the model's)."""
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 200
+    min_lr_ratio: Fraction = 0.1
+    """The schedule ends at this share of ``lr``."""
+    nan_patience: Positive = 10
+    """Steps with a non-finite loss that are skipped before the run stops."""
+    log_every: Positive = 10
+    ckpt_every: Positive = 50
+    keep_last: Annotated[int, Field(ge=2)] = 2
+
+    #: Settings that never touch the weights: they may change in the middle of a stage.
+    BOOKKEEPING: ClassVar[frozenset[str]] = frozenset({"log_every", "ckpt_every", "keep_last"})
+
+
+class Stage(StageSettings):
+    name: str
+
+
+class EvaluationConfig(Block):
+    """What every stage's last checkpoint is measured on."""
+
+    data: str | None = None
+    """Dataset whose validation split is scored (default: the run's)."""
+    max_bytes: Positive = 1_000_000
+    """Score at most this much of it, from the start."""
+    seq_len: Positive | None = None
+    """Window (default: the stage's seq_len)."""
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Share of each window that is context only; every byte is scored exactly once."""
+    batch: Positive = 16
+    n_loops: Positive | None = None
+    prompt: str = "The "
+    sample_bytes: Annotated[int, Field(ge=0)] = 400
+    temperature: Annotated[float, Field(ge=0)] = 0.7
+
+
+class Resources(Block):
+    """What one training or evaluation job asks of the machine or the cluster."""
+
+    gpus: Annotated[int, Field(ge=0)] = 0
+    threads: Positive = 2
+    mem_mb: Positive = 6000
+    runtime: Positive = 60
+    """Minutes."""
+
+
+class Run(Block):
+    data: str
+    model: ModelConfig
+    seed: Annotated[int, Field(ge=0)] = 0
+    precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
+    compile: bool | None = None
+    """null: compile on a GPU, not on a CPU."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    defaults: StageSettings = StageSettings()
+    stages: Annotated[list[Stage], Field(min_length=1)]
+    evaluation: EvaluationConfig = EvaluationConfig()
+    resources: Resources = Resources()
+
+
+class TrackingConfig(Block):
+    uri: str | None = None
+    """MLflow store (default: the environment's MLFLOW_TRACKING_URI, else SQLite in the results folder)."""
+    enabled: bool = True
+
+
+class StageSpec(Block):
+    """One stage, resolved: all that a training job needs to know."""
+
+    format: Literal[1] = 1
+    run: str
+    stage: str
+    index: int
+    data: str
+    model: ModelConfig
+    seed: int
+    precision: Literal["auto", "fp8", "bf16", "fp32"]
+    compile: bool | None
+    optimizer: OptimizerConfig
+    settings: StageSettings
+    evaluation: EvaluationConfig
+
+    def deciding(self) -> dict[str, Any]:
+        """The fields that decide the weights, as plain JSON."""
+        plain = self.model_dump(mode="json", exclude={"evaluation", "format"})
+        for name in StageSettings.BOOKKEEPING:
+            del plain["settings"][name]
+        return plain
+
+    @property
+    def identity(self) -> str:
+        """Digest of what decides the weights; equal identities may resume each other's checkpoints."""
+        return digest(self.deciding())
+
+    @property
+    def tokens_per_step(self) -> int:
+        s = self.settings
+        return s.seq_len * s.micro_batch * s.grad_accum
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the stage on one process: enough to see ``tokens``, at most ``max_steps``."""
+        s = self.settings
+        by_tokens = max(1, s.tokens // self.tokens_per_step) if s.tokens else None
+        return min(n for n in (by_tokens, s.max_steps) if n is not None)
+
+
+class Config(Block):
+    results: str = "results"
+    datasets: dict[str, Dataset]
+    runs: Annotated[dict[str, Run], Field(min_length=1)]
+    tracking: TrackingConfig = TrackingConfig()
+
+    def stage(self, run_name: str, stage_name: str) -> StageSpec:
+        """Resolve one stage: its own settings over the run's defaults over the schema's."""
+        run = self.run(run_name)
+        names = [s.name for s in run.stages]
+        if stage_name not in names:
+            raise ConfigError(f"runs.{run_name}: no stage {stage_name!r}{nearest(stage_name, names)}")
+        index = names.index(stage_name)
+        stage = run.stages[index]
+        own = {k: getattr(stage, k) for k in stage.model_fields_set - {"name"}}
+        settings = run.defaults.model_copy(update=own)
+        data = settings.data or run.data
+        loops = settings.n_loops or run.model.recurrence.loops
+        return StageSpec(
+            run=run_name,
+            stage=stage_name,
+            index=index,
+            data=data,
+            model=run.model,
+            seed=run.seed,
+            precision=run.precision,
+            compile=run.compile,
+            optimizer=run.optimizer,
+            settings=settings.model_copy(update={"data": data, "n_loops": loops}),
+            evaluation=run.evaluation.model_copy(update={"data": run.evaluation.data or run.data}),
+        )
+
+    def run(self, name: str) -> Run:
+        if name not in self.runs:
+            raise ConfigError(f"runs: no run {name!r}{nearest(name, list(self.runs))}")
+        return self.runs[name]
+
+
+# ----------------------------------------------------------------------------------- loading and errors
+
+
+class ConfigError(ValueError):
+    """What is wrong in the configuration, one problem a line, each with the path of its key."""
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A hint for a misspelt name, or the names there are."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f'; did you mean "{close[0]}"?' if close else f" (there are: {', '.join(sorted(known))})"
+
+
+def load_config(source: Path | dict[str, Any]) -> Config:
+    """Validate a YAML file or a parsed mapping.
+
+    Raises:
+        ConfigError: names the key of every problem, such as
+            ``runs.demo.stages[1].tokens: must be positive (got -5)``.
+    """
+    if isinstance(source, Path):
+        try:
+            raw = yaml.safe_load(source.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{source}: no such file") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{source}: not valid YAML: {error}") from None
+    else:
+        raw = source
+    if not isinstance(raw, dict):
+        raise ConfigError("the configuration must be a mapping with the keys datasets and runs")
+    raw = {**raw, "runs": _expand_models(raw.get("runs"))}
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
+    problems = list(_cross_check(config))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _expand_models(runs: Any) -> Any:
+    """Replace ``model: tiny`` and ``model: {preset: tiny, ...}`` by the preset's full mapping."""
+    if not isinstance(runs, dict):
+        return runs
+    expanded = {}
+    for name, run in runs.items():
+        if isinstance(run, dict) and "model" in run:
+            model = run["model"]
+            if isinstance(model, str):
+                model = {"preset": model}
+            if isinstance(model, dict):
+                preset = model.get("preset", "spider-1b")
+                if preset not in MODEL_PRESETS:
+                    hint = nearest(preset, list(MODEL_PRESETS))
+                    raise ConfigError(f"runs.{name}.model.preset: no preset {preset!r}{hint}")
+                model = _merge(MODEL_PRESETS[preset], model)
+            run = {**run, "model": model}
+        expanded[name] = run
+    return expanded
+
+
+def _merge(base: Any, over: Any) -> Any:
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        return over
+    return {**base, **{k: _merge(base.get(k), v) for k, v in over.items()}}
+
+
+def _cross_check(config: Config) -> list[str]:
+    problems = []
+    for kind, names in (("datasets", config.datasets), ("runs", config.runs)):
+        problems += [
+            f"{kind}.{n}: a name is letters, digits, - and _ (it becomes a folder)" for n in names if not NAME.fullmatch(n)
+        ]
+    for run_name, run in config.runs.items():
+        where = f"runs.{run_name}"
+        stages = [s.name for s in run.stages]
+        for i, stage in enumerate(run.stages):
+            at = f"{where}.stages[{i}]"
+            if not NAME.fullmatch(stage.name):
+                problems.append(f"{at}.name: a name is letters, digits, - and _ (got {stage.name!r})")
+            if stage.name in stages[:i]:
+                problems.append(f"{at}.name: {stage.name!r} is used twice in this run")
+                continue
+            resolved = config.stage(run_name, stage.name)
+            if resolved.settings.tokens is None and resolved.settings.max_steps is None:
+                problems.append(f"{at}: needs tokens or max_steps")
+            if resolved.data not in config.datasets:
+                problems.append(f"{at}.data: no dataset {resolved.data!r}{nearest(resolved.data, list(config.datasets))}")
+        scored = run.evaluation.data or run.data
+        if scored not in config.datasets:
+            problems.append(f"{where}.evaluation.data: no dataset {scored!r}{nearest(scored, list(config.datasets))}")
+        elif isinstance(config.datasets[scored].source, StreamSource):
+            problems.append(f"{where}.evaluation.data: {scored!r} is a stream and has no validation shards; name another")
+        elif config.datasets[scored].validation == 0:
+            problems.append(f"datasets.{scored}.validation: must be above 0, runs.{run_name} is evaluated on it")
+    return problems
+
+
+_PLAIN = {
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "missing": "is required",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "string_type": "must be text",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "model_type": "must be a mapping",
+    "dict_type": "must be a mapping",
+    "list_type": "must be a list",
+    "literal_error": "must be one of {expected}",
+    "union_tag_invalid": "kind must be one of {expected_tags}",
+    "union_tag_not_found": "needs a kind",
+    "too_short": "must not be empty",
+}
+
+
+def _explain(error: Any) -> str:
+    loc, kind, ctx = error["loc"], error["type"], error.get("ctx", {})
+    where = _path(loc)
+    if kind == "extra_forbidden":
+        return f"{where}: unknown key{nearest(str(loc[-1]), _siblings(loc))}"
+    if kind == "greater_than" and ctx.get("gt") == 0:
+        text = "must be positive"
+    elif kind == "value_error":
+        return f"{where}: {ctx['error']}"
+    else:
+        text = _PLAIN.get(kind, error["msg"]).format(**ctx)
+    got = error["input"]
+    shown = "" if kind == "missing" or isinstance(got, (dict, list)) else f" (got {got!r})"
+    return f"{where}: {text}{shown}"
+
+
+def _path(loc: tuple[Any, ...]) -> str:
+    """``("runs", "demo", "stages", 1, "tokens")`` as ``runs.demo.stages[1].tokens``."""
+    path = ""
+    for i, part in enumerate(loc):
+        if i and loc[i - 1] == "source" and part in ("pydocs", "hub", "local", "stream"):
+            continue  # pydantic names the branch of the union, the file does not
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path
+
+
+def _siblings(loc: tuple[Any, ...]) -> list[str]:
+    """Keys that the block holding an unknown key does know."""
+    block: Any = Config
+    for part in loc[:-1]:
+        block = _child(block, part)
+    return list(block.model_fields) if isinstance(block, type) and issubclass(block, Block) else []
+
+
+def _child(annotation: Any, part: Any) -> Any:
+    """The type found under one step of an error's path."""
+    if isinstance(annotation, type) and issubclass(annotation, Block) and part in annotation.model_fields:
+        annotation = annotation.model_fields[part].annotation
+    elif hasattr(annotation, "__args__"):
+        options = [a for a in annotation.__args__ if isinstance(a, type) and issubclass(a, Block)]
+        tagged = [a for a in options if str(a.model_fields.get("kind", "")).find(f"'{part}'") >= 0]
+        annotation = (tagged or options or [None])[0]
+    while getattr(annotation, "__origin__", None) is Annotated:
+        annotation = annotation.__args__[0]
+    options = [a for a in getattr(annotation, "__args__", ()) if a is not type(None)]
+    is_optional = type(None) in getattr(annotation, "__args__", ()) and len(options) == 1
+    return options[0] if is_optional else annotation
