@@ -1,0 +1,40 @@
+"""Which documents are held out, decided by each document alone.
+
+A document is in the validation split where the first 64 bits of the BLAKE2b hash of its key, read as a fraction
+of 2**64, lie below the share. Its key is its id, or its text where it has no id. Nothing else enters: not the
+order, not the number of parts, not the machine, not the seed. So a document keeps its place when the corpus is cut
+anew, both copies of a duplicated id fall on the same side, and a larger share holds every document of a smaller.
+The price is that the share is met in expectation only; a corpus of a few dozen documents may miss it by far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+import numpy as np
+
+
+def document_key(id: str | int | None, text: str | bytes) -> bytes:
+    """What is hashed for a document: its id in UTF-8 (an integer in decimal), its whole text where it has none."""
+    chosen = text if id is None or id == "" else id
+    return chosen if isinstance(chosen, bytes) else str(chosen).encode("utf-8")
+
+
+def is_validation(key: bytes | memoryview, share: float) -> bool:
+    """Whether the document with this key is held out when ``share`` (0 <= share < 1) of all are."""
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") < _threshold(share)
+
+
+def validation_mask(keys: Iterable[bytes | memoryview], share: float) -> np.ndarray:
+    """`is_validation` of many keys: a bool array, one entry a key."""
+    if share == 0:
+        return np.zeros(sum(1 for _ in keys), dtype=bool)
+    hashes = np.frombuffer(b"".join([blake2b(key, digest_size=8).digest() for key in keys]), dtype="<u8")
+    return hashes < np.uint64(_threshold(share))
+
+
+def _threshold(share: float) -> int:
+    if not 0 <= share < 1:
+        raise ValueError(f"validation: the share must be at least 0 and below 1 (got {share})")
+    return int(share * 2**64)

@@ -1,0 +1,60 @@
+"""The split: a property of each document, stable for ever, met in expectation."""
+
+from __future__ import annotations
+
+import pytest
+
+from spider.data.split import document_key, is_validation, validation_mask
+
+KEYS = [f"document-{i}".encode() for i in range(20_000)]
+
+
+def test_known_keys_never_change_side():
+    """A change of hash would move documents between the splits of a data set that was encoded before."""
+    assert [i for i in range(1000) if is_validation(f"document-{i}".encode(), 0.005)] == [
+        304,
+        378,
+        400,
+        422,
+        436,
+        449,
+        655,
+        832,
+        892,
+    ]
+
+
+def test_mask_agrees_with_the_single_decision():
+    mask = validation_mask(KEYS[:2000], 0.1)
+    assert mask.tolist() == [is_validation(key, 0.1) for key in KEYS[:2000]]
+
+
+@pytest.mark.parametrize("share", [0.005, 0.1, 0.5])
+def test_share_is_met_in_expectation(share):
+    taken = validation_mask(KEYS, share).mean()
+    assert abs(taken - share) < 5 * (share * (1 - share) / len(KEYS)) ** 0.5
+
+
+def test_larger_share_holds_every_document_of_a_smaller():
+    small, large = validation_mask(KEYS, 0.02), validation_mask(KEYS, 0.2)
+    assert not (small & ~large).any()
+
+
+def test_share_zero_holds_nothing_out():
+    assert not validation_mask(iter(KEYS), 0.0).any()
+    assert not is_validation(KEYS[0], 0.0)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 2.0])
+def test_impossible_share_is_refused(share):
+    with pytest.raises(ValueError, match="share"):
+        is_validation(b"x", share)
+    with pytest.raises(ValueError, match="share"):
+        validation_mask([b"x"], share)
+
+
+def test_key_is_the_id_or_else_the_text():
+    assert document_key("a", "text") == b"a"
+    assert document_key(12, "text") == b"12"
+    assert document_key(None, "té") == "té".encode()
+    assert document_key("", b"t\xff") == b"t\xff"
