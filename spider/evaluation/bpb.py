@@ -1,0 +1,195 @@
+"""Bits per byte of a model on a token stream: the one definition every report of Spider uses.
+
+    bpb        = nats of byte targets                     / (ln 2 * number of byte targets)
+    bpb_strict = nats of byte targets, EOS and BOS alike  / (ln 2 * number of byte targets)
+
+Documents stand back to back in the stream, as in training, and a window of ``seq_len`` targets slides over
+it. Each window but the first spends its first ``overlap`` share on context alone, so that no byte is predicted
+from an empty past merely because a window began there; the first window scores its head too, for nothing
+comes before it. Every target is scored exactly once:
+
+    targets    0 ........................................ M-1
+    window 0   [SSSSSSSSSSSS]                               S scored, c context only, p padding
+    window 1         [ccccccSSSSSS]
+    window 2               [ccccccSSSSSS]
+    window 3                     [ccccccSSSpp]
+
+The stream begins with BOS, which is given and not scored. More overlap costs more compute (a share of 0.5
+reads the text twice) and lowers bpb slightly: quote it beside the figure. Nats leave the device as fp32 and
+are summed on the host in float64.
+
+Shape suffixes: N tokens of the stream, B windows of a batch, T targets of a window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from spider.vocab import BOS, EOS, PAD, VOCAB_SIZE
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Score:
+    """Nats and counts of the scored targets, by kind, and what they come to."""
+
+    nats: dict[str, float]
+    """Total nats of ``byte``, ``eos``, ``bos`` and ``other`` (remaining special ids) targets."""
+    counts: dict[str, int]
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The model's own figures (patches, loops, ...), averaged over windows."""
+
+    @property
+    def bpb(self) -> float:
+        return self.nats["byte"] / (math.log(2) * self.counts["byte"])
+
+    @property
+    def bpb_strict(self) -> float:
+        nats = self.nats["byte"] + self.nats["eos"] + self.nats["bos"]
+        return nats / (math.log(2) * self.counts["byte"])
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.counts["byte"] / self.seconds
+
+
+def clip_stream(tokens_N: np.ndarray, max_bytes: int) -> np.ndarray:
+    """The shortest prefix with ``max_bytes`` raw bytes (all of it where there are fewer), beginning with BOS.
+
+    A stream that starts inside a document gets a BOS in front, so that its first byte is a target as well and
+    the scored bytes are all the bytes there are.
+    """
+    bytes_N = np.cumsum(tokens_N < 256)
+    end = int(np.searchsorted(bytes_N, max_bytes)) + 1
+    prefix_N = tokens_N[:end]
+    if len(prefix_N) and prefix_N[0] != BOS:
+        prefix_N = np.concatenate([np.array([BOS], prefix_N.dtype), prefix_N])
+    return prefix_N
+
+
+def windows(
+    tokens_N: np.ndarray, seq_len: int, overlap: float, batch: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batches of ``(inputs_BT, labels_BT)``, int64; each label but the `IGNORED` ones is scored.
+
+    Over all batches the labels that are not ignored are exactly ``tokens_N[1:]``, in order.
+    """
+    if seq_len < 1 or batch < 1 or not 0 <= overlap < 1:
+        raise ValueError(
+            f"windows need seq_len >= 1, batch >= 1 and 0 <= overlap < 1 (got {seq_len}, {batch}, {overlap})"
+        )
+    targets = len(tokens_N) - 1
+    context = int(seq_len * overlap)
+    stride = seq_len - context
+    count = 1 + max(0, -(-(targets - seq_len) // stride)) if targets > 0 else 0
+    column_T = np.arange(seq_len)
+    for first in range(0, count, batch):
+        start_B1 = np.arange(first, min(first + batch, count))[:, None] * stride
+        at_BT = start_B1 + column_T
+        inside_BT = at_BT < targets
+        scored_BT = inside_BT & ((column_T >= context) | (start_B1 == 0))
+        at_BT = np.minimum(at_BT, targets - 1)
+        inputs_BT = np.where(inside_BT, tokens_N[at_BT], PAD).astype(np.int64)
+        labels_BT = np.where(scored_BT, tokens_N[at_BT + 1].astype(np.int64), IGNORED)
+        yield inputs_BT, labels_BT
+
+
+def score(
+    model: torch.nn.Module,
+    tokens_N: np.ndarray,
+    *,
+    seq_len: int,
+    overlap: float = 0.5,
+    batch: int = 16,
+    n_loops: int | None = None,
+    autocast: bool = False,
+) -> Score:
+    """Score every target of a uint16 stream that begins with BOS (see `clip_stream`) exactly once.
+
+    Args:
+        model: called as ``model(tokens_BT, labels_BT, n_loops=..., reduction="none")``; its ``.loss`` is
+            (B, T) nats. It is scored in evaluation mode, on the device of its parameters, and left in the mode it came in.
+        seq_len: window, in targets.
+        overlap: share of a window that is context only.
+        n_loops: recurrent depth (None: the model's own).
+        autocast: run the forward in bf16 autocast; the loss should stay fp32 in the model.
+
+    Raises:
+        ValueError: no byte to score, an id outside the vocabulary, or a loss that is not finite.
+    """
+    if len(tokens_N) and int(tokens_N.max()) >= VOCAB_SIZE:
+        at = int(np.argmax(tokens_N >= VOCAB_SIZE))
+        raise ValueError(
+            f"token {at} of the stream is {int(tokens_N[at])}, outside the vocabulary of {VOCAB_SIZE}"
+        )
+    if not np.any(tokens_N[1:] < 256):
+        raise ValueError("there is nothing to score: the stream holds no byte after its first token")
+    device = next(model.parameters()).device
+    nats, counts = np.zeros(4), np.zeros(4, np.int64)
+    sums: dict[str, float] = {}
+    done = rows = 0
+    was_training = model.training
+    model.eval()
+    began = time.perf_counter()
+    try:
+        for inputs_BT, labels_BT in windows(tokens_N, seq_len, overlap, batch):
+            with torch.inference_mode(), _precision(device, autocast):
+                output = model(
+                    torch.from_numpy(inputs_BT).to(device),
+                    torch.from_numpy(labels_BT).to(device),
+                    n_loops=n_loops,
+                    reduction="none",
+                )
+            nats_BT = _host(output.loss)
+            if nats_BT.shape != labels_BT.shape:
+                raise ValueError(
+                    f"the model gave a loss of shape {nats_BT.shape} for labels of {labels_BT.shape}"
+                )
+            scored_BT = labels_BT != IGNORED
+            label_S, nats_S = labels_BT[scored_BT], nats_BT[scored_BT]
+            if not np.isfinite(nats_S).all():
+                at = 1 + done + int(np.argmin(np.isfinite(nats_S)))
+                raise ValueError(
+                    f"the model's loss at token {at} of the stream is not finite: its weights have diverged"
+                )
+            kind_S = _kinds(label_S)
+            nats += np.bincount(kind_S, weights=nats_S, minlength=4)
+            counts += np.bincount(kind_S, minlength=4)
+            done += len(label_S)
+            for name, value in output.metrics.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * len(inputs_BT)
+            rows += len(inputs_BT)
+    finally:
+        model.train(was_training)
+    return Score(
+        nats=dict(zip(KINDS, nats.tolist(), strict=True)),
+        counts=dict(zip(KINDS, counts.tolist(), strict=True)),
+        seconds=time.perf_counter() - began,
+        metrics={name: value / rows for name, value in sums.items()},
+    )
+
+
+KINDS = ("byte", "eos", "bos", "other")
+
+
+def _kinds(labels_S: np.ndarray) -> np.ndarray:
+    """Index into `KINDS` for each label."""
+    return np.select([labels_S < 256, labels_S == EOS, labels_S == BOS], [0, 1, 2], default=3)
+
+
+def _host(loss_BT: torch.Tensor) -> np.ndarray:
+    return loss_BT.float().cpu().numpy().astype(np.float64)
+
+
+def _precision(device: torch.device, autocast: bool) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast(device.type, torch.bfloat16) if autocast else contextlib.nullcontext()

@@ -1,0 +1,123 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spider.evaluation.bpb import IGNORED, clip_stream, score, windows
+from spider.vocab import BOS, EOS, PAD, encode
+from tests.unit.evaluation.toys import Bigram, Positional
+
+
+def stream(*documents: str) -> np.ndarray:
+    return np.array([i for d in documents for i in encode(d)], np.uint16)
+
+
+TOKENS = stream("The quick brown fox", "jumps over", "", "the lazy dog, größer than before. " * 9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    length=st.integers(2, 300),
+    seq_len=st.integers(1, 64),
+    overlap=st.floats(0, 0.99),
+    batch=st.integers(1, 5),
+)
+def test_every_target_after_the_first_token_is_scored_exactly_once_in_order(length, seq_len, overlap, batch):
+    tokens_N = (np.arange(length) % 250).astype(np.uint16)
+    scored, context = [], int(seq_len * overlap)
+    for number, (inputs_BT, labels_BT) in enumerate(windows(tokens_N, seq_len, overlap, batch)):
+        assert inputs_BT.shape == labels_BT.shape and inputs_BT.shape[1] == seq_len
+        for row, (inputs_T, labels_T) in enumerate(zip(inputs_BT, labels_BT, strict=True)):
+            at = np.flatnonzero(labels_T != IGNORED)
+            assert len(at), "a window that scores nothing is wasted"
+            assert at[0] == (0 if number == row == 0 else context)
+            # Each label is the id after its input, and each input but padding is the real left context.
+            for t in at:
+                position = len(scored) + 1
+                assert labels_T[t] == tokens_N[position]
+                np.testing.assert_array_equal(inputs_T[: t + 1], tokens_N[position - 1 - t : position])
+                scored.append(labels_T[t])
+            assert set(inputs_T[at[-1] + 1 :]) <= {PAD}
+    np.testing.assert_array_equal(scored, tokens_N[1:])
+
+
+@pytest.mark.parametrize("seq_len,overlap,batch", [(1000, 0.5, 4), (16, 0.0, 3), (16, 0.75, 1), (7, 0.5, 64)])
+def test_bpb_follows_the_definition_whatever_the_windows(seq_len, overlap, batch):
+    model = Bigram()
+    result = score(model, TOKENS, seq_len=seq_len, overlap=overlap, batch=batch)
+
+    table = torch.log_softmax(model.table_VV.detach().double(), -1).numpy()
+    nats = -table[TOKENS[:-1].astype(int), TOKENS[1:].astype(int)]
+    is_byte = TOKENS[1:] < 256
+    assert result.bpb == pytest.approx(nats[is_byte].sum() / math.log(2) / is_byte.sum(), rel=1e-6)
+    assert result.bpb_strict == pytest.approx(nats.sum() / math.log(2) / is_byte.sum(), rel=1e-6)
+    assert result.counts == {"byte": is_byte.sum(), "eos": 4, "bos": 3, "other": 0}
+    assert result.bpb_strict > result.bpb
+
+
+def test_a_uniform_model_costs_log2_of_the_vocabulary():
+    model = Bigram()
+    torch.nn.init.zeros_(model.table_VV)
+    assert score(model, TOKENS, seq_len=32).bpb == pytest.approx(math.log2(272), rel=1e-6)
+
+
+def test_reserved_ids_enter_neither_figure():
+    plain, odd = stream("abcdef"), np.array([BOS, 97, 98, 99, 265, 100, 101, 102, EOS], np.uint16)
+    model = Bigram()
+    torch.nn.init.zeros_(model.table_VV)
+    with_reserved = score(model, odd, seq_len=4)
+    assert with_reserved.counts["other"] == 1
+    assert with_reserved.bpb_strict == pytest.approx(score(model, plain, seq_len=4).bpb_strict)
+
+
+def test_targets_after_the_first_window_have_at_least_the_overlap_as_context():
+    tokens_N = np.full(200, 65, np.uint16)
+    result = score(Positional(), tokens_N, seq_len=20, overlap=0.5, batch=3)
+    # 0..19 in the first window, then 10..19 in each of the following, the last of them cut.
+    expected = sum(range(20)) + 17 * sum(range(10, 20)) + sum(range(10, 19))
+    assert result.nats["byte"] == pytest.approx(expected)
+
+
+def test_the_model_is_scored_in_evaluation_mode_and_given_back_as_it_came():
+    model = Bigram().train()
+    result = score(model, TOKENS, seq_len=32, batch=2, n_loops=3)
+    assert result.metrics == {"mode": 0.0, "loops": 3.0}
+    assert model.training
+
+
+def test_summing_stays_exact_over_many_tokens():
+    tokens_N = np.concatenate([[BOS], np.full(300_000, 65)]).astype(np.uint16)
+    model = Bigram()
+    torch.nn.init.zeros_(model.table_VV)
+    one = float(torch.log(torch.tensor(272.0)))
+    result = score(model, tokens_N, seq_len=2048, overlap=0.0)
+    assert result.nats["byte"] == pytest.approx(300_000 * one, rel=1e-7)
+
+
+def test_a_diverged_model_is_reported_with_the_place():
+    model = Bigram()
+    with torch.no_grad():
+        model.table_VV[ord("q")] = float("nan")
+    with pytest.raises(ValueError, match="token 6 of the stream is not finite"):
+        score(model, TOKENS, seq_len=8)
+
+
+def test_a_stream_without_bytes_or_with_foreign_ids_is_refused():
+    with pytest.raises(ValueError, match="nothing to score"):
+        score(Bigram(), stream("", ""), seq_len=8)
+    with pytest.raises(ValueError, match="token 2 of the stream is 300, outside the vocabulary"):
+        score(Bigram(), np.array([BOS, 65, 300], np.uint16), seq_len=8)
+
+
+def test_clipping_counts_raw_bytes_not_ids():
+    clipped = clip_stream(stream("ab", "cd", "ef"), 3)
+    assert clipped.tolist() == [BOS, 97, 98, EOS, BOS, 99]
+    assert clip_stream(stream("ab"), 100).tolist() == stream("ab").tolist()
+
+
+def test_clipping_a_stream_that_starts_inside_a_document_makes_its_first_byte_a_target():
+    clipped = clip_stream(np.array([97, 98, EOS], np.uint16), 100)
+    assert clipped.tolist() == [BOS, 97, 98, EOS]

@@ -1,0 +1,126 @@
+import logging
+
+import pytest
+import torch
+
+from spider.evaluation.generate import generate, sample, text_stream
+from spider.vocab import BOS, EOS, PAD, VOCAB_SIZE
+from tests.unit.evaluation.toys import Bigram, Scripted
+
+
+def test_equal_seeds_write_equal_bytes_whatever_the_global_random_state():
+    def write(seed):
+        return list(generate(Bigram(), "a", max_bytes=60, temperature=1.0, seed=seed, context=16))
+
+    first = write(1)
+    torch.manual_seed(99)
+    torch.rand(5)
+    assert write(1) == first
+    assert write(2) != first
+    assert all(0 <= i < 256 for i in first)
+
+
+def test_generation_leaves_the_global_random_state_alone():
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    list(generate(Bigram(), "a", max_bytes=5, temperature=1.0, seed=0, context=16))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_temperature_zero_takes_the_likeliest_byte():
+    model = Bigram()
+    written = list(generate(model, b"z", max_bytes=8, temperature=0, seed=0, context=4))
+    last = ord("z")
+    for byte in written:
+        row = model.table_VV[last].detach()
+        assert byte == int(row[:256].argmax())
+        last = byte
+
+
+def test_it_stops_at_eos_which_is_not_written_or_after_max_bytes():
+    script = [*b"hello", EOS, *b"never"]
+    assert (
+        bytes(generate(Scripted(script), "x", max_bytes=50, temperature=0.7, seed=0, context=32)) == b"hello"
+    )
+    assert bytes(generate(Scripted(script), "x", max_bytes=3, temperature=0.7, seed=0, context=32)) == b"hel"
+    assert list(generate(Scripted(script), "x", max_bytes=0, temperature=0.7, seed=0, context=32)) == []
+
+
+def test_special_ids_other_than_eos_are_never_drawn():
+    logits_V = torch.zeros(VOCAB_SIZE)
+    logits_V[PAD] = logits_V[BOS] = 100.0
+    logits_V[259:] = 100.0
+    generator = torch.Generator().manual_seed(0)
+    drawn = {sample(logits_V, 1.0, None, None, generator) for _ in range(3000)}
+    assert drawn <= {*range(256), EOS}
+    assert EOS in drawn
+
+
+def test_top_k_and_top_p_keep_only_the_head_of_the_distribution():
+    logits_V = torch.full((VOCAB_SIZE,), -30.0)
+    logits_V[:4] = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
+    generator = torch.Generator().manual_seed(0)
+
+    def seen(k=None, p=None):
+        return {sample(logits_V, 1.0, k, p, generator) for _ in range(400)}
+
+    assert seen() == {0, 1, 2, 3}
+    assert seen(k=2) == {0, 1}
+    assert seen(k=9999) == {0, 1, 2, 3}
+    assert seen(p=0.6) == {0, 1}  # 0.5 alone does not reach 0.6, the id that crosses it stays
+    assert seen(p=0.01) == {0}
+    assert seen(k=3, p=0.85) == {0, 1, 2}  # of what top_k left: 0.5 + 0.3 is 0.84 of 0.95
+
+
+def test_frequencies_follow_the_tempered_distribution():
+    logits_V = torch.full((VOCAB_SIZE,), -1e9)
+    logits_V[:2] = torch.tensor([1.0, 0.0])
+    generator = torch.Generator().manual_seed(0)
+    ones = sum(sample(logits_V, 0.5, None, None, generator) == 0 for _ in range(4000)) / 4000
+    assert ones == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=0.02)
+
+
+def test_an_empty_prompt_starts_from_bos_and_the_window_never_exceeds_the_context():
+    model = Scripted(list(b"abcdefgh"))
+    list(generate(model, "", max_bytes=8, temperature=0, seed=0, context=4))
+    assert model.lengths == [1, 2, 3, 4, 4, 4, 4, 4]
+
+
+def test_a_prompt_longer_than_the_context_is_cut_on_the_left_and_said_once(caplog):
+    model = Bigram()
+    with caplog.at_level(logging.WARNING):
+        written = list(generate(model, "w" * 50 + "z", max_bytes=5, temperature=0, seed=0, context=8))
+    assert written == list(generate(model, "z", max_bytes=5, temperature=0, seed=0, context=8))
+    assert [r.getMessage() for r in caplog.records] == [
+        "the prompt is 51 bytes and the model reads 8 at a time: only its end is read"
+    ]
+
+
+def test_the_model_keeps_its_mode_between_bytes_and_the_caller_its_gradients():
+    model = Bigram().train()
+    stream = generate(model, "a", max_bytes=4, temperature=1.0, seed=0, context=8)
+    next(stream)
+    assert model.training and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize(
+    "wrong,message",
+    [
+        ({"max_bytes": -1}, "max_bytes >= 0"),
+        ({"temperature": -0.1}, "temperature >= 0"),
+        ({"context": 0}, "context >= 1"),
+        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"top_p": 0.0}, "top_p must be above 0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused_at_the_call(wrong, message):
+    arguments = {"max_bytes": 1, "temperature": 1.0, "seed": 0, "context": 8, **wrong}
+    with pytest.raises(ValueError, match=message):
+        generate(Bigram(), "a", **arguments)
+
+
+def test_text_stream_holds_back_a_character_until_it_is_whole():
+    ids = list("a€b".encode())
+    assert list(text_stream(ids)) == ["a", "€", "b"]
+    assert list(text_stream([BOS, *ids[:3]])) == ["a", "�"]  # cut inside the euro sign
+    assert "".join(text_stream([0xFF, 65])) == "�A"

@@ -1,0 +1,60 @@
+"""Small models with the common interface, whose exact figures can be computed by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from spider.vocab import VOCAB_SIZE
+
+
+class Bigram(nn.Module):
+    """Logits depend on the last id alone, so its nats do not depend on how the stream is cut into windows."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.table_VV = nn.Parameter(torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=generator))
+        self.seen: list[tuple[int, ...]] = []
+
+    def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        return self.table_VV[tokens_BT]
+
+    def forward(self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean"):
+        self.seen.append(tuple(tokens_BT.shape))
+        logits_BTV = self.logits(tokens_BT)
+        loss = None
+        if labels_BT is not None:
+            loss = F.cross_entropy(
+                logits_BTV.transpose(1, 2), labels_BT, reduction=reduction, ignore_index=-100
+            )
+        metrics = {"mode": torch.tensor(float(self.training)), "loops": torch.tensor(float(n_loops or 0))}
+        return SimpleNamespace(loss=loss, logits=logits_BTV, metrics=metrics)
+
+
+class Positional(Bigram):
+    """The loss at position t of a window is t: a scored target reveals how much context it had."""
+
+    def forward(self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean"):
+        b, t = tokens_BT.shape
+        return SimpleNamespace(loss=torch.arange(t).float().expand(b, t), logits=None, metrics={})
+
+
+class Scripted(nn.Module):
+    """Writes a given sequence of ids, whatever it reads: nearly all probability is on the next of them."""
+
+    def __init__(self, script: list[int]) -> None:
+        super().__init__()
+        self.script, self.at = script, 0
+        self.lengths: list[int] = []
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean"):
+        self.lengths.append(tokens_BT.shape[1])
+        logits_BTV = torch.zeros(*tokens_BT.shape, VOCAB_SIZE)
+        logits_BTV[..., self.script[self.at]] = 50.0
+        self.at += 1
+        return SimpleNamespace(loss=None, logits=logits_BTV, metrics={})
