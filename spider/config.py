@@ -46,6 +46,12 @@ class Source(Block):
         """What each part is made from, in order."""
         raise NotImplementedError
 
+    def item(self, part: str) -> str:
+        """What one part is made from."""
+        if part not in self.parts():
+            raise ConfigError(f"no part {part!r}; there are {len(self.parts())}, from 000")
+        return self.items()[int(part)]
+
 
 class PydocsSource(Source):
     """Docstrings and documentation of the installed standard library and of our dependencies; offline."""
@@ -365,6 +371,12 @@ class StageSpec(Block):
         """Digest of what decides the weights; equal identities may resume each other's checkpoints."""
         return digest(self.deciding())
 
+    def shapes(self) -> dict[str, Any]:
+        """The fields that decide what the warm-up measures: which matrices, in which arithmetic."""
+        model = self.model.model_dump(mode="json")
+        shape = {k: getattr(self.settings, k) for k in ("seq_len", "micro_batch", "n_loops")}
+        return {"model": model, "precision": self.precision, "compile": self.compile, **shape}
+
     @property
     def tokens_per_step(self) -> int:
         s = self.settings
@@ -409,6 +421,11 @@ class Config(Block):
             settings=settings.model_copy(update={"data": data, "n_loops": loops}),
             evaluation=run.evaluation.model_copy(update={"data": run.evaluation.data or run.data}),
         )
+
+    def dataset(self, name: str) -> Dataset:
+        if name not in self.datasets:
+            raise ConfigError(f"datasets: no dataset {name!r}{nearest(name, list(self.datasets))}")
+        return self.datasets[name]
 
     def run(self, name: str) -> Run:
         if name not in self.runs:

@@ -1,10 +1,10 @@
 """Which documents are held out, decided by each document alone.
 
-A document is in the validation split where the first 64 bits of the BLAKE2b hash of its key, read as a fraction
-of 2**64, lie below the share. Its key is its id, or its text where it has no id. Nothing else enters: not the
-order, not the number of parts, not the machine, not the seed. So a document keeps its place when the corpus is cut
-anew, both copies of a duplicated id fall on the same side, and a larger share holds every document of a smaller.
-The price is that the share is met in expectation only; a corpus of a few dozen documents may miss it by far.
+A document is in the validation split where the first 64 bits of the BLAKE2b hash of its key, read as a
+fraction of 2**64, lie below the share. Its key is its id, or its text where it has no id. Nothing else enters:
+not the order, not the number of parts, not the machine, not the seed. So a document keeps its place when the
+corpus is cut anew, both copies of a duplicated id fall on the same side, and a larger share holds every document
+of a smaller. The price is that the share is met in expectation only; of a few dozen documents it may miss by far.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def document_key(id: str | int | None, text: str | bytes) -> bytes:
-    """What is hashed for a document: its id in UTF-8 (an integer in decimal), its whole text where it has none."""
+    """What is hashed for a document: its id in UTF-8 (integers in decimal), its whole text if it has none."""
     chosen = text if id is None or id == "" else id
     return chosen if isinstance(chosen, bytes) else str(chosen).encode("utf-8")
 

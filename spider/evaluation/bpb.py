@@ -4,9 +4,9 @@
     bpb_strict = nats of byte targets, EOS and BOS alike  / (ln 2 * number of byte targets)
 
 Documents stand back to back in the stream, as in training, and a window of ``seq_len`` targets slides over
-it. Each window but the first spends its first ``overlap`` share on context alone, so that no byte is predicted
-from an empty past merely because a window began there; the first window scores its head too, for nothing
-comes before it. Every target is scored exactly once:
+it. Each window but the first spends its first ``overlap`` share on context alone, so that no byte is
+predicted from an empty past merely because a window began there; the first window scores its head too, for
+nothing comes before it. Every target is scored exactly once:
 
     targets    0 ........................................ M-1
     window 0   [SSSSSSSSSSSS]                               S scored, c context only, p padding
@@ -118,7 +118,8 @@ def score(
 
     Args:
         model: called as ``model(tokens_BT, labels_BT, n_loops=..., reduction="none")``; its ``.loss`` is
-            (B, T) nats. It is scored in evaluation mode, on the device of its parameters, and left in the mode it came in.
+            (B, T) nats. It is scored in evaluation mode, on the device of its parameters, and left in the
+            mode it came in.
         seq_len: window, in targets.
         overlap: share of a window that is context only.
         n_loops: recurrent depth (None: the model's own).

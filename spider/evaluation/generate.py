@@ -1,7 +1,7 @@
 """Sampling bytes from a model, one at a time, as a stream.
 
-Each step reads the last ``context`` ids again and samples one more: no cache, so the cost of a byte is that of
-a whole window, in exchange for code that is right for any model with the common interface. The draw happens
+Each step reads the last ``context`` ids again and samples one more: no cache, so the cost of a byte is that
+of a whole window, in exchange for code that is right for any model with the common interface. The draw happens
 on the host in float64 with a generator of its own, so a seed gives one text whatever else uses torch's
 random state.
 

@@ -1,0 +1,58 @@
+# Two commands are all you need: `make run` and `make test`. Both set everything up by themselves, in .venv.
+
+PYTHON ?= python3
+CONFIG ?=
+ARGS ?=
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help run test test-slow lint format ui report clean
+
+help:
+	@echo "make run      train and evaluate what config.yaml says (CONFIG=presets/smoke.yaml for another)"
+	@echo "make test     run the tests"
+	@echo "make lint     check style, types and the Snakefile"
+	@echo "make ui       look at all runs in MLflow"
+	@echo "make report   write results/report.html, Snakemake's report of the last run"
+	@echo "make clean    remove everything that was made, after asking"
+
+run: .venv/run-ready
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") $(ARGS)
+
+test: .venv/dev-ready
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+test-slow: .venv/dev-ready
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: .venv/dev-ready
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/snakefmt --quiet --check Snakefile rules
+	@$(BIN)/mypy
+
+format: .venv/dev-ready
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/snakefmt --quiet Snakefile rules
+
+ui: .venv/run-ready
+	@$(BIN)/spider $(if $(CONFIG),--config "$(CONFIG)") track ui
+
+report: .venv/run-ready
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") --report results/report.html
+
+clean:
+	@printf "Remove results/, .snakemake/ and .venv/, trained models included? [y/N] "; \
+	read answer; if [ "$$answer" = y ]; then rm -rf results .snakemake .venv; fi
+
+.venv/run-ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Spider needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing Spider and its dependencies into .venv (some minutes, once)"
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+.venv/dev-ready: .venv/run-ready
+	@$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@

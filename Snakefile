@@ -1,0 +1,68 @@
+"""Raw text to a trained, evaluated, tracked byte-level language model.
+
+    download --> encode --> index --> [warmup] --> train (stage by stage) --> evaluate --> compare
+
+`config.yaml` says what to train on what; `snakemake --cores all` does it; `snakemake --cores all runs/NAME` or
+`datasets/NAME` does a part of it. Every rule is one `spider` command that you can also run by hand.
+"""
+
+if not workflow.overwrite_configfiles:
+
+    configfile: "config.yaml"
+
+
+include: "rules/common.smk"
+
+
+pathvars:
+    results=CONFIG.results,
+    logs=f"{CONFIG.results}/logs",
+    benchmarks=f"{CONFIG.results}/benchmarks",
+
+
+include: "rules/data.smk"
+include: "rules/train.smk"
+include: "rules/evaluate.smk"
+
+
+localrules:
+    all,
+
+
+rule all:
+    default_target: True
+    input:
+        "<results>/report/summary.json",
+
+
+for run in CONFIG.runs:
+
+    rule:
+        name:
+            f"runs/{run}"
+        localrule: True
+        input:
+            [f"<results>/runs/{run}/{stage}/evaluation.json" for stage in stages(run)],
+
+
+for dataset in CONFIG.datasets:
+
+    rule:
+        name:
+            f"datasets/{dataset}"
+        localrule: True
+        input:
+            metadata(dataset),
+
+
+onstart:
+    write_config(SNAPSHOT, config)
+    os.environ["SPIDER_WORKFLOW"] = workflow_command("begin")
+
+
+onsuccess:
+    print(workflow_command("end", "finished"))
+
+
+onerror:
+    print(workflow_command("end", "failed"))

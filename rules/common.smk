@@ -1,0 +1,91 @@
+"""Helpers shared by the rules: the validated configuration and what each job's inputs are.
+
+Nothing here touches the network, and nothing is written while Snakemake parses: jobs on a cluster parse this
+file again.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from spider.config import ConfigError, load_config
+from spider.results import check_root, write_config
+
+try:
+    CONFIG = load_config(config)
+    check_root(Path(CONFIG.results))
+except ValueError as error:
+    raise WorkflowError(*str(error).splitlines())
+
+# The jobs call `spider`, which stands beside the interpreter that runs this.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+# Every job reads the configuration of this invocation from the results folder, --config overrides included.
+SNAPSHOT = Path(CONFIG.results) / "config.yaml"
+SPIDER = f"spider --log {{log:q}} --config '{SNAPSHOT}'"
+
+
+wildcard_constraints:
+    dataset="[A-Za-z0-9][A-Za-z0-9_-]*",
+    part=r"\d+",
+    run="[A-Za-z0-9][A-Za-z0-9_-]*",
+    stage="[A-Za-z0-9][A-Za-z0-9_-]*",
+
+
+def stages(run):
+    """Names of a run's stages, in order."""
+    return [stage.name for stage in CONFIG.runs[run].stages]
+
+
+def all_stages():
+    """Every (run, stage) of the configuration."""
+    return [(run, stage) for run in CONFIG.runs for stage in stages(run)]
+
+
+def raw_identity(wildcards):
+    """What a downloaded part is made from."""
+    source = CONFIG.datasets[wildcards.dataset].source
+    kept = {k: v for k, v in source.model_dump().items() if k not in ("files", "pieces")}
+    return kept | {"item": source.items()[int(wildcards.part)]}
+
+
+def encoding_identity(wildcards):
+    """The settings that decide the bytes of a shard."""
+    return CONFIG.datasets[wildcards.dataset].model_dump(exclude={"source"})
+
+
+def local_file(wildcards):
+    """The user's own file behind a part, so that editing it runs the import again."""
+    source = CONFIG.datasets[wildcards.dataset].source
+    return [source.items()[int(wildcards.part)]] if source.kind == "local" else []
+
+
+def shard_records(wildcards):
+    parts = CONFIG.datasets[wildcards.dataset].source.parts()
+    return expand("<results>/shards/{dataset}/train/{part}.json", dataset=wildcards.dataset, part=parts)
+
+
+def metadata(dataset):
+    """The index a stage trains from; a stream has none."""
+    streams = CONFIG.datasets[dataset].source.kind == "stream"
+    return [] if streams else f"<results>/shards/{dataset}/metadata.json"
+
+
+def previous_receipt(wildcards):
+    """The receipt of the stage before; the first stage starts from nothing."""
+    before = stages(wildcards.run)[: stages(wildcards.run).index(wildcards.stage)]
+    return f"<results>/runs/{wildcards.run}/{before[-1]}/train.json" if before else []
+
+
+def job_resource(name):
+    """A run's wish for ``name`` (gpus, threads, mem_mb, runtime)."""
+    return lambda wildcards: getattr(CONFIG.runs[wildcards.run].resources, name)
+
+
+def workflow_command(*words):
+    """Run `spider workflow ...`, which opens and closes the tracked run of this invocation."""
+    command = ["spider", "--config", str(SNAPSHOT), "workflow", *words]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()

@@ -1,0 +1,71 @@
+"""Checkpoints to numbers: score each stage on held-out text, then set them side by side."""
+
+
+rule evaluate:
+    input:
+        receipt="<results>/runs/{run}/{stage}/train.json",
+        data=lambda wildcards: metadata(CONFIG.stage(wildcards.run, wildcards.stage).evaluation.data),
+    output:
+        "<results>/runs/{run}/{stage}/evaluation.json",
+        report(
+            "<results>/runs/{run}/{stage}/loss.png",
+            caption="captions/loss.rst",
+            category="Training",
+            subcategory="{run}",
+            labels={"stage": "{stage}", "what": "loss curve"},
+        ),
+        report(
+            "<results>/runs/{run}/{stage}/sample.txt",
+            caption="captions/sample.rst",
+            category="Samples",
+            subcategory="{run}",
+            labels={"stage": "{stage}", "what": "generated text"},
+        ),
+    params:
+        identity=lambda wildcards: CONFIG.stage(wildcards.run, wildcards.stage).evaluation.model_dump(),
+    log:
+        "<logs>/evaluate/{run}/{stage}.log",
+    benchmark:
+        "<benchmarks>/evaluate/{run}-{stage}.tsv"
+    threads: job_resource("threads")
+    resources:
+        gpus=job_resource("gpus"),
+        mem_mb=job_resource("mem_mb"),
+        runtime=30,
+    shell:
+        f"{SPIDER} evaluate {{wildcards.run}} {{wildcards.stage}} --threads {{threads}}"
+
+
+rule compare:
+    input:
+        [f"<results>/runs/{run}/{stage}/evaluation.json" for run, stage in all_stages()],
+    output:
+        "<results>/report/summary.json",
+        "<results>/report/table.md",
+        report(
+            "<results>/report/table.html",
+            caption="captions/table.rst",
+            category="Comparison",
+            labels={"what": "bits per byte, table"},
+        ),
+        report(
+            "<results>/report/bpb.png",
+            caption="captions/bpb.rst",
+            category="Comparison",
+            labels={"what": "bits per byte by stage"},
+        ),
+        report(
+            "<results>/report/loss.png",
+            caption="captions/loss.rst",
+            category="Comparison",
+            labels={"what": "loss curves of all runs"},
+        ),
+    log:
+        "<logs>/compare.log",
+    benchmark:
+        "<benchmarks>/compare/compare.tsv"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    shell:
+        f"{SPIDER} compare --output {{output[0]:q}}"

@@ -1,0 +1,424 @@
+"""The ``spider`` command: parse, call one function, say what came of it.
+
+Each rule of the workflow is one verb here, and each verb can be run by hand. Heavy libraries are imported by
+the verb that needs them, so that ``spider encode`` never pays for torch. Exit codes: 0 done, 1 an error that
+the message explains, 2 wrong usage, 75 (EX_TEMPFAIL) stopped by a signal with everything saved: run it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import click
+
+import spider
+from spider.config import Config, Dataset, StageSpec, load_config
+from spider.results import Results
+
+log = logging.getLogger("spider")
+
+EXIT_RESUME = 75
+
+
+class Session:
+    """What the options before the verb say: which configuration, and where its results are."""
+
+    def __init__(self, config_path: Path) -> None:
+        self.config_path = config_path
+
+    @cached_property
+    def config(self) -> Config:
+        return load_config(self.config_path)
+
+    @cached_property
+    def results(self) -> Results:
+        return Results(Path(self.config.results))
+
+    def dataset(self, name: str) -> Dataset:
+        return self.config.dataset(name)
+
+    @contextlib.contextmanager
+    def tracked(
+        self, rule: str, name: str, params: dict[str, Any], inputs: list[Path], outputs: list[Path]
+    ) -> Iterator[Any]:
+        """Record this job: what went in, what came out, how long it took."""
+        from spider import tracking
+
+        if self.config.tracking.uri:
+            os.environ.setdefault("MLFLOW_TRACKING_URI", self.config.tracking.uri)
+        if not self.config.tracking.enabled:
+            os.environ["SPIDER_TRACKING"] = "off"
+        with tracking.job(
+            rule, name, results=self.results.root, params=params, inputs=inputs, outputs=outputs
+        ) as job:
+            yield job
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(spider.__version__)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    default="config.yaml",
+    show_default=True,
+    help="Configuration to read; the workflow passes the copy in its results folder.",
+)
+@click.option("--log", "log_path", type=click.Path(path_type=Path), help="Also write the log to this file.")
+@click.pass_context
+def cli(context: click.Context, config_path: Path, log_path: Path | None) -> None:
+    """Raw text to a trained, evaluated, tracked byte-level language model."""
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if log_path:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(log_path, encoding="utf-8"))
+    form = logging.Formatter(f"%(asctime)s {context.invoked_subcommand}: %(message)s", "%H:%M:%S")
+    for handler in handlers:
+        handler.setFormatter(form)
+    logging.basicConfig(handlers=handlers, level=logging.WARNING, force=True)
+    log.setLevel(logging.INFO)
+    context.obj = Session(config_path)
+
+
+# -------------------------------------------------------------------------------------------------- data
+
+
+@cli.command()
+@click.argument("dataset")
+@click.argument("part")
+@click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.pass_obj
+def download(session: Session, dataset: str, part: str, output: Path) -> None:
+    """Bring one part of a dataset here, as parquet."""
+    from spider.data import corpus, hub
+
+    spec = session.dataset(dataset)
+    source = spec.source
+    item = source.item(part)
+    params = {"kind": source.kind, "item": item}
+    with session.tracked("download", f"{dataset}/{part}", params, [], [output]) as job:
+        if source.kind == "pydocs":
+            record = corpus.write_pydocs(int(part), source.pieces, output)
+        elif source.kind == "hub":
+            record = hub.download_file(source.repo, source.revision, item, output)
+        else:
+            record = corpus.import_local(
+                Path(item), output, text_column=spec.text_column, id_column=spec.id_column
+            )
+        job.metric("bytes", record["bytes"])
+    log.info("%s: %.1f MB from %s", output, record["bytes"] / 1e6, item)
+
+
+@cli.command()
+@click.argument("dataset")
+@click.argument("part")
+@click.argument("parquet", type=click.Path(path_type=Path))
+@click.pass_obj
+def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
+    """Widen one parquet file into uint16 shards, one for each split."""
+    from spider.data.encode import encode_part
+
+    settings = session.dataset(dataset).model_dump(exclude={"source"})
+    folder = session.results.shards(dataset)
+    outputs = [folder / split / f"{part}.bin" for split in ("train", "validation")]
+    with session.tracked("encode", f"{dataset}/{part}", settings, [parquet], outputs) as job:
+        record = encode_part(parquet, folder, part, **settings)
+        for split, counts in record.items():
+            job.metric(f"{split}/documents", counts["documents"])
+            job.metric(f"{split}/bytes", counts["bytes"])
+    for split, counts in record.items():
+        log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")
+
+
+@cli.command()
+@click.argument("dataset")
+@click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.pass_obj
+def index(session: Session, dataset: str, output: Path) -> None:
+    """Gather the parts' records into metadata.json."""
+    from spider.data.shards import build_metadata
+
+    spec = session.dataset(dataset)
+    settings = spec.model_dump(exclude={"source"})
+    parts = spec.source.parts()
+    records = [output.parent / "train" / f"{part}.json" for part in parts]
+    with session.tracked("index", dataset, settings, records, [output]) as job:
+        metadata = build_metadata(
+            output.parent, dataset, source=spec.source.model_dump(), parts=parts, **settings
+        )
+        job.artifact(output)
+        for split, counts in metadata["splits"].items():
+            job.metric(f"{split}/tokens", counts["tokens"])
+            log.info("%s: %s tokens in %d shards", split, f"{counts['tokens']:,}", len(counts["shards"]))
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--quick", is_flag=True, help="Check sizes and indexes, not the SHA-256 of every byte.")
+def verify(folder: Path, quick: bool) -> None:
+    """Check a dataset's shards against its metadata.json."""
+    from spider.data.shards import verify
+
+    report = verify(folder, full=not quick)
+    click.echo(f"{folder}: {report['shards']} shards, {report['tokens']:,} tokens, all as metadata.json says")
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--bytes", "count", default=400, show_default=True, help="How much of the first shard to decode.")
+@click.option("--json", "as_json", is_flag=True)
+def inspect(folder: Path, count: int, as_json: bool) -> None:
+    """Print a dataset's statistics and the beginning of its text."""
+    from spider.data.shards import inspect
+
+    found = inspect(folder, count)
+    click.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else _plain(found))
+
+
+# ---------------------------------------------------------------------------------------------- training
+
+
+@cli.command()
+@click.argument("run")
+@click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads (default: all).")
+@click.pass_obj
+def warmup(session: Session, run: str, output: Path, threads: int | None) -> None:
+    """Compile and time the run's matrix products in each precision; decide which to use."""
+    from spider.training.warmup import warm_up
+
+    specs = [session.config.stage(run, stage.name) for stage in session.config.run(run).stages]
+    with session.tracked("warmup", run, specs[0].shapes(), [], [output]) as job:
+        _use_threads(threads)
+        record = warm_up(specs, output)
+        job.artifact(output)
+    log.info("%s: %s", record["device"], record["reason"])
+
+
+@cli.command()
+@click.argument("run")
+@click.argument("stage")
+@click.option("--output", type=click.Path(path_type=Path), help="Receipt to write (default: train.json of the stage).")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads (default: all).")
+@click.pass_obj
+def train(session: Session, run: str, stage: str, output: Path | None, threads: int | None) -> None:
+    """Train one stage, or go on with it from its last good checkpoint."""
+    from spider import tracking
+    from spider.training.loop import train
+
+    results, spec = session.results, session.config.stage(run, stage)
+    folder = results.stage(run, stage)
+    before = session.config.run(run).stages[: spec.index]
+    previous = results.stage(run, before[-1].name) / "train.json" if before else None
+    warmup = results.warmup(run)
+    data = results.shards(spec.data)
+    inputs = [p for p in (data / "metadata.json", previous, warmup) if p and p.exists()]
+    receipt_path = output or folder / "train.json"
+    with session.tracked("train", f"{run}/{stage}", spec.deciding(), inputs, [receipt_path]) as job:
+        _use_threads(threads)
+        with tracking.following(results.root, run):
+            receipt = train(spec, folder, data, previous=previous, warmup=warmup if warmup.exists() else None)
+        tracking.log_checkpoint(results.root, run, stage, receipt)
+        job.metric("bytes", receipt["bytes"])
+        job.metric("seconds", receipt["seconds"])
+
+
+@cli.command()
+@click.argument("run")
+@click.argument("stage")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads (default: all).")
+@click.pass_obj
+def evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
+    """Score a stage's last checkpoint in bits per byte, against compressors, and write a sample."""
+    from spider import tracking
+    from spider.evaluation.evaluate import evaluate
+
+    results, spec = session.results, session.config.stage(run, stage)
+    folder = results.stage(run, stage)
+    data = results.shards(spec.evaluation.data)
+    receipt = folder / "train.json"
+    inputs = [receipt, data / "metadata.json"]
+    outputs = [folder / name for name in ("evaluation.json", "loss.png", "sample.txt")]
+    with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.model_dump(), inputs, outputs) as job:
+        _use_threads(threads)
+        found = evaluate(receipt, spec, data, folder)
+        tracking.log_evaluation(results.root, run, stage, found, outputs)
+        job.metric("bpb", found["bpb"])
+    best = min(found["compressors"], key=found["compressors"].get)
+    log.info("%.3f bits per byte (%s: %.3f)", found["bpb"], best, found["compressors"][best])
+
+
+@cli.command()
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="summary.json to write.")
+@click.pass_obj
+def compare(session: Session, output: Path) -> None:
+    """Set all evaluations side by side: table, figures, summary.json."""
+    from spider.evaluation.compare import compare
+
+    results = session.results
+    stages = [(run, s.name) for run, spec in session.config.runs.items() for s in spec.stages]
+    evaluations = [results.stage(run, stage) / "evaluation.json" for run, stage in stages]
+    with session.tracked("compare", "report", {}, evaluations, [output]) as job:
+        compare(evaluations, benchmarks=results.root / "benchmarks", output=output.parent)
+        for name in ("summary.json", "table.md", "bpb.png", "loss.png"):
+            job.artifact(output.parent / name)
+
+
+@cli.command()
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_obj
+def describe(session: Session, run: str, as_json: bool) -> None:
+    """Say before training what a run costs: parameters, FLOPs a byte, steps, memory."""
+    from spider.describe import describe, render
+
+    found = describe(session.config, run)
+    click.echo(json.dumps(found, indent=2)) if as_json else render(found)
+
+
+@cli.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--prompt", default="", help="Text to continue.")
+@click.option("--bytes", "count", default=400, show_default=True)
+@click.option("--temperature", default=0.8, show_default=True)
+@click.option("--top-k", type=click.IntRange(min=1))
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True))
+@click.option("--seed", default=0, show_default=True)
+@click.option("--n-loops", type=click.IntRange(min=1), help="Loops of the recurrent core.")
+def generate(path: Path, prompt: str, count: int, n_loops: int | None, **sampling: Any) -> None:
+    """Continue a prompt with the model at PATH (a checkpoint, a stage's folder or its train.json)."""
+    from spider.evaluation.generate import generate, stream_text
+
+    model, _ = spider.load_model(path)
+    click.echo(prompt, nl=False)
+    for piece in stream_text(generate(model, prompt, max_bytes=count, n_loops=n_loops, **sampling)):
+        click.echo(piece, nl=False)
+    click.echo()
+
+
+# ---------------------------------------------------------------------------------------------- tracking
+
+
+@cli.group()
+def track() -> None:
+    """The record of what happened, in MLflow."""
+
+
+@track.command()
+@click.pass_obj
+def sync(session: Session) -> None:
+    """Send whatever the MLflow store does not have yet."""
+    from spider import tracking
+
+    click.echo(tracking.sync(session.results.root))
+
+
+@track.command()
+@click.option("--port", default=5000, show_default=True)
+@click.pass_obj
+def ui(session: Session, port: int) -> None:
+    """Open MLflow on this machine, on loopback only."""
+    from spider import tracking
+
+    tracking.serve_ui(session.results.root, port)
+
+
+@cli.group()
+def workflow() -> None:
+    """Called by the Snakefile when an invocation starts and ends."""
+
+
+@workflow.command()
+@click.pass_obj
+def begin(session: Session) -> None:
+    """Open this invocation's tracked run and print its id."""
+    from spider import tracking
+
+    click.echo(tracking.open_pipeline(session.results.root, session.config))
+
+
+@workflow.command()
+@click.argument("status", type=click.Choice(["finished", "failed"]))
+@click.pass_obj
+def end(session: Session, status: str) -> None:
+    """Close this invocation's tracked run; show what was reached."""
+    from spider import tracking
+    from spider.evaluation.screen import final_screen
+
+    tracking.close_pipeline(session.results.root, os.environ.get("SPIDER_WORKFLOW", ""), status)
+    summary = session.results.report / "summary.json"
+    if status == "finished" and summary.exists():
+        final_screen(summary)
+
+
+# ------------------------------------------------------------------------------------------------ plumbing
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _plain(value: Any, indent: str = "") -> str:
+    """A nested mapping as indented lines."""
+    if not isinstance(value, dict):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    lines = []
+    for key, inner in value.items():
+        nested = isinstance(inner, dict)
+        lines.append(f"{indent}{key}:" + ("\n" if nested else " ") + _plain(inner, indent + "  "))
+    return "\n".join(lines)
+
+
+def _remedy(error: OSError) -> str:
+    """An operating-system error as a sentence with what to do."""
+    where = f"{error.filename}: " if error.filename else ""
+    hints = {
+        errno.ENOSPC: "no space left on the disk; free some and run the same command again",
+        errno.EDQUOT: "disk quota exceeded; free some space and run the same command again",
+        errno.EROFS: "the file system is read-only; name a writable folder under `results:`",
+        errno.EACCES: "permission denied; name a folder you may write under `results:`",
+    }
+    return where + hints.get(error.errno or 0, error.strerror or str(error))
+
+
+def main() -> None:
+    """Run the command line; errors for people go to stderr as one message, bugs keep their traceback."""
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        log.error("interrupted; run the same command again to go on")
+        sys.exit(130)
+    except ValueError as error:
+        log.error("error: %s", error)
+        log.debug("%s", traceback.format_exc())
+        sys.exit(1)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        log.error("error: %s", _remedy(error))
+        sys.exit(1)
+    except Exception as error:
+        if getattr(error, "exit_code", None) != EXIT_RESUME:
+            raise
+        log.warning("%s", error)
+        sys.exit(EXIT_RESUME)
+
+
+if __name__ == "__main__":
+    main()

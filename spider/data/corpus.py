@@ -1,0 +1,319 @@
+"""Text that is already on the machine: the embedded corpus, and files the user has.
+
+**pydocs.** An installed Python carries tens of megabytes of edited English: the docstrings of the standard
+library and of every package Spider depends on, and the long descriptions of those packages. `write_pydocs` reads
+them offline, parsing source files and never importing them, and writes FineWeb-Edu's columns. What is harvested is
+the closure of Spider's own requirements, not whatever else is installed, so that two machines with the same
+constraints file get the same corpus. A document is one module's docstrings in source order, each under the name it
+documents, cut between docstrings where it exceeds `DOCUMENT_BYTES`; short fragments make poor training text.
+
+The work is split by distribution: pieces are parallel jobs, each of which parses only its own packages. Files of
+equal content are harvested once over all pieces (their hashes are in the installer's RECORD); a docstring, or a
+long paragraph of one, that repeats within a piece is dropped. A repeat between two pieces stays: to find it, each
+job would have to parse everything.
+
+**local.** `import_local` brings a user's files into the same shape: a parquet is linked, never copied; the rest is
+streamed into parquet in constant memory.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib.metadata
+import inspect
+import io
+import json
+import logging
+import os
+import platform
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spider.files import fsync_dir, replacing
+
+log = logging.getLogger(__name__)
+
+#: The columns of FineWeb-Edu. Ours are not rated, and our tokens are bytes.
+SCHEMA = pa.schema(
+    [
+        ("text", pa.string()),
+        ("id", pa.string()),
+        ("dump", pa.string()),
+        ("url", pa.string()),
+        ("file_path", pa.string()),
+        ("language", pa.string()),
+        ("language_score", pa.float64()),
+        ("token_count", pa.int64()),
+        ("score", pa.float64()),
+        ("int_score", pa.int64()),
+    ]
+)
+ROW_GROUP = 1000
+DOCUMENT_BYTES = 16_384
+MIN_DOCUMENT, MIN_DOCSTRING, MIN_CONSTANT, MIN_PARAGRAPH = 200, 40, 400, 200
+"""Characters below which a document, a docstring, a string constant is left out, a paragraph may repeat."""
+
+# ------------------------------------------------------------------------------------ what is installed
+
+#: Folders whose text is not documentation, or is another package's.
+SKIPPED = frozenset(
+    "test tests testing _vendor vendor vendored third_party thirdparty __pycache__ site-packages dist-packages "
+    "lib2to3 encodings idlelib locale locales node_modules licenses".split()
+)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file to harvest; ``relative`` is its path below the folder of installed packages."""
+
+    package: str
+    relative: str
+    path: Path
+    bytes: int
+
+
+def requirements(root: str = "spider") -> dict[str, importlib.metadata.Distribution]:
+    """The installed distributions that ``root`` needs, directly or not, by normalised name; extras left out."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    found: dict[str, importlib.metadata.Distribution] = {}
+    try:
+        queue = [(r, "") for r in importlib.metadata.requires(root) or []]
+    except importlib.metadata.PackageNotFoundError:
+        raise ValueError(f"pydocs: {root} is not installed here; run `pip install -e .` in its folder") from None
+    seen: set[tuple[str, str]] = set()
+    while queue:
+        line, extra = queue.pop()
+        requirement = Requirement(line)
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for wanted in {"", *requirement.extras}:
+            if (name, wanted) in seen:
+                continue
+            seen.add((name, wanted))
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.distribution(name)
+                queue += [(r, wanted) for r in found[name].requires or []]
+    return dict(sorted(found.items()))
+
+
+def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -> Iterator[SourceFile]:
+    """Source and documentation files of the standard library and of ``distributions``, each content once."""
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    for folder, folders, names in os.walk(stdlib):
+        folders[:] = sorted(set(folders) - SKIPPED)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.suffix == ".py":
+                yield SourceFile("python", path.relative_to(stdlib).as_posix(), path, path.stat().st_size)
+    contents: set[str] = set()
+    for package, distribution in distributions.items():
+        if distribution.files is None:
+            log.warning("pydocs: %s was installed without a RECORD of its files; it is left out", package)
+            continue
+        for file in sorted(distribution.files, key=str):
+            is_description = file.name == "METADATA" and file.parent.name.endswith(".dist-info")
+            is_text = file.suffix in (".py", ".rst", ".md") and not re.match(r"licen|change|history|news", file.name, re.I)
+            if not (is_description or is_text) or ".." in file.parts or not SKIPPED.isdisjoint(file.parts):
+                continue
+            if re.match(r"(test_.*|.*_test|conftest)\.py$", file.name) or file.size == 0:
+                continue
+            if file.hash is not None:
+                if file.hash.value in contents:
+                    continue
+                contents.add(file.hash.value)
+            yield SourceFile(package, file.as_posix(), Path(str(file.locate())), file.size or 0)
+
+
+def share_out(files: Iterable[SourceFile], pieces: int) -> list[list[SourceFile]]:
+    """Split by package into ``pieces`` of about equal size: the largest package first, to the lightest piece."""
+    packages: dict[str, list[SourceFile]] = {}
+    for file in files:
+        packages.setdefault(file.package, []).append(file)
+    sizes = {name: sum(f.bytes for f in members) for name, members in packages.items()}
+    out: list[list[SourceFile]] = [[] for _ in range(pieces)]
+    loads = [0] * pieces
+    for name in sorted(packages, key=lambda n: (-sizes[n], n)):
+        lightest = loads.index(min(loads))
+        out[lightest] += packages[name]
+        loads[lightest] += sizes[name]
+    return out
+
+
+# --------------------------------------------------------------------------------- text out of the files
+
+BOILERPLATE = re.compile(
+    r"permission is hereby granted|licensed under the|without warranty|redistribution and use in source"
+    r"|all rights reserved|do not edit|auto-?generated",
+    re.I,
+)
+NEWS = re.compile(r"(change\s?-?log|changes|release (notes|history)|history|what.s new|news|contributors|license)\W*$", re.I)
+BADGE = re.compile(r"shields\.io|badge|<[a-z/!][^>]*>|^\s*\.\. (image|\|)|^\s*:(target|alt|width):|^\s*!?\[!?\[", re.I)
+COMMON_WORDS = frozenset(
+    "the of to and a in is for that be this by with as it are or on if an not from can when will which you".split()
+)
+WORD = re.compile(r"[A-Za-z']+")
+
+
+def is_prose(text: str) -> bool:
+    """English sentences rather than tables, code, encoded data or another language."""
+    if BOILERPLATE.search(text):
+        return False
+    words = WORD.findall(text)
+    letters = sum(map(len, words)) + text.count(" ")
+    common = sum(w.lower() in COMMON_WORDS for w in words)
+    return letters > 0.6 * len(text) and common > 0.1 * len(words) and max(map(len, text.split())) < 200
+
+
+def module_texts(source: bytes, name: str) -> Iterator[tuple[str, str]]:
+    """Pairs (documented name, text) of a Python file in source order: docstrings, and long prose constants
+    of the module's top level, where numpy, torch and pydoc keep the documentation of compiled code."""
+    if b'"""' not in source and b"'''" not in source and len(source) < 100_000:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other people's invalid escapes
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return  # templates and files for other Python versions
+    stack: list[tuple[str, Any]] = [(name, tree)]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, (ast.Assign, ast.Expr)):
+            yield from ((path, text) for text in _constants(node.value))
+            continue
+        body = node.body
+        if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            value = body[0].value.value
+            if isinstance(value, str):
+                yield path, inspect.cleandoc(value)
+                body = body[1:]
+        inner = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        at_top = (*inner, ast.Assign, ast.Expr) if node is tree else inner
+        for child in reversed(body):
+            if isinstance(child, at_top):
+                stack.append((f"{path}.{child.name}" if isinstance(child, inner) else path, child))
+
+
+def _constants(value: ast.expr) -> Iterator[str]:
+    if isinstance(value, (ast.Call, ast.Dict, ast.Constant)):
+        for node in ast.walk(value):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) >= MIN_CONSTANT:
+                text = inspect.cleandoc(node.value)
+                if is_prose(text):
+                    yield text
+
+
+def description_text(source: str) -> str:
+    """A README without badges and markup lines, up to its changelog or licence."""
+    kept: list[str] = []
+    for line in source.splitlines():
+        if NEWS.match(line.strip("#=*- \t")) and (line.startswith("#") or len(line) < 30):
+            break
+        if not BADGE.search(line):
+            kept.append(line.rstrip())
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
+
+
+class Harvest:
+    """Turns files into documents, leaving out what the same harvest has already seen."""
+
+    def __init__(self) -> None:
+        self.seen: set[bytes] = set()
+
+    def documents(self, file: SourceFile) -> list[str]:
+        """Texts of one file's documents, in order."""
+        try:
+            source = file.path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"pydocs: cannot read {file.path}: {error.strerror}; reinstall {file.package}") from None
+        if file.path.suffix == ".py":
+            name = re.sub(r"(/__init__)?\.py$", "", file.relative).replace("/", ".")
+            entries = [(path, self._fresh(text)) for path, text in module_texts(source, name)]
+        else:
+            text = source.decode("utf-8", errors="replace")
+            if file.path.name == "METADATA":
+                text = text.partition("\n\n")[2]
+            entries = [(file.package, self._fresh(description_text(text)))]
+        documents: list[str] = []
+        current = ""
+        for path, text in entries:
+            if len(text) < MIN_DOCSTRING:
+                continue
+            if current and len(current) + len(text) > DOCUMENT_BYTES:
+                documents.append(current)
+                current = ""
+            current += f"{path}\n\n{text}\n\n"
+        documents = [d.strip() + "\n" for d in (*documents, current)]
+        return [d for d in documents if len(d) >= MIN_DOCUMENT and is_prose(d)]
+
+    def _fresh(self, text: str) -> str:
+        """``text`` without what was seen before: wholly, or its long paragraphs."""
+        if len(text) >= MIN_DOCSTRING and not self._is_new(text):
+            return ""
+        paragraphs = text.split("\n\n")
+        if len(paragraphs) == 1:
+            return text
+        return "\n\n".join(p for p in paragraphs if len(p) < MIN_PARAGRAPH or self._is_new(p))
+
+    def _is_new(self, text: str) -> bool:
+        key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        known = key in self.seen
+        self.seen.add(key)
+        return not known
+
+
+def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
+    """Harvest one piece of the embedded corpus into a parquet of FineWeb-Edu's columns.
+
+    Returns:
+        ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written.
+
+    Raises:
+        ValueError: piece out of range, Spider not installed as a package, an unreadable file.
+    """
+    if not 0 <= piece < pieces:
+        raise ValueError(f"pydocs: piece must be between 0 and {pieces - 1} (got {piece})")
+    distributions = requirements()
+    files = share_out(installed_files(distributions), pieces)[piece]
+    versions = {"python": platform.python_version()}
+    versions |= {name: d.version for name, d in distributions.items()}
+    harvest = Harvest()
+    rows: list[dict[str, Any]] = []
+    for file in sorted(files, key=lambda f: (f.package, f.relative)):
+        for i, text in enumerate(harvest.documents(file)):
+            text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates of escape sequences
+            where = f"{file.package}/{file.relative}"
+            row = {
+                "text": text,
+                "id": hashlib.blake2b(f"{where}#{i}".encode(), digest_size=16).hexdigest(),
+                "dump": "pydocs",
+                "url": f"pydocs:{file.package}=={versions[file.package]}/{file.relative}#{i}",
+                "file_path": where,
+                "language": "en",
+                "language_score": 1.0,
+                "token_count": len(text.encode("utf-8")),
+                "score": 0.0,
+                "int_score": 0,
+            }
+            rows.append(row)
+    harvested = {name: versions[name] for name in sorted({f.package for f in files})}
+    schema = SCHEMA.with_metadata({"spider.pydocs": json.dumps({"piece": f"{piece}/{pieces}", "packages": harvested})})
+    with replacing(output) as beside:
+        table = pa.Table.from_pylist(rows, schema=schema)
+        pq.write_table(table, beside, row_group_size=ROW_GROUP, compression="zstd")
+    total = sum(row["token_count"] for row in rows)
+    log.info("pydocs %d/%d: %d documents, %.1f MB from %d packages", piece, pieces, len(rows), total / 1e6, len(harvested))
+    return {"name": output.name, "documents": len(rows), "bytes": total}

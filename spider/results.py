@@ -1,0 +1,76 @@
+"""The results folder: its version mark, and where in it everything lies.
+
+A results folder carries ``spider.json`` at its root. The mark tells a later Spider whether it can read the
+folder, and lets a command that is given a path deep inside find the root without being told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import spider
+from spider.files import read_json, write_json, write_text
+
+FORMAT = 1
+MARK = "spider.json"
+
+
+@dataclass(frozen=True)
+class Results:
+    """Paths below a results root, in the order of the flow."""
+
+    root: Path
+
+    def raw(self, dataset: str, part: str) -> Path:
+        return self.root / "raw" / dataset / f"{part}.parquet"
+
+    def shards(self, dataset: str) -> Path:
+        return self.root / "shards" / dataset
+
+    def run(self, run: str) -> Path:
+        return self.root / "runs" / run
+
+    def stage(self, run: str, stage: str) -> Path:
+        return self.run(run) / stage
+
+    def warmup(self, run: str) -> Path:
+        return self.run(run) / "warmup.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+
+def check_root(root: Path) -> None:
+    """Refuse a results folder that another version of Spider wrote.
+
+    Raises:
+        ValueError: names the folder, its format and the remedy.
+    """
+    mark = root / MARK
+    if not mark.exists():
+        return
+    found = read_json(mark)
+    if found.get("format") != FORMAT:
+        raise ValueError(
+            f"{root}: written by Spider {found.get('spider', 'of unknown version')} in format {found.get('format')}, "
+            f"this is Spider {spider.__version__} with format {FORMAT}: "
+            "name another folder under `results:` in the configuration, or move this one away"
+        )
+
+
+def open_root(root: Path) -> None:
+    """Create the results folder and its mark where they are missing."""
+    check_root(root)
+    if not (root / MARK).exists():
+        write_json(root / MARK, {"format": FORMAT, "spider": spider.__version__})
+
+
+def write_config(path: Path, config: dict[str, Any]) -> None:
+    """Keep the configuration of this invocation in the results folder, where its jobs read it."""
+    open_root(path.parent)
+    write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))

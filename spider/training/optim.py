@@ -1,0 +1,188 @@
+"""AdamW and Muon in one optimizer.
+
+AdamW (Loshchilov and Hutter, arXiv:1711.05101) trains whatever is not a matrix: embeddings, norms, biases, tables; with
+``kind: adamw`` it trains everything. Muon (Jordan, 2024) replaces the momentum of a hidden matrix by the nearest
+semi-orthogonal one, so that all directions of a layer learn at one speed:
+
+    m <- mu m + (1 - mu) g;   u = (1 - mu) g + mu m  (Nesterov);   W <- W - lr max(1, rows/cols)^1/2 polar(u)
+
+The polar factor comes from Polar Express (Amsel et al., arXiv:2505.16932): five quintic polynomials
+``a X + (b A + c A^2) X`` with ``A = X X^T``, each the best for the singular values that the ones before it leave. Matrix products
+only, hence bf16 on a GPU; fp32 on a CPU, where bf16 is no faster. A stack of experts (E, rows, cols) is E matrices, and
+all matrices of one shape go through the iteration as one batch, cut into pieces that bound the scratch memory.
+
+Weight decay is decoupled, for matrices also cautious (Chen et al., arXiv:2510.12402): only where it pulls the same
+way as the update. Vectors, and tables of which a batch touches few rows, are not decayed.
+
+State is kept in fp32, by parameter; `Optimizer.tensors` names it by the parameter's own name, so a checkpoint does not
+depend on the order of groups.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from spider.config import OptimizerConfig
+
+Coefficients = tuple[tuple[float, float, float], ...]
+
+#: arXiv:2505.16932, for singular values in [1e-3, 1].
+POLAR_EXPRESS: Coefficients = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+)
+#: bf16 rounding may lift a singular value above 1, where the polynomials grow fast: they are read this much lower.
+_SAFETY = 1.01
+_SCRATCH_NUMEL = 1 << 26
+
+
+def polar(g_Nrc: Tensor, coefficients: Coefficients = POLAR_EXPRESS, safety: float = _SAFETY) -> Tensor:
+    """Approximate polar factor of each matrix of a batch: ``U V^T`` where ``g = U S V^T``.
+
+    Args:
+        g_Nrc: (N, rows, cols).
+
+    Returns:
+        (N, rows, cols) in bf16 on CUDA, fp32 elsewhere; singular values within about 0.1 of 1.
+    """
+    x = g_Nrc.to(torch.bfloat16 if g_Nrc.is_cuda else torch.float32)
+    tall = x.size(-2) > x.size(-1)
+    if tall:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) * safety + 1e-7)
+    for i, (a, b, c) in enumerate(coefficients):
+        if i < len(coefficients) - 1:
+            a, b, c = a / safety, b / safety**3, c / safety**5
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Optimizer(torch.optim.Optimizer):
+    """AdamW for groups marked ``muon: False``, Muon for the others.
+
+    A group carries its ``peak_lr``; `set_lr` scales all of them by the schedule's factor.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        super().__init__(groups, defaults={"cautious": True, "coefficients": POLAR_EXPRESS, "safety": _SAFETY})
+        for group in self.param_groups:
+            group["lr"] = group["peak_lr"]
+            for p in group["params"]:
+                names = ("momentum",) if group["muon"] else ("exp_avg", "exp_avg_sq")
+                self.state[p] = {name: torch.zeros_like(p, dtype=torch.float32) for name in names}
+                if not group["muon"]:
+                    self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+
+    def set_lr(self, factor: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """The live state as ``{parameter name}.{state name}``: save it, or copy a saved one into it."""
+        return {
+            f"{name}.{key}": value
+            for name, p in model.named_parameters()
+            for key, value in self.state.get(p, {}).items()
+        }
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if group["muon"]:
+                self._muon(group, params)
+            elif params:
+                self._adamw(group, params)
+
+    def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        states = [self.state[p] for p in params]
+        adamw(
+            params,
+            [p.grad for p in params if p.grad is not None],
+            [s["exp_avg"] for s in states],
+            [s["exp_avg_sq"] for s in states],
+            [],
+            [s["step"] for s in states],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _muon(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+        for p in params:
+            by_shape[p.shape].append(p)
+        for same in by_shape.values():
+            per_batch = max(1, _SCRATCH_NUMEL // same[0].numel())
+            for i in range(0, len(same), per_batch):
+                self._muon_batch(group, same[i : i + per_batch])
+
+    def _muon_batch(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        shape, mu = params[0].shape, group["momentum"]
+        rows, cols = shape[-2:]
+        grads = [p.grad.float() for p in params if p.grad is not None]
+        momenta = [self.state[p]["momentum"] for p in params]
+        torch._foreach_lerp_(momenta, grads, 1 - mu)
+        u_Nrc = torch.stack(torch._foreach_lerp(grads, momenta, mu)).view(-1, rows, cols)
+        update = polar(u_Nrc, group["coefficients"], group["safety"]).float()
+        lr, decay = group["lr"], group["weight_decay"]
+        for p, u in zip(params, update.view(len(params), *shape).unbind(), strict=True):
+            if decay:
+                pull = p * (u * p > 0) if group["cautious"] else p
+                p.sub_(pull, alpha=lr * decay)
+            p.sub_(u, alpha=lr * max(1.0, rows / cols) ** 0.5)
+
+
+def is_matrix(name: str, p: Tensor, lookups: set[int]) -> bool:
+    """Whether Muon may orthogonalise a parameter: a map between features, not a table and not a set of vectors."""
+    return p.ndim in (2, 3) and min(p.shape[-2:]) > 1 and id(p) not in lookups
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig, lr: float) -> Optimizer:
+    """Deal every trainable parameter to exactly one group.
+
+    Parameters marked ``_is_embedding`` (tables that are looked up) and the weights of convolutions are never Muon's;
+    those, vectors, and parameters marked ``_no_weight_decay`` are not decayed.
+    """
+    lookups = {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, nn.Conv1d)):
+            lookups.add(id(module.weight))
+    dealt: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            matrix = is_matrix(name, p, lookups)
+            decayed = matrix and not getattr(p, "_no_weight_decay", False)
+            dealt[matrix and config.kind == "muon" and decayed, decayed].append(p)
+    groups = [
+        {
+            "params": params,
+            "muon": muon,
+            "peak_lr": config.muon_lr if muon else lr,
+            "weight_decay": config.weight_decay if decayed else 0.0,
+            "momentum": config.muon_momentum,
+            "betas": config.betas,
+            "eps": config.eps,
+        }
+        for (muon, decayed), params in sorted(dealt.items())
+    ]
+    ids = [id(p) for g in groups for p in g["params"]]
+    trainable = {id(p) for p in model.parameters() if p.requires_grad}
+    assert len(ids) == len(set(ids)) and set(ids) == trainable, "a parameter is in no group, or in two"
+    return Optimizer(groups)
