@@ -28,13 +28,13 @@ test-slow: .venv/dev-ready
 lint: .venv/dev-ready
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/snakefmt --quiet --check Snakefile rules
+	@$(BIN)/snakefmt --check Snakefile rules
 	@$(BIN)/mypy
 
 format: .venv/dev-ready
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
-	@$(BIN)/snakefmt --quiet Snakefile rules
+	@$(BIN)/snakefmt Snakefile rules
 
 ui: .venv/run-ready
 	@$(BIN)/spider $(if $(CONFIG),--config "$(CONFIG)") track ui

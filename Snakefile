@@ -40,9 +40,9 @@ for run in CONFIG.runs:
     rule:
         name:
             f"runs/{run}"
-        localrule: True
         input:
             [f"<results>/runs/{run}/{stage}/evaluation.json" for stage in stages(run)],
+        localrule: True
 
 
 for dataset in CONFIG.datasets:
@@ -50,9 +50,9 @@ for dataset in CONFIG.datasets:
     rule:
         name:
             f"datasets/{dataset}"
-        localrule: True
         input:
             metadata(dataset),
+        localrule: True
 
 
 onstart:

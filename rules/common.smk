@@ -25,7 +25,6 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 
 # Every job reads the configuration of this invocation from the results folder, --config overrides included.
 SNAPSHOT = Path(CONFIG.results) / "config.yaml"
-SPIDER = f"spider --log {{log:q}} --config '{SNAPSHOT}'"
 
 
 wildcard_constraints:
@@ -45,11 +44,21 @@ def all_stages():
     return [(run, stage) for run in CONFIG.runs for stage in stages(run)]
 
 
+def stage_spec(wildcards):
+    """The resolved stage behind a job's wildcards."""
+    return CONFIG.stage(wildcards.run, wildcards.stage)
+
+
 def raw_identity(wildcards):
     """What a downloaded part is made from."""
     source = CONFIG.datasets[wildcards.dataset].source
     kept = {k: v for k, v in source.model_dump().items() if k not in ("files", "pieces")}
     return kept | {"item": source.items()[int(wildcards.part)]}
+
+
+def warmup_identity(wildcards):
+    """The shapes that a run's warm-up measures."""
+    return [CONFIG.stage(wildcards.run, stage).shapes() for stage in stages(wildcards.run)]
 
 
 def encoding_identity(wildcards):

@@ -6,8 +6,6 @@ rule download:
         local_file,
     output:
         "<results>/raw/{dataset}/{part}.parquet",
-    params:
-        identity=raw_identity,
     log:
         "<logs>/download/{dataset}/{part}.log",
     benchmark:
@@ -15,8 +13,10 @@ rule download:
     resources:
         mem_mb=2000,
         runtime=240,
+    params:
+        identity=raw_identity,
     shell:
-        f"{SPIDER} download {{wildcards.dataset}} {{wildcards.part}} --output {{output:q}}"
+        "spider --config {SNAPSHOT:q} --log {log:q} download {wildcards.dataset} {wildcards.part} --output {output:q}"
 
 
 rule encode:
@@ -25,8 +25,6 @@ rule encode:
     output:
         multiext("<results>/shards/{dataset}/train/{part}", ".bin", ".idx", ".json"),
         multiext("<results>/shards/{dataset}/validation/{part}", ".bin", ".idx", ".json"),
-    params:
-        identity=encoding_identity,
     log:
         "<logs>/encode/{dataset}/{part}.log",
     benchmark:
@@ -34,8 +32,10 @@ rule encode:
     resources:
         mem_mb=2000,
         runtime=120,
+    params:
+        identity=encoding_identity,
     shell:
-        f"{SPIDER} encode {{wildcards.dataset}} {{wildcards.part}} {{input:q}}"
+        "spider --config {SNAPSHOT:q} --log {log:q} encode {wildcards.dataset} {wildcards.part} {input:q}"
 
 
 rule index:
@@ -43,8 +43,6 @@ rule index:
         shard_records,
     output:
         "<results>/shards/{dataset}/metadata.json",
-    params:
-        identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].model_dump(),
     log:
         "<logs>/index/{dataset}.log",
     benchmark:
@@ -52,5 +50,7 @@ rule index:
     resources:
         mem_mb=1000,
         runtime=10,
+    params:
+        identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].model_dump(),
     shell:
-        f"{SPIDER} index {{wildcards.dataset}} --output {{output:q}}"
+        "spider --config {SNAPSHOT:q} --log {log:q} index {wildcards.dataset} --output {output:q}"

@@ -4,7 +4,7 @@
 rule evaluate:
     input:
         receipt="<results>/runs/{run}/{stage}/train.json",
-        data=lambda wildcards: metadata(CONFIG.stage(wildcards.run, wildcards.stage).evaluation.data),
+        data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
     output:
         "<results>/runs/{run}/{stage}/evaluation.json",
         report(
@@ -21,8 +21,6 @@ rule evaluate:
             subcategory="{run}",
             labels={"stage": "{stage}", "what": "generated text"},
         ),
-    params:
-        identity=lambda wildcards: CONFIG.stage(wildcards.run, wildcards.stage).evaluation.model_dump(),
     log:
         "<logs>/evaluate/{run}/{stage}.log",
     benchmark:
@@ -32,15 +30,16 @@ rule evaluate:
         gpus=job_resource("gpus"),
         mem_mb=job_resource("mem_mb"),
         runtime=30,
+    params:
+        identity=lambda wildcards: stage_spec(wildcards).evaluation.model_dump(),
     shell:
-        f"{SPIDER} evaluate {{wildcards.run}} {{wildcards.stage}} --threads {{threads}}"
+        "spider --config {SNAPSHOT:q} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --threads {threads}"
 
 
 rule compare:
     input:
         [f"<results>/runs/{run}/{stage}/evaluation.json" for run, stage in all_stages()],
     output:
-        "<results>/report/summary.json",
         "<results>/report/table.md",
         report(
             "<results>/report/table.html",
@@ -60,6 +59,7 @@ rule compare:
             category="Comparison",
             labels={"what": "loss curves of all runs"},
         ),
+        summary="<results>/report/summary.json",
     log:
         "<logs>/compare.log",
     benchmark:
@@ -68,4 +68,4 @@ rule compare:
         mem_mb=2000,
         runtime=10,
     shell:
-        f"{SPIDER} compare --output {{output[0]:q}}"
+        "spider --config {SNAPSHOT:q} --log {log:q} compare --output {output.summary:q}"

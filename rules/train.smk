@@ -10,8 +10,6 @@ therefore `ancient`: they inform a stage, they never retrain it.
 rule warmup:
     output:
         "<results>/runs/{run}/warmup.json",
-    params:
-        identity=lambda wildcards: [CONFIG.stage(wildcards.run, s).shapes() for s in stages(wildcards.run)],
     log:
         "<logs>/warmup/{run}.log",
     benchmark:
@@ -21,19 +19,19 @@ rule warmup:
         gpus=job_resource("gpus"),
         mem_mb=job_resource("mem_mb"),
         runtime=30,
+    params:
+        identity=warmup_identity,
     shell:
-        f"{SPIDER} warmup {{wildcards.run}} --threads {{threads}} --output {{output:q}}"
+        "spider --config {SNAPSHOT:q} --log {log:q} warmup {wildcards.run} --threads {threads} --output {output:q}"
 
 
 rule train:
     input:
-        data=lambda wildcards: metadata(CONFIG.stage(wildcards.run, wildcards.stage).data),
+        data=lambda wildcards: metadata(stage_spec(wildcards).data),
         previous=previous_receipt,
         warmup=ancient("<results>/runs/{run}/warmup.json"),
     output:
         "<results>/runs/{run}/{stage}/train.json",
-    params:
-        identity=lambda wildcards: CONFIG.stage(wildcards.run, wildcards.stage).identity,
     log:
         "<logs>/train/{run}/{stage}.log",
     benchmark:
@@ -43,5 +41,7 @@ rule train:
         gpus=job_resource("gpus"),
         mem_mb=job_resource("mem_mb"),
         runtime=job_resource("runtime"),
+    params:
+        identity=lambda wildcards: stage_spec(wildcards).identity,
     shell:
-        f"{SPIDER} train {{wildcards.run}} {{wildcards.stage}} --threads {{threads}} --output {{output:q}}"
+        "spider --config {SNAPSHOT:q} --log {log:q} train {wildcards.run} {wildcards.stage} --threads {threads} --output {output:q}"
