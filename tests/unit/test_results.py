@@ -1,0 +1,12 @@
+import pytest
+
+from spider.files import write_json
+from spider.results import check_root, write_config
+
+
+def test_a_folder_of_another_version_is_refused_with_the_remedy(tmp_path):
+    write_config(tmp_path / "config.yaml", {"runs": {}})
+    check_root(tmp_path)
+    write_json(tmp_path / "spider.json", {"format": 99, "spider": "9.0"})
+    with pytest.raises(ValueError, match=r"written by Spider 9\.0 in format 99.*move this one away"):
+        check_root(tmp_path)
