@@ -1,9 +1,12 @@
 """Sampling bytes from a model, one at a time, as a stream.
 
 Each step reads the last ``context`` ids again and samples one more: no cache, so the cost of a byte is that
-of a whole window, in exchange for code that is right for any model with the common interface. The draw happens
-on the host in float64 with a generator of its own, so a seed gives one text whatever else uses torch's
-random state.
+of a whole window, in exchange for code that is right for any model with the common interface. The draw
+happens on the host in float64 with a generator of its own, so a seed gives one text whatever else uses
+torch's random state.
+
+The window is padded on the right to a multiple of `BLOCK`. A causal model cannot see padding, but a model that
+grants a window patches in proportion to its length would grant a window of five bytes only two or three.
 
 Only bytes and EOS can be drawn. EOS ends the stream and is not part of it.
 """
@@ -16,7 +19,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from spider.vocab import BOS, EOS
+from spider.vocab import BOS, EOS, PAD
+
+BLOCK = 64
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +36,7 @@ def generate(
     top_p: float | None = None,
     seed: int,
     n_loops: int | None = None,
-    context: int,
+    context: int = 1024,
 ) -> Iterator[int]:
     """Stream the bytes (0..255) that the model writes after ``[BOS] + prompt``, without the prompt.
 
@@ -41,7 +46,7 @@ def generate(
         temperature: 0 takes the likeliest id each time.
         top_k: draw among the k likeliest ids only.
         top_p: draw among the fewest ids whose probabilities reach p (nucleus sampling, Holtzman et al. 2020).
-        context: ids the model reads at most. A longer prompt loses its beginning, which is logged once.
+        context: ids the model reads at most; best the window it was trained on. A longer prompt loses its beginning, which is logged once.
 
     Raises:
         ValueError: an argument out of range (at the call, before the first byte is drawn).
@@ -80,13 +85,14 @@ def _stream(
     generator = torch.Generator().manual_seed(seed)
     for _ in range(max_bytes):
         ids = ids[-context:]
+        padding = min(-len(ids) % BLOCK, context - len(ids))
         # Not around the yield: the caller must get back neither inference mode nor a model in the wrong mode.
         was_training = model.training
         model.eval()
         with torch.inference_mode():
-            logits_BTV = model(torch.tensor([ids], device=device), n_loops=n_loops).logits
+            logits_BTV = model(torch.tensor([ids + [PAD] * padding], device=device), n_loops=n_loops).logits
         model.train(was_training)
-        drawn = sample(logits_BTV[0, -1], temperature, top_k, top_p, generator)
+        drawn = sample(logits_BTV[0, len(ids) - 1], temperature, top_k, top_p, generator)
         if drawn == EOS:
             return
         ids.append(drawn)
@@ -114,7 +120,7 @@ def sample(
     return place if place < 256 else EOS
 
 
-def text_stream(ids: Iterable[int]) -> Iterator[str]:
+def stream_text(ids: Iterable[int]) -> Iterator[str]:
     """Text of a byte stream as it arrives: a character waits until it is whole, malformed UTF-8 is U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for i in ids:

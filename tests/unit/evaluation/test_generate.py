@@ -3,7 +3,7 @@ import logging
 import pytest
 import torch
 
-from spider.evaluation.generate import generate, sample, text_stream
+from spider.evaluation.generate import generate, sample, stream_text
 from spider.vocab import BOS, EOS, PAD, VOCAB_SIZE
 from tests.unit.evaluation.toys import Bigram, Scripted
 
@@ -82,8 +82,20 @@ def test_frequencies_follow_the_tempered_distribution():
 
 def test_an_empty_prompt_starts_from_bos_and_the_window_never_exceeds_the_context():
     model = Scripted(list(b"abcdefgh"))
-    list(generate(model, "", max_bytes=8, temperature=0, seed=0, context=4))
-    assert model.lengths == [1, 2, 3, 4, 4, 4, 4, 4]
+    list(generate(model, "", max_bytes=5, temperature=0, seed=0, context=4))
+    assert model.read == [
+        [BOS, PAD, PAD, PAD],
+        [BOS, 97, PAD, PAD],
+        [BOS, 97, 98, PAD],
+        [BOS, 97, 98, 99],
+        [97, 98, 99, 100],
+    ]
+
+
+def test_windows_are_padded_to_whole_blocks_and_the_last_real_position_is_read():
+    model = Scripted(list(b"ab"))
+    assert bytes(generate(model, "x" * 63, max_bytes=2, temperature=0, seed=0, context=200)) == b"ab"
+    assert [len(window) for window in model.read] == [64, 128]
 
 
 def test_a_prompt_longer_than_the_context_is_cut_on_the_left_and_said_once(caplog):
@@ -119,8 +131,8 @@ def test_arguments_out_of_range_are_refused_at_the_call(wrong, message):
         generate(Bigram(), "a", **arguments)
 
 
-def test_text_stream_holds_back_a_character_until_it_is_whole():
+def test_stream_text_holds_back_a_character_until_it_is_whole():
     ids = list("a€b".encode())
-    assert list(text_stream(ids)) == ["a", "€", "b"]
-    assert list(text_stream([BOS, *ids[:3]])) == ["a", "�"]  # cut inside the euro sign
-    assert "".join(text_stream([0xFF, 65])) == "�A"
+    assert list(stream_text(ids)) == ["a", "€", "b"]
+    assert list(stream_text([BOS, *ids[:3]])) == ["a", "�"]  # cut inside the euro sign
+    assert "".join(stream_text([0xFF, 65])) == "�A"

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from spider.vocab import VOCAB_SIZE
+from spider.vocab import PAD, VOCAB_SIZE
 
 
 class Bigram(nn.Module):
@@ -49,12 +49,13 @@ class Scripted(nn.Module):
     def __init__(self, script: list[int]) -> None:
         super().__init__()
         self.script, self.at = script, 0
-        self.lengths: list[int] = []
+        self.read: list[list[int]] = []
         self.weight = nn.Parameter(torch.zeros(1))
 
     def forward(self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean"):
-        self.lengths.append(tokens_BT.shape[1])
+        self.read.append(tokens_BT[0].tolist())
+        last = int((tokens_BT[0] != PAD).sum()) - 1
         logits_BTV = torch.zeros(*tokens_BT.shape, VOCAB_SIZE)
-        logits_BTV[..., self.script[self.at]] = 50.0
+        logits_BTV[0, last, self.script[self.at]] = 50.0
         self.at += 1
         return SimpleNamespace(loss=None, logits=logits_BTV, metrics={})
