@@ -29,7 +29,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Block(BaseModel):
     """A block of the configuration: unknown keys are refused, values are frozen once validated."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
 
 # ---------------------------------------------------------------------------------------------- datasets

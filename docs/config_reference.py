@@ -1,0 +1,101 @@
+"""Write docs/config.md from the schema, so that the reference cannot differ from what is checked.
+
+    python docs/config_reference.py > docs/config.md
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from spider import config
+from spider.config import MODEL_PRESETS, Block
+
+HEAD = """# Configuration reference
+
+Made from `spider/config.py` by `python docs/config_reference.py`; do not edit. Every key of `config.yaml` that
+is not listed here is refused. Commented examples: [`config.yaml`](../config.yaml) and
+[`presets/`](../presets).
+"""
+
+#: Blocks in reading order, with where each stands in the file.
+BLOCKS: list[tuple[str, type[Block]]] = [
+    ("(top level)", config.Config),
+    ("datasets.NAME", config.Dataset),
+    ("datasets.NAME.source, kind: pydocs", config.PydocsSource),
+    ("datasets.NAME.source, kind: hub", config.HubSource),
+    ("datasets.NAME.source, kind: local", config.LocalSource),
+    ("datasets.NAME.source, kind: stream", config.StreamSource),
+    ("runs.NAME", config.Run),
+    ("runs.NAME.defaults, and each of runs.NAME.stages", config.Stage),
+    ("runs.NAME.optimizer", config.OptimizerConfig),
+    ("runs.NAME.evaluation", config.EvaluationConfig),
+    ("runs.NAME.resources", config.Resources),
+    ("runs.NAME.model", config.ModelConfig),
+    ("runs.NAME.model.attention", config.AttentionConfig),
+    ("runs.NAME.model.boundary", config.BoundaryConfig),
+    ("runs.NAME.model.moe", config.MoEConfig),
+    ("runs.NAME.model.engram", config.EngramConfig),
+    ("runs.NAME.model.recurrence", config.RecurrenceConfig),
+    ("tracking", config.TrackingConfig),
+]
+
+
+def type_name(annotation: Any) -> str:
+    """A type as a person would say it."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return type_name(arguments[0])
+    if origin is typing.Literal:
+        return " \\| ".join(f"`{a}`" for a in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " \\| ".join(dict.fromkeys("null" if a is type(None) else type_name(a) for a in arguments))
+    if origin is list:
+        return f"list of {type_name(arguments[0])}"
+    if origin is tuple:
+        return f"pair of {type_name(arguments[0])}"
+    if origin is dict:
+        return "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, Block):
+        return "block"
+    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
+
+
+def default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is PydanticUndefined or isinstance(value, Block):
+        return ""
+    return f"`{json.dumps(value)}`"
+
+
+def section(title: str, block: type[Block]) -> Iterator[str]:
+    yield f"\n## `{title}`\n"
+    yield " ".join((block.__doc__ or "").split()) + "\n"
+    yield "| key | type | default | meaning |\n|---|---|---|---|"
+    for name, field in block.model_fields.items():
+        meaning = " ".join((field.description or "").split())
+        yield f"| `{name}` | {type_name(field.annotation)} | {default(field)} | {meaning} |"
+
+
+def reference() -> str:
+    """The whole page as Markdown."""
+    lines = [HEAD]
+    for title, block in BLOCKS:
+        lines += section(title, block)
+    lines.append("\n## Model presets\n")
+    for name, changes in MODEL_PRESETS.items():
+        what = f"`{json.dumps(changes)}`" if changes else "the defaults above"
+        lines.append(f"- `{name}`: {what}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

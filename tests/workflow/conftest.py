@@ -1,0 +1,118 @@
+"""Real `snakemake` runs of the real Snakefile, on a model and a text small enough for a test."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spider.files import read_json
+
+ROOT = Path(__file__).parents[2]
+SNAKEMAKE = Path(sys.executable).parent / "snakemake"
+
+#: Seconds after which a workflow run is taken to hang.
+PATIENCE = 240
+
+SMALL = {
+    "datasets": {"text": {"source": {"kind": "local", "files": ["text.jsonl"]}, "validation": 0.1}},
+    "runs": {
+        "small": {
+            "data": "text",
+            "model": {
+                "preset": "tiny",
+                "hidden": 32,
+                "prelude_layers": 1,
+                "coda_layers": 1,
+                "ffn_hidden": 32,
+                "attention": {"heads": 2, "nope_dim": 8, "rope_dim": 8, "v_dim": 16, "kv_lora_rank": 16},
+                "moe": {"experts": 2, "expert_hidden": 16, "shared_hidden": 16},
+                "engram": {"layers": [0], "orders": [3], "heads": 2, "head_dim": 8, "table_size": 512},
+                "recurrence": {"layers": 1},
+            },
+            "precision": "fp32",
+            "optimizer": {"kind": "muon"},
+            "defaults": {"seq_len": 32, "micro_batch": 4, "lr": 1e-3, "log_every": 5, "ckpt_every": 10},
+            "stages": [
+                {"name": "first", "max_steps": 30, "schedule": "constant", "warmup_steps": 5},
+                {"name": "second", "max_steps": 30, "schedule": "linear", "warmup_steps": 0},
+            ],
+            "evaluation": {"max_bytes": 4000, "sample_bytes": 20},
+            "resources": {"threads": 1},
+        }
+    },
+}
+
+
+class Workflow:
+    """A folder with a configuration and a text, in which the project's workflow is run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config: dict[str, Any] = copy.deepcopy(SMALL)
+        with open(folder / "text.jsonl", "w") as f:
+            for i in range(200):
+                text = f"Document {i} says: " + " ".join(str(i * j % 97) for j in range(40))
+                f.write(json.dumps({"id": str(i), "text": text}) + "\n")
+
+    @property
+    def run(self) -> dict[str, Any]:
+        return self.config["runs"]["small"]
+
+    @property
+    def results(self) -> Path:
+        return self.folder / self.config.get("results", "results")
+
+    def stage(self, name: str) -> Path:
+        return self.results / "runs/small" / name
+
+    def receipt(self, name: str) -> dict[str, Any]:
+        return read_json(self.stage(name) / "train.json")
+
+    def command(self, *arguments: str) -> list[str]:
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
+        snakefile = ["--snakefile", str(ROOT / "Snakefile"), "--profile", str(ROOT / "profiles/default")]
+        return [str(SNAKEMAKE), *snakefile, "--cores", "2", *arguments]
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start snakemake in a process group of its own, so that a test can kill all of it."""
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.folder,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __call__(self, *arguments: str, fails: bool = False, **environment: str) -> str:
+        """Run snakemake to its end; its output, after checking that it succeeded (or failed)."""
+        process = self.start(*arguments, **environment)
+        output, _ = process.communicate(timeout=PATIENCE)
+        assert (process.returncode != 0) == fails, output
+        return output
+
+    def planned(self) -> dict[str, int]:
+        """Jobs by rule that a run would do now."""
+        lines = self("--dry-run").splitlines()
+        if "Job stats:" not in lines:
+            return {}
+        table = lines[lines.index("Job stats:") + 3 :]
+        rows = [line.split() for line in table[: table.index("")]]
+        return {rule: int(count) for rule, count in rows if rule not in ("total", "all")}
+
+
+@pytest.fixture
+def workflow(tmp_path: Path) -> Workflow:
+    """A fresh folder; tracking is off, so that what is timed and killed is the pipeline alone."""
+    made = Workflow(tmp_path)
+    made.config["tracking"] = {"enabled": False}
+    return made

@@ -1,0 +1,142 @@
+"""What a user, a disk or a machine may do to a run: a clear message each time, and nothing lost."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from spider.files import read_json
+
+from .conftest import Workflow
+
+
+def wait_for(condition, process, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+def long_first_stage(workflow):
+    workflow.run["stages"][0]["max_steps"] = 2000
+    return workflow.stage("first") / "checkpoints"
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(workflow):
+    checkpoints = long_first_stage(workflow)
+    process = workflow.start()
+    wait_for(lambda: list(checkpoints.glob("step-*")), process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    newest = max(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
+    assert f"step {newest}" in output or f"step-{newest:08d}" in output, output
+    workflow.run["stages"][0].pop("max_steps")
+    workflow.run["stages"][0]["max_steps"] = 2000
+    process = workflow.start()
+    log = workflow.results / "logs/train/small/first.log"
+    wait_for(lambda: log.exists() and "resum" in log.read_text(), process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_two_invocations_at_once_are_told_of_the_lock(workflow):
+    checkpoints = long_first_stage(workflow)
+    process = workflow.start()
+    wait_for(lambda: checkpoints.exists(), process)
+    try:
+        output = workflow(fails=True)
+        assert "cannot be locked" in output or "locked" in output
+        assert "--unlock" in output
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_corrupt_newest_checkpoint_is_named_and_the_one_before_is_used(workflow):
+    checkpoints = long_first_stage(workflow)
+    process = workflow.start()
+    wait_for(lambda: len(list(checkpoints.glob("step-*"))) >= 2, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    newest = max(checkpoints.glob("step-*"), key=lambda path: path.name)
+    largest = max((p for p in newest.rglob("*") if p.is_file()), key=lambda path: path.stat().st_size)
+    with open(largest, "r+b") as f:
+        f.seek(largest.stat().st_size // 2)
+        byte = f.read(1)
+        f.seek(-1, os.SEEK_CUR)
+        f.write(bytes([byte[0] ^ 0xFF]))
+    workflow("--unlock")
+    process = workflow.start()
+    log = workflow.results / "logs/train/small/first.log"
+    wait_for(lambda: log.exists() and "resum" in log.read_text(), process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert newest.name in log.read_text()
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """Mount tmpfs file systems with chosen options below a folder; needs root."""
+    points = []
+
+    def mount(path: Path, options: str) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], capture_output=True)
+        if done.returncode != 0:
+            pytest.skip(f"cannot mount a file system here: {done.stderr.decode().strip()}")
+        points.append(path)
+
+    yield mount
+    for point in points:
+        subprocess.run(["umount", "--lazy", str(point)])
+
+
+def test_a_read_only_results_folder_is_named(workflow, mounted):
+    mounted(workflow.results, "ro,size=1m")
+    output = workflow(fails=True)
+    assert "results" in output
+    assert "Read-only file system" in output or "read-only" in output
+
+
+def test_a_full_disk_stops_with_a_message_and_the_run_goes_on_when_there_is_room(tmp_path, mounted):
+    roomy = Workflow(tmp_path)
+    roomy.config["tracking"] = {"enabled": False}
+    disk = tmp_path / "disk"
+    mounted(disk, "size=6m")
+    roomy.config["results"] = "disk/results"
+    roomy.run["stages"][0]["max_steps"] = 60
+    roomy("datasets/text")
+    filler = disk / "filler"
+    process = roomy.start()
+    checkpoints = roomy.stage("first") / "checkpoints"
+    wait_for(lambda: list(checkpoints.glob("step-*")), process)
+    free = shutil.disk_usage(disk).free
+    filler.write_bytes(b"\0" * (free - 4096))
+    output, _ = process.communicate(timeout=90)
+    if process.returncode == 0:
+        pytest.skip("the run finished before the disk was full")
+    assert "no space" in output.lower(), output
+    filler.unlink()
+    roomy()
+    assert read_json(roomy.stage("second") / "evaluation.json")["bpb"] > 0
+
+
+def test_a_machine_without_git_and_a_path_with_spaces(tmp_path):
+    folder = tmp_path / "a folder with spaces"
+    folder.mkdir()
+    workflow = Workflow(folder)
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for tool in ("bash", "sh", "env", "rm", "mkdir"):
+        (bare / tool).symlink_to(shutil.which(tool))
+    output = workflow(PATH=str(bare), PYTHONPATH="")
+    assert "bits per byte" in output
+    assert read_json(workflow.results / "report/summary.json")["runs"]["small"]
+    assert sys.executable  # the interpreter itself was found without PATH

@@ -1,0 +1,50 @@
+"""What a configuration plans, before anything runs."""
+
+import subprocess
+import time
+
+from .conftest import ROOT, SNAKEMAKE
+
+
+def dry_run(*arguments):
+    command = [str(SNAKEMAKE), "--cores", "1", "--dry-run", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})
+
+
+def test_the_default_configuration_plans_in_under_five_seconds():
+    start = time.monotonic()
+    planned = dry_run("--forceall")
+    assert planned.returncode == 0, planned.stderr
+    assert time.monotonic() - start < 5
+
+
+def test_the_full_model_plans_every_job_without_a_network(tmp_path):
+    # An address that answers nothing: a plan that touched the hub would fail or wait.
+    command = [str(SNAKEMAKE), "--cores", "1", "-n", "--forceall", "--configfile", "presets/spider-1b.yaml"]
+    environment = {"PATH": "/usr/bin:/bin", "HF_ENDPOINT": "http://127.0.0.1:9", "LANG": "C.UTF-8"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    counts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines() if line and line[-1].isdigit())
+    assert done.returncode == 0, done.stderr
+    jobs = {rule.strip(): n for rule, n in counts.items()}
+    assert jobs["download"] == jobs["encode"] == "14"
+    assert jobs["train"] == jobs["evaluate"] == "3"
+
+
+def test_a_wrong_configuration_stops_before_any_job(workflow):
+    workflow.run["stages"][1]["max_steps"] = -5
+    output = workflow(fails=True)
+    assert "runs.small.stages[1].max_steps: must be positive (got -5)" in output
+    assert not workflow.results.exists()
+
+
+def test_a_part_of_the_workflow_can_be_named(workflow):
+    output = workflow("--dry-run", "datasets/text")
+    assert "train" not in output.split("Reasons")[0]
+    assert "evaluate" in workflow("--dry-run", "runs/small")
+
+
+def test_results_of_another_version_are_refused_and_kept(workflow):
+    workflow.results.mkdir()
+    (workflow.results / "spider.json").write_text('{"format": 99, "spider": "9.0"}')
+    assert "written by Spider 9.0 in format 99" in workflow(fails=True)
+    assert [p.name for p in workflow.results.iterdir()] == ["spider.json"]

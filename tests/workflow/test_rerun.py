@@ -1,0 +1,92 @@
+"""What is done again after a change, and what is not."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, Workflow
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Workflow:
+    workflow = Workflow(tmp_path_factory.mktemp("trained"))
+    workflow.config["tracking"] = {"enabled": False}
+    workflow()
+    return workflow
+
+
+@pytest.fixture
+def workflow(trained, tmp_path):
+    """The trained folder, as good as new after each test's change."""
+    before = trained.config
+    yield trained
+    trained.config = before
+
+
+def with_stages(workflow, change):
+    """The workflow's configuration with its list of stages changed."""
+    import copy
+
+    workflow.config = copy.deepcopy(workflow.config)
+    change(workflow.run["stages"])
+
+
+def weights(workflow, *stages):
+    return {stage: workflow.receipt(stage)["weights"] for stage in stages}
+
+
+def test_nothing_is_done_twice(workflow):
+    assert workflow.planned() == {}
+
+
+def test_touching_source_files_retrains_nothing(workflow):
+    touched = [ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk"), *(ROOT / "spider").rglob("*.py")]
+    before = {path: path.stat() for path in touched}
+    try:
+        for path in touched:
+            os.utime(path)
+        assert workflow.planned() == {}
+    finally:
+        for path, stat in before.items():
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_saving_more_often_retrains_nothing(workflow):
+    with_stages(workflow, lambda stages: stages[0].update(ckpt_every=7, log_every=3))
+    assert workflow.planned() == {}
+
+
+def test_new_timings_of_the_warm_up_retrain_nothing(workflow):
+    workflow("--forcerun", "warmup", "--until", "warmup")
+    assert "train" not in workflow.planned()
+
+
+def test_appending_a_stage_trains_that_stage_only(workflow):
+    before = weights(workflow, "first", "second")
+    with_stages(workflow, lambda stages: stages.append({"name": "third", "max_steps": 5, "warmup_steps": 0}))
+    assert workflow.planned() == {"train": 1, "evaluate": 1, "compare": 1}
+    workflow()
+    assert weights(workflow, "first", "second") == before
+    assert workflow.receipt("third")["global_step"] == 65
+
+
+def test_changing_the_second_stage_retrains_it_and_keeps_the_old_checkpoints(workflow):
+    before = weights(workflow, "first", "second")
+    with_stages(workflow, lambda stages: stages[1].update(lr=5e-4))
+    assert workflow.planned()["train"] == 1
+    workflow()
+    after = weights(workflow, "first", "second")
+    assert after["first"] == before["first"]
+    assert after["second"] != before["second"]
+    kept = list(workflow.stage("second").glob("superseded-*/checkpoints/step-*"))
+    assert kept, "the replaced stage's checkpoints were thrown away"
+
+
+def test_the_reports_of_snakemake_and_ours_hold_what_was_reached(workflow, tmp_path):
+    page = tmp_path / "report.html"
+    workflow("--report", str(page))
+    text = page.read_text()
+    for found in ("bpb.png", "loss.png", "sample.txt", "table.html"):
+        assert found in text
+    assert Path(workflow.results / "report/table.md").read_text().count("small") >= 2
