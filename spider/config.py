@@ -29,7 +29,9 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Block(BaseModel):
     """A block of the configuration: unknown keys are refused, values are frozen once validated."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
 
 # ---------------------------------------------------------------------------------------------- datasets
@@ -105,9 +107,7 @@ class StreamSource(Source):
 
 
 class Dataset(Block):
-    source: Annotated[
-        PydocsSource | HubSource | LocalSource | StreamSource, Field(discriminator="kind")
-    ]
+    source: Annotated[PydocsSource | HubSource | LocalSource | StreamSource, Field(discriminator="kind")]
     text_column: str = "text"
     id_column: str = "id"
     """Column whose hash decides the split; where it is absent the text itself is hashed."""
@@ -185,6 +185,8 @@ class EngramConfig(Block):
     table_size: Annotated[int, Field(gt=1)] = 81_307
     """Each head's table has the next unused prime from here on as its number of rows."""
     conv_kernel: Positive = 4
+    byte_orders: list[Positive] = []
+    """Orders of n-grams whose rows are added to the byte embedding itself, for every byte (none: bytes alone)."""
 
 
 class RecurrenceConfig(Block):
@@ -218,7 +220,7 @@ class ModelConfig(Block):
     attention: AttentionConfig = AttentionConfig()
     boundary: BoundaryConfig = BoundaryConfig()
     moe: MoEConfig | None = MoEConfig()
-    """null: one dense SwiGLU as wide as the experts a token sees."""
+    """null: one dense SwiGLU of ``ffn_hidden``."""
     engram: EngramConfig = EngramConfig()
     recurrence: RecurrenceConfig = RecurrenceConfig()
 
@@ -226,7 +228,9 @@ class ModelConfig(Block):
     def _engram_layers_exist(self) -> ModelConfig:
         for layer in self.engram.layers:
             if layer >= self.recurrence.layers:
-                raise ValueError(f"engram.layers: {layer} is not one of {self.recurrence.layers} recurrent layers")
+                raise ValueError(
+                    f"engram.layers: {layer} is not one of {self.recurrence.layers} recurrent layers"
+                )
         return self
 
 
@@ -506,7 +510,9 @@ def _cross_check(config: Config) -> list[str]:
     problems = []
     for kind, names in (("datasets", config.datasets), ("runs", config.runs)):
         problems += [
-            f"{kind}.{n}: a name is letters, digits, - and _ (it becomes a folder)" for n in names if not NAME.fullmatch(n)
+            f"{kind}.{n}: a name is letters, digits, - and _ (it becomes a folder)"
+            for n in names
+            if not NAME.fullmatch(n)
         ]
     for run_name, run in config.runs.items():
         where = f"runs.{run_name}"
@@ -522,14 +528,22 @@ def _cross_check(config: Config) -> list[str]:
             if resolved.settings.tokens is None and resolved.settings.max_steps is None:
                 problems.append(f"{at}: needs tokens or max_steps")
             if resolved.data not in config.datasets:
-                problems.append(f"{at}.data: no dataset {resolved.data!r}{nearest(resolved.data, list(config.datasets))}")
+                problems.append(
+                    f"{at}.data: no dataset {resolved.data!r}{nearest(resolved.data, list(config.datasets))}"
+                )
         scored = run.evaluation.data or run.data
         if scored not in config.datasets:
-            problems.append(f"{where}.evaluation.data: no dataset {scored!r}{nearest(scored, list(config.datasets))}")
+            problems.append(
+                f"{where}.evaluation.data: no dataset {scored!r}{nearest(scored, list(config.datasets))}"
+            )
         elif isinstance(config.datasets[scored].source, StreamSource):
-            problems.append(f"{where}.evaluation.data: {scored!r} is a stream and has no validation shards; name another")
+            problems.append(
+                f"{where}.evaluation.data: {scored!r} is a stream and has no validation shards; name another"
+            )
         elif config.datasets[scored].validation == 0:
-            problems.append(f"datasets.{scored}.validation: must be above 0, runs.{run_name} is evaluated on it")
+            problems.append(
+                f"datasets.{scored}.validation: must be above 0, runs.{run_name} is evaluated on it"
+            )
     return problems
 
 

@@ -1,0 +1,214 @@
+"""Bytes to patches and back: where a patch closes, the mean of its bytes, and who may read it.
+
+``b_t = 1`` *closes* a patch at byte t, that byte included. Down: byte t belongs to patch ``sum_{s<t} b_s``; a patch is the
+float32 mean of its bytes; a learned null patch goes in front; the open tail is dropped. Up: byte t reads patch number
+``sum_{s<=t} b_s`` with the null patch as number 0, that is the last patch closed at or before t. So no byte ever sees a later one.
+
+Boundaries (FlexiTokens): logits ``l = MLP(h)``. Training draws a relaxed Bernoulli at temperature tau,
+``soft = sigmoid((l + logistic noise) / tau)``, and cuts where ``soft > 1/2``; evaluation cuts where ``sigmoid(l) > 1/2``. The value of b
+is the hard one, its gradient that of ``soft``. The language model's loss reaches it in ``up``, where patch j is read as
+``b_j z_j + (1 - b_j) z_{j-1}``: in value exactly z_j, in gradient "would the previous patch have served these bytes better?".
+
+Static shapes: a window of T bytes has ``ceil(T * capacity)`` patches whatever its text; further boundaries are ignored,
+which is causal, and counted. Padding slots follow all real patches, so causal attention never shows them to one.
+
+With ``kind: none`` every byte is its own patch, there is no null patch, and both moves are only norms.
+
+Shapes: B batch, T bytes, L slots (null patch, patches, padding), D features.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spider.config import BoundaryConfig
+from spider.model.layers import Linear, RMSNorm, no_decay, rms_norm
+from spider.vocab import PAD
+
+_WHITESPACE = tuple(b"\t\n\v\f\r ")
+
+#: Spread of the boundary logits at the start. Well above the logistic noise (1.8), so that cuts follow the text from
+#: the first step and the rate without noise is near the rate with it.
+_INITIAL_SPREAD = 4.0
+
+
+@dataclass
+class Patches:
+    """Where one batch was cut.
+
+    Attributes:
+        slot_BT: slot that byte t reads, 0 before the first close (int64).
+        member_BT: slot that byte t is averaged into; L for bytes past the capacity.
+        close_BL: position of each patch's closing byte; arbitrary where not ``filled_BL``.
+        filled_BL: slots that hold a patch (neither the null patch nor padding).
+        valid_BL: the same, with the null patch.
+        boundary_BL: b at each patch's closing byte, 1 in value, carrying the predictor's gradient.
+    """
+
+    slot_BT: Tensor
+    member_BT: Tensor
+    close_BL: Tensor
+    filled_BL: Tensor
+    valid_BL: Tensor
+    boundary_BL: Tensor
+
+
+def _every_byte(tokens_BT: Tensor) -> Patches:
+    t_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand(tokens_BT.shape)
+    yes_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+    return Patches(t_BT, t_BT, t_BT, yes_BT, yes_BT, yes_BT.float())
+
+
+class BoundaryPredictor(nn.Module):
+    """Logit of "a patch closes here" for each byte: Linear, SiLU, Linear on the normalised state."""
+
+    def __init__(self, dim: int, config: BoundaryConfig, eps: float) -> None:
+        super().__init__()
+        self.eps, self.rate = eps, config.rate
+        self.hidden = nn.Linear(dim, config.hidden)
+        self.logit = nn.Linear(config.hidden, 1)
+
+    def init_weights(self) -> None:
+        """Begin with logits ~ N(mu, `_INITIAL_SPREAD`) of which a share ``rate`` is positive under the noise."""
+        nn.init.normal_(self.hidden.weight, std=self.hidden.in_features**-0.5)
+        nn.init.zeros_(self.hidden.bias)
+        silu_rms = 0.6  # of a unit normal
+        nn.init.normal_(self.logit.weight, std=_INITIAL_SPREAD / (silu_rms * self.logit.in_features**0.5))
+        quantile = math.sqrt(2) * torch.erfinv(torch.tensor(2 * self.rate - 1, device="cpu")).item()
+        nn.init.constant_(self.logit.bias, quantile * math.hypot(_INITIAL_SPREAD, math.pi / math.sqrt(3)))
+        no_decay(self.hidden.bias)
+        no_decay(self.logit.bias)
+
+    def forward(self, h_BTD: Tensor) -> Tensor:
+        return self.logit(F.silu(self.hidden(rms_norm(h_BTD, self.eps)))).squeeze(-1).float()
+
+
+class Chunker(nn.Module):
+    """The boundaries of a batch, and the two moves between bytes and patches."""
+
+    def __init__(self, dim: int, config: BoundaryConfig, eps: float) -> None:
+        super().__init__()
+        self.config = config
+        learned = config.kind == "learned"
+        self.boundary_predictor = BoundaryPredictor(dim, config, eps) if learned else None
+        self.null = None if config.kind == "none" else nn.Parameter(torch.empty(dim))
+        self.down_norm = RMSNorm(dim, eps)
+        self.up_norm = RMSNorm(dim, eps)
+
+    def init_weights(self) -> None:
+        if self.null is not None:
+            nn.init.normal_(self.null)
+            no_decay(self.null)
+
+    def capacity(self, length: int) -> int:
+        """Patches a window of ``length`` bytes may hold."""
+        if self.config.kind == "fixed":
+            return max(1, length // self.config.stride)
+        return math.ceil(length * self.config.capacity)
+
+    def slots(self, length: int) -> int:
+        """L for a window of ``length`` bytes."""
+        return length if self.null is None else self.capacity(length) + 1
+
+    def cut(self, tokens_BT: Tensor, h_BTD: Tensor) -> tuple[Patches, dict[str, Tensor], Tensor]:
+        """Decide the boundaries.
+
+        Returns:
+            The patches, metrics, and the unweighted boundary loss (zero where nothing is learned).
+        """
+        if self.null is None:
+            return _every_byte(tokens_BT), {}, h_BTD.new_zeros(())
+        capacity = self.capacity(tokens_BT.shape[1])
+        b_BT = self._boundaries(tokens_BT, h_BTD)
+        hard_BT = b_BT.detach() > 0.5
+        order_BT = hard_BT.long().cumsum(1)
+        kept_BT = hard_BT & (order_BT <= capacity)
+        slot_BT = order_BT.clamp(max=capacity)
+        count_B1 = slot_BT[:, -1:]
+        number_L = torch.arange(capacity + 1, device=h_BTD.device)
+        filled_BL = (number_L > 0) & (number_L <= count_B1)
+        # The j-th close is the first position at which the count reaches j.
+        wanted_BL = number_L.expand(len(tokens_BT), -1).contiguous()
+        close_BL = torch.searchsorted(slot_BT, wanted_BL).clamp(max=tokens_BT.shape[1] - 1)
+        patches = Patches(
+            slot_BT=slot_BT,
+            member_BT=slot_BT - kept_BT.long() + 1,
+            close_BL=close_BL,
+            filled_BL=filled_BL,
+            valid_BL=number_L <= count_B1,
+            boundary_BL=torch.where(filled_BL, b_BT.gather(1, close_BL), 1.0),
+        )
+        loss, metrics = self._rate_loss(b_BT)
+        rate = hard_BT.float().mean()
+        metrics |= {
+            "boundary_rate": rate,
+            "bytes_per_patch": 1 / rate.clamp(min=1 / hard_BT.numel()),
+            "patch_fill": count_B1.float().mean() / capacity,
+            "patch_overflow": (hard_BT & ~kept_BT).float().mean(),
+        }
+        return patches, metrics, loss
+
+    def down(self, h_BTD: Tensor, patches: Patches) -> Tensor:
+        """Mean of each patch's bytes in float32, the null patch in front, normalised: (B, L, D)."""
+        if self.null is None:
+            return self.down_norm(h_BTD)
+        B, T, D = h_BTD.shape
+        L = patches.filled_BL.shape[1]
+        row = torch.arange(B, device=h_BTD.device)[:, None] * (L + 1) + patches.member_BT
+        wide = torch.promote_types(h_BTD.dtype, torch.float32)
+        sums = h_BTD.new_zeros(B * (L + 1), D, dtype=wide).index_add(
+            0, row.flatten(), h_BTD.flatten(0, 1).to(wide)
+        )
+        sizes = sums.new_zeros(B * (L + 1)).index_add(0, row.flatten(), sums.new_ones(B * T))
+        mean_BLD = (sums / sizes.clamp(min=1)[:, None]).view(B, L + 1, D)[:, :L]
+        first = torch.arange(L, device=h_BTD.device)[:, None] == 0
+        return self.down_norm(torch.where(first, self.null.to(wide), mean_BLD))
+
+    def up(self, z_BLD: Tensor, patches: Patches) -> Tensor:
+        """What each byte reads: the patch last closed, normalised, (B, T, D)."""
+        B, L, D = z_BLD.shape
+        z_BLD = self.up_norm(z_BLD)
+        if self.null is None:
+            return z_BLD
+        b_BL1 = patches.boundary_BL[..., None].to(z_BLD.dtype)
+        previous_BLD = F.pad(z_BLD, (0, 0, 1, 0))[:, :L]
+        z_BLD = b_BL1 * z_BLD + (1 - b_BL1) * previous_BLD.detach()
+        row = torch.arange(B, device=z_BLD.device)[:, None] * L + patches.slot_BT
+        return z_BLD.flatten(0, 1).index_select(0, row.flatten()).view(B, -1, D)
+
+    def _boundaries(self, tokens_BT: Tensor, h_BTD: Tensor) -> Tensor:
+        """b as floats: 0 or 1 in value."""
+        if self.boundary_predictor is not None:
+            logit_BT = self.boundary_predictor(h_BTD)
+            if self.training:
+                u = torch.rand_like(logit_BT).clamp(1e-6, 1 - 1e-6)
+                logit_BT = (logit_BT + u.log() - (-u).log1p()) / self.config.temperature
+            soft_BT = logit_BT.sigmoid()
+            return (logit_BT > 0).to(soft_BT.dtype) + (soft_BT - soft_BT.detach())
+        if self.config.kind == "fixed":
+            t = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+            return ((t + 1) % self.config.stride == 0).float().expand(tokens_BT.shape)
+        # whitespace: close at the first space (or special id) of a run.
+        space_BT = tokens_BT >= PAD
+        for byte in _WHITESPACE:
+            space_BT = space_BT | (tokens_BT == byte)
+        before_BT = F.pad(space_BT, (1, 0))[:, :-1]
+        return (space_BT & ~before_BT).float()
+
+    def _rate_loss(self, b_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.boundary_predictor is None:
+            return b_BT.new_zeros(()), {}
+        c, N = self.config, b_BT.shape[1]
+        k_B = b_BT.sum(1)
+        if c.loss == "flexi":
+            loss = (F.relu(k_B / N - c.rate) + F.relu(c.rate - c.slack - k_B / N)).mean()
+        else:
+            choose = math.lgamma(N + 1) - torch.lgamma(k_B + 1) - torch.lgamma(N - k_B + 1)
+            prior = math.log(c.rate), math.log1p(-c.rate) if c.rate < 1 else 0.0
+            loss = -((choose + k_B * prior[0] + (N - k_B) * prior[1]) / N).mean()
+        return loss, {"boundary_loss": loss.detach()}

@@ -1,0 +1,151 @@
+"""Engram: a memory of hashed byte n-grams (DeepSeek, conditional memory).
+
+Hash. With ``x_i`` the byte ``i`` places back and ``m_i`` fixed odd 64-bit multipliers, an n-gram of order n mixes to
+``x_0 m_0 ^ x_1 m_1 ^ ... ^ x_{n-1} m_{n-1}`` in wrapping int64, so an order costs one more product and xor. Each of an
+order's heads reduces the mix modulo its own prime (floored: a negative mix still gives a row), which makes a collision
+in all heads at once rare. Bytes before the document's BOS, or before the window, read as PAD. Integers only: the
+same row on every device.
+
+At patch level (`Engram`), an n-gram ends at the patch's closing byte. Rows ``m`` are looked up, and their key and value
+made, once a forward; every loop gates them with its own state (W_k, W_v matrices, RMS norms with weights)::
+
+    s = <RMS(W_k m), RMS(h)> / sqrt(D)      g = sigmoid(sign(s) sqrt|s|)
+    v = g W_v m                             h += v + SiLU(conv(RMS(v)))
+
+conv is depthwise, causal, over patches, and starts at zero. At byte level (`NgramEmbedding`, optional) rows of width D
+are added to the byte embedding: at small sizes this gives the first layers the statistics they would spend depth on.
+
+Shapes: B batch, T bytes, L patches, D features, O orders, G = O * heads tables, M features of all rows of a position.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spider.config import EngramConfig
+from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay
+from spider.vocab import BOS, PAD
+
+_MASK = (1 << 64) - 1
+
+
+def multiplier(index: int) -> int:
+    """The odd signed 64-bit constant of the byte ``index`` places back (splitmix64 of the index)."""
+    z = (index + 1) * 0x9E3779B97F4A7C15 & _MASK
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    z = (z ^ (z >> 31)) | 1
+    return z - (1 << 64) if z >> 63 else z
+
+
+def primes_from(start: int, count: int) -> list[int]:
+    """The first ``count`` primes that are at least ``start``."""
+    found: list[int] = []
+    n = max(start, 2)
+    while len(found) < count:
+        if all(n % d for d in range(2, int(n**0.5) + 1)):
+            found.append(n)
+        n += 1
+    return found
+
+
+def mix_ngrams(tokens_BT: Tensor, orders: list[int]) -> Tensor:
+    """Mixed int64 hash of the n-gram ending at each byte, (B, T, O); no n-gram reaches across a document's BOS."""
+    T = tokens_BT.shape[1]
+    t = torch.arange(T, device=tokens_BT.device)
+    start_BT = torch.where(tokens_BT == BOS, t, 0).cummax(1).values
+    mixed = torch.zeros_like(tokens_BT)
+    by_order = {}
+    for i in range(max(orders)):
+        back_BT = F.pad(tokens_BT, (i, 0), value=PAD)[:, :T]
+        mixed = mixed ^ torch.where(t - i >= start_BT, back_BT, PAD) * multiplier(i)
+        by_order[i + 1] = mixed
+    return torch.stack([by_order[order] for order in orders], dim=-1)
+
+
+class Tables(nn.Module):
+    """The hash tables of one memory, back to back in one embedding of ``sum(primes)`` rows."""
+
+    def __init__(self, primes: list[int], heads: int, dim: int, std: float) -> None:
+        super().__init__()
+        self.primes, self.heads, self.std = primes, heads, std
+        self.weight = nn.Parameter(torch.empty(sum(primes), dim))
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+        embedding_like(self.weight)
+
+    def rows(self, mixed_O: Tensor) -> Tensor:
+        """Row of every table for mixes (..., O): int64 (..., G), the heads of an order side by side."""
+        rows, offset = [], 0
+        for g, prime in enumerate(self.primes):
+            rows.append(mixed_O[..., g // self.heads] % prime + offset)
+            offset += prime
+        return torch.stack(rows, dim=-1)
+
+    def forward(self, mixed_O: Tensor) -> Tensor:
+        """Rows of width ``dim`` for mixes (..., O): (..., G, dim)."""
+        return F.embedding(self.rows(mixed_O), self.weight)
+
+
+class NgramEmbedding(nn.Module):
+    """Sum of one D-wide row per order, for every byte; (B, T, D). Starts at zero."""
+
+    def __init__(self, dim: int, orders: list[int], primes: list[int]) -> None:
+        super().__init__()
+        self.orders = orders
+        self.tables = Tables(primes, heads=1, dim=dim, std=0.0)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.tables(mix_ngrams(tokens_BT, self.orders)).sum(-2)
+
+
+class Memory(NamedTuple):
+    """What one Engram read for this batch; independent of the loop."""
+
+    key_BLD: Tensor
+    """``RMS(W_k m)``."""
+    value_BLD: Tensor
+    """``W_v m``."""
+
+
+class Engram(nn.Module):
+    def __init__(self, dim: int, config: EngramConfig, primes: list[int], eps: float) -> None:
+        super().__init__()
+        width = len(primes) * config.head_dim
+        self.tables = Tables(primes, config.heads, config.head_dim, std=1.0)
+        self.key = Linear(width, dim)
+        self.value = Linear(width, dim)
+        self.key_norm = RMSNorm(dim, eps)
+        self.query_norm = RMSNorm(dim, eps)
+        self.value_norm = RMSNorm(dim, eps)
+        self.conv = nn.Parameter(torch.empty(config.conv_kernel, dim))
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.conv)
+        no_decay(self.conv)
+
+    def read(self, mixed_BLO: Tensor, filled_BL: Tensor) -> Memory:
+        """Look the n-grams up; slots that no byte has closed (the null patch, the padding) read zeros."""
+        m_BLM = self.tables(mixed_BLO).flatten(-2) * filled_BL[..., None]
+        return Memory(self.key_norm(self.key(m_BLM)), self.value(m_BLM))
+
+    def forward(self, h_BLD: Tensor, memory: Memory) -> Tensor:
+        """What to add to ``h_BLD``."""
+        s_BL1 = (memory.key_BLD * self.query_norm(h_BLD)).sum(-1, keepdim=True) * h_BLD.shape[-1] ** -0.5
+        # The floor keeps the square root's slope finite where key and state are orthogonal.
+        gate_BL1 = torch.sigmoid(s_BL1.sign() * s_BL1.abs().clamp(min=1e-6).sqrt())
+        v_BLD = gate_BL1 * memory.value_BLD
+        return v_BLD + F.silu(self._conv(self.value_norm(v_BLD)))
+
+    def _conv(self, x_BLD: Tensor) -> Tensor:
+        """Depthwise causal convolution as shifted products: cheaper on a CPU than conv1d with groups."""
+        kernel, L = len(self.conv), x_BLD.shape[1]
+        padded = F.pad(x_BLD, (0, 0, kernel - 1, 0))
+        return sum(
+            (padded[:, i : i + L] * self.conv[i] for i in range(1, kernel)), padded[:, :L] * self.conv[0]
+        )

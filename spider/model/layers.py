@@ -1,0 +1,87 @@
+"""The small parts every block is made of: norms, linear maps, SwiGLU, and how weights begin.
+
+Initialisation. Construction leaves weights unset; ``Spider.reset_parameters`` visits every module in order and calls
+its ``init_weights``. So a model may be built on the meta device, materialised with ``to_empty`` and then initialised,
+and one seed gives one model. A linear map starts at ``N(0, 1/fan_in)``; a map that writes into the residual stream
+starts at zero, which makes every block the identity at first and lets depth cost nothing at step one.
+
+Marks. ``_no_weight_decay`` on a parameter says that it must not decay (norms, biases, LTI vectors); ``_is_embedding``
+that it is a table of rows, to be trained with AdamW and not as a matrix. ``init_weights`` sets them again because
+``to_empty`` makes new parameters.
+
+Shapes: ``...D`` any leading axes and D features, F hidden width of a feed-forward.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def no_decay(parameter: nn.Parameter) -> None:
+    """Mark a parameter that weight decay must leave alone."""
+    parameter._no_weight_decay = True  # type: ignore[attr-defined]
+
+
+def embedding_like(parameter: nn.Parameter) -> None:
+    """Mark a table whose rows are looked up, not multiplied; decay would shrink rows that are never read."""
+    parameter._is_embedding = True  # type: ignore[attr-defined]
+    no_decay(parameter)
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps)`` over the last axis, without a weight."""
+    return F.rms_norm(x, (x.shape[-1],), eps=eps)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a matrix product of ``x`` runs: autocast's where it is on, else ``x``'s own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with one weight a feature."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim))
+
+    def init_weights(self) -> None:
+        nn.init.ones_(self.weight)
+        no_decay(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.eps) * self.weight
+
+
+class Linear(nn.Linear):
+    """A linear map without bias; ``into_residual`` starts it at zero."""
+
+    def __init__(self, fan_in: int, fan_out: int, *, into_residual: bool = False) -> None:
+        self.into_residual = into_residual
+        super().__init__(fan_in, fan_out, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Nothing: torch calls this while constructing, `init_weights` does the work."""
+
+    def init_weights(self) -> None:
+        if self.into_residual:
+            nn.init.zeros_(self.weight)
+        else:
+            nn.init.normal_(self.weight, std=self.in_features**-0.5)
+
+
+class SwiGLU(nn.Module):
+    """``W_down (silu(W_gate x) * W_up x)``; gate and up are one matrix, one product."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.up = Linear(dim, 2 * hidden)
+        self.down = Linear(hidden, dim, into_residual=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)

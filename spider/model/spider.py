@@ -1,0 +1,257 @@
+"""The Spider: a byte-level language model that thinks on patches, as many times as asked.
+
+::
+
+    bytes (B,T) -> embed -> prelude (dense)                           h      (B,T,D)
+      -> boundaries -> mean of each patch                             e      (B,L,D)
+      -> recurrent core: R loops over a few MoE layers with Engram    z      (B,L,D)
+      -> each byte reads its last closed patch, plus its own h        h'     (B,T,D)
+      -> coda (dense) -> norm -> tied head                            logits (B,T,V)
+
+Every part is in a module of its own and may be switched off in the configuration. The residual stream is float32 under
+autocast (embeddings, norms' weights and the injection are float32), only matrix products are narrow. Cross entropy is
+float32. Embeddings are normalised when read, so their scale belongs to the head alone.
+
+Shapes: B batch, T bytes, L patch slots, D features, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spider.config import ModelConfig
+from spider.model.attention import LatentAttention, Rope, rope_table
+from spider.model.chunking import Chunker
+from spider.model.engram import NgramEmbedding, mix_ngrams, primes_from
+from spider.model.layers import RMSNorm, SwiGLU, embedding_like, rms_norm
+from spider.model.moe import MoE
+from spider.model.recurrence import CoreOutput, RecurrentCore
+from spider.vocab import VOCAB_SIZE
+
+IGNORE = -100
+
+
+@dataclass
+class ModelOutput:
+    """
+    Attributes:
+        loss: the training loss, or (B, T) cross entropies for ``reduction="none"``; None without labels.
+        logits: (B, T, V) float32 without labels, else None: training has no use for them.
+        metrics: detached scalars of the parts that are on.
+    """
+
+    loss: Tensor | None
+    logits: Tensor | None
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+class DenseBlock(nn.Module):
+    """``x += attention(RMS x); x += SwiGLU(RMS x)``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.attention = LatentAttention(config.hidden, config.attention, config.norm_eps)
+        self.ffn_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.ffn = SwiGLU(config.hidden, config.ffn_hidden)
+
+    def forward(self, x_BTD: Tensor, rope: Rope) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope)
+        return x_BTD + self.ffn(self.ffn_norm(x_BTD))
+
+
+class Spider(nn.Module):
+    """See the module's docstring; `spider.model.build_model` builds one with its weights set."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        D, engram = config.hidden, config.engram
+        self.embed_tokens = nn.Parameter(torch.empty(VOCAB_SIZE, D))
+        per_layer = len(engram.orders) * engram.heads
+        primes = primes_from(engram.table_size, per_layer * len(engram.layers) + len(engram.byte_orders))
+        of_layer = {layer: primes[i * per_layer :][:per_layer] for i, layer in enumerate(engram.layers)}
+        of_bytes = primes[per_layer * len(engram.layers) :]
+        self.ngram_embedding = NgramEmbedding(D, engram.byte_orders, of_bytes) if of_bytes else None
+        self.prelude = nn.ModuleList(DenseBlock(config) for _ in range(config.prelude_layers))
+        self.chunker = Chunker(D, config.boundary, config.norm_eps)
+        self.core = RecurrentCore(config, of_layer)
+        self.coda = nn.ModuleList(DenseBlock(config) for _ in range(config.coda_layers))
+        self.final_norm = RMSNorm(D, config.norm_eps)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set every weight and buffer from the torch RNG; the same seed gives the same model."""
+        for module in self.modules():
+            if hasattr(module, "init_weights"):
+                module.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.embed_tokens, std=0.02)
+        embedding_like(self.embed_tokens)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        labels_BT: Tensor | None = None,
+        *,
+        n_loops: int | None = None,
+        reduction: Literal["mean", "none"] = "mean",
+    ) -> ModelOutput:
+        """Predict, at every position, the id that follows.
+
+        Args:
+            tokens_BT: ids, int64.
+            labels_BT: the id that follows each, -100 where it does not count.
+            n_loops: loops of the core (default: the configuration's; in training drawn from
+                1..2*loops-1 where ``recurrence.sample_loops`` says so).
+            reduction: "mean" for training; "none" for each position's cross entropy in nats, 0 where ignored.
+        """
+        if n_loops is None:
+            n_loops = self._depth()
+        if n_loops < 1:
+            raise ValueError(f"n_loops: the core runs at least once (got {n_loops})")
+        rope_dim, base = self.config.attention.rope_dim, self.config.attention.rope_base
+        rope = rope_table(tokens_BT.shape[1], rope_dim, base, tokens_BT.device)
+
+        h_BTD = self._embed(tokens_BT)
+        for block in self.prelude:
+            h_BTD = block(h_BTD, rope)
+        patches, metrics, boundary_loss = self.chunker.cut(tokens_BT, h_BTD)
+        e_BLD = self.chunker.down(h_BTD, patches)
+        memories = [None] * len(self.core.layers)
+        if self.config.engram.layers:
+            mixed_BTO = mix_ngrams(tokens_BT, self.config.engram.orders)
+            at_BLO = patches.close_BL[..., None].expand(-1, -1, mixed_BTO.shape[-1])
+            memories = self.core.read_memories(mixed_BTO.gather(1, at_BLO), patches.filled_BL)
+        patch_rope = rope_table(e_BLD.shape[1], rope_dim, base, tokens_BT.device)
+        core = self.core(e_BLD, memories, patch_rope, patches.valid_BL, n_loops)
+        h_BTD = h_BTD + self.chunker.up(core.z_BLD, patches)
+        for block in self.coda:
+            h_BTD = block(h_BTD, rope)
+        logits_BTV = F.linear(self.final_norm(h_BTD), self.embed_tokens)
+
+        auxiliary = self.config.boundary.weight * boundary_loss
+        auxiliary = auxiliary + self._halting(core, patches.valid_BL, metrics) + self._routing(core, metrics)
+        if labels_BT is None:
+            return ModelOutput(None, _wide(logits_BTV), metrics)
+        nats_BT = F.cross_entropy(
+            _wide(logits_BTV).flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORE, reduction="none"
+        ).view_as(labels_BT)
+        cross_entropy = nats_BT.sum() / (labels_BT != IGNORE).sum().clamp(min=1)
+        metrics["cross_entropy"] = cross_entropy.detach()
+        return ModelOutput(nats_BT if reduction == "none" else cross_entropy + auxiliary, None, metrics)
+
+    def after_step(self) -> None:
+        """Balance the experts; call once after every optimizer step."""
+        for module in self.modules():
+            if isinstance(module, MoE):
+                module.rebalance()
+
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def parameters_by_part(self) -> dict[str, int]:
+        """Parameters of each part, in the lines of the table in DESIGN section 4; they sum to `num_parameters`."""
+        parts = dict.fromkeys(
+            ("embedding", "dense_blocks", "routed_experts", "shared_experts", "core_layers", "engram"), 0
+        )
+        parts |= {"recurrence": 0, "boundary": 0}
+        for name, parameter in self.named_parameters():
+            parts[_part(name)] += parameter.numel()
+        return parts
+
+    def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
+        """FLOPs of forward and backward per byte of a window of ``length`` bytes.
+
+        Counts matrix products, a multiply and an add each, attention as the full square (as
+        ``torch.utils.flop_counter`` does), the backward pass as twice the forward, recomputation not at all.
+        """
+        c = self.config
+        loops = n_loops or c.recurrence.loops
+        slots = self.chunker.slots(length)
+
+        def matrices(module: nn.Module) -> int:
+            """Multiplies per position of every matrix in ``module`` that each position meets."""
+            total = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
+            for m in module.modules():
+                if isinstance(m, MoE):
+                    total += (
+                        (m.experts.up.numel() + m.experts.down.numel()) * m.config.top_k // m.config.experts
+                    )
+            return total
+
+        a = c.attention
+        square = a.heads * (a.nope_dim + a.rope_dim + a.v_dim)
+        dense = sum(matrices(block) + square * length for block in [*self.prelude, *self.coda])
+        predictor = matrices(self.chunker)
+        memory = sum(matrices(layer.engram) for layer in self.core.layers if layer.engram is not None)
+        loop = matrices(self.core) - memory + square * slots * len(self.core.layers)
+        forward = 2 * (
+            length * (dense + predictor + self.embed_tokens.numel()) + slots * (memory + loops * loop)
+        )
+        return 3 * forward / length
+
+    def _depth(self) -> int:
+        r = self.config.recurrence
+        if self.training and r.sample_loops:
+            return int(torch.randint(1, 2 * r.loops, (), device="cpu"))
+        return r.loops
+
+    def _embed(self, tokens_BT: Tensor) -> Tensor:
+        h_BTD = rms_norm(F.embedding(tokens_BT, self.embed_tokens), self.config.norm_eps)
+        return h_BTD if self.ngram_embedding is None else h_BTD + self.ngram_embedding(tokens_BT)
+
+    def _halting(self, core: CoreOutput, valid_BL: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
+        if core.loops_BL is None or core.remainder_BL is None:
+            return 0.0
+        total = valid_BL.sum()
+        ponder = ((core.loops_BL + core.remainder_BL) * valid_BL).sum() / total
+        metrics["ponder"] = ponder.detach()
+        metrics["halt_depth"] = (core.loops_BL * valid_BL).sum() / total
+        return self.config.recurrence.ponder_weight * ponder
+
+    def _routing(self, core: CoreOutput, metrics: dict[str, Tensor]) -> Tensor | float:
+        """Mean router losses over layers and loops, load metrics, and the load that `after_step` balances."""
+        if self.config.moe is None:
+            return 0.0
+        seen = [s for of_layer in core.stats for s in of_layer]
+        aux, z = torch.stack([s.aux for s in seen]).mean(), torch.stack([s.z for s in seen]).mean()
+        load_NE = torch.stack([torch.stack([s.counts_E for s in of_layer]).sum(0) for of_layer in core.stats])
+        share_NE = load_NE / load_NE.sum(1, keepdim=True).clamp(min=1)
+        metrics |= {
+            "moe_aux": aux.detach(),
+            "moe_z": z.detach(),
+            "moe_load_max": (share_NE.amax(1) * share_NE.shape[1]).mean(),
+            "moe_load_entropy": torch.special.entr(share_NE).sum(1).mean(),
+        }
+        if self.training:
+            for layer, load_E in zip(self.core.layers, load_NE, strict=True):
+                layer.ffn.load += load_E
+        return self.config.moe.aux_weight * aux + self.config.moe.z_weight * z
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _part(name: str) -> str:
+    if name == "embed_tokens":
+        return "embedding"
+    if name.startswith(("prelude.", "coda.")):
+        return "dense_blocks"
+    if ".experts." in name:
+        return "routed_experts"
+    if ".shared." in name:
+        return "shared_experts"
+    if ".engram." in name or name.startswith("ngram_embedding."):
+        return "engram"
+    if name.startswith("core.layers."):
+        return "core_layers"
+    return "recurrence" if name.startswith("core.") else "boundary"
