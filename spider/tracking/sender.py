@@ -1,0 +1,120 @@
+"""Processes that send in the background, so that what computes never waits for a store nor imports mlflow.
+
+A *follower* runs beside a workflow or a trainer and syncs every few seconds at low priority. Its standard
+input is a pipe that its parent holds: closed, by the parent or by its death, it tells the follower to end. If
+the parent was killed while jobs of this folder go on (a killed Snakemake leaves its trainer running), it
+follows these first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from spider.tracking import spool
+from spider.tracking.sync import Syncer
+
+log = logging.getLogger(__name__)
+
+POLL = 3.0
+SLOWEST_POLL = 60.0
+LAST_ATTEMPT = 60.0
+"""Seconds that a follower told to end may go on sending for."""
+PENDING = 3
+"""Exit code of a process that could not send everything."""
+
+
+class Sender:
+    """A follower started here; with no process, someone else's does the work."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None) -> None:
+        self._process = process
+
+    def stop(self, timeout: float = 5) -> bool:
+        """Let the follower send the rest and end, waiting ``timeout`` seconds at most; True if all is sent.
+
+        One that is not done by then goes on by itself for up to a minute; one warning says what to do.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return True
+        assert process.stdin is not None
+        process.stdin.close()
+        return _outcome(process, timeout)
+
+
+def start(results: Path) -> Sender:
+    """Start a follower of ``results``; it ends with this process."""
+    return Sender(_spawn(results, "follow", "--parent", str(os.getpid())))
+
+
+def start_sender(results: Path) -> Sender:
+    """A follower for a training run; in a workflow, and with tracking off, none is needed."""
+    if not spool.enabled() or os.environ.get("SPIDER_WORKFLOW"):
+        return Sender(None)
+    return start(results)
+
+
+def send(results: Path, timeout: float = 5) -> bool:
+    """Sync once in another process, waiting ``timeout`` seconds at most; True if all is sent."""
+    if not spool.enabled():
+        return True
+    process = _spawn(results, "sync", "--timeout", str(LAST_ATTEMPT))
+    return process is None or _outcome(process, timeout)
+
+
+def _spawn(results: Path, verb: str, *options: str) -> subprocess.Popen[bytes] | None:
+    command = [sys.executable, "-m", "spider.tracking", verb, str(results.absolute()), *options]
+    try:
+        (results / "tracking").mkdir(parents=True, exist_ok=True)
+        with open(results / "tracking" / "sender.log", "ab") as said:
+            # Its own session: Ctrl-C in the terminal is for the job, which then tells its sender.
+            return subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True
+            )
+    except OSError as error:
+        log.warning("cannot start the tracking sender (%s); %s", error, spool.REMEDY)
+        return None
+
+
+def _outcome(process: subprocess.Popen[bytes], timeout: float) -> bool:
+    try:
+        code = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        log.warning("the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY)
+        return False
+    if code:
+        log.warning("not everything reached the tracking store (see tracking/sender.log); %s", spool.REMEDY)
+    return code == 0
+
+
+def follow(results: Path, parent: int) -> int:
+    """Sync every few seconds until told to end; the body of a follower process. Returns its exit code."""
+    os.nice(10)
+    syncer = Syncer(results)
+    pause, told, complaint = 0.0, False, None
+    while True:
+        if told:
+            time.sleep(pause)
+        else:
+            told = bool(select.select([sys.stdin], [], [], pause)[0])
+        running = spool.mark_dead(results)
+        if told and (os.getppid() == parent or not running):
+            break
+        pause = POLL
+        if syncer.pending():
+            report = syncer.attempt()
+            if report.error:
+                pause = min(SLOWEST_POLL, max(POLL, pause * 2))
+            if report.error != complaint:
+                complaint = report.error
+                log.warning("%s", complaint or "the store answers again")
+    report = syncer.attempt(LAST_ATTEMPT)
+    if report.pending:
+        log.warning("%s; %s", report, spool.REMEDY)
+    return PENDING if report.pending else 0
