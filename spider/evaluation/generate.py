@@ -5,8 +5,8 @@ of a whole window, in exchange for code that is right for any model with the com
 happens on the host in float64 with a generator of its own, so a seed gives one text whatever else uses
 torch's random state.
 
-The window is padded on the right to a multiple of `BLOCK`. A causal model cannot see padding, but a model that
-grants a window patches in proportion to its length would grant a window of five bytes only two or three.
+The window is padded on the right to a multiple of `BLOCK`. A causal model cannot see padding, but a model
+that grants a window patches in proportion to its length would grant a window of five bytes only three.
 
 Only bytes and EOS can be drawn. EOS ends the stream and is not part of it.
 """
@@ -46,7 +46,8 @@ def generate(
         temperature: 0 takes the likeliest id each time.
         top_k: draw among the k likeliest ids only.
         top_p: draw among the fewest ids whose probabilities reach p (nucleus sampling, Holtzman et al. 2020).
-        context: ids the model reads at most; best the window it was trained on. A longer prompt loses its beginning, which is logged once.
+        context: ids the model reads at most; best the window it was trained on. A longer
+            prompt loses its beginning, which is logged once.
 
     Raises:
         ValueError: an argument out of range (at the call, before the first byte is drawn).

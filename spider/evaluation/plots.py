@@ -1,8 +1,8 @@
 """The figures of the report: bits per byte by stage against compressors, and loss curves.
 
-Colours are Okabe and Ito's, told apart by people with any colour vision, and every series differs by marker or
-dash as well. matplotlib is imported by the functions alone, and without pyplot: no window system, no global
-state, and half a second less at start.
+Colours are Okabe and Ito's, told apart by people with any colour vision, and every series differs by marker
+or dash as well. matplotlib is imported by the functions alone, and without pyplot: no window system, no
+global state, and half a second less at start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = {"zlib": (0, (1, 1.5)), "bz2": (0, (5, 2, 1, 2)), "xz": (0, (6, 2)), "zstd": (0, (3, 2))}
 GREY = "#666666"
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 12,
     "axes.titleweight": "bold",
@@ -160,7 +160,12 @@ def plot_loss(curves: list[Curve], path: Path, title: str = "Training loss") -> 
             scored = [(c.end, c.held_out) for c in own if c.held_out is not None]
             if scored:
                 marks_x, marks_y = zip(*scored, strict=True)
-                style = {"marker": marker, "linestyle": "none", "markersize": 8, "markeredgecolor": "white"}
+                style: dict[str, Any] = {
+                    "marker": marker,
+                    "linestyle": "none",
+                    "markersize": 8,
+                    "markeredgecolor": "white",
+                }
                 label = f"{run}: held-out" if len(runs) > 1 else "held-out, after a stage"
                 axes.plot(
                     marks_x,
@@ -210,7 +215,7 @@ def _shade(axes: Axes, stages: list[Curve]) -> None:
 
 
 def _smoothed(y_S: np.ndarray) -> np.ndarray:
-    """Mean of about a twentieth of the points, centred so that it does not lag; narrower towards both ends."""
+    """Mean of about a twentieth of the points, centred so that it does not lag; narrower at both ends."""
     n = len(y_S)
     at_S = np.arange(n)
     half_S = np.minimum(np.minimum(at_S, n - 1 - at_S), 1 + n // 40)

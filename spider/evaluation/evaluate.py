@@ -1,0 +1,156 @@
+"""One stage's last checkpoint, measured: bits per byte, compressors on the same text, a sample, a loss curve.
+
+The text is the beginning of the validation split, at most ``max_bytes`` of it; the very array that the model
+is scored on goes to the compressors. What was measured on what is written beside the figures (data digest,
+hash of the text, window, overlap, loops, weights digest), so that two evaluations can be told comparable or
+not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from spider import files
+from spider.config import StageSpec
+from spider.data.shards import Shards, load_metadata
+from spider.evaluation import compressors
+from spider.evaluation.bpb import clip_stream, score
+from spider.evaluation.curves import stage_curve
+from spider.evaluation.generate import generate, stream_text
+from spider.evaluation.plots import plot_loss
+from spider.training.checkpoint import load_model
+from spider.vocab import BOS
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+def evaluate(
+    receipt: Path, spec: StageSpec, data: Path, output: Path, *, device: str | None = None
+) -> dict[str, Any]:
+    """Measure the checkpoint that a receipt names; write evaluation.json, sample.txt and loss.png.
+
+    Args:
+        receipt: the stage's train.json.
+        spec: the stage; only ``evaluation``, ``settings`` (window and loops where evaluation does not say)
+            and ``seed`` (of the sample) are read. The model's own configuration is in the checkpoint.
+        data: shards folder of ``spec.evaluation.data``.
+        output: folder to write into; evaluation.json comes last.
+        device: where to run (default: the GPU where there is one).
+
+    Returns:
+        what evaluation.json holds.
+
+    Raises:
+        ValueError: a receipt of another stage or version, a missing or damaged checkpoint, no validation
+            text, or a model whose loss is not finite.
+    """
+    trained = read_receipt(receipt)
+    if (trained["run"], trained["stage"]) != (spec.run, spec.stage):
+        raise ValueError(
+            f"{receipt}: is the receipt of {trained['run']}/{trained['stage']}, "
+            f"not of {spec.run}/{spec.stage}"
+        )
+    asked = spec.evaluation
+    tokens_N, data_digest = validation_stream(data, asked.max_bytes)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model, _ = load_model(receipt, device)
+    seq_len = asked.seq_len or spec.settings.seq_len
+    n_loops = asked.n_loops or spec.settings.n_loops
+    # A model trained in low precision is judged in the precision it will be used in.
+    autocast = device.startswith("cuda") and trained.get("precision") in ("bf16", "fp8")
+    log.info("scoring %s bytes with windows of %d on %s", f"{len(tokens_N):,}", seq_len, device)
+    result = score(
+        model,
+        tokens_N,
+        seq_len=seq_len,
+        overlap=asked.overlap,
+        batch=asked.batch,
+        n_loops=n_loops,
+        autocast=autocast,
+    )
+    text = compressors.text_bytes(tokens_N)
+    written = generate(
+        model,
+        asked.prompt,
+        max_bytes=asked.sample_bytes,
+        temperature=asked.temperature,
+        seed=spec.seed,
+        n_loops=n_loops,
+        context=seq_len,
+    )
+    sample = "".join(stream_text(written))
+    found = {
+        "format": FORMAT,
+        "run": spec.run,
+        "stage": spec.stage,
+        "index": spec.index,
+        "bpb": result.bpb,
+        "bpb_strict": result.bpb_strict,
+        "bytes": result.counts["byte"],
+        "documents": int(np.count_nonzero(tokens_N == BOS)),
+        "seconds": result.seconds,
+        "bytes_per_second": result.bytes_per_second,
+        "nats": result.nats,
+        "targets": result.counts,
+        "compressors": compressors.bits_per_byte(tokens_N),
+        "compressor_settings": compressors.SETTINGS,
+        "data": asked.data,
+        "data_digest": data_digest,
+        "text_sha256": hashlib.sha256(text).hexdigest(),
+        "seq_len": seq_len,
+        "overlap": asked.overlap,
+        "n_loops": n_loops,
+        "device": device,
+        "precision": "bf16" if autocast else "fp32",
+        "checkpoint": trained["checkpoint"],
+        "weights": trained["weights"],
+        "global_step": trained["global_step"],
+        "training": {k: trained[k] for k in ("steps", "global_step", "tokens", "bytes", "seconds")},
+        "model": result.metrics,
+        "prompt": asked.prompt,
+        "sample": sample,
+    }
+    files.write_text(output / "sample.txt", asked.prompt + sample + "\n")
+    curve = stage_curve(receipt.with_name("metrics.jsonl"), trained, begin=0, held_out=result.bpb)
+    plot_loss([curve], output / "loss.png", f"{spec.run}, stage {spec.stage}")
+    files.write_json(output / "evaluation.json", found)
+    return found
+
+
+def read_receipt(path: Path) -> dict[str, Any]:
+    """A stage's train.json, checked for its version and for what is needed here."""
+    receipt = files.read_json(path)
+    if not isinstance(receipt, dict) or receipt.get("format") != 1:
+        found = receipt.get("format") if isinstance(receipt, dict) else type(receipt).__name__
+        raise ValueError(f"{path}: a receipt of format {found!r}, this Spider reads 1; train the stage again")
+    needed = ("run", "stage", "checkpoint", "weights", "steps", "global_step", "tokens", "bytes", "seconds")
+    if missing := [key for key in needed if key not in receipt]:
+        raise ValueError(f"{path}: not a whole receipt, it lacks {', '.join(missing)}; train the stage again")
+    return receipt
+
+
+def validation_stream(data: Path, max_bytes: int) -> tuple[np.ndarray, str]:
+    """The first ``max_bytes`` raw bytes of the validation split as a uint16 stream, and the dataset's digest.
+
+    Raises:
+        ValueError: the dataset has no validation text.
+    """
+    metadata = load_metadata(data)
+    split = metadata["splits"].get("validation", {})
+    if not split.get("bytes"):
+        raise ValueError(
+            f"{data}: has no validation text to score; raise `validation` in datasets.{metadata['dataset']} "
+            "(the share of documents held out) and encode again"
+        )
+    shards = Shards(data, "validation")
+    # A document of n bytes is n + 2 ids, and encoding drops empty ones: three ids a byte are always enough.
+    count = min(shards.tokens, 3 * max_bytes)
+    return clip_stream(np.asarray(shards.read(0, count)), max_bytes), metadata["digest"]

@@ -1,0 +1,88 @@
+"""Results folders of finished stages, as training and evaluation leave them, without training."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from spider.evaluation.compressors import SETTINGS
+
+COMPRESSORS = {"zlib": 2.70, "bz2": 2.31, "xz": 2.39, "zstd": 2.41}
+
+
+def write_stage(
+    runs: Path,
+    run: str,
+    stage: str,
+    index: int,
+    bpb: float,
+    *,
+    global_step: int,
+    steps: int = 100,
+    data: str = "pydocs",
+    sha: str = "a" * 64,
+    compressors: dict[str, float] = COMPRESSORS,
+    **changed: Any,
+) -> Path:
+    """Write train.json, metrics.jsonl and evaluation.json of one stage; the path of the last."""
+    folder = runs / run / stage
+    folder.mkdir(parents=True)
+    receipt = {
+        "format": 1,
+        "run": run,
+        "stage": stage,
+        "steps": steps,
+        "global_step": global_step,
+        "tokens": steps * 4096,
+        "bytes": steps * 4000,
+        "seconds": 12.5,
+    }
+    (folder / "train.json").write_text(json.dumps(receipt))
+    rows = [
+        {"step": s, "time": 1.0, "metrics": {"train/bpb": bpb + 3 * math.exp(-s / 60)}}
+        for s in range(global_step - steps + 10, global_step + 1, 10)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluation = {
+        "format": 1,
+        "run": run,
+        "stage": stage,
+        "index": index,
+        "bpb": bpb,
+        "bpb_strict": bpb + 0.01,
+        "bytes": 500_000,
+        "compressors": compressors,
+        "compressor_settings": SETTINGS,
+        "data": data,
+        "text_sha256": sha,
+        "seq_len": 256,
+        "overlap": 0.5,
+        "n_loops": 2,
+        "weights": "w",
+        "training": {k: receipt[k] for k in ("steps", "global_step", "tokens", "bytes", "seconds")},
+        "prompt": "The ",
+        "sample": "function returns the [value] of the\x1b[31m object.\n\nIf *name* is given,\tit ",
+        **changed,
+    }
+    path = folder / "evaluation.json"
+    path.write_text(json.dumps(evaluation))
+    return path
+
+
+def demo(runs: Path, run: str = "demo", shift: float = 0.0, **changed: Any) -> list[Path]:
+    """The three stages of the default run."""
+    return [
+        write_stage(runs, run, "warmup", 0, 3.02 + shift, global_step=100, **changed),
+        write_stage(runs, run, "main", 1, 2.21 + shift, global_step=500, steps=400, **changed),
+        write_stage(runs, run, "anneal", 2, 2.05 + shift, global_step=700, steps=200, **changed),
+    ]
+
+
+def write_benchmark(benchmarks: Path, rule: str, name: str, *seconds: float) -> None:
+    path = benchmarks / rule / f"{name}.tsv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ["s\th:m:s\tmax_rss\tmax_vms\tmax_uss\tmax_pss\tio_in\tio_out\tmean_load\tcpu_time"]
+    lines += [f"{s}\t0:00:01\t10.1\t20.2\t5.5\t5.6\t0.00\t0.00\t95.5\t{s}" for s in seconds]
+    path.write_text("\n".join(lines) + "\n")
