@@ -1,10 +1,10 @@
 """Which documents are held out, decided by each document alone.
 
 A document is in the validation split where the first 64 bits of the BLAKE2b hash of its key, read as a
-fraction of 2**64, lie below the share. Its key is its id, or its text where it has no id. Nothing else enters:
-not the order, not the number of parts, not the machine, not the seed. So a document keeps its place when the
-corpus is cut anew, both copies of a duplicated id fall on the same side, and a larger share holds every document
-of a smaller. The price is that the share is met in expectation only; of a few dozen documents it may miss by far.
+fraction of 2**64, lie below the share. Its key is its id, or its text where it has no id. Nothing else
+enters: not the order, not the number of parts, not the machine, not the seed. So a document keeps its place
+when the corpus is cut anew, both copies of a duplicated id fall on the same side, and a larger share holds
+every document of a smaller. The price: the share is met in expectation, and missed by few documents.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ def document_key(id: str | int | None, text: str | bytes) -> bytes:
     return chosen if isinstance(chosen, bytes) else str(chosen).encode("utf-8")
 
 
-def is_validation(key: bytes | memoryview, share: float) -> bool:
+def is_validation(key: bytes, share: float) -> bool:
     """Whether the document with this key is held out when ``share`` (0 <= share < 1) of all are."""
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") < _threshold(share)
+    return bool(validation_mask(hash_keys([key]), share)[0])
 
 
-def validation_mask(keys: Iterable[bytes | memoryview], share: float) -> np.ndarray:
-    """`is_validation` of many keys: a bool array, one entry a key."""
-    if share == 0:
-        return np.zeros(sum(1 for _ in keys), dtype=bool)
-    hashes = np.frombuffer(b"".join([blake2b(key, digest_size=8).digest() for key in keys]), dtype="<u8")
-    return hashes < np.uint64(_threshold(share))
+def hash_keys(keys: Iterable[bytes | memoryview]) -> np.ndarray:
+    """First 64 bits of each key's hash, uint64."""
+    return np.frombuffer(b"".join([blake2b(key, digest_size=8).digest() for key in keys]), dtype="<u8")
 
 
-def _threshold(share: float) -> int:
+def validation_mask(hashes: np.ndarray, share: float) -> np.ndarray:
+    """`is_validation` of many documents, given their keys' `hash_keys`: bool, the same shape."""
     if not 0 <= share < 1:
         raise ValueError(f"validation: the share must be at least 0 and below 1 (got {share})")
-    return int(share * 2**64)
+    return hashes < np.uint64(share * 2**64)

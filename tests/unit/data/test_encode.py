@@ -1,0 +1,360 @@
+"""Encoding: what every document and every odd row becomes, and that nothing torn is ever left."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spider.data import encode
+from spider.data.encode import encode_part
+from spider.data.split import document_key, is_validation
+from spider.files import read_json
+from spider.vocab import BOS, EOS
+
+
+def write(path: Path, texts: list[str | None], ids: list | None = None, **options) -> Path:
+    columns: dict[str, object] = {"text": pa.array(texts, options.pop("type", pa.string()))}
+    if ids is not None:
+        columns["id"] = ids
+    pq.write_table(pa.table(columns), path, **options)
+    return path
+
+
+def expected(texts: list[str], ids: list | None, share: float, split: str) -> tuple[list[int], list[int]]:
+    """Tokens and BOS offsets of one split, a document at a time."""
+    tokens: list[int] = []
+    offsets: list[int] = []
+    for i, text in enumerate(texts):
+        if is_validation(document_key(ids[i] if ids else None, text), share) == (split == "validation"):
+            offsets.append(2 * len(tokens))
+            tokens += [BOS, *text.encode(), EOS]
+    return tokens, offsets
+
+
+def shard(folder: Path, split: str, part: str = "000") -> tuple[list[int], list[int]]:
+    name = folder / split / part
+    return (
+        np.fromfile(name.with_suffix(".bin"), "<u2").tolist(),
+        np.fromfile(name.with_suffix(".idx"), "<u8").tolist(),
+    )
+
+
+def check(folder: Path, texts: list[str], ids: list | None = None, share: float = 0.005) -> None:
+    for split in ("train", "validation"):
+        tokens, offsets = expected(texts, ids, share, split)
+        assert shard(folder, split) == (tokens, offsets)
+        record = read_json(folder / split / "000.json")
+        assert record["tokens"] == len(tokens)
+        assert record["documents"] == len(offsets)
+        assert record["bytes"] == len(tokens) - 2 * len(offsets)
+        assert record["file"] == f"{split}/000.bin"
+
+
+WORDS = ["The cat sat.", "é", "日本語 text", "a" * 5000, "\0null byte\0", "🙂" * 40, "x"]
+MANY = [WORDS[i % len(WORDS)] + str(i) for i in range(500)]
+IDS = [f"<urn:{i}>" for i in range(500)]
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_documents_become_bos_bytes_eos(tmp_path, compression):
+    file = write(tmp_path / "a.parquet", MANY, IDS, row_group_size=77, compression=compression)
+    encode_part(file, tmp_path / "out", "000", validation=0.2)
+    check(tmp_path / "out", MANY, IDS, 0.2)
+    assert shard(tmp_path / "out", "validation")[1], "the share must have held some documents out"
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_every_kind_of_string_column(tmp_path, kind):
+    file = tmp_path / "a.parquet"
+    texts = pa.array(MANY).cast(kind) if kind != pa.string_view() else pa.array(MANY, kind)
+    pq.write_table(pa.table({"text": texts, "id": IDS}), file, row_group_size=100)
+    encode_part(file, tmp_path / "out", "000", validation=0.1)
+    check(tmp_path / "out", MANY, IDS, 0.1)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(st.text(alphabet="ab é日🙂\0\n", max_size=30), max_size=40),
+    group=st.integers(1, 12),
+    share=st.sampled_from([0.0, 0.3, 0.9]),
+    limit=st.sampled_from([None, 4, 5, 11]),
+)
+def test_any_documents_any_row_groups_any_limit(tmp_path, texts, group, share, limit):
+    file = write(tmp_path / "a.parquet", texts, row_group_size=group)
+    encode_part(file, tmp_path / "out", "000", validation=share, max_document_bytes=limit)
+    kept = [text for text in texts if text]
+    for split in ("train", "validation"):
+        tokens: list[int] = []
+        for text in kept:
+            if is_validation(text.encode(), share) == (split == "validation"):
+                head = text.encode()[:limit].decode(errors="ignore").encode()
+                tokens += [BOS, *head, EOS]
+        assert shard(tmp_path / "out", split)[0] == tokens
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 100, 10_000])
+def test_the_batch_size_changes_nothing(tmp_path, monkeypatch, batch_bytes):
+    monkeypatch.setattr(encode, "BATCH_BYTES", batch_bytes)
+    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", validation=0.2)
+    check(tmp_path / "out", MANY, IDS, 0.2)
+
+
+def test_document_larger_than_a_batch_and_than_a_piece(tmp_path):
+    texts = ["small", "é" * (2 * encode.PIECE + 1), "x" * (3 * encode.BATCH_BYTES), "small again"]
+    encode_part(write(tmp_path / "a.parquet", texts), tmp_path / "out", "000", validation=0)
+    check(tmp_path / "out", texts, None, 0)
+
+
+def test_null_and_empty_rows_are_skipped_and_counted(tmp_path):
+    file = write(tmp_path / "a.parquet", ["a", None, "", "b", None, "c", ""], list("1234567"))
+    records = encode_part(file, tmp_path / "out", "000")
+    check(tmp_path / "out", ["a", "b", "c"], list("146"))
+    rows = records["train"]["rows"]
+    assert rows == {"read": 7, "null": 2, "empty": 2, "truncated": 0, "duplicates": 0}
+
+
+def test_only_null_rows_make_empty_shards(tmp_path):
+    records = encode_part(write(tmp_path / "a.parquet", [None, None]), tmp_path / "out", "000")
+    check(tmp_path / "out", [])
+    assert records["train"]["rows"]["null"] == 2
+
+
+def test_parquet_without_rows_makes_empty_shards(tmp_path):
+    encode_part(write(tmp_path / "a.parquet", [], []), tmp_path / "out", "000")
+    check(tmp_path / "out", [])
+
+
+def test_truncation_ends_at_a_whole_character(tmp_path):
+    texts = ["aé", "aéé", "日本語", "🙂🙂", "abcde", "abcdef"]
+    file = write(tmp_path / "a.parquet", texts)
+    records = encode_part(file, tmp_path / "out", "000", validation=0, max_document_bytes=5)
+    assert records["train"]["rows"]["truncated"] == 3
+    check(tmp_path / "out", ["aé", "aéé", "日", "🙂", "abcde", "abcde"], None, 0)
+
+
+def test_the_split_does_not_depend_on_truncation(tmp_path):
+    texts = [f"{i} " + "tail" * 20 for i in range(200)]
+    whole = encode_part(write(tmp_path / "a.parquet", texts), tmp_path / "o", "000", validation=0.3)
+    cut = encode_part(tmp_path / "a.parquet", tmp_path / "p", "000", validation=0.3, max_document_bytes=8)
+    assert cut["validation"]["documents"] == whole["validation"]["documents"]
+
+
+def test_a_limit_below_one_character_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="max_document_bytes: must be at least 4"):
+        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", max_document_bytes=3)
+
+
+def test_missing_id_column_hashes_the_text_and_says_so(tmp_path, caplog):
+    file = write(tmp_path / "a.parquet", MANY, row_group_size=50)
+    with caplog.at_level(logging.WARNING):
+        encode_part(file, tmp_path / "out", "000", validation=0.3)
+    check(tmp_path / "out", MANY, None, 0.3)
+    assert [r.message for r in caplog.records].count(
+        f"{file}: no column 'id', the text itself decides the split"
+    ) == 1
+
+
+def test_null_and_empty_ids_fall_back_to_the_text(tmp_path):
+    ids = [None if i % 3 == 0 else "" if i % 3 == 1 else f"id{i}" for i in range(len(MANY))]
+    encode_part(write(tmp_path / "a.parquet", MANY, ids), tmp_path / "out", "000", validation=0.3)
+    check(tmp_path / "out", MANY, ids, 0.3)
+
+
+def test_integer_ids_are_hashed_in_decimal(tmp_path):
+    ids = list(range(-3, 497))
+    encode_part(write(tmp_path / "a.parquet", MANY, ids), tmp_path / "out", "000", validation=0.3)
+    check(tmp_path / "out", MANY, ids, 0.3)
+
+
+def test_repeated_ids_are_kept_counted_and_warned_of_once(tmp_path, caplog):
+    texts, ids = MANY + MANY[:7], IDS + IDS[:7]
+    with caplog.at_level(logging.WARNING):
+        records = encode_part(write(tmp_path / "a.parquet", texts, ids), tmp_path / "out", "000")
+    check(tmp_path / "out", texts, ids)
+    assert records["train"]["rows"]["duplicates"] == 7
+    assert len([r for r in caplog.records if "7 documents repeat" in r.message]) == 1
+
+
+def test_split_is_the_same_whatever_the_order_and_the_parts(tmp_path):
+    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "one", "000", validation=0.2)
+    encode_part(write(tmp_path / "b.parquet", MANY[:99], IDS[:99]), tmp_path / "two", "000", validation=0.2)
+    backwards = write(tmp_path / "c.parquet", MANY[:98:-1], IDS[:98:-1])
+    encode_part(backwards, tmp_path / "two", "001", validation=0.2)
+
+    def held_out(folder: Path, part: str) -> list[list[int]]:
+        tokens = np.fromfile(folder / "validation" / f"{part}.bin", "<u2")
+        return [d.tolist() for d in np.split(tokens, np.flatnonzero(tokens == BOS))[1:]]
+
+    two = held_out(tmp_path / "two", "000") + held_out(tmp_path / "two", "001")
+    assert sorted(held_out(tmp_path / "one", "000")) == sorted(two)
+
+
+def test_malformed_utf8_is_copied_as_it_is(tmp_path):
+    raw = pa.array([b"ok \xff\xfe", b"\x80\x80\x80\x80\x80\x80"]).view(pa.string())
+    pq.write_table(pa.table({"text": raw, "id": ["a", "b"]}), tmp_path / "a.parquet")
+    encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", validation=0, max_document_bytes=5)
+    assert shard(tmp_path / "out", "train")[0] == [BOS, *b"ok \xff\xfe", EOS, BOS, 0x80, 0x80, EOS]
+
+
+# ------------------------------------------------------------------------------------------ refused files
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_missing_text_column_names_file_column_and_columns(tmp_path):
+    pq.write_table(pa.table({"content": ["a"], "id": ["1"]}), tmp_path / "a.parquet")
+    with pytest.raises(
+        ValueError, match=r"a\.parquet: no column 'text' \(there are: content, id\); set text_col"
+    ):
+        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000")
+    assert left(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("values", [[1, 2], [["a"], ["b"]], [{"a": "x"}, {"a": "y"}], [b"a", b"b"]])
+def test_text_column_of_another_type_is_refused(tmp_path, values):
+    pq.write_table(pa.table({"text": values, "id": ["1", "2"]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"column 'text' holds .*, not strings; set text_column"):
+        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000")
+
+
+def test_id_column_of_another_type_is_refused(tmp_path):
+    pq.write_table(pa.table({"text": ["a"], "id": [0.5]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="column 'id' holds double"):
+        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000")
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere\.parquet: no such file; download it first"):
+        encode_part(tmp_path / "nowhere.parquet", tmp_path / "out", "000")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no footer", "flipped page", "empty"])
+def test_damaged_parquet_names_the_file_and_the_remedy(tmp_path, damage):
+    file = write(
+        tmp_path / "a.parquet", MANY * 20, compression="snappy", row_group_size=2000, use_dictionary=False
+    )
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    file.write_bytes(
+        {
+            "truncated": whole[:middle],
+            "no footer": whole[:-8] + b"\0" * 8,
+            "flipped page": whole[: middle // 2]
+            + b"\xff" * (middle // 4)
+            + whole[middle // 2 + middle // 4 :],
+            "empty": b"",
+        }[damage]
+    )
+    with pytest.raises(
+        ValueError, match=r"a\.parquet: not a whole parquet file .* delete it and download it again"
+    ):
+        encode_part(file, tmp_path / "out", "000")
+    assert left(tmp_path / "out") == []
+
+
+# ------------------------------------------------------------------------------------- killed, full disk
+
+
+def test_full_disk_is_explained_and_leaves_nothing(tmp_path):
+    """A child limited to files of 1 MB meets EFBIG in the middle of the shard."""
+    file = write(tmp_path / "a.parquet", ["x" * 100_000] * 20)
+    code = f"""
+import resource, signal
+from pathlib import Path
+from spider.data.encode import encode_part
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    assert (
+        f"{tmp_path / 'out'}: cannot write the shards of part 000 ({os.strerror(errno.EFBIG)}); make room"
+        in last
+    )
+    assert left(tmp_path / "out") == []
+
+
+def test_read_only_folder_is_explained(tmp_path):
+    (tmp_path / "out").write_text("a file where the folder should be")
+    with pytest.raises(
+        OSError, match=r"out: cannot write the shards of part 000 .* make the folder writable"
+    ):
+        encode_part(write(tmp_path / "a.parquet", ["a"]), tmp_path / "out", "000")
+
+
+def test_killed_in_the_middle_leaves_no_final_name(tmp_path):
+    file = write(tmp_path / "a.parquet", ["x" * 1000] * 200_000, compression="none", use_dictionary=False)
+    code = f"""
+from pathlib import Path
+from spider.data.encode import encode_part
+encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000")
+"""
+    child = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while not any(p.stat().st_size > 1_000_000 for p in (tmp_path / "out").rglob("*.tmp")):
+        assert child.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert [n for n in left(tmp_path / "out") if not n.endswith(".tmp")] == []
+
+
+def test_a_second_encode_of_a_part_replaces_the_first(tmp_path):
+    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000")
+    encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000")
+    check(tmp_path / "out", ["only"], ["1"])
+    assert len(left(tmp_path / "out")) == 6
+
+
+def test_an_old_record_does_not_vouch_for_a_shard_that_failed(tmp_path, monkeypatch):
+    """If the process dies between the shard and its record, no record stands."""
+    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000")
+    monkeypatch.setattr(encode, "write_json", lambda *a: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="make room"):
+        encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000")
+    assert not list((tmp_path / "out").rglob("*.json"))
+
+
+def test_memory_is_constant(tmp_path):
+    """One row group of 300 MB, documents of 20 kB among them one of 30 MB: far below a gigabyte."""
+    file = tmp_path / "a.parquet"
+    schema = pa.schema({"text": pa.string()})
+    block = "".join(map(str, range(5000)))
+    with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
+        writer.write_table(
+            pa.table({"text": [block] * 14_000 + ["y" * 30_000_000]}), row_group_size=1_000_000
+        )
+    code = f"""
+from pathlib import Path
+from spider.data.encode import encode_part
+encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000")
+"""
+    child = subprocess.Popen([sys.executable, "-c", code])
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = status
+    assert status == 0
+    assert usage.ru_maxrss < 500_000, f"peak resident memory {usage.ru_maxrss} kB"
+
+
+def test_torch_is_not_imported():
+    code = "import sys, spider.data.encode, spider.data.shards; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
