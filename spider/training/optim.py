@@ -1,21 +1,22 @@
 """AdamW and Muon in one optimizer.
 
-AdamW (Loshchilov and Hutter, arXiv:1711.05101) trains whatever is not a matrix: embeddings, norms, biases, tables; with
-``kind: adamw`` it trains everything. Muon (Jordan, 2024) replaces the momentum of a hidden matrix by the nearest
-semi-orthogonal one, so that all directions of a layer learn at one speed:
+AdamW (Loshchilov and Hutter, arXiv:1711.05101) trains whatever is not a matrix: embeddings, norms, biases,
+tables; with ``kind: adamw`` it trains everything. Muon (Jordan, 2024) replaces the momentum of a hidden
+matrix by the nearest semi-orthogonal one, so that all directions of a layer learn at one speed:
 
-    m <- mu m + (1 - mu) g;   u = (1 - mu) g + mu m  (Nesterov);   W <- W - lr max(1, rows/cols)^1/2 polar(u)
+    m <- mu m + (1 - mu) g;   u = (1 - mu) g + mu m  (Nesterov);   W <- W - lr max(1, out/in)^1/2 polar(u)
 
-The polar factor comes from Polar Express (Amsel et al., arXiv:2505.16932): five quintic polynomials
-``a X + (b A + c A^2) X`` with ``A = X X^T``, each the best for the singular values that the ones before it leave. Matrix products
-only, hence bf16 on a GPU; fp32 on a CPU, where bf16 is no faster. A stack of experts (E, rows, cols) is E matrices, and
-all matrices of one shape go through the iteration as one batch, cut into pieces that bound the scratch memory.
+The polar factor comes from Polar Express (Amsel et al., arXiv:2505.16932): five quintic polynomials ``a X +
+(b A + c A^2) X`` with ``A = X X^T``, each the best for the singular values that the ones before it leave.
+Matrix products only, hence bf16 on a GPU; fp32 on a CPU, where bf16 is no faster. A stack of experts (E, in,
+out) is E matrices, and all matrices of one shape go through the iteration as one batch, cut into pieces that
+bound the scratch memory.
 
-Weight decay is decoupled, for matrices also cautious (Chen et al., arXiv:2510.12402): only where it pulls the same
-way as the update. Vectors, and tables of which a batch touches few rows, are not decayed.
+Weight decay is decoupled, for matrices also cautious (Chen et al., arXiv:2510.12402): only where it pulls the
+same way as the update. Vectors, and tables of which a batch touches few rows, are not decayed.
 
-State is kept in fp32, by parameter; `Optimizer.tensors` names it by the parameter's own name, so a checkpoint does not
-depend on the order of groups.
+State is kept in fp32, by parameter; `Optimizer.tensors` names it by the parameter's own name, so a checkpoint
+does not depend on the order of groups.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ POLAR_EXPRESS: Coefficients = (
     (3.3184196573706015, -2.488488024314874, 0.51004894012372),
     (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
 )
-#: bf16 rounding may lift a singular value above 1, where the polynomials grow fast: they are read this much lower.
+#: bf16 rounding may lift a singular value above 1, where the polynomials grow fast: start this much lower.
 _SAFETY = 1.01
 _SCRATCH_NUMEL = 1 << 26
 
@@ -59,9 +60,8 @@ def polar(g_Nrc: Tensor, coefficients: Coefficients = POLAR_EXPRESS, safety: flo
     if tall:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * safety + 1e-7)
-    for i, (a, b, c) in enumerate(coefficients):
-        if i < len(coefficients) - 1:
-            a, b, c = a / safety, b / safety**3, c / safety**5
+    for a, b, c in coefficients:
+        a, b, c = a / safety, b / safety**3, c / safety**5
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
@@ -74,7 +74,9 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
-        super().__init__(groups, defaults={"cautious": True, "coefficients": POLAR_EXPRESS, "safety": _SAFETY})
+        super().__init__(
+            groups, defaults={"cautious": True, "coefficients": POLAR_EXPRESS, "safety": _SAFETY}
+        )
         for group in self.param_groups:
             group["lr"] = group["peak_lr"]
             for p in group["params"]:
@@ -136,6 +138,8 @@ class Optimizer(torch.optim.Optimizer):
     def _muon_batch(self, group: dict[str, Any], params: list[Tensor]) -> None:
         shape, mu = params[0].shape, group["momentum"]
         rows, cols = shape[-2:]
+        # A linear map is stored (out, in), a stack of experts (E, in, out).
+        gain = max(1.0, rows / cols if len(shape) == 2 else cols / rows) ** 0.5
         grads = [p.grad.float() for p in params if p.grad is not None]
         momenta = [self.state[p]["momentum"] for p in params]
         torch._foreach_lerp_(momenta, grads, 1 - mu)
@@ -146,31 +150,26 @@ class Optimizer(torch.optim.Optimizer):
             if decay:
                 pull = p * (u * p > 0) if group["cautious"] else p
                 p.sub_(pull, alpha=lr * decay)
-            p.sub_(u, alpha=lr * max(1.0, rows / cols) ** 0.5)
-
-
-def is_matrix(name: str, p: Tensor, lookups: set[int]) -> bool:
-    """Whether Muon may orthogonalise a parameter: a map between features, not a table and not a set of vectors."""
-    return p.ndim in (2, 3) and min(p.shape[-2:]) > 1 and id(p) not in lookups
+            p.sub_(u, alpha=lr * gain)
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, lr: float) -> Optimizer:
     """Deal every trainable parameter to exactly one group.
 
-    Parameters marked ``_is_embedding`` (tables that are looked up) and the weights of convolutions are never Muon's;
-    those, vectors, and parameters marked ``_no_weight_decay`` are not decayed.
+    Parameters marked ``_is_embedding`` (tables that are looked up) and the weights of convolutions are never
+    Muon's; those, vectors, and parameters marked ``_no_weight_decay`` go to AdamW and are not decayed.
     """
     lookups = {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
     for module in model.modules():
         if isinstance(module, (nn.Embedding, nn.Conv1d)):
             lookups.add(id(module.weight))
     dealt: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)
-    for name, p in model.named_parameters():
+    for p in model.parameters():
         if p.requires_grad:
-            matrix = is_matrix(name, p, lookups)
+            matrix = p.ndim in (2, 3) and min(p.shape[-2:]) > 1 and id(p) not in lookups
             decayed = matrix and not getattr(p, "_no_weight_decay", False)
-            dealt[matrix and config.kind == "muon" and decayed, decayed].append(p)
-    groups = [
+            dealt[decayed and config.kind == "muon", decayed].append(p)
+    groups: list[dict[str, Any]] = [
         {
             "params": params,
             "muon": muon,

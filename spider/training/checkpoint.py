@@ -1,0 +1,312 @@
+"""Checkpoints: directories that are whole or absent, verified before use, and free of code.
+
+    checkpoints/step-00000100/
+        model-00001-of-00002.safetensors    the weights, written by torch.distributed.checkpoint (DCP)
+        model-00002-of-00002.safetensors    the optimizer's state
+        model.safetensors.index.json        which tensor lies in which file
+        manifest.json                       written last: step, spec, position, ..., and the files' hashes
+
+Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``. They go through DCP (so that
+sharded tensors of a later, larger world can be saved and resharded) but through its safetensors storage, not
+its default one: the default keeps its index in ``.metadata``, which DCP reads with a plain ``pickle.load``,
+and that would run whatever a checkpoint someone gave you says. All that is not a tensor stands in the
+manifest as JSON.
+
+A checkpoint is written into a hidden sibling, flushed to disk, and renamed. It is deleted the other way
+round: renamed to a hidden name, then removed. So whatever the moment of a kill, a directory named
+``step-...`` was complete once; that it still is, the hashes tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from spider import files
+from spider.config import ModelConfig, StageSpec
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d+)")
+_HIDDEN = re.compile(r"\.step-\d+\..*")
+_FILE_BYTES = 2 << 30
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be written or read; the message names the path and the remedy."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A directory whose contents were checked against its manifest."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+
+# ----------------------------------------------------------------------------------------------- writing
+
+
+def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> Checkpoint:
+    """Write ``root/step-{record["global_step"]}`` and return it.
+
+    Args:
+        root: the stage's ``checkpoints`` folder.
+        tensors: ``model.*`` and ``optimizer.*``, on any device.
+        record: what the manifest says besides its files: plain JSON with ``step`` and ``global_step``.
+
+    Raises: CheckpointError: the file system refused; nothing of the attempt is left, earlier checkpoints are
+        untouched.
+    """
+    final = root / f"step-{record['global_step']:08d}"
+    hidden = root / f".{final.name}.{os.getpid()}.tmp"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        hidden.mkdir()
+        _write_tensors(hidden, tensors)
+        listed = {}
+        for file in sorted(hidden.iterdir()):
+            listed[file.name] = {"size": file.stat().st_size, "sha256": files.sha256(file)}
+        manifest = {"format": FORMAT, **record, "weights": weights_digest(tensors), "files": listed}
+        files.write_json(hidden / MANIFEST, manifest)
+        for file in hidden.iterdir():
+            with open(file, "rb") as f:
+                os.fsync(f.fileno())
+        files.fsync_dir(hidden)
+        if final.exists():
+            _remove(final)
+        os.rename(hidden, final)
+        files.fsync_dir(root)
+    except OSError as error:
+        shutil.rmtree(hidden, ignore_errors=True)
+        needed = sum(t.numel() * t.element_size() for t in tensors.values())
+        raise CheckpointError(
+            f"{final}: saving failed: {error.strerror or error}; it needs {needed:,} bytes, "
+            f"{_free(root):,} are free. Earlier checkpoints are intact: make room and run again to go on from the newest"
+        ) from error
+    return Checkpoint(final, manifest)
+
+
+def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """One DCP save; a failure inside it surfaces as the OSError that caused it."""
+    file_of: dict[str, int] = {}
+    index, filled, previous = 1, 0, ""
+    for name, tensor in tensors.items():
+        size, kind = tensor.numel() * tensor.element_size(), name.partition(".")[0]
+        if filled and (filled + size > _FILE_BYTES or kind != previous):
+            index, filled = index + 1, 0
+        file_of[name] = index
+        filled, previous = filled + size, kind
+    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=file_of)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message=".*assuming the intent is to save in a single process.*"
+            )
+            dcp.save(dict(tensors), storage_writer=writer, no_dist=not torch.distributed.is_initialized())
+    except dcp.CheckpointException as error:
+        raise _cause(error) from error
+
+
+def _cause(error: dcp.CheckpointException) -> Exception:
+    for failure, _ in error.failures.values():
+        if isinstance(failure, Exception):
+            return failure
+    return CheckpointError(str(error))
+
+
+def _free(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of the ``model.*`` tensors' names, types, shapes and bytes, whatever files they lie in."""
+    h = hashlib.sha256()
+    for name in sorted(n for n in tensors if n.startswith("model.")):
+        t = tensors[name].detach()
+        h.update(f"{name} {t.dtype} {list(t.shape)}\n".encode())
+        h.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return h.hexdigest()[:16]
+
+
+def _remove(path: Path) -> None:
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.old")
+    os.rename(path, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def retain(root: Path, keep_last: int) -> None:
+    """Delete all but the newest ``keep_last`` checkpoints; called right after a save, whose result is among
+    those kept."""
+    for path in steps(root)[:-keep_last]:
+        _remove(path)
+
+
+def clean(root: Path) -> None:
+    """Remove what a killed process left behind under hidden names. Only for the holder of the run folder's
+    lock."""
+    for path in root.glob(".step-*"):
+        if _HIDDEN.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def quarantine(path: Path) -> Path:
+    """Move a bad checkpoint out of the numbered ones, so that retention does not take it for a good one."""
+    aside = path.with_name(f"corrupt-{path.name}")
+    if aside.exists():
+        shutil.rmtree(aside)
+    return path.rename(aside)
+
+
+# ----------------------------------------------------------------------------------------------- reading
+
+
+def steps(root: Path) -> list[Path]:
+    """The checkpoints below ``root``, oldest first, by number."""
+    if not root.is_dir():
+        return []
+    found = [(int(m[1]), path) for path in root.iterdir() if (m := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of one checkpoint, its hashes not yet checked.
+
+    Raises:
+        CheckpointError: missing, malformed, or of another format version.
+    """
+    try:
+        manifest = files.read_json(path / MANIFEST)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{path}: checkpoint format {version!r}, this Spider reads {FORMAT}; use the version that "
+            "wrote it, or move it away"
+        )
+    return manifest
+
+
+def verify(path: Path) -> Checkpoint:
+    """Check every file of a checkpoint against its manifest.
+
+    Raises:
+        CheckpointError: says which file differs, and how.
+    """
+    manifest = read_manifest(path)
+    for name, expected in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{file}: missing")
+        size = file.stat().st_size
+        if size != expected["size"]:
+            raise CheckpointError(f"{file}: {size:,} bytes, the manifest says {expected['size']:,}")
+        if files.sha256(file) != expected["sha256"]:
+            raise CheckpointError(f"{file}: its contents do not match the manifest's SHA-256")
+    return Checkpoint(path, manifest)
+
+
+def newest_good(root: Path) -> tuple[Checkpoint | None, list[Path]]:
+    """The newest checkpoint that verifies, and the newer ones that did not, each named in a warning."""
+    bad: list[Path] = []
+    for path in reversed(steps(root)):
+        try:
+            return verify(path), bad
+        except CheckpointError as error:
+            log.warning("damaged checkpoint, looking for the one before: %s", error)
+            bad.append(path)
+    return None, bad
+
+
+def load_into(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
+    """Copy the saved tensors of these names into these tensors, in place.
+
+    Raises:
+        CheckpointError: a tensor is not in the checkpoint, or has another shape there.
+    """
+    reader = HuggingFaceStorageReader(str(checkpoint.path))
+    saved = reader.read_metadata().state_dict_metadata
+    for name, tensor in tensors.items():
+        if name not in saved:
+            raise CheckpointError(f"{checkpoint.path}: holds no tensor {name}")
+        there, here = list(getattr(saved[name], "size", ())), list(tensor.shape)
+        if there != here:
+            raise CheckpointError(f"{checkpoint.path}: {name} is {there} there and {here} in this model")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
+        dcp.load(dict(tensors), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+
+
+def holds_optimizer(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the checkpoint has exactly this optimizer state (names; another optimizer has others)."""
+    saved = HuggingFaceStorageReader(str(checkpoint.path)).read_metadata().state_dict_metadata
+    return {n for n in saved if n.startswith("optimizer.")} == {
+        n for n in tensors if n.startswith("optimizer.")
+    }
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters (a tied one once) and persistent buffers, as ``model.{name}``."""
+    kept = model.state_dict()
+    named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
+    return {f"model.{name}": tensor.detach() for name, tensor in named.items()}
+
+
+def locate(path: Path) -> Path:
+    """The checkpoint directory meant by a checkpoint directory, a stage folder, or a stage's ``train.json``.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if path.is_file():
+        receipt = files.read_json(path)
+        if not isinstance(receipt, dict) or "checkpoint" not in receipt:
+            raise CheckpointError(
+                f"{path}: not a training receipt; give a checkpoint, a stage folder, or its train.json"
+            )
+        return path.parent / receipt["checkpoint"]
+    if (path / "checkpoints").is_dir():
+        good, _ = newest_good(path / "checkpoints")
+        if good is None:
+            raise CheckpointError(f"{path / 'checkpoints'}: no usable checkpoint; train the stage first")
+        return good.path
+    if (path / MANIFEST).is_file():
+        return path
+    raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor a train.json")
+
+
+def load_model(path: Path | str, device: str | torch.device = "cpu") -> tuple[nn.Module, ModelConfig]:
+    """The model of a checkpoint directory, of a stage folder (its newest good checkpoint), or of a
+    ``train.json``.
+
+    Returns:
+        the model in evaluation mode, and its configuration.
+
+    Raises:
+        CheckpointError: no checkpoint there, or a damaged one.
+    """
+    from spider.model import build_model
+
+    checkpoint = verify(locate(Path(path)))
+    config = StageSpec.model_validate(checkpoint.manifest["spec"]).model
+    model = build_model(config).to(device)
+    load_into(checkpoint, model_tensors(model))
+    return model.eval(), config

@@ -1,0 +1,486 @@
+"""The training loop: one stage of a run, resumable anywhere, with the same result to the last bit.
+
+One step reads: batch, forward, backward, clip, optimizer, schedule, log. What a step computes is a function
+of the state it starts from and of (seed, stage, step): the global generator is seeded anew at every step, the
+learning rate is a function of the step, and the batch one of the loader's position. So a checkpoint needs no
+generator state, and a run killed anywhere and resumed equals one that never was (same machine, same number of
+threads).
+
+`Trainer` holds the live objects; `Progress` is all else that a checkpoint must bring back, as plain JSON. The
+receipt is a pure function of the final checkpoint's manifest, hence calling a finished stage again only
+writes it again.
+
+A GPU is waited for once a step, after the backward pass, to learn whether the gradient is finite. The
+optimizer's kernels are then queued together with the next forward pass, so the device does not idle for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from spider import files
+from spider.config import StageSpec
+from spider.data.loader import Batch, Loader
+from spider.data.shards import Shards, load_metadata
+from spider.model import build_model
+from spider.training import checkpoint as ckpt
+from spider.training.errors import Preempted, TrainingError
+from spider.training.folder import CHECKPOINTS, METRICS, claim, differences, hold
+from spider.training.metrics import Means, MetricsLog, peak_flops
+from spider.training.optim import build_optimizer
+from spider.training.precision import Precision, decide, device_name
+from spider.training.schedule import lr_factor
+from spider.training.signals import StopSignals
+from spider.training.warmup import load_compile_cache
+from spider.vocab import PAD
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+RECEIPT = "train.json"
+IGNORED = -100
+
+
+@dataclass
+class Progress:
+    """What a checkpoint brings back besides tensors; every field is plain JSON."""
+
+    step: int = 0
+    """Steps of this stage that are done, skipped ones included."""
+    global_step: int = 0
+    """Steps of the run that are done."""
+    tokens: int = 0
+    bytes: int = 0
+    """Byte targets (ids below 256) trained on in this stage; ``tokens`` counts special ids too."""
+    seconds: float = 0.0
+    """Training time of this stage over all its restarts, without work that was lost."""
+    checkpoint_seconds: float = 0.0
+    skipped: int = 0
+    """Steps whose gradient was not finite."""
+    streak: int = 0
+    """How many of them came in a row just now."""
+    loss: float | None = None
+    """Mean cross entropy (nats a target) over the last log interval, and the least such mean."""
+    best_loss: float | None = None
+    position: dict[str, Any] | None = None
+    order: dict[str, Any] = field(default_factory=dict)
+    """Which order of which data ``position`` is a place in: data digest, seq_len, seed."""
+    means: dict[str, Any] = field(default_factory=lambda: Means().state())
+
+
+def train(
+    spec: StageSpec,
+    folder: Path,
+    data: Path,
+    *,
+    previous: Path | None = None,
+    warmup: Path | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Train one stage, or go on with it, or, if it is finished, write its receipt again.
+
+    Args: folder: ``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there. data:
+        ``shards/{dataset}``. previous: receipt of the stage before; its weights and optimizer state are where
+        this one starts. warmup: ``warmup.json`` of the run. on_step: called after every step (and after its
+        checkpoint) with the number of steps done in this stage.
+
+    Returns:
+        the receipt.
+
+    Raises:
+        TrainingError: cannot start or go on; says why and what to do.
+        CheckpointError: a checkpoint could not be written, or ``previous`` could not be read.
+        Preempted: a signal asked to stop; everything is saved, run again to go on.
+    """
+    folder, data = Path(folder), Path(data)
+    with hold(folder), StopSignals() as stop:
+        parent = _read_parent(spec, previous)
+        digest = load_metadata(data)["digest"]
+        fields = {
+            **spec.deciding(),
+            "data_digest": digest,
+            "parent_weights": parent and parent.manifest["weights"],
+        }
+        good = claim(folder, {"identity": spec.identity, "fields": fields})
+        if good is None or not good.manifest["final"]:
+            good = Trainer(spec, folder, data, digest, parent, good, warmup).run(stop, on_step)
+        receipt = _receipt(good)
+        files.write_json(folder / RECEIPT, receipt)
+        return receipt
+
+
+class Trainer:
+    """One stage's live objects: model, optimizer, loader, progress.
+
+    Args:
+        digest: of the data.
+        parent: final checkpoint of the stage before, None for the first stage.
+        good: checkpoint of this stage to go on from, None to begin.
+        warmup: the run's ``warmup.json``.
+    """
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        folder: Path,
+        data: Path,
+        digest: str,
+        parent: ckpt.Checkpoint | None,
+        good: ckpt.Checkpoint | None,
+        warmup: Path | None,
+    ) -> None:
+        self.spec, self.settings, self.root = spec, spec.settings, folder / CHECKPOINTS
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.digest, self.parent = digest, parent
+        self.good = good
+        self.precision = self._decide_precision(files.read_json(warmup) if warmup else None)
+
+        torch.manual_seed(_seed(spec.seed, "weights"))
+        self.model = build_model(spec.model).to(self.device)
+        self.precision.prepare(self.model)
+        self.optimizer = build_optimizer(self.model, spec.optimizer, self.settings.lr)
+        self.progress = self._restore()
+        self.means = Means.restore(self.progress.means, self.device)
+        shards = Shards(data, "train")
+        self.loader = Loader(
+            shards,
+            seq_len=self.settings.seq_len,
+            rows=self.settings.micro_batch * self.settings.grad_accum,
+            seed=self.progress.order["seed"],
+            rank=0,
+            world=1,
+            position=self.progress.position,
+        )
+        if spec.compile if spec.compile is not None else self.device.type == "cuda":
+            if warmup:
+                load_compile_cache(warmup.parent)
+            self.model.compile()
+        self.metrics = MetricsLog(folder / METRICS)
+        self.process = psutil.Process()
+        self.flops_per_token = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops)
+
+    # ------------------------------------------------------------------------------------------- the loop
+
+    def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> ckpt.Checkpoint:
+        """Train to the stage's end and return its final checkpoint."""
+        progress, steps = self.progress, self.spec.steps
+        batches = iter(self.loader)
+        window = _Window()
+        bar = tqdm(total=steps, initial=progress.step, unit="step", disable=not sys.stderr.isatty())
+        self.process.cpu_percent()
+        self.model.train()
+        try:
+            while progress.step < steps:
+                if stop.received is not None:
+                    self._leave(stop.received)
+                began = time.perf_counter()
+                self._step(batches, window)
+                took = time.perf_counter() - began
+                window.add(took, self.spec.tokens_per_step)
+                progress.seconds += took
+                bar.update()
+                done = progress.step == steps
+                if progress.step % self.settings.log_every == 0 or done:
+                    self._log(window, bar)
+                    window = _Window()
+                if progress.step % self.settings.ckpt_every == 0 or done:
+                    self._save(final=done)
+                if on_step is not None:
+                    on_step(progress.step)
+        finally:
+            bar.close()
+            self.metrics.close()
+        assert self.good is not None
+        return self.good
+
+    def _step(self, batches: Iterator[Batch], window: _Window) -> None:
+        progress, settings = self.progress, self.settings
+        torch.manual_seed(_seed(self.spec.seed, "step", self.spec.index, progress.step, 0))
+        began = time.perf_counter()
+        batch = next(batches)
+        rows_BT1 = batch.rows_BT1
+        window.waited += time.perf_counter() - began
+
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        try:
+            measured = self._forward_backward(rows_BT1)
+            measured["grad_norm"] = nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                raise TrainingError(self._out_of_memory(error)) from error
+            raise
+        finite = torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])
+        if finite.item():
+            self.optimizer.set_lr(lr_factor(progress.step, self.spec.steps, settings))
+            self.optimizer.step()
+            self.model.after_step()
+            self.means.add(measured)
+            progress.streak = 0
+        self.optimizer.zero_grad(set_to_none=True)
+
+        progress.step += 1
+        progress.global_step += 1
+        progress.tokens += rows_BT1.shape[0] * (rows_BT1.shape[1] - 1)
+        progress.bytes += int((rows_BT1[:, 1:] < 256).sum())
+        progress.position = batch.position
+        if not finite.item():
+            self._skip()
+
+    def _forward_backward(self, rows_BT1: np.ndarray) -> dict[str, Tensor]:
+        """Accumulate the gradient of the mean loss over all the step's targets; returns means over the step.
+
+        A micro-batch weighs by its share of the targets, so that padding does not make ``grad_accum`` change
+        the loss.
+        """
+        targets = int((rows_BT1[:, 1:] != PAD).sum())
+        n_loops = self._loops()
+        measured: dict[str, Tensor] = {}
+        for micro_BT1 in np.split(rows_BT1, self.settings.grad_accum):
+            weight = int((micro_BT1[:, 1:] != PAD).sum()) / targets
+            tokens_BT, labels_BT = self._to_device(micro_BT1)
+            with self.precision.autocast(self.device):
+                out = self.model(tokens_BT, labels_BT, n_loops=n_loops)
+            (out.loss * weight).backward()
+            for name, value in {"loss": out.loss.detach(), **out.metrics}.items():
+                value = value * weight
+                measured[name] = measured[name] + value if name in measured else value
+        return measured
+
+    def _loops(self) -> int:
+        """Depth of this step's forward passes: the stage's, or drawn with the stage's as its mean."""
+        mean = self.settings.n_loops or self.spec.model.recurrence.loops
+        return int(torch.randint(1, 2 * mean, ())) if self.spec.model.recurrence.sample_loops else mean
+
+    def _to_device(self, rows_BT1: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Move uint16 and widen there: a quarter of the traffic of int64."""
+        rows = torch.from_numpy(np.ascontiguousarray(rows_BT1))
+        if self.device.type == "cuda":
+            rows = rows.pin_memory().to(self.device, non_blocking=True)
+        rows = rows.long()
+        labels_BT = rows[:, 1:]
+        return rows[:, :-1], labels_BT.masked_fill(labels_BT == PAD, IGNORED)
+
+    def _skip(self) -> None:
+        progress = self.progress
+        progress.skipped += 1
+        progress.streak += 1
+        log.warning("step %d: the loss or its gradient is not finite, update skipped", progress.global_step)
+        if progress.streak >= self.settings.nan_patience:
+            kept = self.good.path if self.good else "none in this stage"
+            raise TrainingError(
+                f"step {progress.global_step}: {progress.streak} steps in a row without a finite loss; the "
+                f"last good checkpoint is {kept}. Lower lr, muon_lr or clip, or look at the data around "
+                f"{progress.position}"
+            )
+
+    def _leave(self, signum: int) -> None:
+        """Save what no checkpoint holds yet and stop."""
+        progress = self.progress
+        saved = self.good.manifest["global_step"] if self.good else None
+        if progress.step and saved != progress.global_step:
+            self._save(final=False)
+        raise Preempted(signum, progress.global_step)
+
+    # -------------------------------------------------------------------------- checkpoints and the log
+
+    def _tensors(self) -> dict[str, Tensor]:
+        state = self.optimizer.tensors(self.model)
+        return {**ckpt.model_tensors(self.model), **{f"optimizer.{name}": t for name, t in state.items()}}
+
+    def _save(self, *, final: bool) -> None:
+        began = time.perf_counter()
+        self.progress.means = self.means.state()
+        record = {
+            "run": self.spec.run,
+            "stage": self.spec.stage,
+            "identity": self.spec.identity,
+            "spec": self.spec.model_dump(mode="json"),
+            "final": final,
+            "data_digest": self.digest,
+            "parent_weights": self.parent and self.parent.manifest["weights"],
+            "precision": {**asdict(self.precision), "layers": sorted(self.precision.layers or [])},
+            "device": device_name(self.device),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            **asdict(self.progress),
+        }
+        self.good = ckpt.save(self.root, self._tensors(), record)
+        ckpt.retain(self.root, self.settings.keep_last)
+        took = time.perf_counter() - began
+        self.progress.checkpoint_seconds += took
+        log.debug("%s saved in %.2f s", self.good.path.name, took)
+
+    def _log(self, window: _Window, bar: tqdm) -> None:
+        progress = self.progress
+        row = {f"train/{name}": value for name, value in self.means.read().items()}
+        if row:
+            progress.loss = row.get("train/cross_entropy", row["train/loss"])
+            progress.best_loss = min(progress.loss, progress.best_loss or math.inf)
+            row["train/bpb"] = progress.loss / math.log(2)
+        self.means = Means()
+        rate = window.tokens / window.seconds
+        row |= {
+            "train/lr": self.settings.lr * lr_factor(progress.step - 1, self.spec.steps, self.settings),
+            "train/bytes_per_second": rate,
+            "train/data_wait_share": window.waited / window.seconds,
+            "train/eta_seconds": (self.spec.steps - progress.step) * window.seconds / window.steps,
+            "train/skipped_steps": progress.skipped,
+            "system/rss_mb": self.process.memory_info().rss / 1e6,
+            "system/cpu_percent": self.process.cpu_percent(),
+        }
+        if self.device.type == "cuda":
+            row["system/gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 1e6
+        peak = peak_flops(device_name(self.device), self.precision.kind)
+        if peak is not None:
+            row["train/mfu"] = rate * self.flops_per_token / peak
+        self.metrics.write(progress.global_step, row)
+        line = (
+            f"step {progress.step}/{self.spec.steps}  bpb {row.get('train/bpb', math.nan):.3f}  "
+            f"lr {row['train/lr']:.2e}  {rate:,.0f} bytes/s  eta {row['train/eta_seconds']:.0f} s"
+        )
+        if bar.disable:
+            log.info(line)
+        else:
+            bar.set_postfix_str(line.split("  ", 1)[1])
+
+    # ------------------------------------------------------------------------------------------ beginning
+
+    def _decide_precision(self, warmup: dict[str, Any] | None) -> Precision:
+        """The configuration's choice; a resumed stage keeps the arithmetic that it began with."""
+        chosen = decide(self.spec.precision, self.device, warmup)
+        if self.good is not None:
+            before = self.good.manifest["precision"]
+            layers = frozenset(before["layers"]) if before["layers"] else None
+            if (before["kind"], layers) != (chosen.kind, chosen.layers):
+                kept = Precision(before["kind"], "this stage began so", layers)
+                decide(kept.kind, self.device, warmup)
+                chosen = kept
+        log.info("precision: %s (%s)", chosen.kind, chosen.reason)
+        return chosen
+
+    def _restore(self) -> Progress:
+        """Load weights and optimizer state: this stage's, or the stage's before, or none."""
+        if self.good is not None:
+            ckpt.load_into(self.good, self._tensors())
+            threads = torch.get_num_threads()
+            if self.good.manifest["threads"] != threads:
+                log.warning(
+                    "this stage began with %d CPU threads and goes on with %d: sums round differently, the "
+                    "result will not be bit-equal to an uninterrupted run",
+                    self.good.manifest["threads"],
+                    threads,
+                )
+            return Progress(**{name: self.good.manifest[name] for name in Progress.__dataclass_fields__})
+        if self.parent is None:
+            return Progress(order=self._new_order())
+        if ckpt.holds_optimizer(self.parent, self._tensors()):
+            ckpt.load_into(self.parent, self._tensors())
+        else:
+            log.warning(
+                "%s: holds the state of another optimizer, this stage's begins afresh", self.parent.path
+            )
+            ckpt.load_into(self.parent, ckpt.model_tensors(self.model))
+        before, order = self.parent.manifest, self._new_order()
+        position = None
+        if {**before["order"], "seed": None} == {**order, "seed": None}:
+            order, position = before["order"], before["position"]
+            log.info("data: going on where the stage before stopped")
+        else:
+            log.info("data: other data or seq_len than the stage before, beginning a new order")
+        return Progress(global_step=before["global_step"], order=order, position=position)
+
+    def _new_order(self) -> dict[str, Any]:
+        seed = _seed(self.spec.seed, "order", self.spec.index)
+        return {"data": self.digest, "seq_len": self.settings.seq_len, "seed": seed}
+
+    def _out_of_memory(self, error: BaseException) -> str:
+        s, recurrence = self.settings, self.spec.model.recurrence
+        hint = "" if recurrence.checkpointing else " or set model.recurrence.checkpointing: true"
+        return (
+            f"out of memory at step {self.progress.global_step} with micro_batch {s.micro_batch}, seq_len "
+            f"{s.seq_len}, grad_accum {s.grad_accum}: halve micro_batch and double grad_accum (the same batch "
+            f"in more pieces), or lower seq_len{hint} ({error})"
+        )
+
+
+@dataclass
+class _Window:
+    """Steps since the last log line, of this process only: rates are over work that this process did."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def add(self, seconds: float, tokens: int) -> None:
+        self.steps += 1
+        self.tokens += tokens
+        self.seconds += seconds
+
+
+def _seed(*parts: object) -> int:
+    """A 63-bit seed from a list of names and numbers; unlike sums of them, no two lists meet."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+def _read_parent(spec: StageSpec, previous: Path | None) -> ckpt.Checkpoint | None:
+    """The final checkpoint that this stage starts from.
+
+    Raises:
+        TrainingError: missing, of another format, or of another model.
+    """
+    if previous is None:
+        if spec.index:
+            raise TrainingError(
+                f"{spec.run}/{spec.stage}: is stage {spec.index} and needs the receipt of the one before"
+            )
+        return None
+    receipt = files.read_json(previous)
+    version = receipt.get("format") if isinstance(receipt, dict) else None
+    if version != FORMAT:
+        raise TrainingError(
+            f"{previous}: receipt of format {version!r}, this Spider reads {FORMAT}; train that stage again"
+        )
+    parent = ckpt.verify(ckpt.locate(previous))
+    changed = differences(parent.manifest["spec"]["model"], spec.model.model_dump(mode="json"), "model")
+    if changed:
+        raise TrainingError(f"{previous}: that stage trained another model:\n  " + "\n  ".join(changed))
+    return parent
+
+
+def _receipt(final: ckpt.Checkpoint) -> dict[str, Any]:
+    manifest = final.manifest
+    kept = (
+        "run",
+        "stage",
+        "identity",
+        "global_step",
+        "tokens",
+        "bytes",
+        "seconds",
+        "checkpoint_seconds",
+        "skipped",
+    )
+    told = ("weights", "data_digest", "position", "order", "device", "loss", "best_loss")
+    return {
+        "format": FORMAT,
+        **{name: manifest[name] for name in kept},
+        "steps": manifest["step"],
+        "checkpoint": f"{CHECKPOINTS}/{final.path.name}",
+        **{name: manifest[name] for name in told},
+        "precision": manifest["precision"]["kind"],
+    }
