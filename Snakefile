@@ -57,12 +57,12 @@ for dataset in CONFIG.datasets:
 
 onstart:
     write_config(SNAPSHOT, config)
-    os.environ["SPIDER_WORKFLOW"] = workflow_command("begin")
+    tracking.open_pipeline(RESULTS, CONFIG)
 
 
 onsuccess:
-    print(workflow_command("end", "finished"))
+    finish("finished")
 
 
 onerror:
-    print(workflow_command("end", "failed"))
+    finish("failed")

@@ -1,6 +1,6 @@
 """Write docs/config.md from the schema, so that the reference cannot differ from what is checked.
 
-    python docs/config_reference.py > docs/config.md
+python docs/config_reference.py > docs/config.md
 """
 
 from __future__ import annotations

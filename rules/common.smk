@@ -5,18 +5,19 @@ file again.
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from spider.config import ConfigError, load_config
+from spider import tracking
+from spider.config import load_config
 from spider.results import check_root, write_config
 
 try:
     CONFIG = load_config(config)
-    check_root(Path(CONFIG.results))
+    RESULTS = Path(CONFIG.results)
+    check_root(RESULTS)
 except ValueError as error:
     raise WorkflowError(*str(error).splitlines())
 
@@ -24,7 +25,7 @@ except ValueError as error:
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 # Every job reads the configuration of this invocation from the results folder, --config overrides included.
-SNAPSHOT = Path(CONFIG.results) / "config.yaml"
+SNAPSHOT = RESULTS / "config.yaml"
 
 
 wildcard_constraints:
@@ -94,7 +95,11 @@ def job_resource(name):
     return lambda wildcards: getattr(CONFIG.runs[wildcards.run].resources, name)
 
 
-def workflow_command(*words):
-    """Run `spider workflow ...`, which opens and closes the tracked run of this invocation."""
-    command = ["spider", "--config", str(SNAPSHOT), "workflow", *words]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()
+def finish(status):
+    """Close the tracked run of this invocation; after a success, show what was reached."""
+    tracking.close_pipeline(RESULTS, os.environ["SPIDER_WORKFLOW"], status)
+    summary = RESULTS / "report/summary.json"
+    if status == "finished" and summary.exists():
+        from spider.evaluation.screen import final_screen
+
+        final_screen(summary)

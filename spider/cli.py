@@ -7,14 +7,13 @@ the message explains, 2 wrong usage, 75 (EX_TEMPFAIL) stopped by a signal with e
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,9 @@ from typing import Any
 import click
 
 import spider
-from spider.config import Config, Dataset, StageSpec, load_config
+from spider import tracking
+from spider.config import Config, Dataset, HubSource, load_config
+from spider.files import read_json
 from spider.results import Results
 
 log = logging.getLogger("spider")
@@ -47,21 +48,21 @@ class Session:
     def dataset(self, name: str) -> Dataset:
         return self.config.dataset(name)
 
-    @contextlib.contextmanager
     def tracked(
         self, rule: str, name: str, params: dict[str, Any], inputs: list[Path], outputs: list[Path]
-    ) -> Iterator[Any]:
+    ) -> AbstractContextManager[tracking.Job]:
         """Record this job: what went in, what came out, how long it took."""
-        from spider import tracking
-
-        if self.config.tracking.uri:
-            os.environ.setdefault("MLFLOW_TRACKING_URI", self.config.tracking.uri)
-        if not self.config.tracking.enabled:
-            os.environ["SPIDER_TRACKING"] = "off"
-        with tracking.job(
+        tracking.configure(self.config)
+        return tracking.job(
             rule, name, results=self.results.root, params=params, inputs=inputs, outputs=outputs
-        ) as job:
-            yield job
+        )
+
+    def dataset_card(self, name: str) -> tuple[str, str, str]:
+        """Name, digest and source of an indexed dataset, as tracking shows it."""
+        metadata = read_json(self.results.shards(name) / "metadata.json")
+        source = self.dataset(name).source
+        where = f"{source.repo}@{source.revision}" if isinstance(source, HubSource) else source.kind
+        return name, metadata["digest"], where
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -175,7 +176,9 @@ def verify(folder: Path, quick: bool) -> None:
 
 @cli.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--bytes", "count", default=400, show_default=True, help="How much of the first shard to decode.")
+@click.option(
+    "--bytes", "count", default=400, show_default=True, help="How much of the first shard to decode."
+)
 @click.option("--json", "as_json", is_flag=True)
 def inspect(folder: Path, count: int, as_json: bool) -> None:
     """Print a dataset's statistics and the beginning of its text."""
@@ -208,12 +211,13 @@ def warmup(session: Session, run: str, output: Path, threads: int | None) -> Non
 @cli.command()
 @click.argument("run")
 @click.argument("stage")
-@click.option("--output", type=click.Path(path_type=Path), help="Receipt to write (default: train.json of the stage).")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="Receipt to write (default: train.json of the stage)."
+)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads (default: all).")
 @click.pass_obj
 def train(session: Session, run: str, stage: str, output: Path | None, threads: int | None) -> None:
     """Train one stage, or go on with it from its last good checkpoint."""
-    from spider import tracking
     from spider.training.loop import train
 
     results, spec = session.results, session.config.stage(run, stage)
@@ -226,7 +230,7 @@ def train(session: Session, run: str, stage: str, output: Path | None, threads: 
     receipt_path = output or folder / "train.json"
     with session.tracked("train", f"{run}/{stage}", spec.deciding(), inputs, [receipt_path]) as job:
         _use_threads(threads)
-        with tracking.following(results.root, run):
+        with tracking.training(results.root, spec, dataset=session.dataset_card(spec.data)):
             receipt = train(spec, folder, data, previous=previous, warmup=warmup if warmup.exists() else None)
         tracking.log_checkpoint(results.root, run, stage, receipt)
         job.metric("bytes", receipt["bytes"])
@@ -240,7 +244,6 @@ def train(session: Session, run: str, stage: str, output: Path | None, threads: 
 @click.pass_obj
 def evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Score a stage's last checkpoint in bits per byte, against compressors, and write a sample."""
-    from spider import tracking
     from spider.evaluation.evaluate import evaluate
 
     results, spec = session.results, session.config.stage(run, stage)
@@ -252,7 +255,8 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.model_dump(), inputs, outputs) as job:
         _use_threads(threads)
         found = evaluate(receipt, spec, data, folder)
-        tracking.log_evaluation(results.root, run, stage, found, outputs)
+        scored = session.dataset_card(spec.evaluation.data)
+        tracking.log_evaluation(results.root, run, stage, found, outputs, dataset=scored)
         job.metric("bpb", found["bpb"])
     best = min(found["compressors"], key=found["compressors"].get)
     log.info("%.3f bits per byte (%s: %.3f)", found["bpb"], best, found["compressors"][best])
@@ -318,47 +322,23 @@ def track() -> None:
 @click.pass_obj
 def sync(session: Session) -> None:
     """Send whatever the MLflow store does not have yet."""
-    from spider import tracking
-
-    click.echo(tracking.sync(session.results.root))
+    tracking.configure(session.config)
+    report = tracking.sync(session.results.root)
+    click.echo(report)
+    if report.pending:
+        sys.exit(1)
 
 
 @track.command()
 @click.option("--port", default=5000, show_default=True)
 @click.pass_obj
 def ui(session: Session, port: int) -> None:
-    """Open MLflow on this machine, on loopback only."""
-    from spider import tracking
-
-    tracking.serve_ui(session.results.root, port)
-
-
-@cli.group()
-def workflow() -> None:
-    """Called by the Snakefile when an invocation starts and ends."""
-
-
-@workflow.command()
-@click.pass_obj
-def begin(session: Session) -> None:
-    """Open this invocation's tracked run and print its id."""
-    from spider import tracking
-
-    click.echo(tracking.open_pipeline(session.results.root, session.config))
-
-
-@workflow.command()
-@click.argument("status", type=click.Choice(["finished", "failed"]))
-@click.pass_obj
-def end(session: Session, status: str) -> None:
-    """Close this invocation's tracked run; show what was reached."""
-    from spider import tracking
-    from spider.evaluation.screen import final_screen
-
-    tracking.close_pipeline(session.results.root, os.environ.get("SPIDER_WORKFLOW", ""), status)
-    summary = session.results.report / "summary.json"
-    if status == "finished" and summary.exists():
-        final_screen(summary)
+    """Show all runs in MLflow, on loopback only."""
+    tracking.configure(session.config)
+    store = tracking.store_uri(session.results.root)
+    click.echo(f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning   (Ctrl-C ends it)")
+    options = ["--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
+    os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", *options])
 
 
 # ------------------------------------------------------------------------------------------------ plumbing

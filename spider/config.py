@@ -186,7 +186,7 @@ class EngramConfig(Block):
     """Each head's table has the next unused prime from here on as its number of rows."""
     conv_kernel: Positive = 4
     byte_orders: list[Positive] = []
-    """Orders of n-grams whose rows are added to the byte embedding itself, for every byte (none: bytes alone)."""
+    """Orders of n-grams whose rows are added to every byte's embedding (none: bytes alone)."""
 
 
 class RecurrenceConfig(Block):
@@ -355,6 +355,8 @@ class StageSpec(Block):
     stage: str
     index: int
     data: str
+    stream: Dataset | None
+    """The dataset itself where it is a stream: it has no shards to be known by."""
     model: ModelConfig
     seed: int
     precision: Literal["auto", "fp8", "bf16", "fp32"]
@@ -411,12 +413,15 @@ class Config(Block):
         own = {k: getattr(stage, k) for k in stage.model_fields_set - {"name"}}
         settings = run.defaults.model_copy(update=own)
         data = settings.data or run.data
+        dataset = self.datasets.get(data)
+        stream = dataset if dataset and isinstance(dataset.source, StreamSource) else None
         loops = settings.n_loops or run.model.recurrence.loops
         return StageSpec(
             run=run_name,
             stage=stage_name,
             index=index,
             data=data,
+            stream=stream,
             model=run.model,
             seed=run.seed,
             precision=run.precision,

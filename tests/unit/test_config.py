@@ -37,7 +37,7 @@ def changed(path: str, value) -> dict:
         ("runs.demo.stages.1.tokens", -5, "runs.demo.stages[1].tokens: must be positive (got -5)"),
         ("runs.demo.stages.1.tokns", 5, 'runs.demo.stages[1].tokns: unknown key; did you mean "tokens"?'),
         ("runs.demo.modle", "tiny", 'runs.demo.modle: unknown key; did you mean "model"?'),
-        ("runs.demo.model", "tinny", 'runs.demo.model.preset: no preset \'tinny\'; did you mean "tiny"?'),
+        ("runs.demo.model", "tinny", "runs.demo.model.preset: no preset 'tinny'; did you mean \"tiny\"?"),
         (
             "runs.demo.model",
             {"preset": "tiny", "moe": {"exprts": 3}},
@@ -45,7 +45,7 @@ def changed(path: str, value) -> dict:
         ),
         ("runs.demo.precision", "fp9", "runs.demo.precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32'"),
         ("runs.demo.seed", "x", "runs.demo.seed: must be a whole number (got 'x')"),
-        ("runs.demo.data", "dosc", 'runs.demo.stages[0].data: no dataset \'dosc\'; did you mean "docs"?'),
+        ("runs.demo.data", "dosc", "runs.demo.stages[0].data: no dataset 'dosc'; did you mean \"docs\"?"),
         ("runs.demo.stages", [], "runs.demo.stages: must not be empty"),
         ("runs.demo.stages", [{"name": "a"}], "runs.demo.stages[0]: needs tokens or max_steps"),
         ("runs.demo.stages.1.name", "a", "runs.demo.stages[1].name: 'a' is used twice in this run"),

@@ -88,7 +88,9 @@ def mounted(tmp_path):
 
     def mount(path: Path, options: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], capture_output=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], capture_output=True
+        )
         if done.returncode != 0:
             pytest.skip(f"cannot mount a file system here: {done.stderr.decode().strip()}")
         points.append(path)

@@ -8,7 +8,9 @@ from .conftest import ROOT, SNAKEMAKE
 
 def dry_run(*arguments):
     command = [str(SNAKEMAKE), "--cores", "1", "--dry-run", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+    )
 
 
 def test_the_default_configuration_plans_in_under_five_seconds():
