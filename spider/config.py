@@ -238,13 +238,13 @@ MODEL_PRESETS: dict[str, dict[str, Any]] = {
     "spider-1b": {},
     "tiny": {
         "hidden": 192,
-        "prelude_layers": 2,
-        "coda_layers": 2,
+        "prelude_layers": 1,
+        "coda_layers": 1,
         "ffn_hidden": 512,
         "attention": {"heads": 4, "nope_dim": 32, "rope_dim": 16, "v_dim": 48, "kv_lora_rank": 64},
-        "boundary": {"hidden": 64},
+        "boundary": {"hidden": 64, "capacity": 0.35},
         "moe": {"experts": 4, "top_k": 2, "expert_hidden": 128, "shared_hidden": 256},
-        "engram": {"layers": [0], "head_dim": 16, "table_size": 8192},
+        "engram": {"layers": [0], "head_dim": 16, "table_size": 16384, "byte_orders": [2, 3, 4]},
         "recurrence": {"layers": 2, "loops": 2, "lora_rank": 4, "checkpointing": False},
     },
 }

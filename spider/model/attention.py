@@ -52,7 +52,7 @@ class LatentAttention(nn.Module):
         self.kv_a = Linear(dim, c.kv_lora_rank + c.rope_dim)
         self.kv_norm = RMSNorm(c.kv_lora_rank, eps)
         self.kv_b = Linear(c.kv_lora_rank, c.heads * (c.nope_dim + c.v_dim))
-        self.out = Linear(c.heads * c.v_dim, dim, into_residual=True)
+        self.out = Linear(c.heads * c.v_dim, dim, std=0.0)
 
     def forward(self, x_BTD: Tensor, rope: Rope) -> Tensor:
         c = self.config

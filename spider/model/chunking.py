@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -65,27 +66,23 @@ def _every_byte(tokens_BT: Tensor) -> Patches:
 
 
 class BoundaryPredictor(nn.Module):
-    """Logit of "a patch closes here" for each byte: Linear, SiLU, Linear on the normalised state."""
+    """Logit of "a patch closes here" for each byte: Linear, SiLU, Linear on the normalised state.
+
+    The logits start as ``N(mu, _INITIAL_SPREAD^2)``, of which a share ``rate`` is positive under the noise.
+    """
 
     def __init__(self, dim: int, config: BoundaryConfig, eps: float) -> None:
         super().__init__()
-        self.eps, self.rate = eps, config.rate
-        self.hidden = nn.Linear(dim, config.hidden)
-        self.logit = nn.Linear(config.hidden, 1)
-
-    def init_weights(self) -> None:
-        """Begin with logits ~ N(mu, `_INITIAL_SPREAD`) of which a share ``rate`` is positive under the noise."""
-        nn.init.normal_(self.hidden.weight, std=self.hidden.in_features**-0.5)
-        nn.init.zeros_(self.hidden.bias)
+        self.eps = eps
         silu_rms = 0.6  # of a unit normal
-        nn.init.normal_(self.logit.weight, std=_INITIAL_SPREAD / (silu_rms * self.logit.in_features**0.5))
-        quantile = math.sqrt(2) * torch.erfinv(torch.tensor(2 * self.rate - 1, device="cpu")).item()
-        nn.init.constant_(self.logit.bias, quantile * math.hypot(_INITIAL_SPREAD, math.pi / math.sqrt(3)))
-        no_decay(self.hidden.bias)
-        no_decay(self.logit.bias)
+        noise = math.pi / math.sqrt(3)
+        mu = NormalDist(0, math.hypot(_INITIAL_SPREAD, noise)).inv_cdf(min(config.rate, 0.99))
+        self.hidden = Linear(dim, config.hidden, bias=0.0)
+        self.logit = Linear(config.hidden, 1, std=_INITIAL_SPREAD / (silu_rms * config.hidden**0.5), bias=mu)
 
     def forward(self, h_BTD: Tensor) -> Tensor:
-        return self.logit(F.silu(self.hidden(rms_norm(h_BTD, self.eps)))).squeeze(-1).float()
+        logit_BT1 = self.logit(F.silu(self.hidden(rms_norm(h_BTD, self.eps))))
+        return logit_BT1.squeeze(-1).to(torch.promote_types(logit_BT1.dtype, torch.float32))
 
 
 class Chunker(nn.Module):

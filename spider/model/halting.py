@@ -1,9 +1,10 @@
 """Adaptive computation time (Graves, 2016): how many loops each patch uses, and the state it hands on.
 
-``p_n = sigmoid(w . h_n + b)``; N is the first loop at which ``p_1 + ... + p_n >= 1 - epsilon``, or the last one; the remainder is
+``p_n = sigmoid(w . RMS(h_n) / sqrt(D) + b)``; N is the first loop at which ``p_1 + ... + p_n >= 1 - epsilon``, or the last one; the remainder is
 ``1 - sum_{n<N} p_n``; the output is ``sum_{n<N} p_n h_n + remainder * h_N``, so the weights of every patch sum to one. All
 loops are computed for all patches (shapes never change, and a halted patch is still read by others); a halted patch
-only stops adding to its output. The loss adds ``ponder_weight * mean(N + remainder)``.
+only stops adding to its output. Norm and 1/sqrt(D) keep one optimizer step from saturating p: a patch that always halts at
+the first loop has no gradient left to learn otherwise. The loss adds ``ponder_weight * mean(N + remainder)``.
 
 Shapes: B batch, L patches, D features.
 """
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spider.model.layers import no_decay
+from spider.model.layers import no_decay, rms_norm
 
 #: First loop's halting probability about 0.27: a patch uses several loops until it has learned not to.
 _INITIAL_BIAS = -1.0
@@ -34,9 +35,9 @@ class Halt(NamedTuple):
 
 
 class Halting(nn.Module):
-    def __init__(self, dim: int, epsilon: float) -> None:
+    def __init__(self, dim: int, epsilon: float, eps: float) -> None:
         super().__init__()
-        self.epsilon = epsilon
+        self.epsilon, self.eps = epsilon, eps
         self.weight = nn.Parameter(torch.empty(dim))
         self.bias = nn.Parameter(torch.empty(()))
 
@@ -54,7 +55,8 @@ class Halting(nn.Module):
 
     def forward(self, state: Halt, h_BLD: Tensor, last: bool) -> Halt:
         """Add one loop's state to the output of the patches that are still running."""
-        p_BL = torch.sigmoid((h_BLD * self.weight).sum(-1) + self.bias)
+        w_D = self.weight * self.weight.numel() ** -0.5
+        p_BL = torch.sigmoid((rms_norm(h_BLD, self.eps) * w_D).sum(-1) + self.bias)
         stops_BL = state.running_BL & ((state.spent_BL + p_BL >= 1 - self.epsilon) | last)
         remainder_BL = torch.where(stops_BL, 1 - state.spent_BL, state.remainder_BL)
         weight_BL = torch.where(stops_BL, remainder_BL, torch.where(state.running_BL, p_BL, 0.0))

@@ -58,20 +58,26 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A linear map without bias; ``into_residual`` starts it at zero."""
+    """A linear map whose weights start at ``N(0, std^2)`` (default 1/sqrt(fan_in)).
 
-    def __init__(self, fan_in: int, fan_out: int, *, into_residual: bool = False) -> None:
-        self.into_residual = into_residual
-        super().__init__(fan_in, fan_out, bias=False)
+    ``bias`` is the value at which a bias starts; None for no bias.
+    """
+
+    def __init__(
+        self, fan_in: int, fan_out: int, *, std: float | None = None, bias: float | None = None
+    ) -> None:
+        self.std = fan_in**-0.5 if std is None else std
+        self.bias_start = bias
+        super().__init__(fan_in, fan_out, bias=bias is not None)
 
     def reset_parameters(self) -> None:
-        """Nothing: torch calls this while constructing, `init_weights` does the work."""
+        """Nothing, and no random numbers: torch calls this while constructing, `init_weights` does the work."""
 
     def init_weights(self) -> None:
-        if self.into_residual:
-            nn.init.zeros_(self.weight)
-        else:
-            nn.init.normal_(self.weight, std=self.in_features**-0.5)
+        nn.init.normal_(self.weight, std=self.std)
+        if self.bias_start is not None:
+            nn.init.constant_(self.bias, self.bias_start)
+            no_decay(self.bias)
 
 
 class SwiGLU(nn.Module):
@@ -80,7 +86,7 @@ class SwiGLU(nn.Module):
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         self.up = Linear(dim, 2 * hidden)
-        self.down = Linear(hidden, dim, into_residual=True)
+        self.down = Linear(hidden, dim, std=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.up(x).chunk(2, dim=-1)

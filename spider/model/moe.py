@@ -8,8 +8,9 @@ No token is dropped.
 
 Computation. Tokens are sorted by expert, so an expert's rows are contiguous and ``grouped_mm`` multiplies all experts
 in one call with no host sync. Exactly N*K rows are made and the last offset is N*K: there are no padding rows whose
-output or gradient would be garbage. ``loop`` is one product an expert; it also serves float64, which has no grouped
-kernel.
+output or gradient would be garbage. ``loop`` is one product an expert. float64, which has no
+grouped kernel and serves proofs, runs every expert on every token: its products have one shape whatever the
+routing, so a token's result does not depend, in its last bit, on how many others chose the same expert.
 
 Shapes: N tokens, D features, E experts, K experts a token, P = N*K expanded rows, F hidden width.
 """
@@ -51,15 +52,25 @@ class Experts(nn.Module):
         nn.init.normal_(self.up, std=self.up.shape[1] ** -0.5)
         nn.init.zeros_(self.down)
 
-    def forward(self, x_PD: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows of ``x_PD`` sorted by expert, ``counts_E`` rows each."""
-        dtype = compute_dtype(x_PD)
-        x_PD, up, down = x_PD.to(dtype), self.up.to(dtype), self.down.to(dtype)
-        if self.implementation == "loop" or dtype == torch.float64:
-            parts = x_PD.split(counts_E.tolist())
-            return torch.cat([_swiglu(x @ u) @ d for x, u, d in zip(parts, up, down, strict=True)])
-        ends = counts_E.cumsum(0).to(torch.int32)
-        return F.grouped_mm(_swiglu(F.grouped_mm(x_PD, up, offs=ends)), down, offs=ends)
+    def forward(self, x_ND: Tensor, chosen_NK: Tensor) -> Tensor:
+        """What each token's experts make of it, (N, K, D)."""
+        E, K = len(self.up), chosen_NK.shape[1]
+        dtype = compute_dtype(x_ND)
+        x_ND, up, down = x_ND.to(dtype), self.up.to(dtype), self.down.to(dtype)
+        n_N = torch.arange(len(x_ND), device=x_ND.device)
+        if dtype == torch.float64:
+            y_END = _swiglu(x_ND @ up) @ down
+            return y_END[chosen_NK, n_N[:, None]]
+        order_P = chosen_NK.flatten().argsort(stable=True)
+        place_P = order_P.argsort()
+        x_PD, counts_E = x_ND.index_select(0, order_P // K), _count(chosen_NK, E)
+        if self.implementation == "loop":
+            parts = zip(x_PD.split(counts_E.tolist()), up, down, strict=True)
+            y_PD = torch.cat([_swiglu(x @ u) @ d for x, u, d in parts])
+        else:
+            ends_E = counts_E.cumsum(0).to(torch.int32)
+            y_PD = F.grouped_mm(_swiglu(F.grouped_mm(x_PD, up, offs=ends_E)), down, offs=ends_E)
+        return y_PD.index_select(0, place_P).unflatten(0, (-1, K))
 
 
 def _swiglu(x: Tensor) -> Tensor:
@@ -89,7 +100,7 @@ class MoE(nn.Module):
 
         The load is returned and not added up here, because under recomputation this runs twice a step.
         """
-        E, K = self.config.experts, self.config.top_k
+        K = self.config.top_k
         x_ND = x_BLD.flatten(0, 1)
         with torch.autocast(x_BLD.device.type, enabled=False):
             wide = torch.promote_types(x_ND.dtype, torch.float32)
@@ -100,13 +111,7 @@ class MoE(nn.Module):
             gates_NK = gates_NK / (1e-20 + gates_NK.sum(-1, keepdim=True))
             stats = _stats(logits_NE, probs_NE, chosen_NK, valid_BL.flatten())
 
-        order_P = chosen_NK.flatten().argsort(stable=True)
-        place_P = torch.empty_like(order_P).scatter_(
-            0, order_P, torch.arange(len(order_P), device=order_P.device)
-        )
-        counts_E = _count(chosen_NK, E)
-        y_PD = self.experts(x_ND.index_select(0, order_P // K), counts_E)
-        y_NKD = y_PD.index_select(0, place_P).unflatten(0, (-1, K))
+        y_NKD = self.experts(x_ND, chosen_NK)
         y_BLD = (gates_NK[:, :, None].to(y_NKD.dtype) * y_NKD).sum(1).view_as(x_BLD)
         if self.shared is not None:
             y_BLD = y_BLD + self.shared(x_BLD)

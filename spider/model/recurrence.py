@@ -94,7 +94,7 @@ class LoopLoRA(nn.Module):
     def __init__(self, dim: int, rank: int, loops: int) -> None:
         super().__init__()
         self.down = Linear(dim, rank)
-        self.up = Linear(rank, dim, into_residual=True)
+        self.up = Linear(rank, dim, std=0.0)
         self.scale = nn.Parameter(torch.empty(loops, rank))
 
     def init_weights(self) -> None:
@@ -120,7 +120,7 @@ class RecurrentCore(nn.Module):
         self.layers = nn.ModuleList(CoreLayer(config, engram_primes.get(i)) for i in range(r.layers))
         self.injection = Injection(config.hidden) if r.injection else None
         self.lora = LoopLoRA(config.hidden, r.lora_rank, r.loops) if r.lora_rank else None
-        self.halting = Halting(config.hidden, r.halt_epsilon) if r.halting else None
+        self.halting = Halting(config.hidden, r.halt_epsilon, config.norm_eps) if r.halting else None
 
     def read_memories(self, mixed_BLO: Tensor, filled_BL: Tensor) -> list[Memory | None]:
         """What each layer's Engram holds for this batch (None for layers without one)."""

@@ -1,0 +1,243 @@
+"""The whole model: causality under every switch, gradients, sizes, determinism, precision, learning."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from small import merged
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from spider.config import ModelConfig
+from spider.model import build_model
+
+SWITCHES = {
+    "everything": {},
+    "overflow": {"boundary": {"capacity": 0.1}},
+    "fixed": {"boundary": {"kind": "fixed", "stride": 3}},
+    "whitespace": {"boundary": {"kind": "whitespace"}},
+    "whitespace_overflow": {"boundary": {"kind": "whitespace", "capacity": 0.06}},
+    "no_patches": {"boundary": {"kind": "none"}},
+    "no_engram": {"engram": {"layers": []}},
+    "engram_everywhere": {"engram": {"layers": [0, 1], "byte_orders": [2, 3]}},
+    "no_injection": {"recurrence": {"injection": False}},
+    "no_halting": {"recurrence": {"halting": False}},
+    "no_loop_embedding_no_lora": {"recurrence": {"loop_embedding": False, "lora_rank": 0}},
+    "dense": {"moe": None},
+    "no_shared_expert": {"moe": {"shared_hidden": 0}},
+    "one_loop": {"recurrence": {"loops": 1}},
+    "four_loops_sampled_truncated": {"recurrence": {"loops": 4, "sample_loops": True, "bptt": 2}},
+    "binomial": {"boundary": {"loss": "binomial"}},
+    "bare": {
+        "boundary": {"kind": "none"},
+        "moe": None,
+        "engram": {"layers": []},
+        "recurrence": {
+            "loops": 1,
+            "injection": False,
+            "loop_embedding": False,
+            "lora_rank": 0,
+            "halting": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_no_logit_sees_a_later_byte(make, tokens, switch):
+    model = make(**SWITCHES[switch]).double().eval()
+    with torch.no_grad():
+        before = model(tokens).logits
+        # Byte 20 is a document start in row 0; a space opens or closes patches; the rest are ordinary places.
+        for t, byte in ((0, 65), (1, 32), (13, 32), (20, 66), (21, 257), (39, 67)):
+            changed = tokens.clone()
+            changed[:, t] = byte
+            after = model(changed).logits
+            assert torch.equal(before[:, :t], after[:, :t]), f"a logit before byte {t} changed"
+            assert not torch.equal(before[:, t], after[:, t]), f"byte {t} has no influence on its own logits"
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_training_gives_every_parameter_a_finite_gradient(make, tokens, switch):
+    model = make(**SWITCHES[switch]).train()
+    for seed in range(3):  # a sampled depth or a rare expert may leave a weight out of one step
+        torch.manual_seed(seed)
+        model(tokens, tokens.roll(-1, 1)).loss.backward()
+    for name, parameter in model.named_parameters():
+        if "halting" in name and switch == "one_loop":
+            continue  # the weight of an only loop is 1, whatever p
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_language_model_loss_alone_reaches_the_boundary_predictor(make, tokens):
+    model = make(
+        boundary={"weight": 0.0}, recurrence={"ponder_weight": 0.0}, moe={"aux_weight": 0, "z_weight": 0}
+    )
+    model.train()(tokens, tokens.roll(-1, 1)).loss.backward()
+    for name, parameter in model.chunker.boundary_predictor.named_parameters():
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_spider_1b_has_exactly_the_designed_parameters():
+    with torch.device("meta"):
+        model = build_model(ModelConfig())
+    assert model.num_parameters() == 996_257_890
+    assert model.parameters_by_part() == {
+        "embedding": 557_056,
+        "dense_blocks": 116_147_456,
+        "routed_experts": 603_979_776,
+        "shared_experts": 37_748_736,
+        "core_layers": 61_368_192,
+        "engram": 175_325_056,
+        "recurrence": 73_825,
+        "boundary": 1_057_793,
+    }
+
+
+def test_built_on_meta_then_materialised_equals_built_directly(make, tokens):
+    direct = make(busy=False, seed=3)
+    with torch.device("meta"):
+        late = build_model(direct.config)
+    late.to_empty(device="cpu")
+    torch.manual_seed(3)
+    late.reset_parameters()
+    theirs = late.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in direct.state_dict().items())
+    marks = ("_no_weight_decay", "_is_embedding")
+    for a, b in zip(direct.parameters(), late.parameters(), strict=True):
+        assert [hasattr(a, m) for m in marks] == [hasattr(b, m) for m in marks]
+
+
+def test_same_seed_same_training_steps(make, tokens):
+    def losses(seed: int) -> list[float]:
+        model = make(busy=False, seed=seed).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        seen = []
+        for _ in range(3):
+            loss = model(tokens, tokens.roll(-1, 1)).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.after_step()
+            seen.append(loss.item())
+        return seen
+
+    assert losses(1) == losses(1)
+    assert losses(1) != losses(2)
+
+
+def test_evaluation_draws_no_noise(make, tokens):
+    model = make().eval()
+    state = torch.get_rng_state()
+    assert torch.equal(model(tokens).logits, model(tokens).logits)
+    assert torch.equal(state, torch.get_rng_state())
+    model.train()
+    assert not torch.equal(model(tokens).logits, model(tokens).logits)
+
+
+def test_no_reduction_gives_the_cross_entropy_of_each_label(make, tokens):
+    model = make().eval()
+    labels = tokens.roll(-1, 1)
+    labels[:, :7] = -100
+    with torch.no_grad():
+        each = model(tokens, labels, reduction="none")
+        expected = -model(tokens).logits.log_softmax(-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]
+    assert (each.loss[:, :7] == 0).all()
+    torch.testing.assert_close(each.loss[:, 7:], expected[:, 7:])
+    torch.testing.assert_close(each.metrics["cross_entropy"], expected[:, 7:].mean())
+    assert model(tokens, torch.full_like(labels, -100)).loss.isfinite()
+
+
+def test_metrics_name_the_parts_that_are_on(make, tokens):
+    everything = model_metrics = make()(tokens, tokens).metrics
+    assert set(everything) == {
+        "cross_entropy", "boundary_rate", "bytes_per_patch", "patch_fill", "patch_overflow", "boundary_loss", "ponder",
+        "halt_depth", "moe_aux", "moe_z", "moe_load_max", "moe_load_entropy",
+    }  # fmt: skip
+    assert all(value.ndim == 0 and not value.requires_grad for value in model_metrics.values())
+    assert set(make(**SWITCHES["bare"])(tokens, tokens).metrics) == {"cross_entropy"}
+
+
+def test_recomputation_changes_neither_gradients_nor_load(make, tokens):
+    plain = make(recurrence={"checkpointing": False}).train()
+    recomputed = make(recurrence={"checkpointing": True}).train()
+    for model in (plain, recomputed):
+        torch.manual_seed(9)
+        model(tokens, tokens.roll(-1, 1)).loss.backward()
+    for (name, a), b in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), name
+    for a, b in zip(plain.core.layers, recomputed.core.layers, strict=True):
+        assert torch.equal(a.ffn.load, b.ffn.load)
+
+
+def test_more_loops_than_trained_stay_finite_and_zero_is_refused(make, tokens):
+    model = make().eval()
+    with torch.no_grad():
+        assert model(tokens, tokens, n_loops=12).loss.isfinite()
+    with pytest.raises(ValueError, match="n_loops"):
+        model(tokens, n_loops=0)
+
+
+@pytest.mark.parametrize("switch", ["everything", "no_patches", "dense", "fixed"])
+def test_flops_per_token_agree_with_the_flop_counter(make, switch):
+    # The counter knows neither grouped_mm nor the CPU's fused attention: count the paths made of plain products.
+    model = make(
+        **merged(SWITCHES[switch], {} if switch == "dense" else {"moe": {"implementation": "loop"}})
+    ).eval()
+    x = torch.randint(0, 256, (2, 128))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(x)
+    assert model.flops_per_token(128) == pytest.approx(3 * counter.get_total_flops() / x.numel(), rel=0.02)
+
+
+def test_bfloat16_autocast_stays_near_float32(make, tokens):
+    model = make(busy=False).eval()
+    with torch.no_grad():
+        exact = model(tokens, tokens.roll(-1, 1)).metrics["cross_entropy"]
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = model(tokens, tokens.roll(-1, 1)).metrics["cross_entropy"]
+    assert abs(exact - narrow) < 0.02 * exact
+    model.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens, tokens.roll(-1, 1)).loss
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_overfits_one_batch(make):
+    model = make(busy=False).train()
+    x = torch.randint(97, 123, (2, 33), generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(0.9, 0.95))
+    for _ in range(120):
+        out = model(x[:, :-1], x[:, 1:])
+        out.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.after_step()
+    assert out.metrics["cross_entropy"] < 0.3  # chance is ln 26 = 3.26
+
+
+def test_deepcopy_and_state_dict_keep_the_function(make, tokens):
+    model = make().eval()
+    other = make(seed=1).eval()
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, other(tokens).logits)
+        assert torch.equal(model(tokens).logits, copy.deepcopy(model)(tokens).logits)
+
+
+def test_compiles_as_one_graph(make, tokens):
+    model = make().train()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    losses = []
+    for run in (model, compiled):
+        torch.manual_seed(4)
+        with torch.autocast("cpu", torch.bfloat16):  # compiled grouped_mm takes nothing else
+            losses.append(run(tokens, tokens.roll(-1, 1)).loss)
+    losses[1].backward()
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-2, atol=1e-2)
