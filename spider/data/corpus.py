@@ -1,19 +1,20 @@
-"""Text that is already on the machine: the embedded corpus, and files the user has.
+"""The embedded corpus: text that is on every machine where Spider is installed.
 
-**pydocs.** An installed Python carries tens of megabytes of edited English: the docstrings of the standard
-library and of every package Spider depends on, and the long descriptions of those packages. `write_pydocs` reads
-them offline, parsing source files and never importing them, and writes FineWeb-Edu's columns. What is harvested is
-the closure of Spider's own requirements, not whatever else is installed, so that two machines with the same
-constraints file get the same corpus. A document is one module's docstrings in source order, each under the name it
-documents, cut between docstrings where it exceeds `DOCUMENT_BYTES`; short fragments make poor training text.
+An installed Python carries tens of megabytes of edited English: the docstrings of the standard library and
+of every package Spider depends on, and the long descriptions of those packages. `write_pydocs` reads them
+offline, parsing source files and never importing them, and writes FineWeb-Edu's columns. What is harvested
+is the closure of Spider's own requirements, not whatever else is installed, so that two machines with the
+same constraints file get the same corpus.
 
-The work is split by distribution: pieces are parallel jobs, each of which parses only its own packages. Files of
-equal content are harvested once over all pieces (their hashes are in the installer's RECORD); a docstring, or a
-long paragraph of one, that repeats within a piece is dropped. A repeat between two pieces stays: to find it, each
-job would have to parse everything.
+A document is one module's docstrings in source order, each under the name it documents, cut between
+docstrings where it exceeds `DOCUMENT_CHARS`. Only paragraphs of English prose are kept, each once:
+interpreter sessions, tables and repeated boilerplate are what a compressor copies and what teaches a small
+model little.
 
-**local.** `import_local` brings a user's files into the same shape: a parquet is linked, never copied; the rest is
-streamed into parquet in constant memory.
+The work is split by distribution: pieces are parallel jobs, and each parses only its own packages. Files of
+equal content are harvested once over all pieces (their hashes are in the installer's RECORD). A paragraph
+that repeats within a piece is dropped; a repeat between two pieces stays, since to find it each job had to
+parse everything.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import inspect
-import io
 import json
 import logging
 import os
@@ -39,7 +39,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spider.files import fsync_dir, replacing
+from spider.data.local import import_local
+from spider.files import replacing
+
+__all__ = ["import_local", "write_pydocs"]
 
 log = logging.getLogger(__name__)
 
@@ -59,17 +62,23 @@ SCHEMA = pa.schema(
     ]
 )
 ROW_GROUP = 1000
-DOCUMENT_BYTES = 16_384
-MIN_DOCUMENT, MIN_DOCSTRING, MIN_CONSTANT, MIN_PARAGRAPH = 200, 40, 400, 200
-"""Characters below which a document, a docstring, a string constant is left out, a paragraph may repeat."""
+#: Characters at which a module is cut into further documents, and below which one is left out.
+DOCUMENT_CHARS, MIN_DOCUMENT = 16_384, 200
+#: A shorter paragraph is a heading: kept where prose follows it.
+MIN_PARAGRAPH = 40
+#: A shorter string constant of a module's top level is data.
+MIN_CONSTANT = 400
+#: Share of a source file in triple quotes below which parsing it costs more than it yields.
+MIN_DENSITY = 0.1
 
 # ------------------------------------------------------------------------------------ what is installed
 
 #: Folders whose text is not documentation, or is another package's.
-SKIPPED = frozenset(
-    "test tests testing _vendor vendor vendored third_party thirdparty __pycache__ site-packages dist-packages "
-    "lib2to3 encodings idlelib locale locales node_modules licenses".split()
-)
+SKIPPED = {"test", "tests", "testing", "encodings", "idlelib", "lib2to3", "locale", "locales", "licenses"}
+SKIPPED |= {"_vendor", "vendor", "vendored", "third_party", "externals", "site-packages", "dist-packages"}
+
+#: Distributions whose docstrings are generated from interface definitions: thousands of near repeats.
+GENERATED = frozenset({"databricks-sdk", "opentelemetry-semantic-conventions"})
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class SourceFile:
 
 
 def requirements(root: str = "spider") -> dict[str, importlib.metadata.Distribution]:
-    """The installed distributions that ``root`` needs, directly or not, by normalised name; extras left out."""
+    """Installed distributions that ``root`` needs, directly or not, by normalised name."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -91,7 +100,9 @@ def requirements(root: str = "spider") -> dict[str, importlib.metadata.Distribut
     try:
         queue = [(r, "") for r in importlib.metadata.requires(root) or []]
     except importlib.metadata.PackageNotFoundError:
-        raise ValueError(f"pydocs: {root} is not installed here; run `pip install -e .` in its folder") from None
+        raise ValueError(
+            f"pydocs: {root} is not installed here; run `pip install -e .` in its folder"
+        ) from None
     seen: set[tuple[str, str]] = set()
     while queue:
         line, extra = queue.pop()
@@ -125,7 +136,9 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
             continue
         for file in sorted(distribution.files, key=str):
             is_description = file.name == "METADATA" and file.parent.name.endswith(".dist-info")
-            is_text = file.suffix in (".py", ".rst", ".md") and not re.match(r"licen|change|history|news", file.name, re.I)
+            is_text = file.suffix in (".py", ".rst", ".md") and not re.match(
+                r"licen|change|history|news", file.name, re.I
+            )
             if not (is_description or is_text) or ".." in file.parts or not SKIPPED.isdisjoint(file.parts):
                 continue
             if re.match(r"(test_.*|.*_test|conftest)\.py$", file.name) or file.size == 0:
@@ -138,7 +151,7 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
 
 
 def share_out(files: Iterable[SourceFile], pieces: int) -> list[list[SourceFile]]:
-    """Split by package into ``pieces`` of about equal size: the largest package first, to the lightest piece."""
+    """Split by package into ``pieces`` of about equal size: the largest first, to the lightest piece."""
     packages: dict[str, list[SourceFile]] = {}
     for file in files:
         packages.setdefault(file.package, []).append(file)
@@ -155,32 +168,38 @@ def share_out(files: Iterable[SourceFile], pieces: int) -> list[list[SourceFile]
 # --------------------------------------------------------------------------------- text out of the files
 
 BOILERPLATE = re.compile(
-    r"permission is hereby granted|licensed under the|without warranty|redistribution and use in source"
-    r"|all rights reserved|do not edit|auto-?generated",
-    re.I,
+    r"[Pp]ermission is hereby|[Ll]icensed under|WITHOUT WARRANTY|[Rr]edistribution and use"
+    r"|[Cc]opyright|:license:|DO NOT EDIT|[Aa]uto-?generated"
 )
-NEWS = re.compile(r"(change\s?-?log|changes|release (notes|history)|history|what.s new|news|contributors|license)\W*$", re.I)
-BADGE = re.compile(r"shields\.io|badge|<[a-z/!][^>]*>|^\s*\.\. (image|\|)|^\s*:(target|alt|width):|^\s*!?\[!?\[", re.I)
-COMMON_WORDS = frozenset(
-    "the of to and a in is for that be this by with as it are or on if an not from can when will which you".split()
+NEWS = re.compile(
+    r"(change\s?-?log|changes|release (notes|history)|history|what.s new|news|contributors|license)\W*$", re.I
+)
+BADGE = re.compile(
+    r"shields\.io|badge|<[a-z/!][^>]*>|^\s*\.\. (image|\|)|^\s*:(target|alt|width):|^\s*!?\[!?\[", re.I
+)
+COMMON_WORDS = set(
+    "the of to and a in is for that be this by with as it are or on if an not from can when will".split()  # noqa: SIM905
 )
 WORD = re.compile(r"[A-Za-z']+")
 
 
-def is_prose(text: str) -> bool:
-    """English sentences rather than tables, code, encoded data or another language."""
-    if BOILERPLATE.search(text):
+TRIPLE_QUOTED = re.compile(rb'""".*?"""|\'\'\'.*?\'\'\'', re.S)
+
+
+def is_prose(paragraph: str) -> bool:
+    """English sentences rather than a table, code, an interpreter session, a licence or another language."""
+    if ">>>" in paragraph or BOILERPLATE.search(paragraph):
         return False
-    words = WORD.findall(text)
-    letters = sum(map(len, words)) + text.count(" ")
-    common = sum(w.lower() in COMMON_WORDS for w in words)
-    return letters > 0.6 * len(text) and common > 0.1 * len(words) and max(map(len, text.split())) < 200
+    words = WORD.findall(paragraph)
+    letters = sum(map(len, words)) + paragraph.count(" ")
+    common = sum(word.lower() in COMMON_WORDS for word in words)
+    return letters >= 0.8 * len(paragraph) and common >= 0.2 * len(words)
 
 
 def module_texts(source: bytes, name: str) -> Iterator[tuple[str, str]]:
     """Pairs (documented name, text) of a Python file in source order: docstrings, and long prose constants
     of the module's top level, where numpy, torch and pydoc keep the documentation of compiled code."""
-    if b'"""' not in source and b"'''" not in source and len(source) < 100_000:
+    if sum(len(m.group()) for m in TRIPLE_QUOTED.finditer(source)) < MIN_DENSITY * len(source):
         return
     try:
         with warnings.catch_warnings():
@@ -204,16 +223,25 @@ def module_texts(source: bytes, name: str) -> Iterator[tuple[str, str]]:
         at_top = (*inner, ast.Assign, ast.Expr) if node is tree else inner
         for child in reversed(body):
             if isinstance(child, at_top):
-                stack.append((f"{path}.{child.name}" if isinstance(child, inner) else path, child))
+                stack.append(
+                    (
+                        (f"{path}.{child.name}" if node is not tree else child.name)
+                        if isinstance(child, inner)
+                        else path,
+                        child,
+                    )
+                )
 
 
 def _constants(value: ast.expr) -> Iterator[str]:
     if isinstance(value, (ast.Call, ast.Dict, ast.Constant)):
         for node in ast.walk(value):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) >= MIN_CONSTANT:
-                text = inspect.cleandoc(node.value)
-                if is_prose(text):
-                    yield text
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and len(node.value) >= MIN_CONSTANT
+            ):
+                yield inspect.cleandoc(node.value)
 
 
 def description_text(source: str) -> str:
@@ -238,35 +266,38 @@ class Harvest:
         try:
             source = file.path.read_bytes()
         except OSError as error:
-            raise ValueError(f"pydocs: cannot read {file.path}: {error.strerror}; reinstall {file.package}") from None
+            raise ValueError(
+                f"pydocs: cannot read {file.path}: {error.strerror}; reinstall {file.package}"
+            ) from None
         if file.path.suffix == ".py":
             name = re.sub(r"(/__init__)?\.py$", "", file.relative).replace("/", ".")
-            entries = [(path, self._fresh(text)) for path, text in module_texts(source, name)]
+            entries = list(module_texts(source, name))
         else:
             text = source.decode("utf-8", errors="replace")
             if file.path.name == "METADATA":
                 text = text.partition("\n\n")[2]
-            entries = [(file.package, self._fresh(description_text(text)))]
-        documents: list[str] = []
-        current = ""
-        for path, text in entries:
-            if len(text) < MIN_DOCSTRING:
-                continue
-            if current and len(current) + len(text) > DOCUMENT_BYTES:
-                documents.append(current)
-                current = ""
-            current += f"{path}\n\n{text}\n\n"
-        documents = [d.strip() + "\n" for d in (*documents, current)]
-        return [d for d in documents if len(d) >= MIN_DOCUMENT and is_prose(d)]
+            entries = [(file.package, description_text(text))]
+        documents = [""]
+        for name, text in entries:
+            prose = self.prose(text)
+            if documents[-1] and len(documents[-1]) + len(prose) > DOCUMENT_CHARS:
+                documents.append("")
+            if prose:
+                documents[-1] += f"{name}\n\n{prose}\n\n"
+        return [d.rstrip() + "\n" for d in documents if len(d) >= MIN_DOCUMENT]
 
-    def _fresh(self, text: str) -> str:
-        """``text`` without what was seen before: wholly, or its long paragraphs."""
-        if len(text) >= MIN_DOCSTRING and not self._is_new(text):
-            return ""
-        paragraphs = text.split("\n\n")
-        if len(paragraphs) == 1:
-            return text
-        return "\n\n".join(p for p in paragraphs if len(p) < MIN_PARAGRAPH or self._is_new(p))
+    def prose(self, text: str) -> str:
+        """The paragraphs of ``text`` that are English and new, each below the heading it had."""
+        kept: list[str] = []
+        heading: list[str] = []
+        for paragraph in text.split("\n\n"):
+            if len(paragraph) < MIN_PARAGRAPH:
+                heading = [paragraph.strip("\n")] if paragraph.strip() else []
+                continue
+            if is_prose(paragraph) and self._is_new(paragraph):
+                kept += [*heading, paragraph.strip("\n")]
+            heading = []
+        return "\n\n".join(kept)
 
     def _is_new(self, text: str) -> bool:
         key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -286,7 +317,7 @@ def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
     """
     if not 0 <= piece < pieces:
         raise ValueError(f"pydocs: piece must be between 0 and {pieces - 1} (got {piece})")
-    distributions = requirements()
+    distributions = {name: d for name, d in requirements().items() if name not in GENERATED}
     files = share_out(installed_files(distributions), pieces)[piece]
     versions = {"python": platform.python_version()}
     versions |= {name: d.version for name, d in distributions.items()}
@@ -310,10 +341,19 @@ def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
             }
             rows.append(row)
     harvested = {name: versions[name] for name in sorted({f.package for f in files})}
-    schema = SCHEMA.with_metadata({"spider.pydocs": json.dumps({"piece": f"{piece}/{pieces}", "packages": harvested})})
+    schema = SCHEMA.with_metadata(
+        {"spider.pydocs": json.dumps({"piece": f"{piece}/{pieces}", "packages": harvested})}
+    )
     with replacing(output) as beside:
         table = pa.Table.from_pylist(rows, schema=schema)
         pq.write_table(table, beside, row_group_size=ROW_GROUP, compression="zstd")
     total = sum(row["token_count"] for row in rows)
-    log.info("pydocs %d/%d: %d documents, %.1f MB from %d packages", piece, pieces, len(rows), total / 1e6, len(harvested))
+    log.info(
+        "pydocs %d/%d: %d documents, %.1f MB from %d packages",
+        piece,
+        pieces,
+        len(rows),
+        total / 1e6,
+        len(harvested),
+    )
     return {"name": output.name, "documents": len(rows), "bytes": total}
