@@ -229,8 +229,8 @@ def verify(folder: Path, full: bool = True) -> dict[str, int]:
     """Check a dataset's shards against its description.
 
     Always: sizes, totals and the digest of the description. ``full``: SHA-256 of every shard, every id
-    below the vocabulary's size, and a document index that points at exactly the BOS tokens. Returns what was checked:
-    shards, documents, tokens, bytes. ``ValueError`` lists every problem, each with its shard and token.
+    below the vocabulary's size, and a document index that points at exactly the BOS tokens. Returns what was
+    checked: shards, documents, tokens, bytes. ``ValueError`` lists every problem with its shard and token.
     """
     metadata = load_metadata(folder)
     problems = []

@@ -1,0 +1,213 @@
+"""The loader's order: a bijection, the same for any number of ranks, entered anywhere."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spider.data.loader import DEPTH, ROUNDS, Loader, permute
+from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards
+
+
+def shards_of(folder: Path, lengths: list[int]) -> tuple[Shards, np.ndarray]:
+    """Shards of random ids of the given lengths, and their concatenation."""
+    ids = np.random.default_rng(0).integers(0, 259, sum(lengths)).astype("<u2")
+    paths = []
+    for i, tokens in enumerate(np.split(ids, np.cumsum(lengths)[:-1])):
+        header = np.zeros(HEADER_INTS, "<i4")
+        header[:3] = HEADER_MAGIC, 1, len(tokens)
+        paths.append(folder / f"{i}.bin")
+        paths[-1].write_bytes(header.tobytes() + tokens.tobytes())
+    return Shards.from_files(paths), ids
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tuple[Shards, np.ndarray]:
+    return shards_of(tmp_path_factory.mktemp("shards"), [100, 0, 3, 1, 450, 7])
+
+
+def keys(seed: int) -> list[np.uint64]:
+    return list(np.random.SeedSequence(seed).generate_state(ROUNDS, np.uint64))
+
+
+def take(loader: Loader, steps: int) -> np.ndarray:
+    rows = np.concatenate([next(loader).rows_BT1 for _ in range(steps)])
+    loader.close()
+    return rows
+
+
+@given(size=st.integers(1, 5000), seed=st.integers(0, 2**32))
+def test_permutation_is_a_bijection(size, seed):
+    image = permute(np.arange(size), size, keys(seed))
+    assert sorted(image.tolist()) == list(range(size))
+
+
+@given(size=st.integers(2**31, 2**50), seed=st.integers(0, 99), start=st.integers(0, 2**30))
+def test_permutation_of_a_huge_domain_stays_inside_and_distinct(size, seed, start):
+    image = permute(np.arange(start, start + 300), size, keys(seed))
+    assert image.min() >= 0 and image.max() < size and len(set(image.tolist())) == 300
+
+
+def test_permutation_shuffles():
+    """Neighbours end far apart and every part of the domain is hit evenly."""
+    image = permute(np.arange(100_000), 100_000, keys(1))
+    steps = np.abs(np.diff(image))
+    assert 0.32 < steps.mean() / 100_000 < 0.35  # a uniform shuffle has a mean of one third
+    assert np.histogram(image[:10_000], 10, (0, 100_000))[0].std() < 5 * 30
+    assert abs(np.corrcoef(np.arange(100_000), image)[0, 1]) < 0.02
+
+
+def test_the_order_never_changes(data):
+    """A new order would break the exact resume of checkpoints made before."""
+    loader = Loader(data[0], seq_len=16, rows=1, seed=7)
+    assert loader.starts(np.arange(8)).tolist() == [543, 383, 159, 111, 463, 207, 287, 431]
+
+
+@pytest.mark.parametrize("seq_len", [1, 4, 16, 100, 560])
+def test_every_epoch_covers_every_token(data, seq_len):
+    shards, ids = data
+    loader = Loader(shards, seq_len=seq_len, rows=1, seed=3)
+    for epoch in range(3):
+        starts = loader.starts(np.arange(epoch * loader.windows, (epoch + 1) * loader.windows))
+        seen = np.bincount(
+            (starts[:, None] + np.arange(1, seq_len + 1)).ravel() % len(ids), minlength=len(ids)
+        )
+        assert seen.min() == 1, "every token is a target"
+        assert (seen - 1).sum() == loader.windows * seq_len - len(ids) < seq_len, (
+            "only the last window overlaps"
+        )
+
+
+def test_epochs_differ_in_order_and_in_grid(data):
+    loader = Loader(data[0], seq_len=16, rows=1, seed=3)
+    first, second = (loader.starts(np.arange(loader.windows) + e * loader.windows) for e in (0, 1))
+    assert len(set(first.tolist()) & set(second.tolist())) < loader.windows // 2
+
+
+def test_seeds_differ(data):
+    a, b = (Loader(data[0], seq_len=16, rows=1, seed=s).starts(np.arange(20)) for s in (0, 1))
+    assert (a != b).mean() > 0.8
+
+
+@settings(deadline=None, max_examples=25)
+@given(seq_len=st.integers(1, 200), rows=st.integers(1, 40), seed=st.integers(0, 5), steps=st.integers(1, 4))
+def test_rows_are_the_windows_of_the_concatenation(data, seq_len, rows, seed, steps):
+    """Over shard borders, empty shards, the ring's end and the end of the epoch."""
+    shards, ids = data
+    loader = Loader(shards, seq_len=seq_len, rows=rows, seed=seed)
+    ring = np.concatenate([ids, ids])
+    starts = loader.starts(np.arange(rows * steps))
+    assert np.array_equal(take(loader, steps), [ring[s : s + seq_len + 1] for s in starts])
+
+
+@settings(deadline=None, max_examples=25)
+@given(rows=st.integers(1, 5), steps=st.integers(1, 6), seed=st.integers(0, 3))
+def test_any_number_of_ranks_sees_the_same_global_order(data, rows, steps, seed):
+    batch = 12 * rows
+    one = take(Loader(data[0], seq_len=16, rows=batch, seed=seed), steps)
+    for world in (2, 3, 4):
+        ranks = [
+            take(Loader(data[0], seq_len=16, rows=batch // world, seed=seed, rank=r, world=world), steps)
+            for r in range(world)
+        ]
+        shares = [np.split(rows, steps) for rows in ranks]
+        assert np.array_equal(one, np.concatenate([share[s] for s in range(steps) for share in shares]))
+
+
+@settings(deadline=None, max_examples=25)
+@given(before=st.integers(0, 30), after=st.integers(1, 10), world=st.sampled_from([1, 2, 3, 4]))
+def test_resume_equals_never_stopping_on_any_number_of_ranks(data, before, after, world):
+    whole = take(Loader(data[0], seq_len=16, rows=12, seed=1), before + after)
+    first = Loader(data[0], seq_len=16, rows=12, seed=1)
+    position = None
+    for _ in range(before):
+        position = next(first).position
+    first.close()
+    ranks = [
+        take(
+            Loader(data[0], seq_len=16, rows=12 // world, seed=1, rank=r, world=world, position=position),
+            after,
+        )
+        for r in range(world)
+    ]
+    shares = [np.split(rows, after) for rows in ranks]
+    rest = np.concatenate([share[s] for s in range(after) for share in shares])
+    assert np.array_equal(whole[12 * before :], rest)
+
+
+def test_fewer_windows_than_a_batch_go_on_into_the_next_epochs(data):
+    rows = take(Loader(data[0], seq_len=400, rows=7, seed=0), 2)
+    assert rows.shape == (14, 401)
+
+
+def test_exactly_one_window_is_enough_and_less_is_refused(tmp_path):
+    shards, ids = shards_of(tmp_path, [6, 5])
+    rows = take(Loader(shards, seq_len=10, rows=2, seed=0), 1)
+    assert set(map(tuple, rows.tolist())) <= {tuple(np.roll(ids, -k).tolist()) for k in range(11)}
+    with pytest.raises(
+        ValueError, match=r"11 tokens are less than one window of seq_len \+ 1 = 12; lower seq_len"
+    ):
+        Loader(shards, seq_len=11, rows=1, seed=0)
+
+
+@pytest.mark.parametrize(("field", "value"), [("seed", 5), ("seq_len", 8), ("data", "other")])
+def test_a_position_of_another_order_is_refused_by_name(data, field, value):
+    position = next(Loader(data[0], seq_len=16, rows=1, seed=1)).position
+    with pytest.raises(ValueError, match=f"has {field} = {value!r}"):
+        Loader(data[0], seq_len=16, rows=1, seed=1, position={**position, field: value})
+
+
+@pytest.mark.parametrize("wrong", [{"rows": 0}, {"rank": 1}, {"rank": -1}, {"world": 0}])
+def test_impossible_ranks_are_refused(data, wrong):
+    with pytest.raises(ValueError, match="needs rows >= 1 and 0 <= rank < world"):
+        Loader(data[0], **{"seq_len": 16, "rows": 1, "seed": 1, **wrong})
+
+
+def test_an_id_outside_the_vocabulary_reaches_the_consumer_with_its_place(tmp_path):
+    shards_of(tmp_path, [50, 50])
+    with open(tmp_path / "1.bin", "r+b") as file:
+        file.seek(HEADER_INTS * 4 + 2 * 17)
+        file.write(b"\xff\xff")
+    shards = Shards.from_files([tmp_path / "0.bin", tmp_path / "1.bin"])
+    loader = Loader(shards, seq_len=10, rows=10, seed=0)
+    with pytest.raises(
+        ValueError, match=r"1\.bin, token 17: 65535 is not one of the 272 ids; run `spider verify`"
+    ):
+        next(loader)
+
+
+def test_batches_are_gathered_ahead_and_waiting_is_measured(data, monkeypatch):
+    loader = Loader(data[0], seq_len=16, rows=1, seed=0)
+    gather = data[0].gather
+
+    def slow(*args):
+        time.sleep(0.05)
+        return gather(*args)
+
+    monkeypatch.setattr(data[0], "gather", slow)
+    next(loader)
+    assert loader.waited >= 0.04
+    time.sleep(0.05 * (DEPTH + 2))
+    waited = loader.waited
+    next(loader)
+    assert loader.waited - waited < 0.04, "the second batch was ready"
+    loader.close()
+
+
+def test_a_forgotten_loader_leaves_no_thread(data):
+    loader = Loader(data[0], seq_len=16, rows=1, seed=0)
+    next(loader)
+    assert any(t.name.startswith("loader") for t in threading.enumerate())
+    del loader
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while any(t.name.startswith("loader") for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,321 @@
+"""Shards: described truly, read across borders, and every kind of damage named with its place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spider.data.encode import encode_part
+from spider.data.shards import (
+    HEADER_INTS,
+    HEADER_MAGIC,
+    Shards,
+    build_metadata,
+    inspect,
+    load_metadata,
+    verify,
+)
+from spider.files import digest
+from spider.vocab import BOS, SPECIAL_IDS
+
+TEXTS = [f"Document {i}: the cat sat on the mät. " * (i % 5 + 1) for i in range(300)]
+PARTS = ["000", "001", "002"]
+SOURCE = {"kind": "pydocs", "pieces": 3}
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A dataset of three parts, the last one empty."""
+    for part, texts in zip(PARTS, (TEXTS[:120], TEXTS[120:], []), strict=True):
+        ids = pa.array([f"{part}/{i}" for i in range(len(texts))], pa.string())
+        pq.write_table(pa.table({"text": pa.array(texts, pa.string()), "id": ids}), tmp_path / "a.parquet")
+        encode_part(tmp_path / "a.parquet", tmp_path / "shards", part, validation=0.2)
+    build_metadata(tmp_path / "shards", "demo", source=SOURCE, parts=PARTS, validation=0.2)
+    return tmp_path / "shards"
+
+
+def tokens_of(folder: Path, split: str) -> np.ndarray:
+    return np.concatenate([np.fromfile(folder / split / f"{part}.bin", "<u2") for part in PARTS])
+
+
+def poke(path: Path, offset: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def rehash(folder: Path) -> None:
+    """Make metadata.json vouch for the files as they are, so that only the content can be wrong."""
+    metadata = json.loads((folder / "metadata.json").read_text())
+    for described in metadata["splits"].values():
+        for shard in described["shards"]:
+            shard["sha256"] = hashlib.sha256((folder / shard["file"]).read_bytes()).hexdigest()
+    metadata["digest"] = digest({k: v for k, v in metadata.items() if k != "digest"})
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+
+
+# ---------------------------------------------------------------------------------------------- metadata
+
+
+def test_metadata_describes_every_shard(folder):
+    metadata = load_metadata(folder)
+    assert metadata["format"] == 1 and metadata["dtype"] == "<u2" and metadata["vocab_size"] == 272
+    assert metadata["special_ids"] == SPECIAL_IDS and metadata["source"] == SOURCE
+    assert metadata["validation"] == 0.2 and metadata["max_document_bytes"] is None
+    assert sum(metadata["splits"][s]["documents"] for s in ("train", "validation")) == len(TEXTS)
+    assert sum(metadata["splits"][s]["bytes"] for s in ("train", "validation")) == len(
+        "".join(TEXTS).encode()
+    )
+    for split in ("train", "validation"):
+        described = metadata["splits"][split]
+        assert [shard["part"] for shard in described["shards"]] == PARTS
+        assert described["tokens"] == len(tokens_of(folder, split))
+        for shard in described["shards"]:
+            assert shard["sha256"] == hashlib.sha256((folder / shard["file"]).read_bytes()).hexdigest()
+
+
+def test_digest_follows_the_content_only(folder):
+    first = load_metadata(folder)["digest"]
+    assert build_metadata(folder, "demo", source=SOURCE, parts=PARTS, validation=0.2)["digest"] == first
+    poke(folder / "train/000.bin", 4, b"Z")
+    assert build_metadata(folder, "demo", source=SOURCE, parts=PARTS, validation=0.2)["digest"] != first
+
+
+def test_missing_part_is_named(folder):
+    with pytest.raises(
+        ValueError, match=r"train/003\.json: part 003 of the train split is missing; encode it"
+    ):
+        build_metadata(folder, "demo", source=SOURCE, parts=[*PARTS, "003"], validation=0.2)
+
+
+def test_part_encoded_under_other_settings_is_named(folder):
+    with pytest.raises(
+        ValueError, match=r"part 000 was encoded with validation = 0\.2, not 0\.1; encode it again"
+    ):
+        build_metadata(folder, "demo", source=SOURCE, parts=PARTS, validation=0.1)
+
+
+@pytest.mark.parametrize("file", ["train/001.bin", "validation/000.idx"])
+def test_index_job_refuses_a_shard_of_another_size_than_its_record(folder, file):
+    poke(folder / file, 10**6, b"x")
+    with pytest.raises(ValueError, match=rf"{file}: too long"):
+        build_metadata(folder, "demo", source=SOURCE, parts=PARTS, validation=0.2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "format 2, this Spider reads format 1; encode the dataset again"),
+        ({"vocab_size": 300}, "tokens are <u2 of 300 ids, this Spider reads <u2 of 272"),
+        ({"dtype": "<u4"}, "tokens are <u4"),
+        ({"splits": None}, "not a description of Spider's shards"),
+    ],
+)
+def test_description_of_another_version_is_refused(folder, change, message):
+    metadata = {k: v for k, v in (load_metadata(folder) | change).items() if v is not None}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(ValueError, match=message):
+        Shards(folder, "train")
+
+
+def test_folder_that_is_no_dataset_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"not an encoded dataset \(no metadata\.json\); run its encode and index"
+    ):
+        load_metadata(tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------- view
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_view_is_the_concatenation_of_the_shards(folder, split):
+    view, whole = Shards(folder, split), tokens_of(folder, split)
+    assert view.tokens == len(whole)
+    assert np.array_equal(view.read(0, view.tokens), whole)
+    border = int(view.borders[1])
+    assert np.array_equal(view.read(border - 3, 7), whole[border - 3 : border + 4])
+    starts = np.random.default_rng(0).integers(0, view.tokens - 50, 200)
+    starts[:60] = border - np.arange(60)
+    assert np.array_equal(view.gather(starts, 50), whole[starts[:, None] + np.arange(50)])
+    assert view.gather(starts, 50).dtype == np.uint16
+
+
+def test_view_is_read_only_and_gathered_rows_are_copies(folder):
+    view = Shards(folder, "train")
+    rows = view.gather(np.array([0, 1]), 10)
+    rows[:] = 0
+    assert np.array_equal(view.read(0, 10), tokens_of(folder, "train")[:10])
+    assert not view._maps[0].flags.writeable
+
+
+@pytest.mark.parametrize(("start", "count"), [(-1, 2), (0, 10**9)])
+def test_reading_outside_is_refused(folder, start, count):
+    with pytest.raises(ValueError, match="asked for, but it has"):
+        Shards(folder, "train").read(start, count)
+
+
+def test_unknown_split_names_the_ones_there_are(folder):
+    with pytest.raises(ValueError, match=r"no split 'test' \(there are: train, validation\)"):
+        Shards(folder, "test")
+
+
+def test_truncated_and_missing_shards_are_named_at_open(folder):
+    path = folder / "train/001.bin"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2])
+    with pytest.raises(
+        ValueError, match=rf"train/001\.bin: truncated, {len(whole) - 2} bytes instead of {len(whole)}"
+    ):
+        Shards(folder, "train")
+    path.unlink()
+    with pytest.raises(ValueError, match=r"train/001\.bin: no such shard; encode its part again"):
+        Shards(folder, "train")
+
+
+def test_locate_names_shard_and_token(folder):
+    view = Shards(folder, "train")
+    assert view.locate(5).endswith("train/000.bin, token 5")
+    assert view.locate(int(view.borders[1])).endswith("train/001.bin, token 0")
+
+
+def test_digest_differs_between_splits(folder):
+    assert Shards(folder, "train").digest != Shards(folder, "validation").digest
+
+
+# ---------------------------------------------------------------------------------------- headered shards
+
+
+def headered(path: Path, tokens: list[int], magic: int = HEADER_MAGIC, version: int = 1) -> Path:
+    header = np.zeros(HEADER_INTS, "<i4")
+    header[:3] = magic, version, len(tokens)
+    path.write_bytes(header.tobytes() + np.array(tokens, "<u2").tobytes())
+    return path
+
+
+def test_headered_shards_are_read(tmp_path):
+    view = Shards.from_files([headered(tmp_path / "a.bin", [1, 2, 3]), headered(tmp_path / "b.bin", [4, 5])])
+    assert view.read(0, 5).tolist() == [1, 2, 3, 4, 5]
+    assert view.tokens == 5 and view.documents is None
+
+
+@pytest.mark.parametrize("damage", ["magic", "version", "short", "cut", "long"])
+def test_damaged_headered_shards_are_named(tmp_path, damage):
+    path = tmp_path / "a.bin"
+    headered(
+        path,
+        [1, 2, 3],
+        magic=1 if damage == "magic" else HEADER_MAGIC,
+        version=2 if damage == "version" else 1,
+    )
+    if damage in ("short", "cut"):
+        path.write_bytes(path.read_bytes()[: 100 if damage == "short" else -1])
+    if damage == "long":
+        path.write_bytes(path.read_bytes() + b"xx")
+    expected = "not a headered shard" if damage in ("magic", "version", "short") else "its header promises"
+    with pytest.raises(ValueError, match=rf"a\.bin: .*{expected}"):
+        Shards.from_files([path])
+
+
+# ------------------------------------------------------------------------------------------------ checks
+
+
+def test_verify_counts_what_it_checked(folder):
+    report = verify(folder)
+    assert report["shards"] == 6 and report["documents"] == len(TEXTS)
+    assert report["tokens"] == report["bytes"] + 2 * len(TEXTS)
+    assert verify(folder, full=False) == report
+
+
+def test_verify_lists_every_problem(folder):
+    poke(folder / "train/000.bin", 4, b"Z")
+    (folder / "train/001.bin").write_bytes(b"")
+    (folder / "validation/000.idx").unlink()
+    with pytest.raises(ValueError) as caught:
+        verify(folder)
+    message = str(caught.value)
+    assert "train/000.bin: SHA-256 differs" in message
+    assert "train/001.bin: truncated, 0 bytes" in message
+    assert "validation/000.idx: no such shard" in message
+    assert "3 problems" in message
+
+
+def test_quick_verify_reads_no_content(folder):
+    poke(folder / "train/000.bin", 4, b"Z")
+    verify(folder, full=False)
+
+
+def test_verify_finds_an_edited_description(folder):
+    path = folder / "metadata.json"
+    path.write_text(path.read_text().replace('"demo"', '"other"'))
+    with pytest.raises(ValueError, match=r"metadata\.json: edited since it was written"):
+        verify(folder, full=False)
+
+
+def test_verify_finds_totals_that_do_not_add_up(folder):
+    metadata = json.loads((folder / "metadata.json").read_text())
+    metadata["splits"]["train"]["bytes"] += 1
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(ValueError, match=r"train: .* bytes described, its shards add up to"):
+        verify(folder)
+
+
+def test_verify_finds_foreign_ids(folder):
+    poke(folder / "train/001.bin", 2 * 9, b"\xff\xff")
+    rehash(folder)
+    with pytest.raises(ValueError, match=r"train/001\.bin: id 65535 at token 9 is not of the 272 ids"):
+        verify(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "offset", "data", "message"),
+    [
+        ("train/000.idx", 8, b"\x02", r"000\.idx: entry 1 should point at the BOS at token \d+ of 000\.bin"),
+        ("train/000.idx", 0, b"\xff" * 8, r"000\.idx: entry 0 should point at the BOS at token 0"),
+        ("train/000.bin", 0, b"A\0", r"000\.idx: entry 0 should point at the BOS"),
+        ("train/000.bin", -2, b"A\0", r"000\.idx: document \d+ does not end with EOS at token \d+"),
+    ],
+)
+def test_verify_finds_an_index_that_is_not_the_documents(folder, file, offset, data, message):
+    path = folder / file
+    poke(path, offset % path.stat().st_size, data)
+    rehash(folder)
+    with pytest.raises(ValueError, match=message):
+        verify(folder)
+
+
+def test_inspect_tells_lengths_bytes_and_the_beginning(folder):
+    report = inspect(folder, 60)
+    assert report["dataset"] == "demo"
+    train = report["splits"]["train"]
+    tokens = tokens_of(folder, "train")
+    documents = np.split(tokens, np.flatnonzero(tokens == BOS))[1:]
+    raw = [document[1:-1].astype(np.uint8).tobytes() for document in documents]
+    lengths = [len(d) for d in raw]
+    assert train["document_bytes"] == {
+        "mean": pytest.approx(np.mean(lengths)),
+        "median": np.median(lengths),
+        "max": max(lengths),
+    }
+    assert train["documents"] == len(raw) and train["shards"] == 3
+    counts = np.bincount(np.frombuffer(b"".join(raw), np.uint8), minlength=256) / sum(lengths)
+    assert train["top_bytes"][0] == [ord(" "), pytest.approx(counts[ord(" ")])]
+    present = counts[counts > 0]
+    assert train["entropy_bits"] == pytest.approx(-(present * np.log2(present)).sum())
+    assert train["beginning"].startswith(raw[0].decode()[:30])
+    json.dumps(report)
+
+
+def test_inspect_of_a_dataset_without_documents(tmp_path):
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "a.parquet")
+    encode_part(tmp_path / "a.parquet", tmp_path / "s", "000")
+    build_metadata(tmp_path / "s", "empty", source={}, parts=["000"])
+    train = inspect(tmp_path / "s")["splits"]["train"]
+    assert train["documents"] == 0 and train["beginning"] == "" and train["top_bytes"] == []
+    verify(tmp_path / "s")
