@@ -1,0 +1,212 @@
+"""What a run will cost, before it is paid: parameters, FLOPs, steps and memory, from the configuration alone.
+
+The model is built on the meta device, so a description of a billion parameters takes a second and no memory,
+and its counts are the model's own. Weights, gradients and optimizer state are exact: the optimizer is built
+as well.
+
+Activations are an estimate of what the forward pass keeps for the backward pass, in elements for each byte
+(prelude, coda), or for each patch slot, layer and loop (core), of a micro-batch:
+
+    a norm       2 D wide, 1 D narrow                                     its input, normalised, weighted
+    attention    2 H (nope + rope) + H (nope + v) + 2 H v + 3 kv + rope   q, k, kv, output twice, latent
+    SwiGLU       4 F                                                      gate and up, silu(gate), product
+    MoE          K (2 D + 4 F_expert) + 4 F_shared                        rows in and out of K experts
+    Engram       9 D wide        a loop around the layers   5 D wide
+
+Wide is fp32 always; narrow is 2 bytes under autocast (which adds a 2-byte copy of the matrices), else 4.
+Under checkpointing a core layer keeps its input alone, and one layer at a time is recomputed. The head adds
+two fp32 copies of the logits. A test holds this against what a real forward pass keeps; temporaries, the
+allocator's rest and the framework itself come on top.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from spider.config import Config, ModelConfig, StageSpec
+from spider.vocab import VOCAB_SIZE
+
+FORMAT = 1
+
+
+def describe(config: Config, run: str) -> dict[str, Any]:
+    """A plain mapping, ready for JSON.
+
+    Sizes are in bytes. ``flops_per_byte`` is of training, forward and backward, at the window and depth of
+    the stage (at the top: of the last stage). ``precision: auto`` is counted as bf16 where the run asks for a
+    GPU, else as fp32; ``counted_as`` says which.
+
+    Raises:
+        ConfigError: no such run.
+    """
+    import torch
+
+    from spider.model import build_model
+    from spider.training.optim import build_optimizer
+
+    block = config.run(run)
+    specs = [config.stage(run, stage.name) for stage in block.stages]
+    with torch.device("meta"):
+        model = build_model(block.model)
+        optimizer = build_optimizer(model, block.optimizer, specs[0].settings.lr)
+    state = [t for values in optimizer.state.values() for t in values.values()]
+    parts = model.parameters_by_part()
+    narrow = block.precision in ("bf16", "fp8") or (block.precision == "auto" and block.resources.gpus > 0)
+    fixed = {
+        "weights": _size([*model.parameters(), *model.buffers()]),
+        "gradients": _size([p for p in model.parameters() if p.requires_grad]),
+        "optimizer": _size(state),
+    }
+    if narrow:
+        looked_up = parts.get("embedding", 0) + parts.get("engram", 0)
+        fixed["autocast_copies"] = 2 * (model.num_parameters() - looked_up)
+    stages = []
+    for spec in specs:
+        s = spec.settings
+        memory = {**fixed, "activations": activation_bytes(spec, narrow=narrow)}
+        flops = model.flops_per_token(s.seq_len, s.n_loops)
+        tokens = spec.steps * spec.tokens_per_step
+        kept = (
+            "seq_len",
+            "micro_batch",
+            "grad_accum",
+            "n_loops",
+            "lr",
+            "schedule",
+            "warmup_steps",
+            "min_lr_ratio",
+        )
+        stages.append(
+            {
+                "stage": spec.stage,
+                "data": spec.data,
+                "steps": spec.steps,
+                "tokens_per_step": spec.tokens_per_step,
+                "bytes": tokens,
+                "flops_per_byte": flops,
+                "flops": flops * tokens,
+                "memory": {**memory, "total": sum(memory.values())},
+                **{name: getattr(s, name) for name in kept},
+            }
+        )
+    return {
+        "format": FORMAT,
+        "run": run,
+        "preset": block.model.preset,
+        "parameters": model.num_parameters(),
+        "parameters_by_part": parts,
+        "flops_per_byte": stages[-1]["flops_per_byte"],
+        "steps": sum(stage["steps"] for stage in stages),
+        "bytes": sum(stage["bytes"] for stage in stages),
+        "flops": sum(stage["flops"] for stage in stages),
+        "memory": max(stage["memory"]["total"] for stage in stages),
+        "precision": block.precision,
+        "counted_as": "bf16" if narrow else "fp32",
+        "optimizer": block.optimizer.kind,
+        "stages": stages,
+    }
+
+
+def activation_bytes(spec: StageSpec, *, narrow: bool) -> int:
+    """Estimate of what one micro-batch's forward pass keeps; the module's docstring has the terms."""
+    c, s = spec.model, spec.settings
+    wide_size, narrow_size = 4, 2 if narrow else 4
+    D, r = c.hidden, c.recurrence
+    bytes_ = s.micro_batch * s.seq_len
+    slots = s.micro_batch * _slots(c, s.seq_len)
+    loops = s.n_loops or r.loops
+    loops = min(loops, r.bptt or loops)
+
+    attention = _attention(c)
+    dense = 4 * D * wide_size + (2 * D + attention + 4 * c.ffn_hidden) * narrow_size
+    core = 4 * D * wide_size + (2 * D + attention + _experts(c)) * narrow_size
+    engram = 9 * D * wide_size
+    total = bytes_ * (c.prelude_layers + c.coda_layers) * dense
+    total += slots * loops * 5 * D * wide_size
+    if r.checkpointing:
+        total += slots * (loops * r.layers * D * wide_size + core + engram)
+    else:
+        total += slots * loops * (r.layers * core + len(c.engram.layers) * engram)
+    # Embedding, boundaries, the way down and up, the head's norm; then the logits and their gradient.
+    return int(total + bytes_ * (8 * D * wide_size + 2 * VOCAB_SIZE * 4))
+
+
+def _slots(c: ModelConfig, seq_len: int) -> int:
+    if c.boundary.kind == "fixed":
+        return max(1, seq_len // c.boundary.stride) + 1
+    return math.ceil(seq_len * c.boundary.capacity) + 1
+
+
+def _attention(c: ModelConfig) -> int:
+    a = c.attention
+    heads = 2 * (a.nope_dim + a.rope_dim) + (a.nope_dim + a.v_dim) + 2 * a.v_dim
+    return a.heads * heads + 3 * a.kv_lora_rank + a.rope_dim
+
+
+def _experts(c: ModelConfig) -> int:
+    if c.moe is None:
+        return 4 * c.ffn_hidden
+    return c.moe.top_k * (2 * c.hidden + 4 * c.moe.expert_hidden) + 4 * c.moe.shared_hidden
+
+
+def _size(tensors: list[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+# ------------------------------------------------------------------------------------------------ for people
+
+
+def render(found: dict[str, Any]) -> None:
+    """Print a description as tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    total = found["parameters"]
+    console.print(f"[bold]{found['run']}[/] ({found['preset']}): {total:,} parameters")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("Part")
+    table.add_column("Parameters", justify="right")
+    table.add_column("Share", justify="right")
+    for part, count in found["parameters_by_part"].items():
+        table.add_row(part.replace("_", " "), f"{count:,}", f"{count / total:.1%}")
+    console.print(table)
+    console.print()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("Stage")
+    for title in ("Data", "Bytes", "Steps", "Bytes a step", "Window", "Loops", "FLOPs a byte", "Memory"):
+        table.add_column(title, justify="left" if title == "Data" else "right")
+    for stage in found["stages"]:
+        table.add_row(
+            stage["stage"],
+            stage["data"],
+            quantity(stage["bytes"], "B"),
+            f"{stage['steps']:,}",
+            quantity(stage["tokens_per_step"], "B"),
+            f"{stage['seq_len']:,}",
+            str(stage["n_loops"]),
+            quantity(stage["flops_per_byte"], ""),
+            quantity(stage["memory"]["total"], "B"),
+        )
+    console.print(table)
+    largest = max(found["stages"], key=lambda stage: stage["memory"]["total"])
+    parts = [
+        f"{k.replace('_', ' ')} {quantity(v, 'B')}" for k, v in largest["memory"].items() if k != "total"
+    ]
+    console.print()
+    work = quantity(found["flops"], "FLOP")
+    console.print(f"{quantity(found['bytes'], 'B')} in {found['steps']:,} steps, {work} in all.")
+    console.print(f"Memory, counted as {found['counted_as']}: {', '.join(parts)} (activations: an estimate).")
+
+
+def quantity(value: float, unit: str) -> str:
+    """Three figures and a decimal prefix: ``3.20 MB``."""
+    prefixes = ("", "k", "M", "G", "T", "P", "E", "Z")
+    power = 0
+    while abs(value) >= 999.5 and power < len(prefixes) - 1:
+        value, power = value / 1000, power + 1
+    digits = (
+        0 if power == 0 and float(value).is_integer() else max(0, 2 - int(math.log10(max(abs(value), 1))))
+    )
+    return f"{value:.{digits}f} {prefixes[power]}{unit}".strip()

@@ -1,0 +1,187 @@
+"""Evaluation of real checkpoints on really encoded text; only the training in between is left out."""
+
+import hashlib
+import json
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from spider.config import load_config
+from spider.data.encode import encode_part
+from spider.data.shards import Shards, build_metadata
+from spider.evaluation import compressors
+from spider.evaluation.bpb import clip_stream, score
+from spider.evaluation.compare import compare
+from spider.evaluation.evaluate import evaluate
+from spider.files import write_json
+from spider.model import build_model
+from spider.training import checkpoint
+
+MAX_BYTES = 1500
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Shards of English sentences, half of them held out."""
+    folder = tmp_path_factory.mktemp("data") / "shards"
+    texts = [
+        f"Sentence number {i} says that {i * i} is the square of {i}. Größe {i % 7}." for i in range(200)
+    ]
+    parquet = folder.parent / "000.parquet"
+    pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(200)]}), parquet)
+    encode_part(parquet, folder, "000", validation=0.5)
+    build_metadata(folder, "sentences", source={"kind": "local"}, parts=["000"], validation=0.5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def spec():
+    model = {
+        "preset": "tiny",
+        "hidden": 64,
+        "prelude_layers": 1,
+        "coda_layers": 1,
+        "ffn_hidden": 64,
+        "attention": {"heads": 2},
+        "engram": {"table_size": 500},
+    }
+    stage = {"name": "main", "max_steps": 20, "seq_len": 64, "micro_batch": 2}
+    evaluation = {"max_bytes": MAX_BYTES, "sample_bytes": 6, "prompt": "Sentence ", "batch": 8}
+    config = load_config(
+        {
+            "datasets": {"sentences": {"source": {"kind": "pydocs"}, "validation": 0.5}},
+            "runs": {
+                "demo": {"data": "sentences", "model": model, "stages": [stage], "evaluation": evaluation}
+            },
+        }
+    )
+    return config.stage("demo", "main")
+
+
+@pytest.fixture
+def receipt(tmp_path, spec):
+    """A stage's folder as training leaves it."""
+    torch.manual_seed(0)
+    model = build_model(spec.model)
+    record = {"step": 20, "global_step": 20, "spec": spec.model_dump(mode="json")}
+    saved = checkpoint.save(tmp_path / "checkpoints", checkpoint.model_tensors(model), record)
+    rows = [{"step": s, "time": 0.0, "metrics": {"train/bpb": 8 - s / 10}} for s in range(2, 21, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "train.json"
+    write_json(
+        path,
+        {
+            "format": 1,
+            "run": "demo",
+            "stage": "main",
+            "steps": 20,
+            "global_step": 20,
+            "tokens": 2560,
+            "bytes": 2500,
+            "seconds": 1.5,
+            "checkpoint": f"checkpoints/{saved.path.name}",
+            "weights": saved.manifest["weights"],
+            "precision": "fp32",
+        },
+    )
+    return path
+
+
+def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_bytes(
+    receipt, spec, data, tmp_path
+):
+    found = evaluate(receipt, spec, data, tmp_path / "out", device="cpu")
+
+    shards = Shards(data, "validation")
+    tokens_N = clip_stream(shards.read(0, shards.tokens), MAX_BYTES)
+    torch.manual_seed(0)
+    model = build_model(spec.model)
+    by_hand = score(model, tokens_N, seq_len=64, batch=8, n_loops=2)
+    assert found["bpb"] == pytest.approx(by_hand.bpb, rel=1e-9)
+    assert found["bpb_strict"] == pytest.approx(by_hand.bpb_strict, rel=1e-9)
+    assert 7 < found["bpb"] < 9  # weights as they begin: about log2 of the vocabulary
+
+    text = compressors.text_bytes(tokens_N)
+    assert found["bytes"] == len(text) == MAX_BYTES
+    assert found["text_sha256"] == hashlib.sha256(text).hexdigest()
+    assert found["compressors"] == compressors.bits_per_byte(tokens_N)
+    assert found["data_digest"] == json.loads((data / "metadata.json").read_text())["digest"]
+    assert (found["seq_len"], found["n_loops"], found["global_step"]) == (64, 2, 20)
+    assert found["weights"] == json.loads(receipt.read_text())["weights"]
+    assert all(math.isfinite(v) for v in found["model"].values())
+
+    out = tmp_path / "out"
+    assert json.loads((out / "evaluation.json").read_text()) == found
+    assert (out / "sample.txt").read_text() == "Sentence " + found["sample"] + "\n"
+    assert (out / "loss.png").stat().st_size > 10_000
+    assert {p.name for p in out.iterdir()} == {"evaluation.json", "sample.txt", "loss.png"}
+
+
+def test_evaluating_twice_gives_equal_figures_and_the_same_sample(receipt, spec, data, tmp_path):
+    def stable(found):
+        return {k: v for k, v in found.items() if "second" not in k}
+
+    first = evaluate(receipt, spec, data, tmp_path, device="cpu")
+    torch.rand(3)
+    assert stable(evaluate(receipt, spec, data, tmp_path, device="cpu")) == stable(first)
+
+
+def test_an_evaluation_is_what_the_comparison_reads(receipt, spec, data, tmp_path):
+    found = evaluate(receipt, spec, data, tmp_path, device="cpu")
+    summary = compare([tmp_path / "evaluation.json"], benchmarks=None, output=tmp_path / "report")
+    stage = summary["runs"]["demo"]["stages"]["main"]
+    assert (stage["bpb"], stage["steps"], stage["bytes"]) == (found["bpb"], 20, 2500)
+    assert list(summary["compressors_by_data"]) == ["sentences"]
+
+
+def test_a_model_reads_what_came_before_and_nothing_after(spec):
+    """The real model's nats must not change with later bytes, or bpb would be a lie."""
+    torch.manual_seed(1)
+    model = build_model(spec.model).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    tokens_BT = torch.randint(0, 256, (1, 64))
+    changed_BT = tokens_BT.clone()
+    changed_BT[0, 40:] = torch.randint(0, 256, (24,))
+    labels_BT = torch.randint(0, 256, (1, 64))
+    with torch.inference_mode():
+        one, two = (model(x, labels_BT, reduction="none").loss[0, :40] for x in (tokens_BT, changed_BT))
+    torch.testing.assert_close(one, two)
+
+
+def test_a_receipt_of_another_stage_version_or_shape_is_refused(receipt, spec, data, tmp_path):
+    good = json.loads(receipt.read_text())
+    for change, message in (
+        ({"stage": "anneal"}, "is the receipt of demo/anneal, not of demo/main"),
+        ({"format": 9}, "a receipt of format 9, this Spider reads 1"),
+        ({"weights": None, "checkpoint": None}, "lacks checkpoint, weights"),
+    ):
+        write_json(receipt, {k: v for k, v in {**good, **change}.items() if v is not None})
+        with pytest.raises(ValueError, match=message):
+            evaluate(receipt, spec, data, tmp_path, device="cpu")
+    with pytest.raises(ValueError, match=r"absent\.json: no such file"):
+        evaluate(tmp_path / "absent.json", spec, data, tmp_path, device="cpu")
+
+
+def test_a_damaged_checkpoint_is_named_and_nothing_is_written(receipt, spec, data, tmp_path):
+    weights = next((tmp_path / "checkpoints").glob("*/*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ValueError, match=weights.name):
+        evaluate(receipt, spec, data, tmp_path / "out", device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dataset_without_held_out_text_is_refused_with_the_remedy(receipt, spec, tmp_path):
+    folder = tmp_path / "shards"
+    parquet = tmp_path / "000.parquet"
+    pq.write_table(pa.table({"text": ["all of it is for training"], "id": ["0"]}), parquet)
+    encode_part(parquet, folder, "000", validation=0.0)
+    build_metadata(folder, "all", source={"kind": "local"}, parts=["000"], validation=0.0)
+    with pytest.raises(ValueError, match=r"no validation text to score; raise `validation` in datasets\.all"):
+        evaluate(receipt, spec, folder, tmp_path, device="cpu")
