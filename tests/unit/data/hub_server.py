@@ -1,0 +1,200 @@
+"""A small dataset hub on loopback: what huggingface_hub and datasets call, with faults on demand.
+
+It speaks ``HEAD/GET /datasets/{repo}/resolve/{rev}/{path}`` with ranges, ``GET .../tree/{rev}[/path]``,
+``GET /api/datasets/{repo}[/revision/{rev}]`` and ``POST .../paths-info/{rev}``; it counts the bytes served.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+REPO, REVISION = "acme/texts", "1" * 40
+
+
+@dataclass
+class Hub:
+    """The repository and the faults; tests change them while the server runs."""
+
+    files: dict[str, bytes]
+    small: set[str] = field(default_factory=set)
+    """Files that are not in large-file storage: no sha256, only a git blob id."""
+    declared_sizes: dict[str, int] = field(default_factory=dict)
+    gated: bool = False
+    token: str | None = None
+    """What opens a gated repository."""
+    unavailable: int = 0
+    """Requests still to be answered with 503 (-1: all of them), of the kind `unavailable_for`."""
+    unavailable_for: str = "any"
+    cut: int = 0
+    """Content responses still to be cut in the middle."""
+    corrupt: int = 0
+    """Content responses still to have a flipped byte."""
+    seconds_per_request: float = 0.0
+    served: int = 0
+    content_requests: int = 0
+    endpoint: str = ""
+
+    def take(self, fault: str) -> bool:
+        left: int = getattr(self, fault)
+        if left > 0:
+            setattr(self, fault, left - 1)
+        return left != 0
+
+
+@contextmanager
+def serving(files: dict[str, bytes], **faults: Any) -> Iterator[Hub]:
+    hub = Hub(files, **faults)
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def closed_port() -> int:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def git_blob(data: bytes) -> str:
+    return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_POST(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        form = parse_qs(self.rfile.read(length).decode())
+        path = unquote(urlsplit(self.path).path)
+        is_content = "/resolve/" in path
+        if self.hub.unavailable_for in ("any", "content" if is_content else "api") and self.hub.take(
+            "unavailable"
+        ):
+            return self._refuse(503, {"Retry-After": "0"})
+        prefix = f"/datasets/{REPO}" if is_content else f"/api/datasets/{REPO}"
+        if path != prefix and not path.startswith(prefix + "/"):
+            return self._refuse(404, {"X-Error-Code": "RepoNotFound"})
+        kind, _, rest = path[len(prefix) + 1 :].partition("/")
+        revision, _, inner = rest.partition("/")
+        if revision not in ("", "main", REVISION):
+            return self._refuse(404, {"X-Error-Code": "RevisionNotFound"})
+        authorised = (
+            self.hub.token is not None and self.headers.get("Authorization") == f"Bearer {self.hub.token}"
+        )
+        if kind == "resolve":
+            if self.hub.gated and not authorised:
+                return self._refuse(401, {"X-Error-Code": "GatedRepo"})
+            if inner not in self.hub.files:
+                return self._refuse(404, {"X-Error-Code": "EntryNotFound"})
+            return self._content(inner, body)
+        if kind == "paths-info":
+            return self._json([self._entry(p) for p in form.get("paths", []) if p in self.hub.files])
+        if kind == "tree":
+            return self._json(
+                self._listing(inner, "recursive=True" in self.path or "recursive=true" in self.path)
+            )
+        siblings = [{"rfilename": name} for name in self.hub.files]
+        return self._json({"id": REPO, "sha": REVISION, "private": False, "siblings": siblings, "tags": []})
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        data = self.hub.files[name]
+        size = self.hub.declared_sizes.get(name, len(data))
+        entry: dict[str, Any] = {"type": "file", "path": name, "size": size, "oid": git_blob(data)}
+        if name not in self.hub.small:
+            entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": size, "pointerSize": 130}
+        return entry
+
+    def _listing(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
+        below = folder + "/" if folder else ""
+        entries: dict[str, dict[str, Any]] = {}
+        for name in self.hub.files:
+            if name.startswith(below):
+                first, _, more = name[len(below) :].partition("/")
+                if more:
+                    entries[below + first] = {"type": "directory", "path": below + first, "oid": "0" * 40}
+                if not more or recursive:
+                    entries[name] = self._entry(name)
+        return list(entries.values())
+
+    def _content(self, name: str, body: bool) -> None:
+        data = self.hub.files[name]
+        etag = git_blob(data) if name in self.hub.small else hashlib.sha256(data).hexdigest()
+        start, end = 0, len(data)
+        if (wanted := self.headers.get("Range")) is not None:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(len(data), int(last) + 1 if last else len(data))
+        self.send_response(206 if wanted else 200)
+        if wanted:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+        self.send_header("Content-Length", str(end - start))
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", f'"{etag}"')
+        self.send_header("X-Linked-ETag", f'"{etag}"')
+        self.send_header("X-Linked-Size", str(len(data)))
+        self.send_header("X-Repo-Commit", REVISION)
+        self.end_headers()
+        if not body:
+            return
+        part = data[start:end]
+        self.hub.content_requests += 1
+        if self.hub.take("corrupt"):
+            part = bytes([part[0] ^ 1]) + part[1:]
+        cut = self.hub.take("cut")
+        if cut:
+            part = part[: len(part) // 2]
+        time.sleep(self.hub.seconds_per_request)
+        try:
+            self.wfile.write(part)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the client was killed
+        self.hub.served += len(part)
+        if cut:
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+
+    def _json(self, value: Any) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _refuse(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": "0"}.items():
+            self.send_header(key, value)
+        self.end_headers()

@@ -1,0 +1,223 @@
+"""Downloads from a real server on loopback, each in its own process (the library reads HF_* at import)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import REPO, REVISION, Hub, closed_port, serving
+
+CONTENT = random.Random(0).randbytes(1 << 20)
+FILE = "sample/000.parquet"
+CHUNK = 1 << 16
+SCRIPT = """
+import json, logging, pathlib, sys
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+from spider.data.hub import DownloadError, download_file
+file, output, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+repo, revision = options.pop("repo"), options.pop("revision")
+try:
+    print(json.dumps(download_file(repo, revision, file, pathlib.Path(output), **options)))
+except DownloadError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    files = {FILE: CONTENT, "sample/001.parquet": b"x" * 100, "README.md": b"# Texts\n"}
+    with serving(files, small={"README.md"}) as server:
+        yield server
+
+
+def start(hub: Hub | str, output: Path, file: str = FILE, env: dict[str, str] | None = None, **options: Any):
+    home = output.parent / "home"
+    endpoint = hub if isinstance(hub, str) else hub.endpoint
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    clean |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **(env or {})}
+    options = {
+        "repo": REPO,
+        "revision": REVISION,
+        "attempts": 3,
+        "backoff": 0.01,
+        "chunk_bytes": CHUNK,
+    } | options
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, file, str(output), json.dumps(options)],
+        env=clean,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def download(*args: Any, **options: Any) -> tuple[int, str, str]:
+    """Exit status, what was printed, what was logged."""
+    process = start(*args, **options)
+    out, logged = process.communicate(timeout=60)
+    assert process.returncode in (0, 3), logged
+    return process.returncode, out.strip(), logged
+
+
+def fails(*args: Any, **options: Any) -> str:
+    """The error of a download that must fail: one line, and nothing under the final name."""
+    output = next(a for a in args if isinstance(a, Path))
+    status, message, _ = download(*args, **options)
+    assert status == 3, message
+    assert len(message.splitlines()) == 1
+    assert options.get("file", FILE) in message and options.get("revision", REVISION) in message
+    assert not output.exists()
+    return message
+
+
+def test_whole_file_arrives_and_is_not_fetched_twice(hub, tmp_path):
+    output = tmp_path / "000.parquet"
+    record = json.loads(download(hub, output)[1])
+    assert record == {"name": FILE, "bytes": len(CONTENT), "sha256": hashlib.sha256(CONTENT).hexdigest()}
+    assert output.read_bytes() == CONTENT
+    assert sorted(p.name for p in tmp_path.glob(".*")) in ([], [".000.parquet.lock"])
+    requests = hub.content_requests
+    assert "already here" in download(hub, output)[2]
+    assert hub.content_requests == requests == len(CONTENT) // CHUNK
+
+
+def test_small_file_is_checked_by_its_git_blob_id(hub, tmp_path):
+    assert download(hub, tmp_path / "README.md", file="README.md")[0] == 0
+    hub.corrupt = -1
+    message = fails(hub, tmp_path / "again.md", file="README.md")
+    assert "corrupt twice" in message and "git:" in message
+
+
+def test_connection_cut_in_the_middle_is_continued(hub, tmp_path):
+    hub.cut = 1
+    assert download(hub, tmp_path / "f")[0] == 0
+    assert (tmp_path / "f").read_bytes() == CONTENT
+
+
+def test_killed_process_is_continued_by_the_next_one(hub, tmp_path):
+    hub.seconds_per_request = 0.05
+    output, partial = tmp_path / "f", tmp_path / ".f.partial"
+    process = start(hub, output)
+    deadline = time.monotonic() + 30
+    while not (partial.exists() and partial.stat().st_size >= len(CONTENT) // 3):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not output.exists() and 0 < partial.stat().st_size < len(CONTENT)
+    hub.seconds_per_request = 0
+    status, _, logged = download(hub, output)
+    assert status == 0 and "resuming at" in logged
+    assert output.read_bytes() == CONTENT and not partial.exists()
+    assert hub.served <= len(CONTENT) + 2 * CHUNK
+
+
+def test_partial_of_other_content_is_discarded(hub, tmp_path):
+    (tmp_path / ".f.partial").write_bytes(b"z" * 5000)
+    (tmp_path / ".f.partial.json").write_text('{"size": 9999, "hash": "sha256:00"}')
+    status, _, logged = download(hub, tmp_path / "f")
+    assert status == 0 and logged.count("discarding a partial download") == 1
+    assert (tmp_path / "f").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("where", ["api", "content"])
+def test_unavailable_twice_is_waited_for(hub, tmp_path, where):
+    hub.unavailable, hub.unavailable_for = 2, where
+    assert download(hub, tmp_path / "f")[0] == 0
+    assert hub.unavailable == 0
+
+
+def test_unavailable_for_ever_ends_with_an_error(hub, tmp_path):
+    hub.unavailable = -1
+    assert "still answers 503; run again later" in fails(hub, tmp_path / "f")
+
+
+def test_unavailable_in_the_middle_keeps_what_is_here(hub, tmp_path):
+    (tmp_path / ".f.partial").write_bytes(CONTENT[:CHUNK])
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    (tmp_path / ".f.partial.json").write_text(json.dumps({"size": len(CONTENT), "hash": f"sha256:{digest}"}))
+    hub.unavailable, hub.unavailable_for = -1, "content"
+    assert "what is here so far is kept" in fails(hub, tmp_path / "f", attempts=1)
+    assert (tmp_path / ".f.partial").read_bytes() == CONTENT[:CHUNK]
+
+
+def test_corrupt_once_is_fetched_again(hub, tmp_path):
+    hub.corrupt = 1
+    status, _, logged = download(hub, tmp_path / "f")
+    assert status == 0 and "fetching it once more" in logged
+    assert (tmp_path / "f").read_bytes() == CONTENT
+
+
+def test_corrupt_twice_names_both_hashes_and_keeps_nothing(hub, tmp_path):
+    hub.corrupt = -1
+    message = fails(hub, tmp_path / "f")
+    assert f"expected sha256:{hashlib.sha256(CONTENT).hexdigest()} but got sha256:" in message
+    assert not (tmp_path / ".f.partial").exists()
+
+
+def test_output_with_another_content_is_replaced(hub, tmp_path):
+    (tmp_path / "f").write_bytes(b"old")
+    status, _, logged = download(hub, tmp_path / "f")
+    assert status == 0 and "will be replaced" in logged
+    assert (tmp_path / "f").read_bytes() == CONTENT
+
+
+def test_missing_file_names_the_nearest(hub, tmp_path):
+    message = fails(hub, tmp_path / "f", file="sample/00.parquet")
+    assert "no such file in the repository; did you mean sample/00" in message
+
+
+def test_missing_revision_and_repository(hub, tmp_path):
+    assert "no such revision; take a commit from" in fails(hub, tmp_path / "f", revision="2" * 40)
+    assert "no such dataset repository, or a private one" in fails(hub, tmp_path / "f", repo="acme/nothing")
+
+
+def test_gated_repository_asks_for_a_token_and_opens_with_one(hub, tmp_path):
+    hub.gated, hub.token = True, "hf_secret"
+    message = fails(hub, tmp_path / "f")
+    assert f"accept the terms at {hub.endpoint}/datasets/{REPO} and set HF_TOKEN" in message
+    assert download(hub, tmp_path / "f", env={"HF_TOKEN": "hf_secret"})[0] == 0
+
+
+def test_no_network_at_all(tmp_path):
+    endpoint = f"http://127.0.0.1:{closed_port()}"
+    assert f"cannot reach {endpoint}" in fails(endpoint, tmp_path / "f")
+
+
+def test_offline_uses_the_cache_or_says_so(hub, tmp_path):
+    offline = {"HF_HUB_OFFLINE": "1"}
+    assert "HF_HUB_OFFLINE is set and the file is not in the cache" in fails(hub, tmp_path / "f", env=offline)
+    blobs = tmp_path / "home/hub/datasets--acme--texts/blobs"
+    blobs.mkdir(parents=True)
+    (blobs / hashlib.sha256(CONTENT).hexdigest()).write_bytes(CONTENT)
+    link = blobs.parent / "snapshots" / REVISION / FILE
+    link.parent.mkdir(parents=True)
+    link.symlink_to(blobs / hashlib.sha256(CONTENT).hexdigest())
+    assert download(hub, tmp_path / "f", env=offline)[0] == 0
+    assert (tmp_path / "f").read_bytes() == CONTENT and hub.content_requests == 0
+
+
+def test_disk_too_small_is_said_before_anything_is_fetched(hub, tmp_path):
+    hub.declared_sizes[FILE] = 1 << 60
+    assert "no space left in" in fails(hub, tmp_path / "f")
+    assert hub.content_requests == 0
+
+
+def test_two_processes_fetch_it_once(hub, tmp_path):
+    hub.seconds_per_request = 0.02
+    pair = [start(hub, tmp_path / "f") for _ in range(2)]
+    for process in pair:
+        _, logged = process.communicate(timeout=60)
+        assert process.returncode == 0, logged
+    assert (tmp_path / "f").read_bytes() == CONTENT and hub.served == len(CONTENT)
