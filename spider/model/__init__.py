@@ -1,4 +1,5 @@
-"""Model families. `build_model` is the one way to make a model; all share the interface of `spider.model.spider`."""
+"""Model families. `build_model` is the one way to make a model; all share the interface of
+`spider.model.spider`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
 """Multi-head latent attention (DeepSeek-V2) with decoupled RoPE, causal.
 
-Keys and values of all heads are made from one small latent, and position lives in a separate key that all heads share::
+Keys and values of all heads are made from one small latent, and position lives in a separate key that all
+heads share::
 
     [c_kv; k_r] = W_a x          [k_nope; v] = W_b RMS(c_kv)
     q = [q_nope; RoPE(q_r)]      k = [k_nope; RoPE(k_r)]      scale (d_nope + d_rope)^-1/2
 
-A generator therefore needs to keep only ``c_kv`` and ``k_r`` per position, not keys and values per head. The product
-itself is torch's SDPA; where ``v_dim = nope_dim + rope_dim`` it runs the fused kernel on every device.
+A generator therefore needs to keep only ``c_kv`` and ``k_r`` per position, not keys and values per head.
+The product itself is torch's SDPA; where ``v_dim = nope_dim + rope_dim`` it runs the fused kernel on every
+device.
 
 Shapes: B batch, T positions (bytes or patches), D features, H heads.
 """

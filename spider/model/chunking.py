@@ -1,16 +1,19 @@
 """Bytes to patches and back: where a patch closes, the mean of its bytes, and who may read it.
 
-``b_t = 1`` *closes* a patch at byte t, that byte included. Down: byte t belongs to patch ``sum_{s<t} b_s``; a patch is the
-float32 mean of its bytes; a learned null patch goes in front; the open tail is dropped. Up: byte t reads patch number
-``sum_{s<=t} b_s`` with the null patch as number 0, that is the last patch closed at or before t. So no byte ever sees a later one.
+``b_t = 1`` *closes* a patch at byte t, that byte included. Down: byte t belongs to patch ``sum_{s<t} b_s``;
+a patch is the float32 mean of its bytes; a learned null patch goes in front; the open tail is dropped. Up:
+byte t reads patch number ``sum_{s<=t} b_s`` with the null patch as number 0, that is the last patch closed
+at or before t. So no byte ever sees a later one.
 
 Boundaries (FlexiTokens): logits ``l = MLP(h)``. Training draws a relaxed Bernoulli at temperature tau,
-``soft = sigmoid((l + logistic noise) / tau)``, and cuts where ``soft > 1/2``; evaluation cuts where ``sigmoid(l) > 1/2``. The value of b
-is the hard one, its gradient that of ``soft``. The language model's loss reaches it in ``up``, where patch j is read as
-``b_j z_j + (1 - b_j) z_{j-1}``: in value exactly z_j, in gradient "would the previous patch have served these bytes better?".
+``soft = sigmoid((l + logistic noise) / tau)``, and cuts where ``soft > 1/2``; evaluation cuts where
+``sigmoid(l) > 1/2``. The value of b is the hard one, its gradient that of ``soft``. The language model's loss
+reaches it in ``up``, where patch j is read as ``b_j z_j + (1 - b_j) z_{j-1}``: in value exactly z_j, in
+gradient "would the previous patch have served better?".
 
-Static shapes: a window of T bytes has ``ceil(T * capacity)`` patches whatever its text; further boundaries are ignored,
-which is causal, and counted. Padding slots follow all real patches, so causal attention never shows them to one.
+Static shapes: a window of T bytes has ``ceil(T * capacity)`` patches whatever its text; further boundaries
+are ignored, which is causal, and counted. Padding slots follow all real patches, so causal attention never
+shows them to one.
 
 With ``kind: none`` every byte is its own patch, there is no null patch, and both moves are only norms.
 
@@ -33,8 +36,8 @@ from spider.vocab import PAD
 
 _WHITESPACE = tuple(b"\t\n\v\f\r ")
 
-#: Spread of the boundary logits at the start. Well above the logistic noise (1.8), so that cuts follow the text from
-#: the first step and the rate without noise is near the rate with it.
+#: Spread of the boundary logits at the start. Well above the logistic noise (1.8), so that cuts follow the
+#: text from the first step and the rate without noise is near the rate with it.
 _INITIAL_SPREAD = 4.0
 
 

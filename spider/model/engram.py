@@ -1,21 +1,24 @@
 """Engram: a memory of hashed byte n-grams (DeepSeek, conditional memory).
 
-Hash. With ``x_i`` the byte ``i`` places back and ``m_i`` fixed odd 64-bit multipliers, an n-gram of order n mixes to
-``x_0 m_0 ^ x_1 m_1 ^ ... ^ x_{n-1} m_{n-1}`` in wrapping int64, so an order costs one more product and xor. Each of an
-order's heads reduces the mix modulo its own prime (floored: a negative mix still gives a row), which makes a collision
-in all heads at once rare. Bytes before the document's BOS, or before the window, read as PAD. Integers only: the
-same row on every device.
+Hash. With ``x_i`` the byte ``i`` places back and ``m_i`` fixed odd 64-bit multipliers, an n-gram of order n
+mixes to ``x_0 m_0 ^ x_1 m_1 ^ ... ^ x_{n-1} m_{n-1}`` in wrapping int64, so an order costs one more product
+and xor. Each of an order's heads reduces the mix modulo its own prime (floored: a negative mix still gives
+a row), which makes a collision in all heads at once rare. Bytes before the document's BOS, or before the
+window, read as PAD. Integers only: the same row on every device.
 
-At patch level (`Engram`), an n-gram ends at the patch's closing byte. Rows ``m`` are looked up, and their key and value
-made, once a forward; every loop gates them with its own state (W_k, W_v matrices, RMS norms with weights)::
+At patch level (`Engram`), an n-gram ends at the patch's closing byte. Rows ``m`` are looked up, and their
+key and value made, once a forward; every loop gates them with its own state (W_k, W_v matrices, RMS norms
+with weights)::
 
     s = <RMS(W_k m), RMS(h)> / sqrt(D)      g = sigmoid(sign(s) sqrt|s|)
     v = g W_v m                             h += v + SiLU(conv(RMS(v)))
 
-conv is depthwise, causal, over patches, and starts at zero. At byte level (`NgramEmbedding`, optional) rows of width D
-are added to the byte embedding: at small sizes this gives the first layers the statistics they would spend depth on.
+conv is depthwise, causal, over patches, and starts at zero. At byte level (`NgramEmbedding`, optional) rows
+of width D are added to the byte embedding: at small sizes this gives the first layers the statistics they
+would spend depth on.
 
-Shapes: B batch, T bytes, L patches, D features, O orders, G = O * heads tables, M features of all rows of a position.
+Shapes: B batch, T bytes, L patches, D features, O orders, G = O * heads tables, M features of all rows of a
+position.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ def primes_from(start: int, count: int) -> list[int]:
 
 
 def mix_ngrams(tokens_BT: Tensor, orders: list[int]) -> Tensor:
-    """Mixed int64 hash of the n-gram ending at each byte, (B, T, O); no n-gram reaches across a document's BOS."""
+    """Mixed int64 hash of the n-gram ending at each byte, (B, T, O); no n-gram reaches across a document's
+    BOS."""
     T = tokens_BT.shape[1]
     t = torch.arange(T, device=tokens_BT.device)
     start_BT = torch.where(tokens_BT == BOS, t, 0).cummax(1).values
@@ -93,7 +97,11 @@ class Tables(nn.Module):
 
 
 class NgramEmbedding(nn.Module):
-    """Sum of one D-wide row per order, for every byte; (B, T, D). Starts at zero."""
+    """Sum of one D-wide row per order, times sqrt(D), for every byte; (B, T, D). Starts at zero.
+
+    A row is seen in few batches and Adam moves it by at most the learning rate each time; the factor lets it
+    reach the unit scale of the byte embedding in those few.
+    """
 
     def __init__(self, dim: int, orders: list[int], primes: list[int]) -> None:
         super().__init__()
@@ -101,7 +109,8 @@ class NgramEmbedding(nn.Module):
         self.tables = Tables(primes, heads=1, dim=dim, std=0.0)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        return self.tables(mix_ngrams(tokens_BT, self.orders)).sum(-2)
+        rows_BTOD = self.tables(mix_ngrams(tokens_BT, self.orders))
+        return rows_BTOD.sum(-2) * rows_BTOD.shape[-1] ** 0.5
 
 
 class Memory(NamedTuple):
@@ -123,7 +132,7 @@ class Engram(nn.Module):
         self.key_norm = RMSNorm(dim, eps)
         self.query_norm = RMSNorm(dim, eps)
         self.value_norm = RMSNorm(dim, eps)
-        self.conv = nn.Parameter(torch.empty(config.conv_kernel, dim))
+        self.conv = nn.Parameter(torch.empty(dim, 1, config.conv_kernel))
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.conv)
@@ -144,8 +153,7 @@ class Engram(nn.Module):
 
     def _conv(self, x_BLD: Tensor) -> Tensor:
         """Depthwise causal convolution as shifted products: cheaper on a CPU than conv1d with groups."""
-        kernel, L = len(self.conv), x_BLD.shape[1]
+        L, kernel = x_BLD.shape[1], self.conv.shape[-1]
         padded = F.pad(x_BLD, (0, 0, kernel - 1, 0))
-        return sum(
-            (padded[:, i : i + L] * self.conv[i] for i in range(1, kernel)), padded[:, :L] * self.conv[0]
-        )
+        terms = [padded[:, i : i + L] * self.conv[:, 0, i] for i in range(kernel)]
+        return sum(terms[1:], terms[0])

@@ -1,13 +1,14 @@
 """The small parts every block is made of: norms, linear maps, SwiGLU, and how weights begin.
 
-Initialisation. Construction leaves weights unset; ``Spider.reset_parameters`` visits every module in order and calls
-its ``init_weights``. So a model may be built on the meta device, materialised with ``to_empty`` and then initialised,
-and one seed gives one model. A linear map starts at ``N(0, 1/fan_in)``; a map that writes into the residual stream
-starts at zero, which makes every block the identity at first and lets depth cost nothing at step one.
+Initialisation. Construction leaves weights unset; ``Spider.reset_parameters`` visits every module in order
+and calls its ``init_weights``. So a model may be built on the meta device, materialised with ``to_empty``
+and then initialised, and one seed gives one model. A linear map starts at ``N(0, 1/fan_in)``; a map that
+writes into the residual stream starts at zero, which makes every block the identity at first and lets depth
+cost nothing at step one.
 
-Marks. ``_no_weight_decay`` on a parameter says that it must not decay (norms, biases, LTI vectors); ``_is_embedding``
-that it is a table of rows, to be trained with AdamW and not as a matrix. ``init_weights`` sets them again because
-``to_empty`` makes new parameters.
+Marks. ``_no_weight_decay`` on a parameter says that it must not decay (norms, biases, LTI vectors);
+``_is_embedding`` that it is a table of rows, to be trained with AdamW and not as a matrix. ``init_weights``
+sets them again because ``to_empty`` makes new parameters.
 
 Shapes: ``...D`` any leading axes and D features, F hidden width of a feed-forward.
 """
@@ -71,7 +72,8 @@ class Linear(nn.Linear):
         super().__init__(fan_in, fan_out, bias=bias is not None)
 
     def reset_parameters(self) -> None:
-        """Nothing, and no random numbers: torch calls this while constructing, `init_weights` does the work."""
+        """Nothing, and no random numbers: torch calls this while constructing, `init_weights` does the
+        work."""
 
     def init_weights(self) -> None:
         nn.init.normal_(self.weight, std=self.std)

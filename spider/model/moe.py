@@ -1,16 +1,17 @@
 """Mixture of experts: a router, E small SwiGLU experts of which each token uses K, and one shared expert.
 
-Routing. ``p = softmax(W x)`` in float32. The K experts with the largest ``p + bias`` are used; their gates are the
-*unbiased* ``p``, normalised to sum to one. The bias is not learned by gradient: after every optimizer step it moves by
-``bias_rate`` towards experts with less than the mean load (DeepSeek-V3), so it balances without a gradient that fights
-the language model. An auxiliary loss (Switch) through the mean probabilities and a z-loss on the logits help it.
-No token is dropped.
+Routing. ``p = softmax(W x)`` in float32. The K experts with the largest ``p + bias`` are used; their gates
+are the *unbiased* ``p``, normalised to sum to one. The bias is not learned by gradient: after every optimizer
+step it moves by ``bias_rate`` towards experts with less than the mean load (DeepSeek-V3), so it balances
+without a gradient that fights the language model. An auxiliary loss (Switch) through the mean probabilities
+and a z-loss on the logits help it. No token is dropped.
 
-Computation. Tokens are sorted by expert, so an expert's rows are contiguous and ``grouped_mm`` multiplies all experts
-in one call with no host sync. Exactly N*K rows are made and the last offset is N*K: there are no padding rows whose
-output or gradient would be garbage. ``loop`` is one product an expert. float64, which has no
-grouped kernel and serves proofs, runs every expert on every token: its products have one shape whatever the
-routing, so a token's result does not depend, in its last bit, on how many others chose the same expert.
+Computation. Tokens are sorted by expert, so an expert's rows are contiguous and ``grouped_mm`` multiplies
+all experts in one call with no host sync. Exactly N*K rows are made and the last offset is N*K: there are
+no padding rows whose output or gradient would be garbage. ``loop`` is one product an expert. float64, which
+has no grouped kernel and serves proofs, runs every expert on every token: its products have one shape
+whatever the routing, so a token's result does not depend, in its last bit, on how many others chose the
+same expert.
 
 Shapes: N tokens, D features, E experts, K experts a token, P = N*K expanded rows, F hidden width.
 """
@@ -44,7 +45,7 @@ class Experts(nn.Module):
 
     def __init__(self, dim: int, config: MoEConfig) -> None:
         super().__init__()
-        self.implementation = config.implementation
+        self.implementation, self.top_k = config.implementation, config.top_k
         self.up = nn.Parameter(torch.empty(config.experts, dim, 2 * config.expert_hidden))
         self.down = nn.Parameter(torch.empty(config.experts, config.expert_hidden, dim))
 

@@ -5,23 +5,24 @@ With ``h_0 = e``, the patches that enter, loop r computes::
     x_r = RMS(h) + loop_embedding_r          y = blocks(x_r, e)          h <- A * h + Dt * (B * e) + y
     Dt = softplus(d)      A = exp(-Dt exp(a))
 
-A is in (0, 1) whatever a and d, and the blocks see a normalised state, so h cannot grow without bound over loops
-(linear time-invariant injection, as in state-space models). ``blocks(x, e)`` runs the layers on the stream ``x + e``, to which each
-loop first adds ``((x W_down) * s_r) W_up``, low-rank maps shared by all loops with a scale s_r a loop (loops past the
-trained ones use the last). The loop embedding is sinusoidal: it extrapolates to any R and costs no parameter. Without injection
-``h <- y``.
+A is in (0, 1) whatever a and d, and the blocks see a normalised state, so h cannot grow without bound over
+loops (linear time-invariant injection, as in state-space models). ``blocks(x, e)`` runs the layers on the
+stream ``x + e``, to which each loop first adds ``((x W_down) * s_r) W_up``, low-rank maps shared by all
+loops with a scale s_r a loop (loops past the trained ones use the last). The loop embedding is sinusoidal:
+it extrapolates to any R and costs no parameter. Without injection ``h <- y``.
 
 A layer is ``x += engram(x)`` where it has one, ``x += attention(RMS x)``, ``x += experts(RMS x)``.
 
-Gradients: loops before the last ``bptt`` run without. With ``checkpointing``, each layer is recomputed in the backward
-pass; nothing in it draws random numbers or changes a buffer, so a recomputation repeats it exactly.
+Gradients: loops before the last ``bptt`` run without. With ``checkpointing``, each layer is recomputed in
+the backward pass; nothing in it draws random numbers or changes a buffer, so a recomputation repeats it
+exactly.
 
 Shapes: B batch, L patch slots, D features, R loops.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +96,7 @@ class LoopLoRA(nn.Module):
         super().__init__()
         self.down = Linear(dim, rank)
         self.up = Linear(rank, dim, std=0.0)
-        self.scale = nn.Parameter(torch.empty(loops, rank))
+        self.scale = nn.Parameter(torch.empty(loops, 1, rank))
 
     def init_weights(self) -> None:
         nn.init.ones_(self.scale)
@@ -122,9 +123,13 @@ class RecurrentCore(nn.Module):
         self.lora = LoopLoRA(config.hidden, r.lora_rank, r.loops) if r.lora_rank else None
         self.halting = Halting(config.hidden, r.halt_epsilon, config.norm_eps) if r.halting else None
 
+    def stack(self) -> list[CoreLayer]:
+        """The layers of one loop, in order."""
+        return [cast(CoreLayer, layer) for layer in self.layers]
+
     def read_memories(self, mixed_BLO: Tensor, filled_BL: Tensor) -> list[Memory | None]:
         """What each layer's Engram holds for this batch (None for layers without one)."""
-        engrams = [layer.engram for layer in self.layers]
+        engrams = [layer.engram for layer in self.stack()]
         return [engram.read(mixed_BLO, filled_BL) if engram is not None else None for engram in engrams]
 
     def forward(
@@ -162,7 +167,7 @@ class RecurrentCore(nn.Module):
         if self.lora is not None:
             y_BLD = y_BLD + self.lora(x_BLD, r)
         seen = []
-        for layer, memory in zip(self.layers, memories, strict=True):
+        for layer, memory in zip(self.stack(), memories, strict=True):
             if self.config.checkpointing and self.training and torch.is_grad_enabled():
                 y_BLD, stats = checkpoint(
                     layer, y_BLD, memory, rope, valid_BL, use_reentrant=False, preserve_rng_state=False

@@ -8,9 +8,10 @@
       -> each byte reads its last closed patch, plus its own h        h'     (B,T,D)
       -> coda (dense) -> norm -> tied head                            logits (B,T,V)
 
-Every part is in a module of its own and may be switched off in the configuration. The residual stream is float32 under
-autocast (embeddings, norms' weights and the injection are float32), only matrix products are narrow. Cross entropy is
-float32. Embeddings are normalised when read, so their scale belongs to the head alone.
+Every part is in a module of its own and may be switched off in the configuration. The residual stream is
+float32 under autocast (embeddings, norms' weights and the injection are float32), only matrix products are
+narrow. Cross entropy is float32. Embeddings are normalised when read, so their scale belongs to the head
+alone.
 
 Shapes: B batch, T bytes, L patch slots, D features, V vocabulary.
 """
@@ -18,7 +19,7 @@ Shapes: B batch, T bytes, L patch slots, D features, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,9 @@ from torch import Tensor, nn
 from spider.config import ModelConfig
 from spider.model.attention import LatentAttention, Rope, rope_table
 from spider.model.chunking import Chunker
-from spider.model.engram import NgramEmbedding, mix_ngrams, primes_from
+from spider.model.engram import Memory, NgramEmbedding, mix_ngrams, primes_from
 from spider.model.layers import RMSNorm, SwiGLU, embedding_like, rms_norm
-from spider.model.moe import MoE
+from spider.model.moe import Experts, MoE
 from spider.model.recurrence import CoreOutput, RecurrentCore
 from spider.vocab import VOCAB_SIZE
 
@@ -88,8 +89,9 @@ class Spider(nn.Module):
     def reset_parameters(self) -> None:
         """Set every weight and buffer from the torch RNG; the same seed gives the same model."""
         for module in self.modules():
-            if hasattr(module, "init_weights"):
-                module.init_weights()
+            initialise = getattr(module, "init_weights", None)
+            if initialise is not None:
+                initialise()
 
     def init_weights(self) -> None:
         nn.init.normal_(self.embed_tokens, std=0.02)
@@ -124,7 +126,7 @@ class Spider(nn.Module):
             h_BTD = block(h_BTD, rope)
         patches, metrics, boundary_loss = self.chunker.cut(tokens_BT, h_BTD)
         e_BLD = self.chunker.down(h_BTD, patches)
-        memories = [None] * len(self.core.layers)
+        memories: list[Memory | None] = [None] * len(self.core.layers)
         if self.config.engram.layers:
             mixed_BTO = mix_ngrams(tokens_BT, self.config.engram.orders)
             at_BLO = patches.close_BL[..., None].expand(-1, -1, mixed_BTO.shape[-1])
@@ -157,7 +159,8 @@ class Spider(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def parameters_by_part(self) -> dict[str, int]:
-        """Parameters of each part, in the lines of the table in DESIGN section 4; they sum to `num_parameters`."""
+        """Parameters of each part, in the lines of the table in DESIGN section 4; they sum to
+        `num_parameters`."""
         parts = dict.fromkeys(
             ("embedding", "dense_blocks", "routed_experts", "shared_experts", "core_layers", "engram"), 0
         )
@@ -176,22 +179,12 @@ class Spider(nn.Module):
         loops = n_loops or c.recurrence.loops
         slots = self.chunker.slots(length)
 
-        def matrices(module: nn.Module) -> int:
-            """Multiplies per position of every matrix in ``module`` that each position meets."""
-            total = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
-            for m in module.modules():
-                if isinstance(m, MoE):
-                    total += (
-                        (m.experts.up.numel() + m.experts.down.numel()) * m.config.top_k // m.config.experts
-                    )
-            return total
-
         a = c.attention
         square = a.heads * (a.nope_dim + a.rope_dim + a.v_dim)
-        dense = sum(matrices(block) + square * length for block in [*self.prelude, *self.coda])
-        predictor = matrices(self.chunker)
-        memory = sum(matrices(layer.engram) for layer in self.core.layers if layer.engram is not None)
-        loop = matrices(self.core) - memory + square * slots * len(self.core.layers)
+        dense = sum(_multiplies(block) + square * length for block in [*self.prelude, *self.coda])
+        predictor = _multiplies(self.chunker)
+        memory = sum(_multiplies(layer.engram) for layer in self.core.stack() if layer.engram is not None)
+        loop = _multiplies(self.core) - memory + square * slots * len(self.core.layers)
         forward = 2 * (
             length * (dense + predictor + self.embed_tokens.numel()) + slots * (memory + loops * loop)
         )
@@ -231,9 +224,20 @@ class Spider(nn.Module):
             "moe_load_entropy": torch.special.entr(share_NE).sum(1).mean(),
         }
         if self.training:
-            for layer, load_E in zip(self.core.layers, load_NE, strict=True):
-                layer.ffn.load += load_E
+            for layer, load_E in zip(self.core.stack(), load_NE, strict=True):
+                cast(MoE, layer.ffn).load += load_E
         return self.config.moe.aux_weight * aux + self.config.moe.z_weight * z
+
+
+def _multiplies(module: nn.Module) -> int:
+    """Multiplies per position of every matrix in ``module`` that each position meets."""
+    total = 0
+    for m in module.modules():
+        if isinstance(m, nn.Linear):
+            total += m.in_features * m.out_features
+        elif isinstance(m, Experts):
+            total += (m.up.numel() + m.down.numel()) * m.top_k // m.up.shape[0]
+    return total
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -155,8 +155,8 @@ def test_no_reduction_gives_the_cross_entropy_of_each_label(make, tokens):
 def test_metrics_name_the_parts_that_are_on(make, tokens):
     everything = model_metrics = make()(tokens, tokens).metrics
     assert set(everything) == {
-        "cross_entropy", "boundary_rate", "bytes_per_patch", "patch_fill", "patch_overflow", "boundary_loss", "ponder",
-        "halt_depth", "moe_aux", "moe_z", "moe_load_max", "moe_load_entropy",
+        "cross_entropy", "boundary_rate", "bytes_per_patch", "patch_fill", "patch_overflow",
+        "boundary_loss", "ponder", "halt_depth", "moe_aux", "moe_z", "moe_load_max", "moe_load_entropy",
     }  # fmt: skip
     assert all(value.ndim == 0 and not value.requires_grad for value in model_metrics.values())
     assert set(make(**SWITCHES["bare"])(tokens, tokens).metrics) == {"cross_entropy"}
@@ -184,7 +184,8 @@ def test_more_loops_than_trained_stay_finite_and_zero_is_refused(make, tokens):
 
 @pytest.mark.parametrize("switch", ["everything", "no_patches", "dense", "fixed"])
 def test_flops_per_token_agree_with_the_flop_counter(make, switch):
-    # The counter knows neither grouped_mm nor the CPU's fused attention: count the paths made of plain products.
+    # The counter knows neither grouped_mm nor the CPU's fused attention: count the paths made of plain
+    # products.
     model = make(
         **merged(SWITCHES[switch], {} if switch == "dense" else {"moe": {"implementation": "loop"}})
     ).eval()
@@ -232,7 +233,7 @@ def test_deepcopy_and_state_dict_keep_the_function(make, tokens):
 
 
 def test_compiles_as_one_graph(make, tokens):
-    model = make().train()
+    model = make(recurrence={"layers": 1, "loops": 1}, engram={"layers": [0]}).train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     losses = []
     for run in (model, compiled):

@@ -1,0 +1,123 @@
+"""Patches against a Python loop over bytes; capacity; the boundaries' rate and gradient."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from spider.config import BoundaryConfig
+from spider.model.chunking import Chunker
+from spider.vocab import BOS, EOS
+
+D = 6
+
+
+def chunker(**changes: object) -> Chunker:
+    torch.manual_seed(0)
+    module = Chunker(D, BoundaryConfig.model_validate({"hidden": 8} | changes), 1e-6)
+    for part in module.modules():
+        if hasattr(part, "init_weights"):
+            part.init_weights()
+    return module.eval()
+
+
+def text(string: str) -> torch.Tensor:
+    return torch.tensor([list(string.encode())])
+
+
+@pytest.mark.parametrize("capacity", [1.0, 0.2])
+def test_down_and_up_equal_a_loop_over_bytes(capacity):
+    module = chunker(kind="whitespace", capacity=capacity)
+    tokens = text("one two  three, four five six and a tail")
+    h = torch.randn(1, tokens.shape[1], D)
+    patches, metrics, _ = module.cut(tokens, h)
+    e = module.down(h, patches)
+    z = torch.randn_like(e)
+    up = module.up(z, patches)
+
+    slots, members, reads = module.slots(tokens.shape[1]), [], []
+    closed: list[torch.Tensor] = []
+    for t in range(tokens.shape[1]):
+        members.append(h[0, t])
+        closes = chr(tokens[0, t]) == " " and (t == 0 or chr(tokens[0, t - 1]) != " ")
+        if closes and len(closed) < slots - 1:
+            closed.append(torch.stack(members).mean(0))
+            members = []
+        reads.append(len(closed))
+    for j, mean in enumerate([module.null, *closed]):
+        torch.testing.assert_close(e[0, j], module.down_norm(mean))
+    assert torch.equal(up[0], module.up_norm(z)[0, reads])
+    assert patches.filled_BL.sum() == len(closed)
+    boundaries = 8
+    assert metrics["patch_overflow"].item() == pytest.approx((boundaries - len(closed)) / tokens.shape[1])
+    assert metrics["patch_fill"].item() == pytest.approx(len(closed) / (slots - 1))
+
+
+def test_fixed_closes_every_stride_bytes():
+    patches, metrics, _ = chunker(kind="fixed", stride=3).cut(text("abcdefgh"), torch.zeros(1, 8, D))
+    assert patches.slot_BT.tolist() == [[0, 0, 1, 1, 1, 2, 2, 2]]
+    assert patches.close_BL[0, 1:].tolist() == [2, 5]
+    assert metrics["patch_overflow"] == 0
+
+
+def test_whitespace_closes_at_specials_too():
+    tokens = torch.tensor([[BOS, 97, 32, 32, 98, EOS, BOS, 99]])
+    patches, _, _ = chunker(kind="whitespace", capacity=1.0).cut(tokens, torch.zeros(1, 8, D))
+    assert patches.slot_BT.tolist() == [[1, 1, 2, 2, 2, 3, 3, 3]]
+
+
+def test_none_moves_nothing():
+    module, h = chunker(kind="none"), torch.randn(1, 5, D)
+    patches, metrics, loss = module.cut(text("abcde"), h)
+    assert torch.equal(module.down(h, patches), module.down_norm(h))
+    assert torch.equal(module.up(h, patches), module.up_norm(h))
+    assert (metrics, loss.item(), module.slots(5)) == ({}, 0, 5)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])
+def test_a_new_predictor_cuts_at_about_the_wanted_rate(rate):
+    rates = {True: [], False: []}
+    for seed in range(6):
+        torch.manual_seed(seed)
+        module = Chunker(64, BoundaryConfig(hidden=64, rate=rate, capacity=1.0), 1e-6)
+        for part in module.modules():
+            if hasattr(part, "init_weights"):
+                part.init_weights()
+        for training in rates:
+            _, metrics, _ = module.train(training).cut(torch.zeros(8, 256).long(), torch.randn(8, 256, 64))
+            rates[training].append(metrics["boundary_rate"].item())
+    for seen in rates.values():
+        assert sum(seen) / len(seen) == pytest.approx(rate, abs=0.1)
+
+
+def test_flexi_loss_is_free_between_its_two_ends_and_linear_outside():
+    module = chunker(rate=0.3, slack=0.1)
+    for k, expected in ((10, 0.1), (20, 0.0), (25, 0.0), (30, 0.0), (50, 0.2)):
+        b = torch.zeros(1, 100)
+        b[0, :k] = 1
+        assert module._rate_loss(b)[0].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_binomial_loss_is_the_negative_log_likelihood_of_the_count():
+    module = chunker(loss="binomial", rate=0.3)
+    for k in (0, 7, 30, 100):
+        b = torch.zeros(1, 100)
+        b[0, :k] = 1
+        expected = -(math.log(math.comb(100, k)) + k * math.log(0.3) + (100 - k) * math.log(0.7)) / 100
+        assert module._rate_loss(b)[0].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_reading_gives_a_boundary_the_gradient_of_keeping_the_previous_patch():
+    module = chunker(capacity=1.0).train()
+    h = torch.randn(1, 12, D)
+    patches, _, _ = module.cut(text("abcdefghijkl"), h)
+    patches.boundary_BL = torch.ones_like(patches.boundary_BL).requires_grad_()
+    z, weight = torch.randn(1, module.slots(12), D), torch.randn(1, 12, D)
+    (module.up(z, patches) * weight).sum().backward()
+    read = module.up_norm(z)[0]
+    for j in range(1, int(patches.filled_BL.sum()) + 1):
+        bytes_reading = patches.slot_BT[0] == j
+        expected = (weight[0, bytes_reading].sum(0) * (read[j] - read[j - 1])).sum()
+        torch.testing.assert_close(patches.boundary_BL.grad[0, j], expected)

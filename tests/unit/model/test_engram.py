@@ -1,0 +1,107 @@
+"""N-gram hashes against Python's integers, document starts, and the memory's equation."""
+
+from __future__ import annotations
+
+import torch
+
+from spider.config import EngramConfig
+from spider.model.engram import Engram, Tables, mix_ngrams, multiplier, primes_from
+from spider.vocab import BOS, PAD
+
+
+def wrap(value: int) -> int:
+    """To signed 64 bits."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def oracle(tokens: list[int], t: int, order: int) -> int:
+    """The mix of the n-gram ending at t, with unbounded integers."""
+    start = max((i for i in range(t + 1) if tokens[i] == BOS), default=0)
+    mixed = 0
+    for i in range(order):
+        byte = tokens[t - i] if t - i >= start else PAD
+        mixed ^= wrap(byte * multiplier(i))
+    return mixed
+
+
+def test_hashes_equal_big_integers_negative_ones_included():
+    tokens = torch.randint(0, 256, (3, 50), generator=torch.Generator().manual_seed(0))
+    tokens[0, 20] = tokens[1, 0] = tokens[2, 48] = BOS
+    orders = [2, 3, 6]
+    mixed = mix_ngrams(tokens, orders)
+    expected = [[[oracle(row, t, order) for order in orders] for t in range(50)] for row in tokens.tolist()]
+    assert mixed.tolist() == expected
+    assert min(min(min(p) for p in row) for row in expected) < 0
+    primes = primes_from(61, 6)
+    tables = Tables(primes, heads=2, dim=4, std=1.0)
+    for b, t in ((0, 0), (0, 21), (2, 49)):
+        rows = [expected[b][t][g // 2] % p + sum(primes[:g]) for g, p in enumerate(primes)]
+        assert tables.rows(mixed[b, t]).tolist() == rows
+
+
+def test_multipliers_are_odd_distinct_and_signed():
+    values = [multiplier(i) for i in range(16)]
+    assert all(v % 2 and -(1 << 63) <= v < 1 << 63 for v in values)
+    assert len(set(values)) == 16
+    assert min(values) < 0 < max(values)
+
+
+def test_ngrams_do_not_reach_across_a_document_start():
+    tokens = torch.randint(0, 256, (1, 30))
+    tokens[0, 12] = BOS
+    changed = tokens.clone()
+    changed[0, :12] = 7
+    before, after = mix_ngrams(tokens, [3, 6]), mix_ngrams(changed, [3, 6])
+    assert torch.equal(before[0, 12:], after[0, 12:])
+    assert not torch.equal(before[0, :12], after[0, :12])
+    alone = mix_ngrams(tokens[:, 12:], [3, 6])
+    assert torch.equal(before[:, 12:], alone), "a document hashes the same wherever it stands"
+
+
+def test_primes_are_the_next_ones():
+    assert primes_from(14, 4) == [17, 19, 23, 29]
+    primes = primes_from(81_307, 32)
+    assert (primes[0], primes[-1], sum(primes)) == (81_307, 81_671, 2_607_934)
+
+
+def engram() -> Engram:
+    torch.manual_seed(0)
+    config = EngramConfig(layers=[0], orders=[2, 3], heads=2, head_dim=4, table_size=31, conv_kernel=3)
+    module = Engram(8, config, primes_from(31, 4), 1e-6)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module.double()
+
+
+def test_equals_the_equation_written_out():
+    module = engram()
+    mixed = torch.randint(-(1 << 62), 1 << 62, (1, 5, 2))
+    filled = torch.tensor([[False, True, True, True, False]])
+    h = torch.randn(1, 5, 8, dtype=torch.float64)
+    got = module(h, module.read(mixed, filled))
+
+    def rms(x: torch.Tensor) -> torch.Tensor:
+        return x / (x.square().mean() + 1e-6).sqrt()
+
+    values = []
+    for j in range(5):
+        m = module.tables(mixed[0, j]).flatten() * filled[0, j]
+        key, query = (
+            rms(module.key.weight @ m) * module.key_norm.weight,
+            rms(h[0, j]) * module.query_norm.weight,
+        )
+        s = key @ query / 8**0.5
+        values.append(torch.sigmoid(s.sign() * s.abs().clamp(min=1e-6).sqrt()) * (module.value.weight @ m))
+    normed = [torch.zeros(8, dtype=torch.float64)] * 2 + [rms(v) * module.value_norm.weight for v in values]
+    for j in range(5):
+        conv = sum(module.conv[:, 0, i] * normed[j + i] for i in range(3))
+        torch.testing.assert_close(got[0, j], values[j] + torch.nn.functional.silu(conv))
+
+
+def test_gradients_stay_finite_where_nothing_is_remembered():
+    module = engram()
+    h = torch.randn(1, 3, 8, dtype=torch.float64, requires_grad=True)
+    memory = module.read(torch.zeros(1, 3, 2, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.bool))
+    module(h, memory).sum().backward()
+    assert h.grad.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())

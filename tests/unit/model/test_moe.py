@@ -1,0 +1,100 @@
+"""Experts: one result by every path, unbiased gates, exact counts, balance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spider.config import MoEConfig
+from spider.model.moe import MoE
+
+
+def moe(**changes: object) -> MoE:
+    torch.manual_seed(0)
+    config = {"experts": 4, "top_k": 2, "expert_hidden": 8, "shared_hidden": 0} | changes
+    module = MoE(16, MoEConfig.model_validate(config))
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def valid(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(x.shape[:2], dtype=torch.bool)
+
+
+def by_hand(module: MoE, x_D: torch.Tensor) -> torch.Tensor:
+    """One token through its experts, one at a time."""
+    p = (x_D @ module.router.weight.T).softmax(-1)
+    chosen = (p + module.balance_bias).topk(module.config.top_k).indices
+    total = torch.zeros_like(x_D)
+    for e in chosen:
+        gate, up = (x_D @ module.experts.up[e]).chunk(2)
+        total = total + p[e] / p[chosen].sum() * (
+            (torch.nn.functional.silu(gate) * up) @ module.experts.down[e]
+        )
+    return total
+
+
+@pytest.mark.parametrize("implementation", ["grouped", "loop", "float64"])
+def test_every_path_gives_the_result_written_out(implementation):
+    module = moe(implementation="grouped" if implementation == "float64" else implementation)
+    x = torch.randn(2, 9, 16)
+    if implementation == "float64":
+        module, x = module.double(), x.double()
+    module.balance_bias += torch.tensor([0.0, 0.5, 0.0, -0.5])
+    y, _ = module(x, valid(x))
+    torch.testing.assert_close(y[1, 4], by_hand(module, x[1, 4]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(y[0, 0], by_hand(module, x[0, 0]), rtol=1e-4, atol=1e-5)
+
+
+def test_grouped_and_loop_have_the_same_gradients_even_with_an_idle_expert():
+    x = torch.randn(2, 8, 16)
+    gradients = []
+    for implementation in ("grouped", "loop"):
+        module = moe(implementation=implementation)
+        module.balance_bias[3] = -10.0
+        entering = x.clone().requires_grad_()
+        module(entering, valid(x))[0].square().sum().backward()
+        gradients.append([entering.grad, *(p.grad for p in module.parameters())])
+        assert (module.experts.up.grad[3] == 0).all()
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_counts_are_exact_and_leave_invalid_slots_out():
+    module, x = moe(), torch.randn(2, 8, 16)
+    mask = valid(x)
+    mask[1, 3:] = False
+    _, stats = module(x, mask)
+    assert stats.counts_E.sum() == 2 * mask.sum()
+    changed = torch.where(mask[..., None], x, 100 * torch.randn_like(x))
+    _, again = module(changed, mask)
+    assert torch.equal(stats.counts_E, again.counts_E)
+    torch.testing.assert_close(stats.aux, again.aux)
+    torch.testing.assert_close(stats.z, again.z)
+
+
+def test_the_bias_spreads_a_collapsed_load():
+    module = moe(bias_rate=0.005)
+    with torch.no_grad():
+        module.router.weight[0] += 0.5  # one expert that nearly everyone prefers
+    x = torch.randn(4, 64, 16) + 0.5
+
+    def busiest() -> float:
+        counts = module(x, valid(x))[1].counts_E
+        module.load += counts
+        return (counts.max() * len(counts) / counts.sum()).item()
+
+    before = busiest()
+    for _ in range(200):
+        module.rebalance()
+        after = busiest()
+    assert after < 1.2 < 1.5 < before
+    module.rebalance()
+    assert (module.load == 0).all()
+
+
+def test_gradcheck():
+    module = moe().double()
+    x = torch.randn(1, 5, 16, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y: (module(y, valid(x))[0], module(y, valid(x))[1].aux), (x,))
