@@ -18,11 +18,10 @@ def main() -> int:
     parser.add_argument("verb", choices=("sync", "follow"))
     parser.add_argument("results", type=Path)
     parser.add_argument("--timeout", type=float, help="sync: seconds to go on for at most")
-    parser.add_argument("--parent", type=int, help="follow: the process to end with")
     options = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     if options.verb == "follow":
-        return follow(options.results, options.parent)
+        return follow(options.results)
     report = sync(options.results, timeout=options.timeout)
     if report.error:
         logging.warning("%s", report)

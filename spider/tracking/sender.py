@@ -1,13 +1,14 @@
 """Processes that send in the background, so that what computes never waits for a store nor imports mlflow.
 
 A *follower* runs beside a workflow or a trainer and syncs every few seconds at low priority. Its standard
-input is a pipe that its parent holds: closed, by the parent or by its death, it tells the follower to end. If
-the parent was killed while jobs of this folder go on (a killed Snakemake leaves its trainer running), it
-follows these first.
+input is a pipe that its parent holds: a byte in it tells the follower to end. If it closes without one, the
+parent was killed, and the follower ends once no job of this folder runs any more (a killed Snakemake leaves
+its trainer running).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -21,7 +22,7 @@ from spider.tracking.sync import Syncer
 
 log = logging.getLogger(__name__)
 
-POLL = 3.0
+POLL = 5.0
 SLOWEST_POLL = 60.0
 LAST_ATTEMPT = 60.0
 """Seconds that a follower told to end may go on sending for."""
@@ -44,13 +45,15 @@ class Sender:
         if process is None:
             return True
         assert process.stdin is not None
-        process.stdin.close()
+        with contextlib.suppress(OSError):  # it may have ended by itself
+            process.stdin.write(b"x")
+            process.stdin.close()
         return _outcome(process, timeout)
 
 
 def start(results: Path) -> Sender:
-    """Start a follower of ``results``; it ends with this process."""
-    return Sender(_spawn(results, "follow", "--parent", str(os.getpid())))
+    """Start a follower of ``results``; it ends soon after this process."""
+    return Sender(_spawn(results, "follow"))
 
 
 def start_sender(results: Path) -> Sender:
@@ -93,24 +96,26 @@ def _outcome(process: subprocess.Popen[bytes], timeout: float) -> bool:
     return code == 0
 
 
-def follow(results: Path, parent: int) -> int:
+def follow(results: Path) -> int:
     """Sync every few seconds until told to end; the body of a follower process. Returns its exit code."""
-    os.nice(10)
+    os.nice(5)
     syncer = Syncer(results)
-    pause, told, complaint = 0.0, False, None
+    pause, failures, orphaned, complaint = 0.0, 0, False, None
     while True:
-        if told:
+        if orphaned:
             time.sleep(pause)
-        else:
-            told = bool(select.select([sys.stdin], [], [], pause)[0])
-        running = spool.mark_dead(results)
-        if told and (os.getppid() == parent or not running):
+        elif select.select([sys.stdin], [], [], pause)[0]:
+            if os.read(sys.stdin.fileno(), 1):
+                break
+            orphaned = True
+        # The pipe of a dying parent closes before its process is gone: only the next look may find it dead.
+        if not spool.mark_dead(results) and orphaned:
             break
         pause = POLL
         if syncer.pending():
             report = syncer.attempt()
-            if report.error:
-                pause = min(SLOWEST_POLL, max(POLL, pause * 2))
+            failures = failures + 1 if report.error else 0
+            pause = min(SLOWEST_POLL, POLL * 2 ** min(failures, 8))
             if report.error != complaint:
                 complaint = report.error
                 log.warning("%s", complaint or "the store answers again")

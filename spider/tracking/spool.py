@@ -166,7 +166,7 @@ def _if_running(path: Path) -> Record | None:
         record = read_json(path)
     except (ValueError, OSError):
         return None
-    return record if record["status"] == "running" else None
+    return record if isinstance(record, dict) and record.get("status") == "running" else None
 
 
 @functools.cache

@@ -75,20 +75,28 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
+def quiet() -> None:
+    """Tell mlflow, before it is imported, to keep to itself."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
 class Store:
     """A connection to an MLflow store with Spider's two experiments in it."""
 
     def __init__(self, uri: str) -> None:
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
+        quiet()
+        database = sqlite_path(uri)
+        if database is not None:
+            # A pooled connection would go on writing into a file that was deleted or replaced.
+            os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
         import mlflow
 
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
         self.uri = uri
-        database = sqlite_path(uri)
         if database is not None and not database.exists():
-            _create_database(database)
+            create_database(database)
         # Only create_external_model needs the global URI; mlflow also puts it into the environment, where
         # `store_uri` would take it for the user's wish.
         wished = os.environ.get("MLFLOW_TRACKING_URI")
@@ -303,7 +311,7 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, RefusedError) or getattr(error, "error_code", None) in _REFUSALS
 
 
-def _create_database(path: Path) -> None:
+def create_database(path: Path) -> None:
     """Make a SQLite store whole or not at all: migrated under another name, then renamed.
 
     MLflow migrates in place, so processes that meet on a new file fail, and one killed midway leaves a file

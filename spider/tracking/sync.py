@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from spider.files import digest, read_json, write_json
 from spider.tracking import spool
-from spider.tracking.store import Store, is_refusal, store_uri
+from spider.tracking.store import RefusedError, Store, is_refusal, store_uri
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class Syncer:
 
     def _send_record(self, store: Store, item: Item, known: dict[str, Any]) -> None:
         state = _state(item.path)  # before reading: a change in between is then sent next time
-        record = read_json(item.path)
+        record = _read_record(item.path)
         if item.kind in spool.RUN_KINDS:
             store.send_run(record, self.results)
         elif item.kind == "models":
@@ -151,7 +151,7 @@ class Syncer:
             return run_id, False
         path = spool.record_path(self.results, "training", key)
         if path.exists():
-            store.send_run(read_json(path), self.results)
+            store.send_run(_read_record(path), self.results)
         return store.find_run(key, "Training"), True
 
     def _send_curve(
@@ -167,6 +167,17 @@ class Syncer:
             sent["points"] += len(points)
             if time.monotonic() > deadline:
                 return
+
+
+def _read_record(path: Path) -> spool.Record:
+    """A record of this format; `RefusedError` for another, so that one damaged file holds up no other."""
+    try:
+        record = read_json(path)
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
+    if not isinstance(record, dict) or record.get("format") != 1:
+        raise RefusedError("not a record of this version of Spider; move it away")
+    return record
 
 
 def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, list[Point]]]:

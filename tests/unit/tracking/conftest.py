@@ -1,0 +1,94 @@
+"""A results folder with a fresh SQLite store; the migrated database is made once a session and copied."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spider.config import StageSpec, load_config
+from spider.tracking import store_uri
+from spider.tracking.store import Store, create_database, quiet
+
+
+@pytest.fixture(autouse=True)
+def no_tracking_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in list(os.environ):
+        if name.startswith(("MLFLOW_", "SPIDER_")):
+            monkeypatch.delenv(name)
+    yield
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "mlflow.db"
+    quiet()
+    create_database(path)
+    return path
+
+
+@pytest.fixture
+def results(tmp_path: Path, empty_database: Path) -> Path:
+    """A results folder whose path holds what a URI could misread."""
+    folder = tmp_path / "my results 100%20#1"
+    folder.mkdir()
+    shutil.copy(empty_database, folder / "mlflow.db")
+    return folder
+
+
+@pytest.fixture
+def store(results: Path) -> Callable[[], Store]:
+    """Connects to the store of ``results``, to look at what arrived."""
+    return lambda: Store(store_uri(results))
+
+
+@pytest.fixture
+def in_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a workflow only write their records: the tests say when to send."""
+    monkeypatch.setenv("SPIDER_WORKFLOW", "elsewhere")
+
+
+@pytest.fixture
+def make_spec() -> Callable[..., StageSpec]:
+    def make(stage: str = "main", lr: float = 1e-3) -> StageSpec:
+        config = load_config(
+            {
+                "datasets": {"d": {"source": {"kind": "pydocs"}}},
+                "runs": {
+                    "demo": {
+                        "data": "d",
+                        "model": "tiny",
+                        "stages": [
+                            {"name": "warmup", "tokens": 1000},
+                            {"name": "main", "tokens": 1000, "lr": lr},
+                        ],
+                    }
+                },
+            }
+        )
+        return config.stage("demo", stage)
+
+    return make
+
+
+@pytest.fixture
+def start_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Run a piece of Python in a process of its own; what still runs at the end of the test is killed."""
+    started = []
+
+    def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+from spider.files import read_json
+from spider.tracking import job, start_sender, sync
+from spider.tracking.sync import Syncer
+
+TRAINER = """
+import json, os, sys, time
+from pathlib import Path
+from spider import tracking
+from spider.config import StageSpec
+results, spec = Path(sys.argv[1]), StageSpec.model_validate_json(sys.argv[2])
+rows = results / "runs/demo/main/metrics.jsonl"
+rows.parent.mkdir(parents=True)
+with tracking.training(results, spec, dataset=("d", "0123", "pydocs")), open(rows, "a") as f:
+    for step in range(10_000):
+        row = {"step": step, "time": time.time(), "metrics": {"train/loss": 1.0}}
+        f.write(json.dumps(row) + "\\n")
+        f.flush()
+        time.sleep(0.05)
+"""
+
+
+def training_record(results):
+    (path,) = (results / "tracking" / "training").glob("*.json")
+    return read_json(path)
+
+
+def wait_for(condition, seconds=180):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def test_curves_arrive_while_training_and_the_sender_outlives_a_kill_just_to_say_so(
+    results, store, make_spec, start_python
+):
+    trainer = start_python(TRAINER, results, make_spec().model_dump_json())
+    sent = results / "tracking" / "sent.json"
+
+    def points_sent() -> bool:
+        stores = read_json(sent).values() if sent.exists() else []
+        return any(c["offset"] for s in stores for c in s["curves"].values())
+
+    wait_for(points_sent)
+    assert trainer.poll() is None  # still training
+    trainer.kill()
+    trainer.wait()
+    wait_for(lambda: not Syncer(results).pending() and training_record(results)["status"] == "killed")
+    there = store()
+    run_id = there.find_run(training_record(results)["identity"], "Training")
+    rows = (results / "runs/demo/main/metrics.jsonl").read_bytes().splitlines(keepends=True)
+    whole = [json.loads(r)["step"] for r in rows if r.endswith(b"\n")]
+    wait_for(lambda: there.client.get_run(run_id).info.status == "KILLED")
+    assert [m.step for m in there.client.get_metric_history(run_id, "train/loss")] == whole
+
+
+def test_a_store_that_never_answers_delays_a_job_by_seconds_and_says_what_to_do(results, monkeypatch, caplog):
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        started = time.monotonic()
+        with job("encode", "d", results=results):
+            pass
+        took = time.monotonic() - started
+    assert took < 8
+    assert [r.message for r in caplog.records if "spider track sync" in r.message] and len(
+        caplog.records
+    ) == 1
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert sync(results).sent == {"jobs": 1}
+
+
+def test_in_a_workflow_a_trainer_needs_no_sender_of_its_own(results, in_workflow):
+    sender = start_sender(results)
+    assert sender.stop(timeout=0) and not (results / "tracking").exists()

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from spider.files import read_json
+from spider.tracking import job, spool
+
+
+def test_small_files_are_known_by_content_and_large_ones_by_their_record(tmp_path):
+    small, large = tmp_path / "a.json", tmp_path / "000.bin"
+    small.write_text("{}")
+    before = spool.file_digest(small)
+    os.utime(small, (1, 1))
+    assert spool.file_digest(small) == before  # touched, not changed
+    small.write_text("{ }")
+    assert spool.file_digest(small) != before
+
+    large.write_bytes(bytes(spool.HASH_LIMIT + 1))
+    unrecorded = spool.file_digest(large)
+    assert unrecorded.startswith("stat:")
+    os.utime(large, (1, 1))
+    assert spool.file_digest(large) != unrecorded
+    (tmp_path / "000.json").write_text('{"sha256": "ab"}')
+    recorded = spool.file_digest(large)
+    os.utime(large, (2, 2))
+    assert recorded.startswith("record:") and spool.file_digest(large) == recorded
+
+
+def test_folders_are_known_by_their_manifest_or_their_files(tmp_path):
+    (tmp_path / "weights").write_bytes(b"1")
+    listed = spool.file_digest(tmp_path)
+    (tmp_path / "weights").write_bytes(b"12")
+    assert spool.file_digest(tmp_path) != listed
+    (tmp_path / "manifest.json").write_text("{}")
+    assert spool.file_digest(tmp_path).startswith("record:")
+    assert spool.file_digest(tmp_path / "absent") is None
+
+
+SECRETS = {
+    "hf_token": "abcdefgh",
+    "password": 12345,
+    "nested": [{"AWS_SECRET_ACCESS_KEY": "abcdefgh"}],
+    "uri": "http://ada:lovelace@host:5000/path",
+    "header": "Authorization: Bearer abcdefghijkl",
+    "command": "download --token=abcdefgh --part 3",
+    "text": "the key is hf_abcdefghijklmnopqrstu, yes",
+    "query": "https://host/?api_key=abcdefgh&page=2",
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_secrets_are_removed(name):
+    told = str(spool.redact({name: SECRETS[name]}))
+    assert "***" in told
+    assert not any(s in told for s in ("abcdefgh", "lovelace", "12345"))
+
+
+def test_what_is_no_secret_stays():
+    harmless = {
+        "tokens": 5000,
+        "eos_token": 258,
+        "target_tokens": "10B",
+        "keys": ["a", "b"],
+        "uri": "http://host:5000/a@b",
+        "text": "tokens: 17, password reset, a token of love",
+        "none_token": None,
+    }
+    assert spool.redact(harmless) == harmless
+
+
+def test_a_secret_of_the_environment_is_removed_wherever_it_shows(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse")
+    assert spool.redact({"error": "refused correct horse at door"}) == {"error": "refused *** at door"}
+
+
+def test_a_process_is_alive_dead_or_another_with_its_number():
+    process = subprocess.Popen(["sleep", "60"])
+    mine = spool.new_run("job", "i", "n", {})["process"]
+    assert spool.alive(mine)
+    assert not spool.alive({**mine, "created": mine["created"] - 3600})
+    assert spool.alive({**mine, "host": "elsewhere"}) is None
+    theirs = {**mine, "pid": process.pid}
+    theirs["created"] = spool.psutil.Process(process.pid).create_time()
+    assert spool.alive(theirs)
+    process.send_signal(signal.SIGKILL)
+    while spool.psutil.Process(process.pid).status() != "zombie":
+        pass
+    assert not spool.alive(theirs)  # not even as a zombie
+    process.wait()
+    assert not spool.alive(theirs)
+
+
+def test_a_running_job_of_another_host_is_dead_only_once_its_workflow_is_over(tmp_path):
+    record = spool.new_run("job", "i", "encode", {}) | {"workflow": "w"}
+    record["process"]["host"] = "node17"
+    spool.write(tmp_path, "jobs", record)
+    path = spool.record_path(tmp_path, "jobs", "i")
+    spool.mark_dead(tmp_path)
+    spool.mark_dead(tmp_path, workflow="another")
+    assert read_json(path)["status"] == "running"
+    spool.mark_dead(tmp_path, workflow="w")
+    assert read_json(path)["status"] == "killed"
+
+
+def test_without_git_the_commit_is_absent(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert spool.git_commit.__wrapped__() is None
+
+
+def test_a_spool_that_cannot_be_written_costs_the_record_and_not_the_job(tmp_path, in_workflow, caplog):
+    (tmp_path / "tracking").write_text("a file where the folder should be")
+    with job("encode", "demo", results=tmp_path) as running:
+        running.metric("x", 1)
+    assert "goes untracked" in caplog.text
+
+
+def test_a_large_artifact_is_refused_by_name_and_size(tmp_path, in_workflow, caplog):
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"")
+    os.truncate(weights, spool.ARTIFACT_LIMIT + 1)
+    with caplog.at_level(logging.WARNING), job("train", "demo", results=tmp_path) as running:
+        running.artifact(weights)
+    assert "weights.bin: 10 MB is over the 10 MB limit" in caplog.text
+    record = read_json(spool.record_path(tmp_path, "jobs", running.identity))
+    assert record["artifacts"] == [] and record["status"] == "finished"
+
+
+def test_paths_in_the_results_folder_are_recorded_relative_to_it(tmp_path):
+    assert spool.relative(tmp_path, tmp_path / "raw" / "x") == "raw/x"
+    assert spool.relative(tmp_path, Path("/elsewhere/x")) == "/elsewhere/x"

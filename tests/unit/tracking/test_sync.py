@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from spider.files import write_json
+from spider.tracking import job, log_checkpoint, spool, store_uri, sync
+from spider.tracking.sync import batches
+
+EIGHTH = """
+import sys
+from pathlib import Path
+from spider import tracking
+with tracking.job("encode", sys.argv[2], results=Path(sys.argv[1])) as job:
+    for step in range(200):
+        job.metric("x", step * 0.5, step)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def write_rows(path, steps, start=1_700_000_000.25):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as f:
+        for step in steps:
+            row = {"step": step, "time": start + step, "metrics": {"train/loss": 5 - step / 100, "lr": 0.1}}
+            f.write(json.dumps(row) + "\n")
+
+
+def training_record(results, key="k", run="demo"):
+    write_json(results / "runs" / run / "tracking.json", {"key": key, "stages": {}})
+    record = spool.new_run("training", key, run, {"lr": 1})
+    spool.end_run(record, "finished")
+    spool.write(results, "training", record)
+
+
+def curve(store, key, metric="train/loss"):
+    run_id = store.find_run(key, "Training")
+    return [(m.step, m.timestamp, m.value) for m in store.client.get_metric_history(run_id, metric)]
+
+
+def test_where_records_go(results, monkeypatch):
+    assert store_uri(results) == f"sqlite:///{results}/mlflow.db"
+    monkeypatch.setenv("SPIDER_TRACKING_URI", "http://configured")
+    assert store_uri(results) == "http://configured"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
+    assert store_uri(results) == "http://environment"
+
+
+def test_a_path_that_no_database_uri_can_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="rename it"):
+        store_uri(tmp_path / "what?")
+
+
+def test_curves_are_complete_and_a_resend_adds_nothing(results, store):
+    training_record(results)
+    rows = results / "runs" / "demo" / "main" / "metrics.jsonl"
+    write_rows(rows, range(700))
+    assert sync(results).sent == {"training": 1, "points": 1400}
+    write_rows(rows, range(700, 710))
+    assert sync(results).sent == {"points": 20}  # only what is new
+    (results / "tracking" / "sent.json").unlink()
+    report = sync(results)
+    assert report.sent == {"training": 1, "points": 1420} and report.pending == 0
+    points = curve(store(), "k")
+    assert [p[0] for p in points] == list(range(710))
+    assert points[3] == (3, 1_700_000_003_250, 4.97)
+    assert len(store().client.search_runs([store().experiments["Training"]])) == 1
+
+
+def test_a_torn_row_waits_and_a_malformed_one_is_skipped(tmp_path, caplog):
+    rows = tmp_path / "metrics.jsonl"
+    write_rows(rows, [1])
+    with open(rows, "a") as f:
+        f.write('{"step": 2, "ti\n')
+    write_rows(rows, [3])
+    whole = rows.stat().st_size
+    with open(rows, "a") as f:
+        f.write('{"step": 4, "time": 1.0, "met')
+    found = list(batches(rows, 0))
+    assert [offset for offset, _ in found] == [whole]
+    assert [point[3] for _, points in found for point in points] == [1, 1, 3, 3]
+    assert "skipped a malformed row" in caplog.text
+    assert list(batches(rows, whole)) == []
+
+
+def test_batches_hold_a_thousand_points_and_tell_where_to_go_on(tmp_path):
+    rows = tmp_path / "metrics.jsonl"
+    write_rows(rows, range(1201))
+    found = list(batches(rows, 0))
+    assert [len(points) for _, points in found] == [1000, 1000, 402]
+    rest = list(batches(rows, found[1][0]))
+    assert rest == found[2:]
+
+
+def test_everything_arrives_after_the_store_was_unreachable(results, store, monkeypatch, in_workflow):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    training_record(results)
+    write_rows(results / "runs" / "demo" / "main" / "metrics.jsonl", range(5))
+    with job("encode", "d", results=results):
+        pass
+    report = sync(results, timeout=5)
+    assert report.sent == {} and report.pending == 3 and "127.0.0.1" in report.error
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    report = sync(results)
+    assert report.error is None and report.pending == 0
+    assert report.sent == {"training": 1, "jobs": 1, "points": 10}
+    assert sync(results).sent == {}
+
+
+def test_a_store_made_anew_is_filled_again(results, empty_database, in_workflow):
+    with job("encode", "d", results=results):
+        pass
+    assert sync(results).sent == {"jobs": 1}
+    shutil.copy(empty_database, results / "other.db")
+    os.replace(results / "other.db", results / "mlflow.db")
+    assert sync(results).sent == {"jobs": 1}
+
+
+def test_a_record_that_cannot_be_sent_holds_up_no_other(results, in_workflow, caplog):
+    with job("aaa", "d", results=results) as refused:
+        refused.dataset("x" * 501, "0", "longer than MLflow takes")
+    damaged = spool.record_path(results, "jobs", "0000")
+    damaged.write_text("{")
+    foreign = spool.record_path(results, "jobs", "1111")
+    foreign.write_text('{"format": 99}')
+    with job("bbb", "d", results=results):
+        pass
+    report = sync(results)
+    assert report.sent == {"jobs": 1} and report.pending == 3 and report.error
+    for name in (
+        refused.identity,
+        "0000.json: not valid JSON",
+        "1111.json: RefusedError: not a record of this",
+    ):
+        assert name in caplog.text
+
+
+def test_names_and_values_beyond_what_mlflow_takes_are_cut_or_replaced(results, store, in_workflow):
+    with job("encode", "d", results=results, params={"a[0]": "x" * 7000}) as j:
+        j.metric("loss(%)", 1)
+        j.metric("nan", float("nan"))
+        j.tag("ünïcode", "y" * 9000)
+    assert sync(results).error is None
+    data = store().client.get_run(store().find_run(j.identity, "Pipeline")).data
+    assert data.params == {"a_0_": "x" * 6000}
+    assert data.metrics["loss_%_".replace("%", "_")] == 1 and data.metrics["nan"] != data.metrics["nan"]
+
+
+def test_a_changed_parameter_becomes_a_tag(results, store):
+    training_record(results)
+    sync(results)
+    record = spool.new_run("training", "k", "demo", {"lr": 2, "new": 3})
+    spool.write(results, "training", record)
+    assert sync(results).error is None
+    data = store().client.get_run(store().find_run("k", "Training")).data
+    assert data.params == {"lr": "1", "new": "3"} and data.tags["changed.lr"] == "2"
+
+
+def test_eight_processes_at_once_on_a_store_not_yet_made_lose_nothing(tmp_path, store, start_python):
+    results = tmp_path / "new results"
+    processes = [start_python(EIGHTH, results, f"d/{i}") for i in range(8)]
+    assert [p.wait(120) for p in processes] == [0] * 8
+    # Each sends for itself; one that found the store busy for too long left its record to this:
+    report = sync(results)
+    assert (report.error, report.pending) == (None, 0)
+    from spider.tracking.store import Store
+
+    there = Store(store_uri(results))
+    runs = there.client.search_runs([there.experiments["Pipeline"]])
+    assert sorted(r.data.tags["spider.name"] for r in runs) == [f"d/{i}" for i in range(8)]
+    for run in runs:
+        history = there.client.get_metric_history(run.info.run_id, "x")
+        assert [(m.step, m.value) for m in history] == [(s, s * 0.5) for s in range(200)]
+
+
+def test_everything_over_http(results, monkeypatch, tmp_path, in_workflow):
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", store_uri(results), "--workers", "1"]
+    command += ["--artifacts-destination", str(results / "served")]
+    with open(tmp_path / "server.log", "w") as said:
+        server = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True, cwd=tmp_path)
+    try:
+        uri = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(f"{uri}/health", timeout=1)
+                break
+            except OSError:
+                assert server.poll() is None, (tmp_path / "server.log").read_text()
+                time.sleep(0.25)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        training_record(results)
+        write_rows(results / "runs" / "demo" / "main" / "metrics.jsonl", range(600))
+        picture = results / "picture.png"
+        picture.write_bytes(b"\x89PNG\xff")
+        with job("encode", "d", results=results, params={"a": 1}) as j:
+            j.metric("x", 1)
+            j.artifact(picture)
+        receipt = {"weights": "w", "global_step": 600, "checkpoint": "checkpoints/step-00000600"}
+        log_checkpoint(results, "demo", "main", receipt)
+        report = sync(results)
+        assert (report.error, report.pending) == (None, 0)
+        (results / "tracking" / "sent.json").unlink()
+        assert sync(results).error is None
+
+        from spider.tracking.store import Store
+
+        there = Store(uri)
+        assert [p[0] for p in curve(there, "k")] == list(range(600))
+        run_id = there.find_run(j.identity, "Pipeline")
+        assert {f.path for f in there.client.list_artifacts(run_id)} == {"picture.png", "record.json"}
+        assert len(there.client.search_logged_models([there.experiments["Training"]])) == 1
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait(30)

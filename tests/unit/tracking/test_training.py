@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spider.files import read_json, write_json
+from spider.tracking import job, log_checkpoint, log_evaluation, sync, training
+
+DATA = ("pydocs", "0123456789abcdef", "pydocs")
+
+
+def train(results, spec, steps, weights="w"):
+    """What the train command does, in small: rows, a receipt, a checkpoint."""
+    folder = results / "runs" / spec.run / spec.stage
+    folder.mkdir(parents=True, exist_ok=True)
+    with training(results, spec, dataset=DATA, tags={"device": "cpu"}):
+        with open(folder / "metrics.jsonl", "a") as f:
+            for step in steps:
+                f.write(json.dumps({"step": step, "time": 1e9 + step, "metrics": {"train/loss": 1.0}}) + "\n")
+        receipt = {
+            "format": 1,
+            "weights": weights,
+            "global_step": steps[-1] + 1,
+            "checkpoint": "checkpoints/step-1",
+            "loss": 1.5,
+        }
+        write_json(folder / "train.json", receipt)
+    log_checkpoint(results, spec.run, spec.stage, receipt)
+
+
+def runs_of(store):
+    return store.client.search_runs([store.experiments["Training"]])
+
+
+def steps_of(store, run):
+    return [m.step for m in store.client.get_metric_history(run.info.run_id, "train/loss")]
+
+
+def test_stages_and_restarts_are_one_run_with_one_curve(results, store, make_spec, in_workflow):
+    train(results, make_spec("warmup"), range(0, 5))
+    sync(results)
+    with pytest.raises(RuntimeError), training(results, make_spec("main"), dataset=DATA):
+        raise RuntimeError("out of memory")
+    assert sync(results).error is None
+    assert runs_of(store())[0].info.status == "FAILED"
+    train(results, make_spec("main"), range(5, 9))
+    assert sync(results).error is None
+    (run,) = runs_of(store())
+    assert steps_of(store(), run) == list(range(9))
+    assert run.info.status == "FINISHED" and run.info.run_name == "demo"
+    assert (
+        run.data.params["warmup.settings.tokens"] == "1000" and run.data.params["main.settings.lr"] == "0.001"
+    )
+    assert run.data.params["model.hidden"] == "192"
+    assert run.data.tags["device"] == "cpu"
+    assert run.data.tags["spider.spec.main"] == make_spec("main").identity
+    assert {i.dataset.digest for i in run.inputs.dataset_inputs} == {DATA[1]}
+    assert len(run.outputs.model_outputs) == 2
+
+
+def test_a_stage_trained_anew_draws_a_new_run_with_the_stages_before_it(
+    results, store, make_spec, in_workflow
+):
+    train(results, make_spec("warmup"), range(0, 3))
+    train(results, make_spec("main"), range(3, 6))
+    sync(results)
+    (results / "runs/demo/main/metrics.jsonl").unlink()
+    train(results, make_spec("main", lr=2e-3), range(3, 6), weights="other")  # another spec
+    sync(results)
+    (results / "runs/demo/main/metrics.jsonl").unlink()
+    write_json(results / "unrelated.json", {})
+    train(results, make_spec("main", lr=2e-3), range(3, 6), weights="other")  # same spec, rows thrown away
+    assert sync(results).error is None
+    runs = runs_of(store())
+    assert len(runs) == 3
+    assert [steps_of(store(), run) for run in runs] == [list(range(6))] * 3
+
+
+def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make_spec, in_workflow):
+    for stage, steps, bpb in (("warmup", range(0, 3), 2.5), ("main", range(3, 6), 2.1)):
+        train(results, make_spec(stage), steps, weights=f"weights of {stage}")
+        evaluation = {"format": 1, "run": "demo", "bpb": bpb, "bpb_strict": bpb + 0.01, "bytes": 1000}
+        evaluation |= {"compressors": {"xz": 2.4}, "sample": "The ", "settings": {"ok": True}}
+        sample = results / "runs/demo" / stage / "sample.txt"
+        sample.write_text("The quick")
+        log_evaluation(results, "demo", stage, evaluation, [sample], dataset=DATA)
+    assert sync(results).error is None
+    (results / "tracking" / "sent.json").unlink()
+    report = sync(results)
+    assert (report.error, report.pending) == (None, 0)
+
+    there = store()
+    models = there.client.search_logged_models(
+        [there.experiments["Training"]], order_by=[{"field_name": "metrics.bpb", "ascending": True}]
+    )
+    assert [m.name for m in models] == ["demo-main", "demo-warmup"]
+    best = models[0]
+    scores = {m.key: m.value for m in best.metrics}
+    assert scores == {"bpb": 2.1, "bpb_strict": 2.11, "bytes": 1000, "compressors/xz": 2.4}
+    assert {(m.dataset_name, m.dataset_digest) for m in best.metrics} == {DATA[:2]}
+    assert best.params["path"] == "runs/demo/main/checkpoints/step-1" and best.params["global_step"] == "6"
+    assert best.tags["spider.digest"] == "weights of main" and str(best.status) == "READY"
+    (run,) = runs_of(there)
+    assert [m.value for m in there.client.get_metric_history(run.info.run_id, "val/bpb")] == [2.5, 2.1]
+    assert [o.model_id for o in run.outputs.model_outputs].count(best.model_id) == 1
+    assert "main/sample.txt" in {f.path for f in there.client.list_artifacts(run.info.run_id, "main")}
+
+
+def test_a_run_trained_without_tracking_can_still_be_evaluated_with_it(
+    results, store, make_spec, monkeypatch, in_workflow
+):
+    monkeypatch.setenv("SPIDER_TRACKING", "off")
+    train(results, make_spec("main"), range(3))
+    assert not (results / "tracking").exists()
+    monkeypatch.delenv("SPIDER_TRACKING")
+    with job("evaluate", "demo-main", results=results):
+        log_evaluation(results, "demo", "main", {"bpb": 2.0})
+    report = sync(results)
+    assert (report.error, report.pending) == (None, 0)
+    (run,) = runs_of(store())
+    assert run.data.metrics["val/bpb"] == 2.0 and steps_of(store(), run) == [0, 1, 2]
+
+
+def test_evaluating_what_was_not_trained_is_an_error(results, in_workflow):
+    with pytest.raises(ValueError, match=r"train\.json: no such file"):
+        log_evaluation(results, "demo", "main", {"bpb": 2.0})
+
+
+def test_the_key_of_a_run_is_kept_in_its_folder(results, make_spec, in_workflow):
+    train(results, make_spec("main"), range(2))
+    pointer = read_json(results / "runs/demo/tracking.json")
+    assert (results / "tracking/training" / f"{pointer['key']}.json").exists()
+    train(results, make_spec("main"), range(2, 4))
+    assert read_json(results / "runs/demo/tracking.json") == pointer
