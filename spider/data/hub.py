@@ -134,7 +134,7 @@ def download_file(
                 _from_hub(repo, revision, file, output, Patience(attempts, backoff), progress, chunk_bytes)
             return {"name": file, "bytes": output.stat().st_size, "sha256": sha256(output)}
     except (HTTPError, HFValidationError, EntryNotFoundError, ConnectionError, TimeoutError) as error:
-        raise DownloadError(_explain(error, repo, revision, file)) from None
+        raise DownloadError(explain(error, repo, revision, file)) from None
     except OSError as error:
         raise DownloadError(_explain_disk(error, what, output)) from None
 
@@ -157,7 +157,7 @@ def _alone(output: Path, what: str) -> Iterator[None]:
 def _from_hub(
     repo: str, revision: str, file: str, output: Path, patience: Patience, progress: bool, chunk_bytes: int
 ) -> None:
-    remote = _look_up(repo, revision, file, patience)
+    remote = look_up(repo, revision, file, patience)
     if output.exists():
         if _hash_of(output, remote) == remote.hash:
             log.info("%s: already here, whole", remote)
@@ -183,7 +183,8 @@ def _from_hub(
     state.unlink(missing_ok=True)
 
 
-def _look_up(repo: str, revision: str, file: str, patience: Patience) -> Remote:
+def look_up(repo: str, revision: str, file: str, patience: Patience) -> Remote:
+    """Size and hash of one file in the hub's own words; raises `DownloadError` or an error for `explain`."""
     api = HfApi()
     what = f"{file} of {repo}@{revision}"
     found = patience.call(
@@ -356,7 +357,8 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"
 
 
-def _explain(error: Exception, repo: str, revision: str, file: str) -> str:
+def explain(error: Exception, repo: str, revision: str, file: str) -> str:
+    """One line on an error of the library: the file, what is wrong, the remedy."""
     what, page = f"{file} of {repo}@{revision}", f"{constants.ENDPOINT}/datasets/{repo}"
     status = _status(error)
     if isinstance(error, GatedRepoError) or status == 403:

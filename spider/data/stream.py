@@ -1,0 +1,226 @@
+"""Training windows straight from the hub: nothing is downloaded first, nothing is kept.
+
+The documents of the named parquet files come through `datasets` streaming, one after the other; the files
+are put in a new order every epoch, documents keep their order within a file. Held-out documents are left
+out by the hash that encoding uses. The rest become ``[BOS] + bytes + [EOS]``, back to back, and are cut
+into windows of seq_len + 1 tokens that overlap by one; a window may straddle two epochs, so nothing is lost
+at an end.
+
+A position is the state of the stream before the document in which the next window begins, and how far into
+that document it begins: a new process reads that document again and goes on to the byte.
+
+Trade-offs: there is no shuffling among documents (a shuffle buffer could not be resumed exactly), and each
+of several ranks reads the whole stream and keeps its slice of each step, so that the order does not depend
+on their number. Where the same data is trained on more than once, download and encode it instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from spider.data.hub import DownloadError, Patience, explain, look_up
+from spider.data.loader import DEPTH, Batch
+from spider.data.split import document_key, is_validation
+from spider.vocab import BOS, EOS
+
+
+class StreamLoader(Iterator[Batch]):
+    """Endless batches of a dataset on the hub, read ahead by one background thread.
+
+    Args:
+        repo, revision, files: parquet files of a dataset repository at a commit.
+        text_column, id_column: as for encoding; without an id the text decides the split.
+        validation: share of documents held out and therefore not seen here.
+        max_document_bytes: cut longer documents at a UTF-8 boundary.
+        seq_len, rows, seed, rank, world, position: as `Loader`'s.
+        attempts, backoff: tries to reach the hub at the start, and seconds before the second. Once reading,
+            `datasets` itself tries again for minutes.
+
+    ``waited`` is the time in seconds that the consumer has been kept waiting.
+
+    Raises `ValueError` for a file, revision or repository that is not there or not open to us and no network
+    (`DownloadError`, one line with the remedy), no text column, no document to train on, a foreign position.
+    """
+
+    def __init__(
+        self,
+        repo: str,
+        revision: str,
+        files: list[str],
+        *,
+        text_column: str = "text",
+        id_column: str = "id",
+        validation: float,
+        max_document_bytes: int | None = None,
+        seq_len: int,
+        rows: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        position: dict[str, Any] | None = None,
+        attempts: int = 6,
+        backoff: float = 1.0,
+    ) -> None:
+        if rows < 1 or not 0 <= rank < world:
+            raise ValueError(f"stream: needs rows >= 1 and 0 <= rank < world (got {rows}, {rank}, {world})")
+        self._repo, self._revision, self._files = repo, revision, files
+        self._text_column, self._id_column = text_column, id_column
+        self._validation, self._limit = validation, max_document_bytes
+        self._rows, self._rank, self._world = rows, rank, world
+        source = {"repo": repo, "revision": revision, "files": files, "validation": validation}
+        self._order: dict[str, Any] = {
+            **source,
+            "max_document_bytes": max_document_bytes,
+            "seq_len": seq_len,
+            "seed": seed,
+        }
+        for field, value in self._order.items():
+            if position is not None and position.get(field) != value:
+                raise ValueError(
+                    f"stream: the position to resume has {field} = {position.get(field)!r}, "
+                    f"this run {value!r}; their orders differ, start again or restore the old value"
+                )
+        self._columns = self._look_up(Patience(attempts, backoff))
+        self._place: dict[str, Any] = position or {"epoch": 0, "state": None, "offset": 0}
+        self._documents = self._read(self._place["epoch"], self._place["state"])
+        self._held: deque[tuple[int, Any, np.ndarray]] = deque()
+        """Documents of which some tokens are still to come: (epoch, state before it, its tokens)."""
+        self._offset = int(self._place["offset"])
+        """Where in the first of them the next window begins."""
+        self._tokens = -self._offset
+        """Tokens in ``_held`` from there on."""
+        self.waited = 0.0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="stream")
+        self._ahead: deque[Future[Batch]] = deque()
+
+    def __next__(self) -> Batch:
+        while len(self._ahead) <= DEPTH:
+            self._ahead.append(self._pool.submit(self._batch))
+        began = time.perf_counter()
+        batch = self._ahead.popleft().result()
+        self.waited += time.perf_counter() - began
+        return batch
+
+    def close(self) -> None:
+        """Stop reading; the loader is not usable afterwards."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _batch(self) -> Batch:
+        length = self._order["seq_len"]
+        rows = np.empty((self._rows, length + 1), dtype=np.uint16)
+        first = self._rank * self._rows
+        for i in range(self._world * self._rows):
+            while self._tokens <= length:
+                epoch, state, tokens = next(self._documents)
+                self._held.append((epoch, state, tokens))
+                self._tokens += len(tokens)
+            if first <= i < first + self._rows:
+                self._copy(rows[i - first])
+            self._offset += length
+            self._tokens -= length
+            while self._offset >= len(self._held[0][2]):
+                self._offset -= len(self._held.popleft()[2])
+        epoch, state, _ = self._held[0]
+        return Batch(rows, {"epoch": epoch, "state": state, "offset": self._offset, **self._order})
+
+    def _copy(self, row: np.ndarray) -> None:
+        done, start = 0, self._offset
+        for _, _, tokens in self._held:
+            part = tokens[start : start + len(row) - done]
+            row[done : done + len(part)] = part
+            done, start = done + len(part), 0
+            if done == len(row):
+                return
+
+    def _read(self, epoch: int, state: Any) -> Iterator[tuple[int, Any, np.ndarray]]:
+        """Every training document from ``state`` on, for ever: (epoch, state before it, tokens)."""
+        while True:
+            dataset = self._open(epoch)
+            if state is not None:
+                dataset.load_state_dict(state)
+            before, found = dataset.state_dict(), state is not None
+            try:
+                for row in dataset:
+                    tokens = self._encode(row)
+                    if tokens is not None:
+                        found = True
+                        yield epoch, before, tokens
+                    before = dataset.state_dict()
+            except (OSError, RuntimeError) as error:
+                raise self._broken(error, f"epoch {epoch}") from error
+            if not found:
+                raise ValueError(f"{self._name()}: holds no document to train on; look at its text column")
+            epoch, state = epoch + 1, None
+
+    def _encode(self, row: dict[str, Any]) -> np.ndarray | None:
+        """Tokens of a document, or None for one that is null, empty or held out."""
+        text = row[self._text_column]
+        if not text:
+            return None
+        raw = text.encode("utf-8")
+        if is_validation(document_key(row.get(self._id_column), raw), self._validation):
+            return None
+        if self._limit is not None and len(raw) > self._limit:
+            end = self._limit
+            while raw[end] & 0xC0 == 0x80:
+                end -= 1
+            raw = raw[:end]
+        tokens = np.empty(len(raw) + 2, dtype=np.uint16)
+        tokens[0], tokens[-1] = BOS, EOS
+        tokens[1:-1] = np.frombuffer(raw, dtype=np.uint8)
+        return tokens
+
+    def _open(self, epoch: int, columns: list[str] | None = None) -> Any:
+        from datasets import load_dataset
+
+        order = np.random.default_rng([self._order["seed"], epoch]).permutation(len(self._files))
+        urls = [f"hf://datasets/{self._repo}@{self._revision}/{self._files[i]}" for i in order]
+        try:
+            return load_dataset(
+                "parquet",
+                data_files={"train": urls},
+                split="train",
+                streaming=True,
+                columns=columns or self._columns,
+            )
+        except (OSError, RuntimeError) as error:
+            raise self._broken(error, "opening it") from error
+
+    def _look_up(self, patience: Patience) -> list[str] | None:
+        """Check that every file can be had, then the columns to read."""
+        from huggingface_hub import constants
+        from huggingface_hub.errors import HFValidationError, HTTPError
+
+        if constants.HF_HUB_OFFLINE:
+            raise DownloadError(f"{self._name()}: a stream needs the hub; unset HF_HUB_OFFLINE")
+        for file in self._files:
+            try:
+                look_up(self._repo, self._revision, file, patience)
+            except (HTTPError, HFValidationError, OSError) as error:
+                raise DownloadError(explain(error, self._repo, self._revision, file)) from None
+        self._columns = None
+        names = list(self._open(0).features or [])
+        if self._text_column not in names:
+            raise ValueError(
+                f"{self._name()}: has no column {self._text_column!r} (columns: {', '.join(names)}); "
+                "set text_column"
+            )
+        return [name for name in (self._text_column, self._id_column) if name in names]
+
+    def _broken(self, error: Exception, when: str) -> DownloadError:
+        from huggingface_hub.errors import HTTPError
+
+        cause = error.__cause__ if isinstance(error.__cause__, HTTPError) else error
+        if isinstance(cause, HTTPError):
+            return DownloadError(explain(cause, self._repo, self._revision, self._files[0]))
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return DownloadError(f"{self._name()}: the stream broke while {when} ({first}); run again to resume")
+
+    def _name(self) -> str:
+        return f"{self._files[0]} of {self._repo}@{self._revision}"

@@ -1,0 +1,148 @@
+"""Streaming from a real server on loopback, in processes of their own (the library reads HF_* at import)."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hub_server import REPO, REVISION, Hub, closed_port, serving
+
+from spider.data.split import document_key, is_validation
+from spider.vocab import BOS, EOS, decode
+
+FILES = ["sample/0.parquet", "sample/1.parquet"]
+VALIDATION, SEQ_LEN = 0.2, 64
+SCRIPT = """
+import json, sys
+from spider.data.stream import StreamLoader
+common, variants, count = json.loads(sys.argv[1])
+results = []
+for options in variants:
+    try:
+        loader = StreamLoader(**common | options)
+        batches = [next(loader) for _ in range(count)]
+        loader.close()
+    except ValueError as error:
+        results.append(str(error))
+    else:
+        results.append([[b.rows_BT1.dtype.name, b.rows_BT1.tolist(), b.position] for b in batches])
+print(json.dumps(results))
+"""
+
+
+def texts() -> list[str]:
+    rng = np.random.default_rng(0)
+    return [f"{i}: " + "é" * int(rng.integers(0, 90)) for i in range(130)]
+
+
+def parquet(first: int, last: int) -> bytes:
+    sink = io.BytesIO()
+    ids = [f"id-{i}" for i in range(first, last)]
+    table = pa.table({"score": [1.0] * (last - first), "text": texts()[first:last], "id": ids})
+    pq.write_table(table, sink, row_group_size=17)
+    return sink.getvalue()
+
+
+def trained_on() -> list[str]:
+    return [t for i, t in enumerate(texts()) if not is_validation(document_key(f"id-{i}", t), VALIDATION)]
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with serving({FILES[0]: parquet(0, 80), FILES[1]: parquet(80, 130)}) as server:
+        yield server
+
+
+def run(endpoint: str, home: Path, count: int, *variants: dict) -> list:
+    """For each variant of the options ``count`` batches as (rows, position), or the error; one process."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    common = {
+        "repo": REPO,
+        "revision": REVISION,
+        "files": FILES,
+        "validation": VALIDATION,
+        "seq_len": SEQ_LEN,
+    }
+    common |= {"rows": 3, "seed": 1, "attempts": 2, "backoff": 0.01}
+    command = [sys.executable, "-c", SCRIPT, json.dumps([common, variants or [{}], count])]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    for result in results:
+        if isinstance(result, list):
+            assert all(kind == "uint16" for kind, _, _ in result)
+            result[:] = [(np.array(rows), position) for _, rows, position in result]
+    return results
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(hub, tmp_path_factory) -> list[tuple[np.ndarray, dict]]:
+    """More than two epochs (an epoch is about 50 batches)."""
+    return run(hub.endpoint, tmp_path_factory.mktemp("home"), 120)[0]
+
+
+def test_every_training_document_once_an_epoch_and_no_held_out_one(uninterrupted):
+    windows = np.concatenate([rows for rows, _ in uninterrupted])
+    assert windows.shape == (360, SEQ_LEN + 1)
+    assert (windows[1:, 0] == windows[:-1, -1]).all(), "windows overlap by one token"
+    stream = [int(windows[0, 0]), *windows[:, 1:].ravel().tolist()]
+    ends = [i for i, token in enumerate(stream) if token == EOS]
+    documents = [stream[a + 1 : b + 1] for a, b in zip([-1, *ends], ends, strict=False)]
+    assert all(d[0] == BOS and d[-1] == EOS for d in documents)
+    seen = [decode(d) for d in documents]
+    epoch = len(trained_on())
+    assert sorted(seen[:epoch]) == sorted(trained_on()) == sorted(seen[epoch : 2 * epoch])
+    assert len(trained_on()) < 130
+    assert uninterrupted[-1][1]["epoch"] == 2
+
+
+def test_resumes_to_the_byte_in_a_new_process(hub, tmp_path, uninterrupted):
+    places = [0, 7, 49, 50, 75]
+    resumed = run(hub.endpoint, tmp_path, 40, *({"position": uninterrupted[at][1]} for at in places))
+    for at, again in zip(places, resumed, strict=True):
+        for (rows, where), (expected, there) in zip(again, uninterrupted[at + 1 :], strict=False):
+            assert (rows == expected).all()
+            assert (where["epoch"], where["offset"]) == (there["epoch"], there["offset"])
+
+
+def test_ranks_share_the_global_order(hub, tmp_path, uninterrupted):
+    ranks = run(hub.endpoint, tmp_path, 10, *({"rows": 1, "rank": r, "world": 3} for r in range(3)))
+    for step, (expected, _) in enumerate(uninterrupted[:10]):
+        assert (np.concatenate([ranks[r][step][0] for r in range(3)]) == expected).all()
+
+
+def test_long_documents_are_cut_at_a_character(hub, tmp_path):
+    (cut,) = run(hub.endpoint, tmp_path, 3, {"max_document_bytes": 20})
+    tokens = np.concatenate([rows[:, 1:].ravel() for rows, _ in cut]).tolist()
+    documents = [decode(tokens[a + 1 : b]) for a, b in pairwise(i for i, t in enumerate(tokens) if t == EOS)]
+    assert max(len(d.encode()) for d in documents) in (19, 20)
+    assert not any("\ufffd" in d for d in documents)
+
+
+def test_what_does_not_fit_is_named(hub, tmp_path, uninterrupted):
+    variants = [{"position": uninterrupted[3][1], "seed": 2}, {"text_column": "content"}]
+    variants += [{"files": ["sample/2.parquet"]}, {"validation": 0.9999}]
+    other_seed, other_column, no_file, no_document = run(hub.endpoint, tmp_path, 1, *variants)
+    assert "the position to resume has seed = 1, this run 2" in other_seed
+    assert "has no column 'content' (columns: score, text, id)" in other_column
+    assert "no such file in the repository; did you mean sample/" in no_file
+    assert "holds no document to train on" in no_document
+
+
+def test_cut_connection_is_survived_and_no_network_is_said(hub, tmp_path, uninterrupted):
+    hub.cut = 1
+    assert (run(hub.endpoint, tmp_path, 1)[0][0][0] == uninterrupted[0][0]).all()
+    assert hub.cut == 0
+    (message,) = run(f"http://127.0.0.1:{closed_port()}", tmp_path, 1)
+    assert "cannot reach http://127.0.0.1" in message and len(message.splitlines()) == 1
