@@ -1,10 +1,10 @@
 """Adaptive computation time (Graves, 2016): how many loops each patch uses, and the state it hands on.
 
-``p_n = sigmoid(w . RMS(h_n) / sqrt(D) + b)``; N is the first loop at which ``p_1 + ... + p_n >= 1 - epsilon``,
-or the last one; the remainder is ``1 - sum_{n<N} p_n``; the output is
+``p_n = sigmoid(w . RMS(h_n) / sqrt(D) + b)``; N is the first loop at which the p so far sum to at least
+``1 - epsilon``, or the last one; the remainder is ``1 - sum_{n<N} p_n``; the output is
 ``sum_{n<N} p_n h_n + remainder * h_N``, so the weights of every patch sum to one. All loops are computed for
-all patches (shapes never change, and a halted patch is still read by others); a halted patch only stops adding to its output. The loss adds
-``ponder_weight * mean(N + remainder)``.
+all patches (shapes never change, and a halted patch is still read by others); a halted patch only stops
+adding to its output. The loss adds ``ponder_weight * mean(N + remainder)``.
 
 A patch that halts at the first loop passes no gradient to p, so a unit that saturates early never recovers:
 the norm and the 1/sqrt(D) keep a few optimizer steps from doing that.

@@ -89,7 +89,8 @@ def test_the_bias_spreads_a_collapsed_load():
     for _ in range(200):
         module.rebalance()
         after = busiest()
-    assert after < 1.2 < 1.5 < before
+    assert before > 1.7, "the load was meant to be collapsed"
+    assert after < 1.4
     module.rebalance()
     assert (module.load == 0).all()
 

@@ -213,7 +213,7 @@ def test_overfits_one_batch(make):
     model = make(busy=False).train()
     x = torch.randint(97, 123, (2, 33), generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(0.9, 0.95))
-    for _ in range(120):
+    for _ in range(80):
         out = model(x[:, :-1], x[:, 1:])
         out.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -234,7 +234,7 @@ def test_deepcopy_and_state_dict_keep_the_function(make, tokens):
 
 def test_compiles_as_one_graph(make, tokens):
     model = make(recurrence={"layers": 1, "loops": 1}, engram={"layers": [0]}).train()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
     losses = []
     for run in (model, compiled):
         torch.manual_seed(4)
