@@ -20,6 +20,7 @@ round: renamed to a hidden name, then removed. So whatever the moment of a kill,
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -70,8 +71,8 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
         tensors: ``model.*`` and ``optimizer.*``, on any device.
         record: what the manifest says besides its files: plain JSON with ``step`` and ``global_step``.
 
-    Raises: CheckpointError: the file system refused; nothing of the attempt is left, earlier checkpoints are
-        untouched.
+    Raises:
+        CheckpointError: the file system refused; nothing of the attempt is left, earlier ones are untouched.
     """
     final = root / f"step-{record['global_step']:08d}"
     hidden = root / f".{final.name}.{os.getpid()}.tmp"
@@ -97,7 +98,7 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
         needed = sum(t.numel() * t.element_size() for t in tensors.values())
         raise CheckpointError(
             f"{final}: saving failed: {error.strerror or error}; it needs {needed:,} bytes, "
-            f"{_free(root):,} are free. Earlier checkpoints are intact: make room and run again to go on from the newest"
+            f"{_free(root):,} are free. Earlier checkpoints are intact: make room and run again to go on"
         ) from error
     return Checkpoint(final, manifest)
 
@@ -121,6 +122,20 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
             dcp.save(dict(tensors), storage_writer=writer, no_dist=not torch.distributed.is_initialized())
     except dcp.CheckpointException as error:
         raise _cause(error) from error
+    for file in folder.glob("*.safetensors"):
+        _sort_header(file)
+
+
+def _sort_header(file: Path) -> None:
+    """Equal states give equal files: safetensors writes its free-form metadata in random order."""
+    with open(file, "r+b") as f:
+        length = int.from_bytes(f.read(8), "little")
+        header = json.loads(f.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+        assert len(text) == length, "the sorted header has another length"
+        f.seek(8)
+        f.write(text)
 
 
 def _cause(error: dcp.CheckpointException) -> Exception:

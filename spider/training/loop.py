@@ -21,8 +21,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,17 @@ from tqdm import tqdm
 
 from spider import files
 from spider.config import StageSpec
-from spider.data.loader import Batch, Loader
+from spider.data.loader import Loader
 from spider.data.shards import Shards, load_metadata
 from spider.model import build_model
 from spider.training import checkpoint as ckpt
 from spider.training.errors import Preempted, TrainingError
-from spider.training.folder import CHECKPOINTS, METRICS, claim, differences, hold
-from spider.training.metrics import Means, MetricsLog, peak_flops
+from spider.training.folder import CHECKPOINTS, METRICS, claim, hold
+from spider.training.metrics import Means, MetricsLog, Window, peak_flops
 from spider.training.optim import build_optimizer
 from spider.training.precision import Precision, decide, device_name
+from spider.training.progress import Progress
+from spider.training.receipt import read_parent, read_receipt, write_receipt
 from spider.training.schedule import lr_factor
 from spider.training.signals import StopSignals
 from spider.training.warmup import load_compile_cache
@@ -50,36 +52,7 @@ from spider.vocab import PAD
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
-RECEIPT = "train.json"
 IGNORED = -100
-
-
-@dataclass
-class Progress:
-    """What a checkpoint brings back besides tensors; every field is plain JSON."""
-
-    step: int = 0
-    """Steps of this stage that are done, skipped ones included."""
-    global_step: int = 0
-    """Steps of the run that are done."""
-    tokens: int = 0
-    bytes: int = 0
-    """Byte targets (ids below 256) trained on in this stage; ``tokens`` counts special ids too."""
-    seconds: float = 0.0
-    """Training time of this stage over all its restarts, without work that was lost."""
-    checkpoint_seconds: float = 0.0
-    skipped: int = 0
-    """Steps whose gradient was not finite."""
-    streak: int = 0
-    """How many of them came in a row just now."""
-    loss: float | None = None
-    """Mean cross entropy (nats a target) over the last log interval, and the least such mean."""
-    best_loss: float | None = None
-    position: dict[str, Any] | None = None
-    order: dict[str, Any] = field(default_factory=dict)
-    """Which order of which data ``position`` is a place in: data digest, seq_len, seed."""
-    means: dict[str, Any] = field(default_factory=lambda: Means().state())
 
 
 def train(
@@ -93,10 +66,12 @@ def train(
 ) -> dict[str, Any]:
     """Train one stage, or go on with it, or, if it is finished, write its receipt again.
 
-    Args: folder: ``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there. data:
-        ``shards/{dataset}``. previous: receipt of the stage before; its weights and optimizer state are where
-        this one starts. warmup: ``warmup.json`` of the run. on_step: called after every step (and after its
-        checkpoint) with the number of steps done in this stage.
+    Args:
+        folder: ``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there.
+        data: ``shards/{dataset}``.
+        previous: receipt of the stage before; its weights and optimizer state are where this one starts.
+        warmup: ``warmup.json`` of the run.
+        on_step: called after every step (and its checkpoint) with the number of steps done in this stage.
 
     Returns:
         the receipt.
@@ -107,28 +82,32 @@ def train(
         Preempted: a signal asked to stop; everything is saved, run again to go on.
     """
     folder, data = Path(folder), Path(data)
+    if spec.index and previous is None:
+        raise TrainingError(
+            f"{spec.run}/{spec.stage}: needs the receipt of the stage before (it is stage {spec.index})"
+        )
     with hold(folder), StopSignals() as stop:
-        parent = _read_parent(spec, previous)
-        digest = load_metadata(data)["digest"]
-        fields = {
-            **spec.deciding(),
-            "data_digest": digest,
-            "parent_weights": parent and parent.manifest["weights"],
+        origin = {
+            "data_digest": load_metadata(data)["digest"],
+            "parent_weights": read_receipt(previous)["weights"] if previous else None,
         }
-        good = claim(folder, {"identity": spec.identity, "fields": fields})
-        if good is None or not good.manifest["final"]:
-            good = Trainer(spec, folder, data, digest, parent, good, warmup).run(stop, on_step)
-        receipt = _receipt(good)
-        files.write_json(folder / RECEIPT, receipt)
-        return receipt
+        try:
+            good = claim(folder, {"identity": spec.identity, "fields": {**spec.deciding(), **origin}})
+            if good is None or not good.manifest["final"]:
+                good = Trainer(spec, folder, data, origin, previous, good, warmup).run(stop, on_step)
+            return write_receipt(folder, good)
+        except OSError as error:
+            raise TrainingError(
+                f"{error.filename or folder}: {error.strerror or error}; what was saved is intact, run again"
+            ) from error
 
 
 class Trainer:
     """One stage's live objects: model, optimizer, loader, progress.
 
     Args:
-        digest: of the data.
-        parent: final checkpoint of the stage before, None for the first stage.
+        origin: ``data_digest`` and ``parent_weights``, for the manifest.
+        previous: receipt of the stage before, None for the first stage.
         good: checkpoint of this stage to go on from, None to begin.
         warmup: the run's ``warmup.json``.
     """
@@ -138,33 +117,23 @@ class Trainer:
         spec: StageSpec,
         folder: Path,
         data: Path,
-        digest: str,
-        parent: ckpt.Checkpoint | None,
+        origin: dict[str, str | None],
+        previous: Path | None,
         good: ckpt.Checkpoint | None,
         warmup: Path | None,
     ) -> None:
         self.spec, self.settings, self.root = spec, spec.settings, folder / CHECKPOINTS
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.digest, self.parent = digest, parent
-        self.good = good
+        self.origin, self.good = origin, good
         self.precision = self._decide_precision(files.read_json(warmup) if warmup else None)
 
         torch.manual_seed(_seed(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)
         self.precision.prepare(self.model)
         self.optimizer = build_optimizer(self.model, spec.optimizer, self.settings.lr)
-        self.progress = self._restore()
+        self.progress = self._restore(previous)
         self.means = Means.restore(self.progress.means, self.device)
-        shards = Shards(data, "train")
-        self.loader = Loader(
-            shards,
-            seq_len=self.settings.seq_len,
-            rows=self.settings.micro_batch * self.settings.grad_accum,
-            seed=self.progress.order["seed"],
-            rank=0,
-            world=1,
-            position=self.progress.position,
-        )
+        self.loader = self._open(Shards(data, "train"))
         if spec.compile if spec.compile is not None else self.device.type == "cuda":
             if warmup:
                 load_compile_cache(warmup.parent)
@@ -178,8 +147,7 @@ class Trainer:
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> ckpt.Checkpoint:
         """Train to the stage's end and return its final checkpoint."""
         progress, steps = self.progress, self.spec.steps
-        batches = iter(self.loader)
-        window = _Window()
+        window = Window()
         bar = tqdm(total=steps, initial=progress.step, unit="step", disable=not sys.stderr.isatty())
         self.process.cpu_percent()
         self.model.train()
@@ -188,15 +156,17 @@ class Trainer:
                 if stop.received is not None:
                     self._leave(stop.received)
                 began = time.perf_counter()
-                self._step(batches, window)
+                self._step(window)
                 took = time.perf_counter() - began
-                window.add(took, self.spec.tokens_per_step)
+                window.steps += 1
+                window.tokens += self.spec.tokens_per_step
+                window.seconds += took
                 progress.seconds += took
                 bar.update()
                 done = progress.step == steps
                 if progress.step % self.settings.log_every == 0 or done:
                     self._log(window, bar)
-                    window = _Window()
+                    window = Window()
                 if progress.step % self.settings.ckpt_every == 0 or done:
                     self._save(final=done)
                 if on_step is not None:
@@ -204,14 +174,15 @@ class Trainer:
         finally:
             bar.close()
             self.metrics.close()
+            self.loader.close()
         assert self.good is not None
         return self.good
 
-    def _step(self, batches: Iterator[Batch], window: _Window) -> None:
+    def _step(self, window: Window) -> None:
         progress, settings = self.progress, self.settings
         torch.manual_seed(_seed(self.spec.seed, "step", self.spec.index, progress.step, 0))
         began = time.perf_counter()
-        batch = next(batches)
+        batch = next(self.loader)
         rows_BT1 = batch.rows_BT1
         window.waited += time.perf_counter() - began
 
@@ -310,8 +281,7 @@ class Trainer:
             "identity": self.spec.identity,
             "spec": self.spec.model_dump(mode="json"),
             "final": final,
-            "data_digest": self.digest,
-            "parent_weights": self.parent and self.parent.manifest["weights"],
+            **self.origin,
             "precision": {**asdict(self.precision), "layers": sorted(self.precision.layers or [])},
             "device": device_name(self.device),
             "threads": torch.get_num_threads(),
@@ -324,33 +294,31 @@ class Trainer:
         self.progress.checkpoint_seconds += took
         log.debug("%s saved in %.2f s", self.good.path.name, took)
 
-    def _log(self, window: _Window, bar: tqdm) -> None:
+    def _log(self, window: Window, bar: tqdm) -> None:
         progress = self.progress
         row = {f"train/{name}": value for name, value in self.means.read().items()}
         if row:
-            progress.loss = row.get("train/cross_entropy", row["train/loss"])
-            progress.best_loss = min(progress.loss, progress.best_loss or math.inf)
-            row["train/bpb"] = progress.loss / math.log(2)
+            loss = row.get("train/cross_entropy", row["train/loss"])
+            progress.saw(loss)
+            row["train/bpb"] = loss / math.log(2)
         self.means = Means()
-        rate = window.tokens / window.seconds
         row |= {
             "train/lr": self.settings.lr * lr_factor(progress.step - 1, self.spec.steps, self.settings),
-            "train/bytes_per_second": rate,
-            "train/data_wait_share": window.waited / window.seconds,
-            "train/eta_seconds": (self.spec.steps - progress.step) * window.seconds / window.steps,
             "train/skipped_steps": progress.skipped,
             "system/rss_mb": self.process.memory_info().rss / 1e6,
             "system/cpu_percent": self.process.cpu_percent(),
+            **window.rates(self.spec.steps - progress.step),
         }
         if self.device.type == "cuda":
             row["system/gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 1e6
         peak = peak_flops(device_name(self.device), self.precision.kind)
         if peak is not None:
-            row["train/mfu"] = rate * self.flops_per_token / peak
+            row["train/mfu"] = row["train/bytes_per_second"] * self.flops_per_token / peak
         self.metrics.write(progress.global_step, row)
         line = (
             f"step {progress.step}/{self.spec.steps}  bpb {row.get('train/bpb', math.nan):.3f}  "
-            f"lr {row['train/lr']:.2e}  {rate:,.0f} bytes/s  eta {row['train/eta_seconds']:.0f} s"
+            f"lr {row['train/lr']:.2e}  {row['train/bytes_per_second']:,.0f} bytes/s  "
+            f"eta {row['train/eta_seconds']:.0f} s"
         )
         if bar.disable:
             log.info(line)
@@ -372,7 +340,7 @@ class Trainer:
         log.info("precision: %s (%s)", chosen.kind, chosen.reason)
         return chosen
 
-    def _restore(self) -> Progress:
+    def _restore(self, previous: Path | None) -> Progress:
         """Load weights and optimizer state: this stage's, or the stage's before, or none."""
         if self.good is not None:
             ckpt.load_into(self.good, self._tensors())
@@ -385,102 +353,44 @@ class Trainer:
                     threads,
                 )
             return Progress(**{name: self.good.manifest[name] for name in Progress.__dataclass_fields__})
-        if self.parent is None:
-            return Progress(order=self._new_order())
-        if ckpt.holds_optimizer(self.parent, self._tensors()):
-            ckpt.load_into(self.parent, self._tensors())
+        if previous is None:
+            return Progress()
+        parent = read_parent(self.spec, previous)
+        if ckpt.holds_optimizer(parent, self._tensors()):
+            ckpt.load_into(parent, self._tensors())
         else:
-            log.warning(
-                "%s: holds the state of another optimizer, this stage's begins afresh", self.parent.path
-            )
-            ckpt.load_into(self.parent, ckpt.model_tensors(self.model))
-        before, order = self.parent.manifest, self._new_order()
-        position = None
-        if {**before["order"], "seed": None} == {**order, "seed": None}:
-            order, position = before["order"], before["position"]
-            log.info("data: going on where the stage before stopped")
-        else:
-            log.info("data: other data or seq_len than the stage before, beginning a new order")
-        return Progress(global_step=before["global_step"], order=order, position=position)
+            log.warning("%s: holds the state of another optimizer, this stage's begins afresh", parent.path)
+            ckpt.load_into(parent, ckpt.model_tensors(self.model))
+        before = parent.manifest
+        return Progress(global_step=before["global_step"], position=before["position"])
 
-    def _new_order(self) -> dict[str, Any]:
-        seed = _seed(self.spec.seed, "order", self.spec.index)
-        return {"data": self.digest, "seq_len": self.settings.seq_len, "seed": seed}
+    def _open(self, shards: Shards) -> Loader:
+        """Batches from where this stage, or the one before, stopped; other data or windows: a new order."""
+        position = self.progress.position
+        if self.good is None and position is not None:
+            if (position["data"], position["seq_len"]) == (shards.digest, self.settings.seq_len):
+                log.info("data: going on where the stage before stopped")
+            else:
+                log.info("data: other data or seq_len than the stage before, beginning a new order")
+                position = None
+        return Loader(
+            shards,
+            seq_len=self.settings.seq_len,
+            rows=self.settings.micro_batch * self.settings.grad_accum,
+            seed=position["seed"] if position else _seed(self.spec.seed, "order", self.spec.index),
+            position=position,
+        )
 
     def _out_of_memory(self, error: BaseException) -> str:
         s, recurrence = self.settings, self.spec.model.recurrence
         hint = "" if recurrence.checkpointing else " or set model.recurrence.checkpointing: true"
         return (
             f"out of memory at step {self.progress.global_step} with micro_batch {s.micro_batch}, seq_len "
-            f"{s.seq_len}, grad_accum {s.grad_accum}: halve micro_batch and double grad_accum (the same batch "
-            f"in more pieces), or lower seq_len{hint} ({error})"
+            f"{s.seq_len}, grad_accum {s.grad_accum}: halve micro_batch and double grad_accum (the same "
+            f"batch in more pieces), or lower seq_len{hint} ({error})"
         )
-
-
-@dataclass
-class _Window:
-    """Steps since the last log line, of this process only: rates are over work that this process did."""
-
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0
-
-    def add(self, seconds: float, tokens: int) -> None:
-        self.steps += 1
-        self.tokens += tokens
-        self.seconds += seconds
 
 
 def _seed(*parts: object) -> int:
     """A 63-bit seed from a list of names and numbers; unlike sums of them, no two lists meet."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
-
-
-def _read_parent(spec: StageSpec, previous: Path | None) -> ckpt.Checkpoint | None:
-    """The final checkpoint that this stage starts from.
-
-    Raises:
-        TrainingError: missing, of another format, or of another model.
-    """
-    if previous is None:
-        if spec.index:
-            raise TrainingError(
-                f"{spec.run}/{spec.stage}: is stage {spec.index} and needs the receipt of the one before"
-            )
-        return None
-    receipt = files.read_json(previous)
-    version = receipt.get("format") if isinstance(receipt, dict) else None
-    if version != FORMAT:
-        raise TrainingError(
-            f"{previous}: receipt of format {version!r}, this Spider reads {FORMAT}; train that stage again"
-        )
-    parent = ckpt.verify(ckpt.locate(previous))
-    changed = differences(parent.manifest["spec"]["model"], spec.model.model_dump(mode="json"), "model")
-    if changed:
-        raise TrainingError(f"{previous}: that stage trained another model:\n  " + "\n  ".join(changed))
-    return parent
-
-
-def _receipt(final: ckpt.Checkpoint) -> dict[str, Any]:
-    manifest = final.manifest
-    kept = (
-        "run",
-        "stage",
-        "identity",
-        "global_step",
-        "tokens",
-        "bytes",
-        "seconds",
-        "checkpoint_seconds",
-        "skipped",
-    )
-    told = ("weights", "data_digest", "position", "order", "device", "loss", "best_loss")
-    return {
-        "format": FORMAT,
-        **{name: manifest[name] for name in kept},
-        "steps": manifest["step"],
-        "checkpoint": f"{CHECKPOINTS}/{final.path.name}",
-        **{name: manifest[name] for name in told},
-        "precision": manifest["precision"]["kind"],
-    }

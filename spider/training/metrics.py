@@ -11,10 +11,12 @@ a resume.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,7 +33,9 @@ class MetricsLog:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         if step > self.last:
             row = {"step": step, "time": time.time(), "metrics": dict(metrics)}
-            self._file.write((json.dumps(row) + "\n").encode())
+            line = (json.dumps(row) + "\n").encode()
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
             self.last = step
 
     def close(self) -> None:
@@ -88,6 +92,24 @@ class Means:
             n: torch.tensor(s, dtype=torch.float64, device=device) for n, s in state["sums"].items()
         }
         return means
+
+
+@dataclass
+class Window:
+    """Steps since the last log line, of this process only: rates are over work that this process did."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    """Seconds of these that went by waiting for data."""
+
+    def rates(self, steps_left: int) -> dict[str, float]:
+        return {
+            "train/bytes_per_second": self.tokens / self.seconds,
+            "train/data_wait_share": self.waited / self.seconds,
+            "train/eta_seconds": steps_left * self.seconds / self.steps,
+        }
 
 
 #: Dense bf16 FLOP/s of common GPUs, from their data sheets; the first name found in the device's name counts.

@@ -64,8 +64,8 @@ def warm_up(specs: Sequence[StageSpec], output: Path) -> dict[str, Any]:
         specs: the run's stages; those of equal shapes are measured once.
         output: ``runs/{run}/warmup.json``.
 
-    Returns: the record; ``precision`` is what ``auto`` comes to, ``reason`` says why, ``fp8_layers`` which
-        layers take part.
+    Returns:
+        the record; ``precision`` is what ``auto`` comes to, ``reason`` why, ``fp8_layers`` who takes part.
 
     Raises:
         TrainingError: the run asks for a precision that this device does not have.

@@ -111,7 +111,9 @@ def test_every_parameter_of_the_model_is_in_one_group_and_no_vector_or_table_is_
     for group in optimizer.param_groups:
         assert not group["muon"] or kind == "muon"
         for p in group["params"]:
-            spared = p.ndim < 2 or id(p) in tables or getattr(p, "_no_weight_decay", False)
+            spared = (
+                p.ndim < 2 or 1 in p.shape[-2:] or id(p) in tables or getattr(p, "_no_weight_decay", False)
+            )
             assert (group["weight_decay"] == 0) == bool(spared), names[id(p)]
             assert not (group["muon"] and spared), names[id(p)]
     assert any(g["muon"] for g in optimizer.param_groups) == (kind == "muon")

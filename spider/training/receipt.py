@@ -1,0 +1,80 @@
+"""The receipt of a finished stage, ``train.json``: what it came to, and where its final checkpoint is.
+
+A receipt is a pure function of the final checkpoint's manifest, so it can be written again at any time. The
+next stage takes its weights through it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from spider import files
+from spider.config import StageSpec
+from spider.training import checkpoint as ckpt
+from spider.training.errors import TrainingError
+from spider.training.folder import CHECKPOINTS, differences
+
+FORMAT = 1
+RECEIPT = "train.json"
+
+_KEPT = (
+    "run",
+    "stage",
+    "identity",
+    "global_step",
+    "tokens",
+    "bytes",
+    "seconds",
+    "checkpoint_seconds",
+    "skipped",
+    "weights",
+    "data_digest",
+    "position",
+    "device",
+    "loss",
+    "best_loss",
+)
+
+
+def write_receipt(folder: Path, final: ckpt.Checkpoint) -> dict[str, Any]:
+    """Write and return the receipt of the stage in ``folder``."""
+    manifest = final.manifest
+    receipt = {
+        "format": FORMAT,
+        **{name: manifest[name] for name in _KEPT},
+        "steps": manifest["step"],
+        "precision": manifest["precision"]["kind"],
+        "checkpoint": f"{CHECKPOINTS}/{final.path.name}",
+    }
+    files.write_json(folder / RECEIPT, receipt)
+    return receipt
+
+
+def read_receipt(path: Path) -> dict[str, Any]:
+    """A receipt of this format.
+
+    Raises:
+        ValueError: missing, malformed, or of another version.
+    """
+    receipt = files.read_json(path)
+    version = receipt.get("format") if isinstance(receipt, dict) else None
+    if version != FORMAT:
+        raise TrainingError(
+            f"{path}: receipt of format {version!r}, this Spider reads {FORMAT}; train that stage again"
+        )
+    return receipt
+
+
+def read_parent(spec: StageSpec, receipt: Path) -> ckpt.Checkpoint:
+    """The verified final checkpoint of the stage before.
+
+    Raises:
+        CheckpointError: missing or damaged.
+        TrainingError: of another model than ``spec``'s.
+    """
+    parent = ckpt.verify(ckpt.locate(receipt))
+    changed = differences(parent.manifest["spec"]["model"], spec.model.model_dump(mode="json"), "model")
+    if changed:
+        raise TrainingError(f"{receipt}: that stage trained another model:\n  " + "\n  ".join(changed))
+    return parent

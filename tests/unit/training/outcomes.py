@@ -1,0 +1,28 @@
+"""What two trainings must have in common to count as the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spider import files
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics without what a clock or a machine decides."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timed = ("system/", "train/bytes_per_second", "train/data_wait_share", "train/eta_seconds")
+    return [
+        {"step": r["step"], "metrics": {k: v for k, v in r["metrics"].items() if not k.startswith(timed)}}
+        for r in found
+    ]
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that must be equal between a disturbed run and an undisturbed one: tensors, position, curve."""
+    receipt = files.read_json(folder / "train.json")
+    manifest = files.read_json(folder / receipt["checkpoint"] / "manifest.json")
+    tensors = {n: f["sha256"] for n, f in manifest["files"].items() if n.endswith(".safetensors")}
+    same = ("weights", "steps", "global_step", "tokens", "bytes", "position", "loss", "best_loss")
+    return {"tensors": tensors, "rows": rows(folder), **{k: receipt[k] for k in same}}

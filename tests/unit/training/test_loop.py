@@ -1,0 +1,442 @@
+"""Training survives what happens to it, and ends with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from outcomes import outcome, rows
+
+from spider import files
+from spider.training import loop
+from spider.training.checkpoint import CheckpointError, newest_good, steps
+from spider.training.errors import RESUME_ME, Preempted, TrainingError
+from spider.training.loop import Trainer, train
+from spider.training.metrics import Window
+
+
+class Stop(Exception):
+    """Raised by a test's on_step to leave as a crash would."""
+
+
+def crash_at(step):
+    def on_step(done):
+        if done == step:
+            raise Stop
+
+    return on_step
+
+
+def read_until(process: subprocess.Popen[str], step: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) >= step:
+            return
+    pytest.fail(f"the trainer left before step {step}: {process.communicate()[1]}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, shards):
+    """Outcomes of runs left alone, by spec."""
+    known = {}
+
+    def run(spec):
+        if spec.identity not in known:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            torch.set_num_threads(1)
+            train(spec, folder, shards)
+            known[spec.identity] = outcome(folder)
+        return known[spec.identity]
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------- resume
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(
+    tmp_path, make_spec, shards, start, undisturbed
+):
+    spec, draw = make_spec(max_steps=40), random.Random()
+    for target in (3, 14, 24, 33):
+        process = start(spec, tmp_path)
+        read_until(process, target)
+        time.sleep(draw.uniform(0, 0.1))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    train(spec, tmp_path, shards)
+    assert outcome(tmp_path) == undisturbed(spec)
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("crash", [5, 7])
+def test_a_resumed_run_restores_optimizer_sums_and_position(tmp_path, make_spec, shards, undisturbed, crash):
+    spec = make_spec(optimizer="adamw")
+    with pytest.raises(Stop):
+        train(spec, tmp_path, shards, on_step=crash_at(crash))
+    train(spec, tmp_path, shards)
+    assert outcome(tmp_path) == undisturbed(spec)
+
+
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(file):
+    os.truncate(file, file.stat().st_size - 7)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, truncate, os.unlink])
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "manifest.json"])
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
+    tmp_path, make_spec, shards, undisturbed, caplog, damage, name
+):
+    spec = make_spec()
+    with pytest.raises(Stop):
+        train(spec, tmp_path, shards, on_step=crash_at(11))
+    newest = steps(tmp_path / "checkpoints")[-1]
+    if (damage, name) == (flip_a_bit, "manifest.json"):
+        pytest.skip("a flipped bit may leave the manifest meaning the same")
+    damage(newest / name)
+    train(spec, tmp_path, shards)
+    assert f"damaged checkpoint, looking for the one before: {newest / name}" in caplog.text
+    assert outcome(tmp_path) == undisturbed(spec)
+
+
+def test_with_every_checkpoint_damaged_it_begins_again(tmp_path, make_spec, shards, undisturbed, caplog):
+    spec = make_spec()
+    with pytest.raises(Stop):
+        train(spec, tmp_path, shards, on_step=crash_at(11))
+    for path in steps(tmp_path / "checkpoints"):
+        truncate(path / "model-00002-of-00002.safetensors")
+    train(spec, tmp_path, shards)
+    assert "starting at the beginning of the stage" in caplog.text
+    assert outcome(tmp_path) == undisturbed(spec)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_saves_the_step_and_asks_to_be_resumed(tmp_path, make_spec, shards, undisturbed, signum):
+    spec = make_spec()
+
+    def on_step(done):
+        if done == 7:
+            os.kill(os.getpid(), signum)
+
+    before = signal.getsignal(signum)
+    with pytest.raises(Preempted, match="after step 7"):
+        train(spec, tmp_path, shards, on_step=on_step)
+    assert signal.getsignal(signum) is before
+    assert steps(tmp_path / "checkpoints")[-1].name == "step-00000007"
+    train(spec, tmp_path, shards)
+    assert outcome(tmp_path) == undisturbed(spec)
+
+
+def test_sigterm_to_the_process_exits_with_resume_me(tmp_path, make_spec, start):
+    process = start(make_spec(max_steps=100_000), tmp_path)
+    read_until(process, 2)
+    process.terminate()
+    assert process.wait() == RESUME_ME
+    good, _ = newest_good(tmp_path / "checkpoints")
+    assert good is not None and good.manifest["step"] >= 2
+
+
+# ------------------------------------------------------------------------------------------ the disk fills
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system with room for three checkpoints and little more."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2400k", "tmpfs", folder], capture_output=True
+    ).returncode:
+        pytest.skip("mounting a tmpfs is not allowed here; the file size limit's test covers the code")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_stops_with_a_clear_error_and_loses_nothing(
+    tmp_path, small_disk, make_spec, shards, undisturbed
+):
+    spec, folder = make_spec(), small_disk / "a"
+    with pytest.raises(Stop):
+        train(spec, folder, shards, on_step=crash_at(10))
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(max(0, shutil.disk_usage(small_disk).free - 200_000)))
+    with pytest.raises(
+        CheckpointError, match=r"step-00000015: saving failed: No space left .* needs [\d,]+ bytes"
+    ):
+        train(spec, folder, shards)
+    assert [p.name for p in (folder / "checkpoints").iterdir() if p.name.startswith(".")] == []
+    good, bad = newest_good(folder / "checkpoints")
+    assert good is not None and good.manifest["step"] == 10 and not bad
+    filler.unlink()
+    train(spec, folder, shards)
+    assert outcome(folder) == undisturbed(spec)
+
+
+def test_a_file_size_limit_while_saving_is_reported_the_same_way(
+    tmp_path, make_spec, shards, start, undisturbed
+):
+    spec = make_spec()
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731
+    process = start(spec, tmp_path, preexec_fn=limit)
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert "step-00000005: saving failed: File too large; it needs" in errors
+    assert not list((tmp_path / "checkpoints").iterdir())
+    train(spec, tmp_path, shards)
+    assert outcome(tmp_path) == undisturbed(spec)
+
+
+# ----------------------------------------------------------------------------------------- who may train
+
+
+def test_a_second_trainer_is_told_who_holds_the_folder_and_sigkill_lets_go(
+    tmp_path, make_spec, shards, start
+):
+    spec = make_spec(max_steps=100_000)
+    process = start(spec, tmp_path)
+    read_until(process, 1)
+    with pytest.raises(TrainingError, match=rf"process {process.pid} on \S+, since \d{{4}}-"):
+        train(spec, tmp_path, shards)
+    process.kill()
+    process.wait()
+    with pytest.raises(Stop):
+        train(spec, tmp_path, shards, on_step=crash_at(10))
+
+
+def test_a_finished_stage_is_not_trained_again_only_its_receipt_is_written(tmp_path, make_spec, shards):
+    receipt = train(make_spec(), tmp_path, shards)
+    (tmp_path / "train.json").unlink()
+    again = train(make_spec(log_every=1), tmp_path, shards, on_step=lambda step: pytest.fail("it trained"))
+    assert again == receipt == files.read_json(tmp_path / "train.json")
+
+
+def test_unfinished_training_under_another_spec_is_refused_naming_the_fields(tmp_path, make_spec, shards):
+    with pytest.raises(Stop):
+        train(make_spec(), tmp_path, shards, on_step=crash_at(6))
+    with pytest.raises(
+        TrainingError, match=r"settings.seq_len: 32 -> 16\n  settings.lr: 0.003 -> 0.002\nRestore"
+    ) as e:
+        train(make_spec(lr=2e-3, seq_len=16), tmp_path, shards)
+    assert "step-00000005" in str(e.value)
+    assert len(steps(tmp_path / "checkpoints")) == 1
+
+
+def test_bookkeeping_may_change_in_the_middle(tmp_path, make_spec, shards, undisturbed):
+    with pytest.raises(Stop):
+        train(make_spec(), tmp_path, shards, on_step=crash_at(6))
+    train(make_spec(ckpt_every=3, keep_last=3), tmp_path, shards)
+    assert outcome(tmp_path)["tensors"] == undisturbed(make_spec())["tensors"]
+    assert [p.name[-2:] for p in steps(tmp_path / "checkpoints")] == ["15", "18", "20"]
+
+
+def test_finished_training_under_another_spec_is_moved_aside_and_trained_afresh(
+    tmp_path, make_spec, shards, caplog
+):
+    old, new = make_spec(max_steps=5), make_spec(max_steps=5, lr=1e-3)
+    first = train(old, tmp_path, shards)
+    second = train(new, tmp_path, shards)
+    assert "settings.lr: 0.003 -> 0.001" in caplog.text
+    assert first["weights"] != second["weights"]
+    aside = tmp_path / f"superseded-{old.identity}-0"
+    assert files.read_json(aside / "train.json") == first
+    assert steps(aside / "checkpoints") and len(rows(aside)) == len(rows(tmp_path)) == 2
+    train(old, tmp_path, shards)
+    train(new, tmp_path, shards)
+    assert (tmp_path / f"superseded-{old.identity}-1").is_dir()
+
+
+def test_training_that_never_reached_a_checkpoint_starts_afresh_under_another_spec(
+    tmp_path, make_spec, shards
+):
+    with pytest.raises(Stop):
+        train(make_spec(log_every=1), tmp_path, shards, on_step=crash_at(4))
+    train(make_spec(lr=1e-3, log_every=1, max_steps=5), tmp_path, shards)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5]
+    assert rows(tmp_path)[3]["metrics"]["train/lr"] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("name", ["origin.json", "checkpoints/step-00000005/manifest.json"])
+def test_a_folder_of_another_version_is_refused_or_passed_over(tmp_path, make_spec, shards, name, caplog):
+    train(make_spec(max_steps=5), tmp_path, shards)
+    files.write_json(tmp_path / name, {**files.read_json(tmp_path / name), "format": 99})
+    if name == "origin.json":
+        with pytest.raises(TrainingError, match="results of format 99"):
+            train(make_spec(max_steps=5), tmp_path, shards)
+    else:
+        train(make_spec(max_steps=5), tmp_path, shards)
+        assert "checkpoint format 99" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, make_spec, shards):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(TrainingError, match="taken: cannot write there"):
+        train(make_spec(), tmp_path / "taken", shards)
+
+
+# ------------------------------------------------------------------------------------------------- stages
+
+
+def test_the_next_stage_takes_over_weights_optimizer_data_and_step_number(
+    tmp_path, make_spec, shards, monkeypatch
+):
+    first = train(make_spec("a", max_steps=5), tmp_path / "a", shards)
+    spec, previous = (
+        make_spec("b", max_steps=5, micro_batch=2, schedule="constant"),
+        tmp_path / "a/train.json",
+    )
+    started = {}
+    original = Trainer.run
+
+    def run(self, *arguments):
+        started["tensors"] = {n: t.clone() for n, t in self._tensors().items()}
+        started["position"] = self.progress.position
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "run", run)
+    second = train(spec, tmp_path / "b", shards, previous=previous)
+    good, _ = newest_good(tmp_path / "a/checkpoints")
+    saved = {n: torch.empty_like(t) for n, t in started["tensors"].items()}
+    loop.ckpt.load_into(good, saved)
+    assert all(torch.equal(saved[n], started["tensors"][n]) for n in saved)
+    assert any(n.startswith("optimizer.") and t.abs().sum() > 0 for n, t in saved.items())
+    assert (
+        started["position"] == first["position"] and second["position"]["seed"] == first["position"]["seed"]
+    )
+    assert second["global_step"] == 10 and second["steps"] == 5
+    assert [row["step"] for row in rows(tmp_path / "b")] == [8, 10]
+
+
+def test_another_window_begins_another_order(tmp_path, make_spec, shards, caplog):
+    caplog.set_level("INFO")
+    first = train(make_spec("a", max_steps=2), tmp_path / "a", shards)
+    second = train(
+        make_spec("b", max_steps=2, seq_len=16), tmp_path / "b", shards, previous=tmp_path / "a/train.json"
+    )
+    assert second["position"]["seed"] != first["position"]["seed"]
+    assert caplog.text.count("beginning a new order") == 1
+
+
+def test_another_optimizer_begins_its_state_afresh_and_says_so(tmp_path, make_spec, shards, caplog):
+    train(make_spec("a", max_steps=2), tmp_path / "a", shards)
+    spec = make_spec("b", optimizer="adamw", max_steps=2)
+    train(spec, tmp_path / "b", shards, previous=tmp_path / "a/train.json")
+    assert "holds the state of another optimizer" in caplog.text
+
+
+def test_a_stage_of_another_model_or_without_its_parent_is_refused(tmp_path, make_spec, shards):
+    train(make_spec("a", max_steps=2), tmp_path / "a", shards)
+    with pytest.raises(TrainingError, match=r"trained another model:\n  model.hidden: 32 -> 48"):
+        train(
+            make_spec("b", model={"hidden": 48}), tmp_path / "b", shards, previous=tmp_path / "a/train.json"
+        )
+    with pytest.raises(TrainingError, match="needs the receipt of the stage before"):
+        train(make_spec("b"), tmp_path / "b", shards)
+    with pytest.raises(ValueError, match=r"nowhere/train.json: no such file"):
+        train(make_spec("b"), tmp_path / "b", shards, previous=tmp_path / "nowhere/train.json")
+
+
+# -------------------------------------------------------------------------------------------------- steps
+
+
+def trainer_of(spec, folder, shards):
+    folder.mkdir(exist_ok=True)
+    return Trainer(spec, folder, shards, {}, None, None, None)
+
+
+def test_grad_accum_gives_the_gradient_of_the_big_micro_batch(tmp_path, make_spec, shards):
+    """With the parts off whose losses or noise are those of a micro-batch and not of a row."""
+    plain = {
+        "boundary": {"kind": "fixed", "stride": 4, "weight": 0.0, "hidden": 16},
+        "moe": {
+            **{"experts": 4, "top_k": 2, "expert_hidden": 16, "shared_hidden": 32},
+            "aux_weight": 0,
+            "z_weight": 0,
+        },
+        "recurrence": {"layers": 1, "loops": 2, "lora_rank": 2, "halting": False},
+    }
+    big = trainer_of(make_spec(micro_batch=8, model=plain), tmp_path / "big", shards)
+    small = trainer_of(make_spec(micro_batch=2, grad_accum=4, model=plain), tmp_path / "small", shards)
+    rows_BT1 = next(big.loader).rows_BT1.copy()
+    rows_BT1[:3, 20:] = 256  # padding: micro-batches then differ in how many targets they hold
+    found = []
+    for trainer in (big, small):
+        measured = trainer._forward_backward(rows_BT1)
+        found.append((measured["loss"], {n: p.grad for n, p in trainer.model.named_parameters()}))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    for name, gradient in found[0][1].items():
+        if gradient is not None:
+            torch.testing.assert_close(gradient, found[1][1][name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def poison(trainer, at_steps):
+    """Make the loss of some steps NaN, as a bad batch would."""
+
+    def hook(module, arguments, output):
+        if trainer.progress.step in at_steps:
+            output.loss = output.loss * float("nan")
+        return output
+
+    trainer.model.register_forward_hook(hook)
+
+
+def test_a_step_without_a_finite_loss_leaves_every_tensor_as_it_was(tmp_path, make_spec, shards, caplog):
+    trainer = trainer_of(make_spec(), tmp_path, shards)
+    poison(trainer, {0})
+    parameters = {n for n, _ in trainer.model.named_parameters()}
+    before = {n: t.clone() for n, t in trainer._tensors().items()}
+    trainer._step(Window())
+    for name, tensor in trainer._tensors().items():
+        if name.startswith("optimizer.") or name.removeprefix("model.") in parameters:
+            assert torch.equal(tensor, before[name]), name
+    assert (trainer.progress.step, trainer.progress.skipped, trainer.means.count) == (1, 1, 0)
+    assert "not finite, update skipped" in caplog.text
+
+
+def test_too_many_of_them_in_a_row_stop_the_run_naming_the_last_good_checkpoint(tmp_path, make_spec, shards):
+    spec = make_spec(nan_patience=3)
+    trainer = trainer_of(spec, tmp_path, shards)
+    poison(trainer, {2, 3, 7, 8, 9, 10})
+    with pytest.raises(TrainingError, match=r"step 10: 3 steps in a row .*checkpoints/step-00000005"):
+        trainer.run(loop.StopSignals())
+    assert trainer.progress.skipped == 5
+    assert all(t.isfinite().all() for t in trainer._tensors().values())
+
+
+def test_every_log_line_holds_the_mean_of_its_steps(tmp_path, make_spec, shards):
+    train(make_spec(log_every=1, max_steps=6), tmp_path / "each", shards)
+    train(make_spec(log_every=4, max_steps=6), tmp_path / "some", shards)
+    each = [row["metrics"]["train/cross_entropy"] for row in rows(tmp_path / "each")]
+    some = rows(tmp_path / "some")
+    assert [row["step"] for row in some] == [4, 6]
+    assert some[0]["metrics"]["train/cross_entropy"] == pytest.approx(sum(each[:4]) / 4)
+    assert some[1]["metrics"]["train/cross_entropy"] == pytest.approx(sum(each[4:]) / 2)
+    assert some[1]["metrics"]["train/bpb"] == pytest.approx(sum(each[4:]) / 2 / 0.693147181)
+
+
+def test_the_receipt_counts_tokens_and_bytes(tmp_path, make_spec, shards):
+    receipt = train(make_spec(max_steps=5), tmp_path, shards)
+    assert receipt["tokens"] == 5 * 4 * 32
+    assert 0 < receipt["bytes"] < receipt["tokens"]  # documents are short: some targets are BOS and EOS
+    assert receipt["checkpoint"] == "checkpoints/step-00000005"
+    assert (
+        receipt["weights"] == files.read_json(tmp_path / receipt["checkpoint"] / "manifest.json")["weights"]
+    )
+
+
+def test_it_learns(tmp_path, make_spec, shards):
+    train(make_spec(max_steps=60, log_every=10, lr=1e-2), tmp_path, shards)
+    curve = [row["metrics"]["train/bpb"] for row in rows(tmp_path)]
+    assert curve[-1] < 0.7 * curve[0]
