@@ -1,0 +1,72 @@
+import json
+
+import pytest
+import torch
+
+from spider.training.metrics import Means, MetricsLog, Window, peak_flops
+
+
+def steps_in(path):
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_rows_already_there_are_not_written_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for steps in ((10, 20), (20, 30)):
+        log = MetricsLog(path)
+        for step in steps:
+            log.write(step, {"train/loss": 1.0})
+        log.close()
+    assert steps_in(path) == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    "tail", [b'{"step": 30, "ti', b'{"step": 30}', b"\0\0\0\0", b'{"step": 30, "ti\n{"step": 40}\n']
+)
+def test_a_torn_last_line_is_dropped_and_written_again(tmp_path, tail):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.write(10, {"train/loss": 1.0})
+    log.write(20, {"train/loss": 0.5})
+    log.close()
+    path.write_bytes(path.read_bytes() + tail)
+    log = MetricsLog(path)
+    assert log.last == 20
+    log.write(30, {"train/loss": 0.25})
+    log.close()
+    assert steps_in(path) == [10, 20, 30]
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(1, {"train/loss": 1.0})
+    assert steps_in(tmp_path / "metrics.jsonl") == [1]
+    log.close()
+
+
+def test_means_are_exact_through_a_checkpoint():
+    torch.manual_seed(0)
+    values = [{"loss": torch.randn(()), "depth": torch.randn((), dtype=torch.float64)} for _ in range(7)]
+    whole, first = Means(), Means()
+    for value in values:
+        whole.add(value)
+    for value in values[:3]:
+        first.add(value)
+    rest = Means.restore(json.loads(json.dumps(first.state())), torch.device("cpu"))
+    for value in values[3:]:
+        rest.add(value)
+    assert rest.read() == whole.read()
+    assert whole.read()["loss"] == pytest.approx(sum(v["loss"].item() for v in values) / 7)
+    assert Means().read() == {}
+
+
+def test_rates_count_the_steps_of_the_window_only():
+    rates = Window(steps=4, tokens=1000, seconds=2.0, waited=0.5).rates(steps_left=10)
+    assert rates == {"train/bytes_per_second": 500, "train/data_wait_share": 0.25, "train/eta_seconds": 5}
+
+
+def test_peak_is_known_for_common_gpus_and_unknown_elsewhere():
+    assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989e12
+    assert peak_flops("NVIDIA H100 80GB HBM3", "fp8") == 2 * 989e12
+    assert peak_flops("NVIDIA H100 PCIe", "bf16") == 756e12
+    assert peak_flops("cpu", "bf16") is None
