@@ -66,7 +66,8 @@ def evaluate(
     n_loops = asked.n_loops or spec.settings.n_loops
     # A model trained in low precision is judged in the precision it will be used in.
     autocast = device.startswith("cuda") and trained.get("precision") in ("bf16", "fp8")
-    log.info("scoring %s bytes with windows of %d on %s", f"{len(tokens_N):,}", seq_len, device)
+    text = compressors.text_bytes(tokens_N)
+    log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", seq_len, device)
     result = score(
         model,
         tokens_N,
@@ -76,7 +77,6 @@ def evaluate(
         n_loops=n_loops,
         autocast=autocast,
     )
-    text = compressors.text_bytes(tokens_N)
     written = generate(
         model,
         asked.prompt,
