@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: A row group is written once it holds this much.
 FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
+#: What a JSON escape can make and UTF-8 cannot hold.
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def import_local(
@@ -168,7 +171,7 @@ def _jsonl(path: Path, text_column: str, id_column: str) -> Iterator[tuple[str |
         text, id = row[text_column], row.get(id_column)
         if not isinstance(text, (str, type(None))):
             raise ValueError(f"{where}: {text_column!r} must be text or null (got {type(text).__name__})")
-        if text is not None and any("\ud800" <= c <= "\udfff" for c in text):  # an escaped half of a pair
+        if text is not None and HALF_PAIR.search(text):
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
             if decode.count == replaced:
                 decode.note(f"line {number}")
