@@ -101,7 +101,7 @@ def cli(context: click.Context, config_path: Path, log_path: Path | None) -> Non
 @click.pass_obj
 def download(session: Session, dataset: str, part: str, output: Path) -> None:
     """Bring one part of a dataset here, as parquet."""
-    from spider.data import corpus, hub
+    from spider.data import corpus, hub, local
 
     spec = session.dataset(dataset)
     source = spec.source
@@ -113,7 +113,7 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
         elif source.kind == "hub":
             record = hub.download_file(source.repo, source.revision, item, output)
         else:
-            record = corpus.import_local(
+            record = local.import_local(
                 Path(item), output, text_column=spec.text_column, id_column=spec.id_column
             )
         job.metric("bytes", record["bytes"])

@@ -57,7 +57,7 @@ def check_root(root: Path) -> None:
     found = read_json(mark)
     if found.get("format") != FORMAT:
         raise ValueError(
-            f"{root}: written by Spider {found.get('spider', 'of unknown version')} in format {found.get('format')}, "
+            f"{root}: written by Spider {found.get('spider', '(unknown)')} in format {found.get('format')}, "
             f"this is Spider {spider.__version__} with format {FORMAT}: "
             "name another folder under `results:` in the configuration, or move this one away"
         )
