@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 POLL = 5.0
 SLOWEST_POLL = 60.0
-LAST_ATTEMPT = 60.0
-"""Seconds that a follower told to end may go on sending for."""
+LONGEST_ATTEMPT = 60.0
+"""Seconds that one sync may take, the last one of a follower told to end included."""
 PENDING = 3
 """Exit code of a process that could not send everything."""
 
@@ -67,7 +67,7 @@ def send(results: Path, timeout: float = 5) -> bool:
     """Sync once in another process, waiting ``timeout`` seconds at most; True if all is sent."""
     if not spool.enabled():
         return True
-    process = _spawn(results, "sync", "--timeout", str(LAST_ATTEMPT))
+    process = _spawn(results, "sync", "--timeout", str(LONGEST_ATTEMPT))
     return process is None or _outcome(process, timeout)
 
 
@@ -113,13 +113,13 @@ def follow(results: Path) -> int:
             break
         pause = POLL
         if syncer.pending():
-            report = syncer.attempt()
+            report = syncer.attempt(LONGEST_ATTEMPT)
             failures = failures + 1 if report.error else 0
             pause = min(SLOWEST_POLL, POLL * 2 ** min(failures, 8))
             if report.error != complaint:
                 complaint = report.error
                 log.warning("%s", complaint or "the store answers again")
-    report = syncer.attempt(LAST_ATTEMPT)
+    report = syncer.attempt(LONGEST_ATTEMPT)
     if report.pending:
         log.warning("%s; %s", report, spool.REMEDY)
     return PENDING if report.pending else 0

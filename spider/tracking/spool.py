@@ -264,7 +264,7 @@ _SECRET_NAME = re.compile(
 _SECRET_TEXT = [
     (re.compile(r"(://)[^/\s:@]*:[^/\s@]*@"), r"\1***@"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*"), r"\1 ***"),
-    (re.compile(r"(?i)([\w-]*(?:password|passwd|secret|api_?key|token)[=:]\s*)[^\s&'\",;]+"), r"\1***"),
+    (re.compile(r"(?i)((?:password|passwd|secret|api_?key|token)[=:]\s*)[^\s&'\",;]+"), r"\1***"),
     (
         re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|sk-|glpat-|xox[bap]-)[\w-]{16,}|\bAKIA[0-9A-Z]{16}\b"),
         "***",

@@ -58,8 +58,8 @@ def sync(results: Path, *, timeout: float | None = None) -> SyncReport:
     """Send everything the store lacks. Never raises for a store that is down, slow or refuses.
 
     Args:
-        timeout: seconds after which to stop between two calls to the store (one call may take 30 s on its
-        own).
+        timeout: seconds after which to stop, while waiting for another sender or between two calls to the
+            store (one call may take 30 s on its own).
     """
     return Syncer(results).attempt(timeout)
 
@@ -83,7 +83,7 @@ class Syncer:
             uri = store_uri(self.results)
             (self.results / "tracking").mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.results / "tracking" / ".sync.lock")
-            with lock.acquire(timeout=min(timeout, 30) if timeout is not None else 30):
+            with lock.acquire(timeout=-1 if timeout is None else timeout):
                 error = self._send_all(uri, sent, deadline)
         except Timeout:
             error = "another process is sending"

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,12 @@ def test_what_is_no_secret_stays():
         "none_token": None,
     }
     assert spool.redact(harmless) == harmless
+
+
+def test_long_texts_are_searched_in_linear_time():
+    started = time.monotonic()
+    spool.redact("x" * 1_000_000 + " " + "token " * 100_000)
+    assert time.monotonic() - started < 5  # a quadratic search takes days
 
 
 def test_a_secret_of_the_environment_is_removed_wherever_it_shows(monkeypatch):
