@@ -244,7 +244,7 @@ MODEL_PRESETS: dict[str, dict[str, Any]] = {
         "attention": {"heads": 4, "nope_dim": 32, "rope_dim": 16, "v_dim": 48, "kv_lora_rank": 64},
         "boundary": {"hidden": 64, "capacity": 0.35},
         "moe": {"experts": 4, "top_k": 2, "expert_hidden": 128, "shared_hidden": 256},
-        "engram": {"layers": [0], "head_dim": 16, "table_size": 16384, "byte_orders": [2, 3, 4]},
+        "engram": {"layers": [0], "head_dim": 16, "table_size": 16384, "byte_orders": [2, 3, 4, 5, 6]},
         "recurrence": {"layers": 2, "loops": 2, "lora_rank": 4, "checkpointing": False},
     },
 }
