@@ -1,0 +1,198 @@
+"""Encoding speed: ours, the per-document list, `datasets.map`, and the bound.
+
+Text is cut from the sources of the installed Python into documents of FineWeb-Edu's sizes (log-normal, 4.5 kB
+on average) in a fresh snappy parquet with row groups of 1000, as the hub's files have. Every way runs in one
+process pinned to one core, reads the same columns and takes turns with the others; MB/s is raw text, medians.
+The bound decodes and writes as many bytes as the shards have, and does nothing else. Ours makes its files
+durable (fsync before the rename), so the bound is given with and without. Two cores: a part in each of two
+processes at once. MB a core second counts processor time, which a busy machine disturbs less than the clock.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import sysconfig
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from common import arguments, interleaved, report
+
+from spider.data.encode import encode_part
+from spider.data.shards import build_metadata
+from spider.vocab import BOS, EOS
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0])
+    megabytes, repeats = (20, 3) if options.quick else (200, 7)
+    cores = sorted(os.sched_getaffinity(0))
+    folder = Path(tempfile.mkdtemp(prefix="spider-benchmark-", dir=os.environ.get("TMPDIR")))
+    try:
+        text_bytes = write_parquet(folder / "whole.parquet", megabytes * 10**6)
+        small_bytes = write_parquet(folder / "small.parquet", text_bytes // 10)
+        os.sched_setaffinity(0, cores[:1])
+        pa.set_cpu_count(1)
+        encode_part(folder / "small.parquet", folder / "ours", "000")
+        map_documents(folder / "small.parquet", folder / "warm")
+
+        records = encode_part(folder / "whole.parquet", folder / "ours", "000")
+        output_bytes = sum(2 * r["tokens"] + 8 * r["documents"] for r in records.values())
+        seconds, core_seconds = interleaved(
+            {
+                "ours": lambda: encode_part(folder / "whole.parquet", folder / "ours", "000"),
+                "bound": lambda: bound(folder / "whole.parquet", folder / "bound.bin", output_bytes, False),
+                "bound, fsync": lambda: bound(
+                    folder / "whole.parquet", folder / "bound.bin", output_bytes, True
+                ),
+                "decode only": lambda: bound(folder / "whole.parquet", folder / "bound.bin", 0, False),
+                "list per document": lambda: list_documents(folder / "small.parquet", folder / "list.bin"),
+                "datasets.map": lambda: map_documents(folder / "small.parquet", folder / "map"),
+            },
+            repeats,
+        )
+        size = dict.fromkeys(seconds, text_bytes) | dict.fromkeys(
+            ("list per document", "datasets.map"), small_bytes
+        )
+        rate = {name: size[name] / s / 1e6 for name, s in seconds.items()}
+        core_rate = {name: size[name] / s / 1e6 for name, s in core_seconds.items()}
+        rate["index job (SHA-256)"] = text_bytes / hashing(folder) / 1e6
+        if len(cores) > 1:
+            alone, together = two_processes(folder / "whole.parquet", folder, cores[:2], max(3, repeats // 2))
+            rate["ours, two processes"] = 2 * text_bytes / together / 1e6
+        figures = {
+            "text_bytes": text_bytes,
+            "documents": sum(r["documents"] for r in records.values()),
+            "mb_per_s": rate,
+            "mb_per_core_second": core_rate,
+            "share_of_bound": rate["ours"] / rate["bound"],
+            "share_of_bound_fsync": rate["ours"] / rate["bound, fsync"],
+            "share_of_bound_core": core_rate["ours"] / core_rate["bound"],
+            "times_list": rate["ours"] / rate["list per document"],
+            "times_list_core": core_rate["ours"] / core_rate["list per document"],
+            "times_map": rate["ours"] / rate["datasets.map"],
+            "speedup_on_two_cores": 2 * alone / together if len(cores) > 1 else None,
+        }
+    finally:
+        shutil.rmtree(folder)
+    rows = [[name, f"{value:,.0f}", f"{value / rate['ours']:.2f}"] for name, value in rate.items()]
+    report(
+        "Encoding one part", ["way", "MB/s of text", "of ours"], rows, figures, options, ["pyarrow", "numpy"]
+    )
+    print(
+        f"by the clock ours is {figures['share_of_bound']:.0%} of the bound "
+        f"({figures['share_of_bound_fsync']:.0%} of the bound with fsync), {figures['times_list']:.1f}x the list, "
+        f"{figures['times_map']:.1f}x datasets.map; a core second {figures['share_of_bound_core']:.0%} of the "
+        f"bound, {figures['times_list_core']:.1f}x the list"
+        + (f", {figures['speedup_on_two_cores']:.2f}x on two cores" if len(cores) > 1 else "")
+    )
+
+
+def write_parquet(path: Path, size: int) -> int:
+    """About ``size`` bytes of text in documents; returns the exact number."""
+    chosen = random.Random(0)
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))[:1500]
+    source = "".join(file.read_text("utf-8", errors="ignore") for file in files)
+    texts, total = [], 0
+    while total < size:
+        length = max(20, int(chosen.lognormvariate(0, 0.8) * 3300))
+        start = chosen.randrange(len(source) - length)
+        texts.append(source[start : start + length])
+        total += len(texts[-1].encode())
+    ids = [f"<urn:uuid:{uuid.UUID(int=chosen.getrandbits(128))}>" for _ in texts]
+    dumps = ["CC-MAIN-2020-05"] * len(texts)
+    table = pa.table({"text": texts, "id": ids, "dump": dumps})
+    pq.write_table(table, path, compression="snappy", row_group_size=1000)
+    return total
+
+
+def bound(parquet: Path, output: Path, output_bytes: int, durable: bool) -> None:
+    """Decode both columns and write ``output_bytes`` in pieces that stay in the cache."""
+    with pq.ParquetFile(parquet) as file:
+        for _ in file.iter_batches(1000, columns=["text", "id"], use_threads=False):
+            pass
+    piece = np.zeros(1 << 18, np.uint16).data.cast("B")
+    with open(output, "wb", buffering=0) as sink:
+        for start in range(0, output_bytes, len(piece)):
+            sink.write(piece[: output_bytes - start])
+        if durable:
+            os.fsync(sink.fileno())
+
+
+def list_documents(parquet: Path, output: Path) -> None:
+    """A Python list of ints for every document, as the seed has it."""
+    with pq.ParquetFile(parquet) as file, open(output, "wb") as sink:
+        for batch in file.iter_batches(1000, columns=["text"], use_threads=False):
+            for text in batch.column(0).to_pylist():
+                np.array([BOS, *text.encode("utf-8"), EOS], dtype=np.uint16).tofile(sink)
+
+
+def map_documents(parquet: Path, folder: Path) -> None:
+    """The same list as the function of `datasets.map`, then its column to a file."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("uint16"))})
+    rows = datasets.Dataset.from_parquet(str(parquet), columns=["text"], cache_dir=str(folder / "cache"))
+    encoded = rows.map(
+        lambda row: {"tokens": [BOS, *row["text"].encode("utf-8"), EOS]},
+        remove_columns=["text"],
+        features=features,
+        load_from_cache_file=False,
+        cache_file_name=str(folder / "map.arrow"),
+    )
+    with open(folder / "map.bin", "wb") as sink:
+        for chunk in encoded.data.column("tokens").chunks:
+            chunk.flatten().to_numpy().tofile(sink)
+
+
+def hashing(folder: Path) -> float:
+    """Seconds of the index job on the encoded part."""
+    began = time.perf_counter()
+    build_metadata(folder / "ours", "benchmark", source={}, parts=["000"])
+    return time.perf_counter() - began
+
+
+def _worker(
+    core: int, parquet: Path, output: Path, start: multiprocessing.Barrier, done: multiprocessing.Queue
+) -> None:
+    os.sched_setaffinity(0, [core])
+    pa.set_cpu_count(1)
+    encode_part(parquet, output, "000")
+    start.wait()
+    began = time.perf_counter()
+    encode_part(parquet, output, "000")
+    done.put(time.perf_counter() - began)
+
+
+def two_processes(parquet: Path, folder: Path, cores: list[int], repeats: int) -> tuple[float, float]:
+    """Seconds of one process alone, and of the slower of two at once; medians, taking turns."""
+    spawn = multiprocessing.get_context("spawn")
+
+    def run(used: list[int]) -> float:
+        start, done = spawn.Barrier(len(used)), spawn.Queue()
+        workers = [
+            spawn.Process(target=_worker, args=(core, parquet, folder / f"core{core}", start, done))
+            for core in used
+        ]
+        for worker in workers:
+            worker.start()
+        seconds = max(done.get(timeout=600) for _ in workers)
+        for worker in workers:
+            worker.join()
+        return seconds
+
+    pairs = [(run(cores[:1]), run(cores)) for _ in range(repeats)]
+    alone, together = (float(np.median(column)) for column in zip(*pairs, strict=True))
+    return alone, together
+
+
+if __name__ == "__main__":
+    main()

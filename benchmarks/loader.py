@@ -1,0 +1,117 @@
+"""Loader speed: ours against an iterable dataset that makes two `torch.tensor` a sample.
+
+Both read the same shard of random bytes in windows of seq_len + 1 and give batches of 64 rows on one core.
+The per-sample loader re-states the seed's: slices of a memory map, a `torch.tensor` for inputs and one for
+targets, PAD masked, collated by `DataLoader` without workers. Ours is timed as it feeds a GPU, in uint16
+(widened on the device), and with the batch also widened to int64 inputs and labels on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import arguments, interleaved, report
+from torch.utils.data import DataLoader, IterableDataset
+
+from spider.data.loader import Loader
+from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards
+from spider.vocab import PAD
+
+BATCH = 64
+
+
+class PerSample(IterableDataset):
+    def __init__(self, path: Path, seq_len: int) -> None:
+        self.path, self.seq_len = path, seq_len
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        tokens = np.memmap(self.path, dtype="<u2", mode="r", offset=4 * HEADER_INTS)
+        for start in range(0, len(tokens) - self.seq_len, self.seq_len + 1):
+            window = tokens[start : start + self.seq_len + 1]
+            inputs = torch.tensor(window[:-1], dtype=torch.long)
+            targets = torch.tensor(window[1:], dtype=torch.long)
+            targets[targets == PAD] = -100
+            yield inputs, targets
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0])
+    repeats, tokens = (3, 2_000_000) if options.quick else (7, 10_000_000)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="spider-benchmark-", dir=os.environ.get("TMPDIR")))
+    rows, figures = [], {}
+    try:
+        header = np.zeros(HEADER_INTS, "<i4")
+        header[:3] = HEADER_MAGIC, 1, tokens
+        ids = np.random.default_rng(0).integers(0, 256, tokens).astype("<u2")
+        path = folder / "0.bin"
+        path.write_bytes(header.tobytes() + ids.tobytes())
+        shards = Shards.from_files([path])
+        for seq_len in (256, 2048):
+            rate = measure(shards, path, seq_len, 10 if options.quick else 40, repeats)
+            figures[f"seq_len {seq_len}"] = {
+                "rows_per_s": rate,
+                "times": {name: value / rate["torch.tensor per sample"] for name, value in rate.items()},
+            }
+            for name, value in rate.items():
+                times = value / rate["torch.tensor per sample"]
+                rows.append([str(seq_len), name, f"{value:,.0f}", f"{times:.1f}x"])
+    finally:
+        shutil.rmtree(folder)
+    report(
+        f"Loading batches of {BATCH} rows",
+        ["seq_len", "way", "rows/s", "against the seed's"],
+        rows,
+        figures,
+        options,
+        ["numpy", "torch"],
+    )
+
+
+def measure(shards: Shards, path: Path, seq_len: int, batches: int, repeats: int) -> dict[str, float]:
+    """Rows per second of each way, from iterators that have begun."""
+
+    def ours() -> Iterator[np.ndarray]:
+        for batch in Loader(shards, seq_len=seq_len, rows=BATCH, seed=0):
+            yield batch.rows_BT1
+
+    def widened() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for rows in ours():
+            tokens = torch.from_numpy(rows).long()
+            labels = tokens[:, 1:]
+            yield tokens[:, :-1], labels.masked_fill(labels == PAD, -100)
+
+    def per_sample() -> Iterator[object]:
+        while True:
+            yield from DataLoader(PerSample(path, seq_len), batch_size=BATCH, drop_last=True)
+
+    def timed(iterator: Iterator[object], count: int) -> Callable[[], None]:
+        next(iterator)
+
+        def way() -> None:
+            for _ in islice(iterator, count):
+                pass
+
+        return way
+
+    counts = {
+        "torch.tensor per sample": batches,
+        "ours, int64 on the CPU": 10 * batches,
+        "ours, uint16": 10 * batches,
+    }
+    iterators = (per_sample(), widened(), ours())
+    ways = {name: timed(it, counts[name]) for name, it in zip(counts, iterators, strict=True)}
+    seconds, _ = interleaved(ways, repeats)
+    return {name: counts[name] * BATCH / value for name, value in seconds.items()}
+
+
+if __name__ == "__main__":
+    main()
