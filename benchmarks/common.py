@@ -46,16 +46,19 @@ def machine(packages: Sequence[str] = ()) -> dict[str, str]:
 
 
 def interleaved(
-    ways: Mapping[str, Callable[[], Any]], repeats: int
+    ways: Mapping[str, Callable[[], Any]], repeats: int, prepare: Callable[[], None] | None = None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Median seconds of each way by the clock, and of this process's processor time.
 
-    The ways take turns, so that a slow minute of the machine hits all alike.
+    The ways take turns, so that a slow minute of the machine hits all alike; ``prepare`` runs, untimed, before
+    each, so that all find the same disk and memory.
     """
     clock: dict[str, list[float]] = {name: [] for name in ways}
     processor: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
+            if prepare is not None:
+                prepare()
             began, used = time.perf_counter(), time.process_time()
             way()
             clock[name].append(time.perf_counter() - began)

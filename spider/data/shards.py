@@ -210,7 +210,7 @@ class Shards:
         inside = starts + length <= self.borders[shards + 1]
         for s in np.unique(shards[inside]).tolist():
             of = np.flatnonzero(inside & (shards == s))
-            # Indexing all windows of a shard copies one contiguous row after another, without (n, length) indices.
+            # Indexing the view of all windows copies whole rows, and needs no (n, length) indices.
             rows[of] = sliding_window_view(self._maps[s], length)[offsets[of]]
         for i in np.flatnonzero(~inside).tolist():
             s, filled = int(shards[i]), 0
