@@ -50,8 +50,8 @@ def interleaved(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Median seconds of each way by the clock, and of this process's processor time.
 
-    The ways take turns, so that a slow minute of the machine hits all alike; ``prepare`` runs, untimed, before
-    each, so that all find the same disk and memory.
+    The ways take turns, so that a slow minute of the machine hits all alike; ``prepare`` runs, untimed,
+    before each, so that all find the same disk and memory.
     """
     clock: dict[str, list[float]] = {name: [] for name in ways}
     processor: dict[str, list[float]] = {name: [] for name in ways}

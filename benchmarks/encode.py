@@ -94,14 +94,10 @@ def main() -> None:
     ]
     columns = ["way", "MB/s of text", "MB a core second"]
     report("Encoding one part", columns, rows, figures, options, ["pyarrow", "numpy"])
-    print(
-        f"by the clock ours is {figures['share_of_bound']:.0%} of the bound "
-        f"({figures['share_of_bound_fsync']:.0%} of the bound with fsync), {figures['times_list']:.1f}x the list, "
-        f"{figures['times_map']:.1f}x datasets.map"
-    )
-    print(
-        f"a core second {figures['share_of_bound_core']:.0%} of the bound, {figures['times_list_core']:.1f}x the list"
-    )
+    shares = (figures["share_of_bound"], figures["share_of_bound_fsync"], figures["share_of_bound_core"])
+    print("share of the bound: {:.0%} ({:.0%} with fsync; {:.0%} by core seconds)".format(*shares))
+    times = (figures["times_list"], figures["times_list_core"], figures["times_map"])
+    print("against the list: {:.1f}x ({:.1f}x by core seconds); against datasets.map: {:.1f}x".format(*times))
     if len(cores) > 1:
         print(f"two processes on two cores: {figures['speedup_on_two_cores']:.2f}x one")
 
@@ -127,8 +123,8 @@ def write_parquet(path: Path, size: int) -> int:
 def clear(output: Path, size: int) -> None:
     """An empty folder, and ``size`` bytes of memory fresh from the page cache.
 
-    A virtual machine gives freed memory back to its host, and the next to write pays for getting it again: several
-    times the price of the write, by whose turn it is.
+    A virtual machine gives freed memory back to its host, and whoever writes next pays for getting it again,
+    several times the price of the write itself.
     """
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
