@@ -36,8 +36,10 @@ from spider import files
 from spider.config import StageSpec
 from spider.data.loader import Loader
 from spider.data.shards import Shards, load_metadata
+from spider.data.stream import StreamLoader
 from spider.model import build_model
 from spider.training import checkpoint as ckpt
+from spider.training.batch import to_device
 from spider.training.errors import Preempted, TrainingError
 from spider.training.folder import CHECKPOINTS, METRICS, claim, hold
 from spider.training.metrics import Means, MetricsLog, Window, peak_flops
@@ -51,8 +53,6 @@ from spider.training.warmup import load_compile_cache
 from spider.vocab import PAD
 
 log = logging.getLogger(__name__)
-
-IGNORED = -100
 
 
 def train(
@@ -88,7 +88,7 @@ def train(
         )
     with hold(folder), StopSignals() as stop:
         origin = {
-            "data_digest": load_metadata(data)["digest"],
+            "data_digest": data_digest(spec, data),
             "parent_weights": read_receipt(previous)["weights"] if previous else None,
         }
         try:
@@ -130,10 +130,10 @@ class Trainer:
         torch.manual_seed(_seed(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)
         self.precision.prepare(self.model)
-        self.optimizer = build_optimizer(self.model, spec.optimizer, self.settings.lr)
+        self.optimizer = build_optimizer(self.model, spec.optimizer, self.settings.lr, self.precision.compute)
         self.progress = self._restore(previous)
         self.means = Means.restore(self.progress.means, self.device)
-        self.loader = self._open(Shards(data, "train"))
+        self.loader = self._open(data)
         if spec.compile if spec.compile is not None else self.device.type == "cuda":
             if warmup:
                 load_compile_cache(warmup.parent)
@@ -222,7 +222,7 @@ class Trainer:
         measured: dict[str, Tensor] = {}
         for micro_BT1 in np.split(rows_BT1, self.settings.grad_accum):
             weight = int((micro_BT1[:, 1:] != PAD).sum()) / targets
-            tokens_BT, labels_BT = self._to_device(micro_BT1)
+            tokens_BT, labels_BT = to_device(micro_BT1, self.device)
             with self.precision.autocast(self.device):
                 out = self.model(tokens_BT, labels_BT, n_loops=n_loops)
             (out.loss * weight).backward()
@@ -235,15 +235,6 @@ class Trainer:
         """Depth of this step's forward passes: the stage's, or drawn with the stage's as its mean."""
         mean = self.settings.n_loops or self.spec.model.recurrence.loops
         return int(torch.randint(1, 2 * mean, ())) if self.spec.model.recurrence.sample_loops else mean
-
-    def _to_device(self, rows_BT1: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Move uint16 and widen there: a quarter of the traffic of int64."""
-        rows = torch.from_numpy(np.ascontiguousarray(rows_BT1))
-        if self.device.type == "cuda":
-            rows = rows.pin_memory().to(self.device, non_blocking=True)
-        rows = rows.long()
-        labels_BT = rows[:, 1:]
-        return rows[:, :-1], labels_BT.masked_fill(labels_BT == PAD, IGNORED)
 
     def _skip(self) -> None:
         progress = self.progress
@@ -361,25 +352,34 @@ class Trainer:
         else:
             log.warning("%s: holds the state of another optimizer, this stage's begins afresh", parent.path)
             ckpt.load_into(parent, ckpt.model_tensors(self.model))
-        before = parent.manifest
-        return Progress(global_step=before["global_step"], position=before["position"])
-
-    def _open(self, shards: Shards) -> Loader:
-        """Batches from where this stage, or the one before, stopped; other data or windows: a new order."""
-        position = self.progress.position
-        if self.good is None and position is not None:
-            if (position["data"], position["seq_len"]) == (shards.digest, self.settings.seq_len):
-                log.info("data: going on where the stage before stopped")
-            else:
-                log.info("data: other data or seq_len than the stage before, beginning a new order")
-                position = None
-        return Loader(
-            shards,
-            seq_len=self.settings.seq_len,
-            rows=self.settings.micro_batch * self.settings.grad_accum,
-            seed=position["seed"] if position else _seed(self.spec.seed, "order", self.spec.index),
-            position=position,
+        return Progress(
+            global_step=parent.manifest["global_step"], position=self._next_position(parent.manifest)
         )
+
+    def _next_position(self, before: dict[str, Any]) -> dict[str, Any] | None:
+        """Where the stage before stopped; other data or windows begin a new order."""
+        position = before["position"]
+        if (
+            before["data_digest"] == self.origin["data_digest"]
+            and position["seq_len"] == self.settings.seq_len
+        ):
+            log.info("data: going on where the stage before stopped")
+            return position
+        log.info("data: other data or seq_len than the stage before, beginning a new order")
+        return None
+
+    def _open(self, data: Path) -> Loader | StreamLoader:
+        position = self.progress.position
+        place: dict[str, Any] = {
+            "seq_len": self.settings.seq_len,
+            "rows": self.settings.micro_batch * self.settings.grad_accum,
+            "seed": position["seed"] if position else _seed(self.spec.seed, "order", self.spec.index),
+            "position": position,
+        }
+        if self.spec.stream is None:
+            return Loader(Shards(data, "train"), **place)
+        source = self.spec.stream.source.model_dump(exclude={"kind"})
+        return StreamLoader(**source, **self.spec.stream.model_dump(exclude={"source"}), **place)
 
     def _out_of_memory(self, error: BaseException) -> str:
         s, recurrence = self.settings, self.spec.model.recurrence
@@ -389,6 +389,11 @@ class Trainer:
             f"{s.seq_len}, grad_accum {s.grad_accum}: halve micro_batch and double grad_accum (the same "
             f"batch in more pieces), or lower seq_len{hint} ({error})"
         )
+
+
+def data_digest(spec: StageSpec, data: Path) -> str:
+    """What the training data is known by: its index, or, of a stream, its definition."""
+    return load_metadata(data)["digest"] if spec.stream is None else files.digest(spec.stream.model_dump())
 
 
 def _seed(*parts: object) -> int:

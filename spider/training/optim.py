@@ -8,7 +8,7 @@ matrix by the nearest semi-orthogonal one, so that all directions of a layer lea
 
 The polar factor comes from Polar Express (Amsel et al., arXiv:2505.16932): five quintic polynomials ``a X +
 (b A + c A^2) X`` with ``A = X X^T``, each the best for the singular values that the ones before it leave.
-Matrix products only, hence bf16 on a GPU; fp32 on a CPU, where bf16 is no faster. A stack of experts (E, in,
+Matrix products only, so they run in bf16 wherever the run's own products do. A stack of experts (E, in,
 out) is E matrices, and all matrices of one shape go through the iteration as one batch, cut into pieces that
 bound the scratch memory.
 
@@ -53,12 +53,10 @@ def polar(g_Nrc: Tensor, coefficients: Coefficients = POLAR_EXPRESS, safety: flo
         g_Nrc: (N, rows, cols).
 
     Returns:
-        (N, rows, cols) in bf16 on CUDA, fp32 elsewhere; singular values within about 0.1 of 1.
+        (N, rows, cols) in the dtype of ``g_Nrc``; singular values within about 0.1 of 1.
     """
-    x = g_Nrc.to(torch.bfloat16 if g_Nrc.is_cuda else torch.float32)
-    tall = x.size(-2) > x.size(-1)
-    if tall:
-        x = x.mT
+    tall = g_Nrc.size(-2) > g_Nrc.size(-1)
+    x = g_Nrc.mT if tall else g_Nrc
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * safety + 1e-7)
     for a, b, c in coefficients:
         a, b, c = a / safety, b / safety**3, c / safety**5
@@ -75,7 +73,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         super().__init__(
-            groups, defaults={"cautious": True, "coefficients": POLAR_EXPRESS, "safety": _SAFETY}
+            groups,
+            defaults={
+                "cautious": True,
+                "coefficients": POLAR_EXPRESS,
+                "safety": _SAFETY,
+                "compute": torch.float32,
+            },
         )
         for group in self.param_groups:
             group["lr"] = group["peak_lr"]
@@ -144,7 +148,7 @@ class Optimizer(torch.optim.Optimizer):
         momenta = [self.state[p]["momentum"] for p in params]
         torch._foreach_lerp_(momenta, grads, 1 - mu)
         u_Nrc = torch.stack(torch._foreach_lerp(grads, momenta, mu)).view(-1, rows, cols)
-        update = polar(u_Nrc, group["coefficients"], group["safety"]).float()
+        update = polar(u_Nrc.to(group["compute"]), group["coefficients"], group["safety"]).float()
         lr, decay = group["lr"], group["weight_decay"]
         for p, u in zip(params, update.view(len(params), *shape).unbind(), strict=True):
             if decay:
@@ -153,8 +157,10 @@ class Optimizer(torch.optim.Optimizer):
             p.sub_(u, alpha=lr * gain)
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig, lr: float) -> Optimizer:
-    """Deal every trainable parameter to exactly one group.
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, lr: float, compute: torch.dtype = torch.float32
+) -> Optimizer:
+    """Deal every trainable parameter to exactly one group; Muon's products run in ``compute``.
 
     Parameters marked ``_is_embedding`` (tables that are looked up) and the weights of convolutions are never
     Muon's; those, vectors, and parameters marked ``_no_weight_decay`` go to AdamW and are not decayed.
@@ -176,6 +182,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, lr: float) -> Opt
             "peak_lr": config.muon_lr if muon else lr,
             "weight_decay": config.weight_decay if decayed else 0.0,
             "momentum": config.muon_momentum,
+            "compute": compute,
             "betas": config.betas,
             "eps": config.eps,
         }

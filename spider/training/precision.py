@@ -15,8 +15,9 @@ numbers, slow) is for tests and for the warm-up on a CPU, and has to be asked fo
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,11 +40,16 @@ class Precision:
     reason: str
     layers: frozenset[str] | None = None
 
+    @property
+    def compute(self) -> torch.dtype:
+        """Dtype of matrix products that are not fp8's."""
+        return torch.float32 if self.kind == "fp32" else torch.bfloat16
+
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """The context of forward and backward's matrix products."""
         if self.kind == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+        return torch.autocast(device.type, dtype=self.compute)
 
     def prepare(self, model: nn.Module, *, emulate: bool = False) -> None:
         """Swap the chosen linear layers for Float8Linear, in place; parameter names stay as they are."""
@@ -106,12 +112,27 @@ def eligible(module: nn.Module, name: str) -> bool:
     return isinstance(module, nn.Linear) and _NEVER_FP8.search(name) is None
 
 
+@contextlib.contextmanager
+def _quiet_import() -> Iterator[None]:
+    """Importing torchao warns of its parts for other machines, which concern nobody here."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def to_fp8(model: nn.Module, layers: Collection[str] | None = None, *, emulate: bool = False) -> None:
     """Swap eligible linear layers (only those named, where ``layers`` is given) for Float8Linear, in place.
 
     Tensorwise scaling; inner dimensions are padded to the multiple of 16 that the hardware wants.
     """
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    with _quiet_import():
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     convert_to_float8_training(
         model,

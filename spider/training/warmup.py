@@ -27,12 +27,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from spider import files
 from spider.config import StageSpec
 from spider.model import build_model
+from spider.training.batch import to_device
 from spider.training.optim import build_optimizer
 from spider.training.precision import (
     Kind,
@@ -49,7 +51,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 _CACHE = "compile-cache/artifacts.bin"
-_GEMM_SECONDS, _STEP_SECONDS = 3.0, 3.0
+_GEMM_SECONDS, _STEP_SECONDS = 2.0, 2.0
 """Budgets on a machine where one repetition is shorter: all products together; whole steps of one
 candidate."""
 _CLEARLY = 0.95
@@ -83,7 +85,7 @@ def warm_up(specs: Sequence[StageSpec], output: Path) -> dict[str, Any]:
     )
 
     products = _products(distinct, device)
-    gemms = _time_products(products, device, compiled)
+    gemms = _time_products(products, device, compiled and has_fp8(device))
     fp8_layers = _fp8_layers(products, gemms) if has_fp8(device) else []
     step = {
         kind: _time_steps(largest, Precision(kind, "measured", frozenset(fp8_layers)), device, compiled)
@@ -182,8 +184,8 @@ def _products(specs: Sequence[StageSpec], device: torch.device) -> dict[Shape, d
 
 
 def _random_bytes(spec: StageSpec, device: torch.device) -> tuple[Tensor, Tensor]:
-    rows_BT1 = torch.randint(32, 127, (spec.settings.micro_batch, spec.settings.seq_len + 1), device=device)
-    return rows_BT1[:, :-1], rows_BT1[:, 1:]
+    shape = (spec.settings.micro_batch, spec.settings.seq_len + 1)
+    return to_device(np.random.default_rng(spec.seed).integers(32, 127, shape, dtype=np.uint16), device)
 
 
 def _time_products(
@@ -217,8 +219,10 @@ def _time_product(shape: Shape, kind: str, device: torch.device, compiled: bool,
     holder = nn.Sequential(nn.Linear(k, n, bias=False, device=device))
     if kind == "fp8":
         to_fp8(holder, emulate=not has_fp8(device))
-    if compiled:
-        holder.compile()
+        if compiled:
+            # Else the shapes count as recompilations of one function, which soon falls back to eager.
+            torch.compiler.reset()
+            holder.compile()
     x_MK = torch.randn(m, k, device=device, requires_grad=True)
     # Under autocast a real layer meets bf16 activations: the cast of its input is not its own cost.
     x_MK = x_MK.detach().to(torch.float32 if kind == "fp32" else torch.bfloat16).requires_grad_()
@@ -231,6 +235,8 @@ def _time_product(shape: Shape, kind: str, device: torch.device, compiled: bool,
             y_MN = holder(x_MK)
         y_MN.backward(dy_MN)
 
+    once()
+    _wait(device)
     return _seconds(once, device, budget)
 
 
@@ -254,7 +260,7 @@ def _time_steps(
     torch.manual_seed(spec.seed)
     model = build_model(spec.model).to(device)
     precision.prepare(model)
-    optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr)
+    optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute)
     if compiled:
         model.compile()
     tokens_BT, labels_BT = _random_bytes(spec, device)
@@ -289,10 +295,7 @@ def _peak_memory_mb(device: torch.device) -> float:
 
 
 def _seconds(once: Callable[[], None], device: torch.device, budget: float) -> float:
-    """Least time of one call, over calls until ``budget`` seconds are spent (after one that is not
-    counted)."""
-    once()
-    _wait(device)
+    """Least time of one call, over calls until ``budget`` seconds are spent, one at least."""
     best, deadline = float("inf"), time.perf_counter() + budget
     while True:
         began = time.perf_counter()

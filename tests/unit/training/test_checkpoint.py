@@ -75,7 +75,7 @@ def test_a_tensor_of_another_shape_or_name_is_refused_by_name(tmp_path):
 
 
 def test_a_checkpoint_that_carries_code_does_not_run_it(tmp_path):
-    """The index of torch's own format, ``.metadata``, is a pickle that its reader runs; ours never opens it."""
+    """The index of torch's own format, ``.metadata``, is a pickle that its reader runs; ours does not."""
     proof = tmp_path / "ran"
 
     class Payload:
