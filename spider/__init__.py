@@ -1,8 +1,8 @@
 """Spider: raw text to a trained, evaluated, tracked byte-level language model.
 
-    >>> from spider import load_model
-    >>> model, config = load_model("results/runs/demo/anneal")
-    >>> logits_BTV = model(tokens_BT).logits
+>>> from spider import load_model
+>>> model, config = load_model("results/runs/demo/anneal")
+>>> logits_BTV = model(tokens_BT).logits
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from spider.config import ModelConfig
-    from spider.model import Spider
 
 __version__ = "0.1.0"
 
 
-def load_model(path: str | Path) -> tuple[Spider, ModelConfig]:
+def load_model(path: str | Path) -> tuple[nn.Module, ModelConfig]:
     """Model in evaluation mode and its configuration, from a checkpoint, a stage's folder or its train.json.
 
     Raises:

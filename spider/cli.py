@@ -22,8 +22,7 @@ import click
 
 import spider
 from spider import tracking
-from spider.config import Config, Dataset, HubSource, load_config
-from spider.files import read_json
+from spider.config import Config, Dataset, HubSource, StreamSource, load_config
 from spider.results import Results
 
 log = logging.getLogger("spider")
@@ -57,12 +56,12 @@ class Session:
             rule, name, results=self.results.root, params=params, inputs=inputs, outputs=outputs
         )
 
-    def dataset_card(self, name: str) -> tuple[str, str, str]:
-        """Name, digest and source of an indexed dataset, as tracking shows it."""
-        metadata = read_json(self.results.shards(name) / "metadata.json")
+    def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
+        """Name, digest and source of a dataset, as tracking shows it."""
         source = self.dataset(name).source
-        where = f"{source.repo}@{source.revision}" if isinstance(source, HubSource) else source.kind
-        return name, metadata["digest"], where
+        if isinstance(source, HubSource | StreamSource):
+            return name, data_digest, f"{source.repo}@{source.revision}"
+        return name, data_digest, source.kind
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -218,7 +217,7 @@ def warmup(session: Session, run: str, output: Path, threads: int | None) -> Non
 @click.pass_obj
 def train(session: Session, run: str, stage: str, output: Path | None, threads: int | None) -> None:
     """Train one stage, or go on with it from its last good checkpoint."""
-    from spider.training.loop import train
+    from spider.training.loop import data_digest, train
 
     results, spec = session.results, session.config.stage(run, stage)
     folder = results.stage(run, stage)
@@ -230,7 +229,8 @@ def train(session: Session, run: str, stage: str, output: Path | None, threads: 
     receipt_path = output or folder / "train.json"
     with session.tracked("train", f"{run}/{stage}", spec.deciding(), inputs, [receipt_path]) as job:
         _use_threads(threads)
-        with tracking.training(results.root, spec, dataset=session.dataset_card(spec.data)):
+        card = session.dataset_card(spec.data, data_digest(spec, data))
+        with tracking.training(results.root, spec, dataset=card):
             receipt = train(spec, folder, data, previous=previous, warmup=warmup if warmup.exists() else None)
         tracking.log_checkpoint(results.root, run, stage, receipt)
         job.metric("bytes", receipt["bytes"])
@@ -248,15 +248,16 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
 
     results, spec = session.results, session.config.stage(run, stage)
     folder = results.stage(run, stage)
-    data = results.shards(spec.evaluation.data)
+    scored = spec.evaluation.data or spec.data
+    data = results.shards(scored)
     receipt = folder / "train.json"
     inputs = [receipt, data / "metadata.json"]
     outputs = [folder / name for name in ("evaluation.json", "loss.png", "sample.txt")]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.model_dump(), inputs, outputs) as job:
         _use_threads(threads)
         found = evaluate(receipt, spec, data, folder)
-        scored = session.dataset_card(spec.evaluation.data)
-        tracking.log_evaluation(results.root, run, stage, found, outputs, dataset=scored)
+        card = session.dataset_card(scored, found["data_digest"])
+        tracking.log_evaluation(results.root, run, stage, found, outputs, dataset=card)
         job.metric("bpb", found["bpb"])
     best = min(found["compressors"], key=found["compressors"].get)
     log.info("%.3f bits per byte (%s: %.3f)", found["bpb"], best, found["compressors"][best])
@@ -299,13 +300,15 @@ def describe(session: Session, run: str, as_json: bool) -> None:
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True))
 @click.option("--seed", default=0, show_default=True)
 @click.option("--n-loops", type=click.IntRange(min=1), help="Loops of the recurrent core.")
-def generate(path: Path, prompt: str, count: int, n_loops: int | None, **sampling: Any) -> None:
+@click.option("--context", default=512, show_default=True, help="Bytes the model looks back on.")
+def generate(path: Path, prompt: str, count: int, n_loops: int | None, context: int, **sampling: Any) -> None:
     """Continue a prompt with the model at PATH (a checkpoint, a stage's folder or its train.json)."""
     from spider.evaluation.generate import generate, stream_text
 
     model, _ = spider.load_model(path)
     click.echo(prompt, nl=False)
-    for piece in stream_text(generate(model, prompt, max_bytes=count, n_loops=n_loops, **sampling)):
+    ids = generate(model, prompt, max_bytes=count, n_loops=n_loops, context=context, **sampling)
+    for piece in stream_text(ids):
         click.echo(piece, nl=False)
     click.echo()
 

@@ -14,7 +14,7 @@ import difflib
 import glob
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -614,12 +614,16 @@ def _child(annotation: Any, part: Any) -> Any:
     """The type found under one step of an error's path."""
     if isinstance(annotation, type) and issubclass(annotation, Block) and part in annotation.model_fields:
         annotation = annotation.model_fields[part].annotation
-    elif hasattr(annotation, "__args__"):
-        options = [a for a in annotation.__args__ if isinstance(a, type) and issubclass(a, Block)]
-        tagged = [a for a in options if str(a.model_fields.get("kind", "")).find(f"'{part}'") >= 0]
-        annotation = (tagged or options or [None])[0]
-    while getattr(annotation, "__origin__", None) is Annotated:
-        annotation = annotation.__args__[0]
-    options = [a for a in getattr(annotation, "__args__", ()) if a is not type(None)]
-    is_optional = type(None) in getattr(annotation, "__args__", ()) and len(options) == 1
-    return options[0] if is_optional else annotation
+    else:  # an item of a list, a value of a mapping, or the member of a union that ``kind`` names
+        blocks = [a for a in get_args(annotation) if isinstance(a, type) and issubclass(a, Block)]
+        named = [
+            b
+            for b in blocks
+            if "kind" in b.model_fields and part in get_args(b.model_fields["kind"].annotation)
+        ]
+        annotation = next(iter(named or blocks), None)
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    present = [a for a in get_args(annotation) if a is not type(None)]
+    optional = len(present) == 1 and len(get_args(annotation)) == 2
+    return present[0] if optional else annotation

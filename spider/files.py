@@ -26,7 +26,7 @@ def fsync_dir(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on success fsync it and rename it into place, else remove it."""
+    """Yield a temporary path beside ``path``; on success fsync and rename it into place, else remove it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

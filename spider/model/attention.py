@@ -24,6 +24,9 @@ from torch import Tensor, nn
 from spider.config import AttentionConfig
 from spider.model.layers import Linear, RMSNorm
 
+#: Longest window whose (T, T) weights are worth keeping.
+_SHORT = 512
+
 
 class Rope(NamedTuple):
     """Cosine and sine of every position's angles, each (T, d_rope / 2)."""
@@ -44,6 +47,21 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
     cos, sin = rope.cos.to(x.dtype), rope.sin.to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``softmax(q k^T / sqrt(d)) v`` over this and earlier positions; all (B, H, T, d).
+
+    SDPA, except for short windows in bf16 on a CPU: there its kernel, forward and backward, takes twice as
+    long as the products written out (docs/LOG.md, 2026-11-21).
+    """
+    B, H, T, d = q.shape
+    if not (q.device.type == "cpu" and q.dtype == torch.bfloat16 and T <= _SHORT):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    later_TT = torch.full((T, T), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
+    q, k, v = (x.reshape(B * H, T, -1) for x in (q, k, v))
+    weight = torch.baddbmm(later_TT, q, k.mT, alpha=d**-0.5).softmax(-1)
+    return torch.bmm(weight, v).view(B, H, T, -1)
 
 
 class LatentAttention(nn.Module):
@@ -67,5 +85,5 @@ class LatentAttention(nn.Module):
         k_rope = rotate(k_rope, rope)[:, None].expand(-1, c.heads, -1, -1)
         q = torch.cat([q_nope, rotate(q_rope, rope)], dim=-1)
         k = torch.cat([k_nope, k_rope], dim=-1)
-        out_BHTV = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out_BHTV = causal_attention(q, k, v)
         return self.out(out_BHTV.transpose(1, 2).reshape(B, T, -1))
