@@ -73,9 +73,10 @@ def local_file(wildcards):
     return [source.items()[int(wildcards.part)]] if source.kind == "local" else []
 
 
-def shard_records(wildcards):
-    parts = CONFIG.datasets[wildcards.dataset].source.parts()
-    return expand("<results>/shards/{dataset}/train/{part}.json", dataset=wildcards.dataset, part=parts)
+def part_files(pattern, dataset):
+    """One file for each part of a dataset."""
+    parts = CONFIG.datasets[dataset].source.parts()
+    return expand("<results>/" + pattern, dataset=dataset, part=parts)
 
 
 def metadata(dataset):

@@ -16,7 +16,7 @@ rule download:
     params:
         identity=raw_identity,
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} download {wildcards.dataset} {wildcards.part} --output {output:q}"
+        "spider --config {SNAPSHOT:q} --log {log:q} download {wildcards.dataset} {wildcards.part} --output {output.parquet:q}"
 
 
 rule encode:
@@ -40,7 +40,8 @@ rule encode:
 
 rule index:
     input:
-        shard_records,
+        lambda wildcards: part_files("shards/{dataset}/train/{part}.json", wildcards.dataset),
+        lambda wildcards: part_files("raw/{dataset}/{part}.json", wildcards.dataset),
     output:
         "<results>/shards/{dataset}/metadata.json",
     log:

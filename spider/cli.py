@@ -22,7 +22,8 @@ import click
 
 import spider
 from spider import tracking
-from spider.config import Config, Dataset, HubSource, StreamSource, load_config
+from spider.config import Config, Dataset, HubSource, PydocsSource, StreamSource, load_config
+from spider.files import read_json, sha256, write_json
 from spider.results import Results
 
 log = logging.getLogger("spider")
@@ -107,16 +108,18 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     item = source.item(part)
     params = {"kind": source.kind, "item": item}
     with session.tracked("download", f"{dataset}/{part}", params, [], [output]) as job:
-        if source.kind == "pydocs":
+        if isinstance(source, PydocsSource):
             record = corpus.write_pydocs(int(part), source.pieces, output)
-        elif source.kind == "hub":
+        elif isinstance(source, HubSource):
             record = hub.download_file(source.repo, source.revision, item, output)
         else:
-            record = local.import_local(
-                Path(item), output, text_column=spec.text_column, id_column=spec.id_column
-            )
-        job.metric("bytes", record["bytes"])
-    log.info("%s: %.1f MB from %s", output, record["bytes"] / 1e6, item)
+            record = local.import_local(Path(item), output, spec.text_column, spec.id_column)
+        # What metadata.json will say of where the text came from.
+        size, digest = output.stat().st_size, record.get("sha256") or sha256(output)
+        origin = {"part": part, "name": item, "bytes": size, "sha256": digest}
+        write_json(output.with_suffix(".json"), origin)
+        job.metric("bytes", size)
+    log.info("%s: %.1f MB from %s", output, size / 1e6, item)
 
 
 @cli.command()
@@ -152,10 +155,10 @@ def index(session: Session, dataset: str, output: Path) -> None:
     settings = spec.model_dump(exclude={"source"})
     parts = spec.source.parts()
     records = [output.parent / "train" / f"{part}.json" for part in parts]
+    origins = [read_json(session.results.raw(dataset, part).with_suffix(".json")) for part in parts]
+    source = spec.source.model_dump() | {"files": origins}
     with session.tracked("index", dataset, settings, records, [output]) as job:
-        metadata = build_metadata(
-            output.parent, dataset, source=spec.source.model_dump(), parts=parts, **settings
-        )
+        metadata = build_metadata(output.parent, dataset, source=source, parts=parts, **settings)
         job.artifact(output)
         for split, counts in metadata["splits"].items():
             job.metric(f"{split}/tokens", counts["tokens"])
