@@ -41,6 +41,9 @@ from spider.config import ModelConfig, StageSpec
 
 log = logging.getLogger(__name__)
 
+# One process and no process group is what `no_dist` says; the reminder would come with every save.
+warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
+
 FORMAT = 1
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
@@ -265,9 +268,7 @@ def load_into(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
         there, here = list(getattr(saved[name], "size", ())), list(tensor.shape)
         if there != here:
             raise CheckpointError(f"{checkpoint.path}: {name} is {there} there and {here} in this model")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
-        dcp.load(dict(tensors), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    dcp.load(dict(tensors), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
 
 
 def holds_optimizer(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> bool:

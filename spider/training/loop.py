@@ -47,6 +47,7 @@ from spider.training.optim import build_optimizer
 from spider.training.precision import Precision, decide, device_name
 from spider.training.progress import Progress
 from spider.training.receipt import read_parent, read_receipt, write_receipt
+from spider.training.saver import Saver
 from spider.training.schedule import lr_factor
 from spider.training.signals import StopSignals
 from spider.training.warmup import load_compile_cache
@@ -122,7 +123,7 @@ class Trainer:
         good: ckpt.Checkpoint | None,
         warmup: Path | None,
     ) -> None:
-        self.spec, self.settings, self.root = spec, spec.settings, folder / CHECKPOINTS
+        self.spec, self.settings = spec, spec.settings
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.origin, self.good = origin, good
         self.precision = self._decide_precision(files.read_json(warmup) if warmup else None)
@@ -139,6 +140,7 @@ class Trainer:
                 load_compile_cache(warmup.parent)
             self.model.compile()
         self.metrics = MetricsLog(folder / METRICS)
+        self.saver = Saver(folder / CHECKPOINTS, self.settings.keep_last, good)
         self.process = psutil.Process()
         self.flops_per_token = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops)
 
@@ -155,6 +157,7 @@ class Trainer:
             while progress.step < steps:
                 if stop.received is not None:
                     self._leave(stop.received)
+                self.saver.poll()
                 began = time.perf_counter()
                 self._step(window)
                 took = time.perf_counter() - began
@@ -175,8 +178,9 @@ class Trainer:
             bar.close()
             self.metrics.close()
             self.loader.close()
-        assert self.good is not None
-        return self.good
+            self.saver.close()
+        assert self.saver.newest is not None
+        return self.saver.newest
 
     def _step(self, window: Window) -> None:
         progress, settings = self.progress, self.settings
@@ -242,7 +246,8 @@ class Trainer:
         progress.streak += 1
         log.warning("step %d: the loss or its gradient is not finite, update skipped", progress.global_step)
         if progress.streak >= self.settings.nan_patience:
-            kept = self.good.path if self.good else "none in this stage"
+            self.saver.settle()
+            kept = self.saver.newest.path if self.saver.newest else "none in this stage"
             raise TrainingError(
                 f"step {progress.global_step}: {progress.streak} steps in a row without a finite loss; the "
                 f"last good checkpoint is {kept}. Lower lr, muon_lr or clip, or look at the data around "
@@ -252,9 +257,11 @@ class Trainer:
     def _leave(self, signum: int) -> None:
         """Save what no checkpoint holds yet and stop."""
         progress = self.progress
-        saved = self.good.manifest["global_step"] if self.good else None
+        self.saver.settle()
+        saved = self.saver.newest.manifest["global_step"] if self.saver.newest else None
         if progress.step and saved != progress.global_step:
             self._save(final=False)
+            self.saver.settle()
         raise Preempted(signum, progress.global_step)
 
     # -------------------------------------------------------------------------- checkpoints and the log
@@ -279,11 +286,10 @@ class Trainer:
             "torch": torch.__version__,
             **asdict(self.progress),
         }
-        self.good = ckpt.save(self.root, self._tensors(), record)
-        ckpt.retain(self.root, self.settings.keep_last)
-        took = time.perf_counter() - began
-        self.progress.checkpoint_seconds += took
-        log.debug("%s saved in %.2f s", self.good.path.name, took)
+        self.saver.start(self._tensors(), record)
+        if final:
+            self.saver.settle()
+        self.progress.checkpoint_seconds += time.perf_counter() - began
 
     def _log(self, window: Window, bar: tqdm) -> None:
         progress = self.progress

@@ -22,6 +22,7 @@ class Progress:
     seconds: float = 0.0
     """Training time of this stage over all its restarts, without work that was lost."""
     checkpoint_seconds: float = 0.0
+    """How long training stood still for checkpoints."""
     skipped: int = 0
     """Steps whose gradient was not finite."""
     streak: int = 0

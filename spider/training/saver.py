@@ -1,0 +1,56 @@
+"""Saving beside training: the loop waits while the state is copied, not while it reaches the disk.
+
+Hashing and flushing a checkpoint take seconds, during which training goes on from its own tensors; the copy
+costs their size once more in host memory. At most one save is under way. Whether it failed is known at the
+next step after its end; a kill before its end leaves the checkpoint before it as the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from spider.training import checkpoint as ckpt
+
+
+class Saver:
+    """Write checkpoints into ``root`` in the background and delete all but the newest ``keep_last``.
+
+    ``newest`` is the newest checkpoint that is safely on disk.
+    """
+
+    def __init__(self, root: Path, keep_last: int, newest: ckpt.Checkpoint | None) -> None:
+        self.newest = newest
+        self._root, self._keep_last = root, keep_last
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
+        self._pending: Future[ckpt.Checkpoint] | None = None
+
+    def start(self, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
+        """Copy the tensors and begin to save the copy, after the save before has ended."""
+        self.settle()
+        copies = {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
+        self._pending = self._thread.submit(self._save, copies, record)
+
+    def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> ckpt.Checkpoint:
+        saved = ckpt.save(self._root, tensors, record)
+        ckpt.retain(self._root, self._keep_last)
+        return saved
+
+    def poll(self) -> None:
+        """Take note of a save that has ended; raises what went wrong in it."""
+        if self._pending is not None and self._pending.done():
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the save under way; raises what went wrong in it."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.newest = pending.result()
+
+    def close(self) -> None:
+        """Wait for the save under way, whatever comes of it."""
+        self._thread.shutdown(wait=True)
