@@ -33,6 +33,7 @@ wildcard_constraints:
     part=r"\d+",
     run="[A-Za-z0-9][A-Za-z0-9_-]*",
     stage="[A-Za-z0-9][A-Za-z0-9_-]*",
+    shape="[0-9a-f]{16}",
 
 
 def stages(run):
@@ -57,9 +58,9 @@ def raw_identity(wildcards):
     return kept | {"item": source.items()[int(wildcards.part)]}
 
 
-def warmup_identity(wildcards):
-    """The shapes that a run's warm-up measures."""
-    return [CONFIG.stage(wildcards.run, stage).shapes() for stage in stages(wildcards.run)]
+def stage_of_shape(run, shape):
+    """The first stage of a run that the warm-up of a shape is for."""
+    return next(stage for stage in stages(run) if CONFIG.stage(run, stage).shape == shape)
 
 
 def encoding_identity(wildcards):

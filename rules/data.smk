@@ -5,7 +5,8 @@ rule download:
     input:
         local_file,
     output:
-        "<results>/raw/{dataset}/{part}.parquet",
+        parquet="<results>/raw/{dataset}/{part}.parquet",
+        record="<results>/raw/{dataset}/{part}.json",
     log:
         "<logs>/download/{dataset}/{part}.log",
     benchmark:

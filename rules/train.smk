@@ -1,35 +1,35 @@
-"""Shards to checkpoints: measure once a run, then train stage after stage.
+"""Shards to checkpoints: measure each shape of a run once, then train stage after stage.
 
 Only what decides the weights may train a stage again: its resolved settings (params), its data and the stage
 before it (inputs). Checkpoints and metrics lie beside the receipt, undeclared, so that a failed or killed job
-keeps them and the next one goes on from there. The warm-up's timings differ from time to time and are
-therefore `ancient`: they inform a stage, they never retrain it.
+keeps them and the next one goes on from there. A warm-up is named by the digest of what it measures: a new
+stage of a known shape needs none, and one of a new shape leaves the others' alone.
 """
 
 
 rule warmup:
     output:
-        "<results>/runs/{run}/warmup.json",
+        "<results>/runs/{run}/warmup-{shape}.json",
     log:
-        "<logs>/warmup/{run}.log",
+        "<logs>/warmup/{run}-{shape}.log",
     benchmark:
-        "<benchmarks>/warmup/{run}.tsv"
+        "<benchmarks>/warmup/{run}-{shape}.tsv"
     threads: job_resource("threads")
     resources:
         gpus=job_resource("gpus"),
         mem_mb=job_resource("mem_mb"),
         runtime=30,
     params:
-        identity=warmup_identity,
+        stage=lambda wildcards: stage_of_shape(wildcards.run, wildcards.shape),
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} warmup {wildcards.run} --threads {threads} --output {output:q}"
+        "spider --config {SNAPSHOT:q} --log {log:q} warmup {wildcards.run} {params.stage} --threads {threads}"
 
 
 rule train:
     input:
         data=lambda wildcards: metadata(stage_spec(wildcards).data),
         previous=previous_receipt,
-        warmup=ancient("<results>/runs/{run}/warmup.json"),
+        warmup=lambda wildcards: f"<results>/runs/{wildcards.run}/warmup-{stage_spec(wildcards).shape}.json",
     output:
         "<results>/runs/{run}/{stage}/train.json",
     log:

@@ -195,19 +195,20 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("run")
-@click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.argument("stage")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads (default: all).")
 @click.pass_obj
-def warmup(session: Session, run: str, output: Path, threads: int | None) -> None:
-    """Compile and time the run's matrix products in each precision; decide which to use."""
+def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
+    """Compile and time a stage's matrix products in each precision; decide which to use."""
     from spider.training.warmup import warm_up
 
-    specs = [session.config.stage(run, stage.name) for stage in session.config.run(run).stages]
-    with session.tracked("warmup", run, specs[0].shapes(), [], [output]) as job:
+    spec = session.config.stage(run, stage)
+    output = session.results.warmup(run, spec.shape)
+    with session.tracked("warmup", f"{run}/{spec.shape}", spec.shape_fields(), [], [output]) as job:
         _use_threads(threads)
-        record = warm_up(specs, output)
+        record = warm_up(spec, output)
         job.artifact(output)
-    log.info("%s: %s", record["device"], record["reason"])
+    log.info("%s: %s, %s", record["device"], record["precision"], record["reason"])
 
 
 @cli.command()
@@ -226,7 +227,7 @@ def train(session: Session, run: str, stage: str, output: Path | None, threads: 
     folder = results.stage(run, stage)
     before = session.config.run(run).stages[: spec.index]
     previous = results.stage(run, before[-1].name) / "train.json" if before else None
-    warmup = results.warmup(run)
+    warmup = results.warmup(run, spec.shape)
     data = results.shards(spec.data)
     inputs = [p for p in (data / "metadata.json", previous, warmup) if p and p.exists()]
     receipt_path = output or folder / "train.json"

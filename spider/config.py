@@ -377,11 +377,16 @@ class StageSpec(Block):
         """Digest of what decides the weights; equal identities may resume each other's checkpoints."""
         return digest(self.deciding())
 
-    def shapes(self) -> dict[str, Any]:
+    def shape_fields(self) -> dict[str, Any]:
         """The fields that decide what the warm-up measures: which matrices, in which arithmetic."""
-        model = self.model.model_dump(mode="json")
-        shape = {k: getattr(self.settings, k) for k in ("seq_len", "micro_batch", "n_loops")}
-        return {"model": model, "precision": self.precision, "compile": self.compile, **shape}
+        batch = {k: getattr(self.settings, k) for k in ("seq_len", "micro_batch", "n_loops")}
+        chosen = {"precision": self.precision, "compile": self.compile, "optimizer": self.optimizer.kind}
+        return {"model": self.model.model_dump(mode="json"), **chosen, **batch}
+
+    @property
+    def shape(self) -> str:
+        """Digest of `shape_fields`: stages of one shape share one warm-up."""
+        return digest(self.shape_fields())
 
     @property
     def tokens_per_step(self) -> int:

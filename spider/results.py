@@ -37,8 +37,8 @@ class Results:
     def stage(self, run: str, stage: str) -> Path:
         return self.run(run) / stage
 
-    def warmup(self, run: str) -> Path:
-        return self.run(run) / "warmup.json"
+    def warmup(self, run: str, shape: str) -> Path:
+        return self.run(run) / f"warmup-{shape}.json"
 
     @property
     def report(self) -> Path:

@@ -137,7 +137,7 @@ class Trainer:
         self.loader = self._open(data)
         if spec.compile if spec.compile is not None else self.device.type == "cuda":
             if warmup:
-                load_compile_cache(warmup.parent)
+                load_compile_cache(warmup)
             self.model.compile()
         self.metrics = MetricsLog(folder / METRICS)
         self.saver = Saver(folder / CHECKPOINTS, self.settings.keep_last, good)

@@ -22,7 +22,7 @@ import platform
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -50,7 +50,7 @@ from spider.training.precision import (
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-_CACHE = "compile-cache/artifacts.bin"
+_CACHE = ".compile-cache"
 _GEMM_SECONDS, _STEP_SECONDS = 2.0, 2.0
 """Budgets on a machine where one repetition is shorter: all products together; whole steps of one
 candidate."""
@@ -59,12 +59,12 @@ _CLEARLY = 0.95
 Shape = tuple[int, int, int]
 
 
-def warm_up(specs: Sequence[StageSpec], output: Path) -> dict[str, Any]:
-    """Measure the stages of one run and write ``warmup.json``.
+def warm_up(spec: StageSpec, output: Path) -> dict[str, Any]:
+    """Measure one shape of a run and write what was found; stages of equal shape share it.
 
     Args:
-        specs: the run's stages; those of equal shapes are measured once.
-        output: ``runs/{run}/warmup.json``.
+        spec: a stage of that shape (`StageSpec.shape`).
+        output: ``runs/{run}/warmup-{shape}.json``.
 
     Returns:
         the record; ``precision`` is what ``auto`` comes to, ``reason`` why, ``fp8_layers`` who takes part.
@@ -74,27 +74,21 @@ def warm_up(specs: Sequence[StageSpec], output: Path) -> dict[str, Any]:
     """
     began = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    asked = specs[0].precision
+    asked = spec.precision
     decide(asked, device, None)
-    compiled = specs[0].compile if specs[0].compile is not None else device.type == "cuda"
-    distinct = list(
-        {(s.settings.seq_len, s.settings.micro_batch, s.settings.n_loops): s for s in specs}.values()
-    )
-    largest = max(
-        distinct, key=lambda s: s.settings.seq_len * s.settings.micro_batch * (s.settings.n_loops or 1)
-    )
+    compiled = spec.compile if spec.compile is not None else device.type == "cuda"
 
-    products = _products(distinct, device)
+    products = _products(spec, device)
     gemms = _time_products(products, device, compiled and has_fp8(device))
     fp8_layers = _fp8_layers(products, gemms) if has_fp8(device) else []
     step = {
-        kind: _time_steps(largest, Precision(kind, "measured", frozenset(fp8_layers)), device, compiled)
+        kind: _time_steps(spec, Precision(kind, "measured", frozenset(fp8_layers)), device, compiled)
         for kind in _candidates(asked, device, fp8_layers)
     }
     fastest = _fastest(step)
     record = {
         "format": FORMAT,
-        "run": specs[0].run,
+        "run": spec.run,
         "device": device_name(device),
         "threads": torch.get_num_threads(),
         "versions": {
@@ -106,31 +100,32 @@ def warm_up(specs: Sequence[StageSpec], output: Path) -> dict[str, Any]:
         "reason": _reason(asked, step, device),
         "fp8_layers": fp8_layers,
         "fp8_emulated": not has_fp8(device),
-        "step_shape": {k: getattr(largest.settings, k) for k in ("seq_len", "micro_batch", "n_loops")},
+        "step_shape": {k: getattr(spec.settings, k) for k in ("seq_len", "micro_batch", "n_loops")},
         "step": step,
         "gemms": gemms,
-        "compile": _save_compile_cache(output.parent) if compiled else None,
+        "compile": _save_compile_cache(output) if compiled else None,
         "seconds": round(time.perf_counter() - began, 2),
     }
     files.write_json(output, record)
     return record
 
 
-def load_compile_cache(run_folder: Path) -> None:
+def load_compile_cache(warmup: Path) -> None:
     """Give the compiler what the warm-up compiled, if it left anything."""
-    path = run_folder / _CACHE
+    path = warmup.with_suffix(_CACHE)
     if path.exists():
         torch.compiler.load_cache_artifacts(path.read_bytes())
         log.info("compile: caches of the warm-up loaded (%.1f MB)", path.stat().st_size / 1e6)
 
 
-def _save_compile_cache(run_folder: Path) -> dict[str, Any]:
+def _save_compile_cache(warmup: Path) -> dict[str, Any]:
     saved = torch.compiler.save_cache_artifacts()
     if saved is None:
         return {"cache": None}
-    with files.replacing(run_folder / _CACHE) as beside:
+    path = warmup.with_suffix(_CACHE)
+    with files.replacing(path) as beside:
         beside.write_bytes(saved[0])
-    return {"cache": _CACHE, "bytes": len(saved[0])}
+    return {"cache": path.name, "bytes": len(saved[0])}
 
 
 def _candidates(asked: str, device: torch.device, fp8_layers: list[str]) -> list[Kind]:
@@ -160,10 +155,10 @@ def _reason(asked: str, step: dict[Kind, dict[str, Any]], device: torch.device) 
 # ---------------------------------------------------------------------------------------- matrix products
 
 
-def _products(specs: Sequence[StageSpec], device: torch.device) -> dict[Shape, dict[str, int]]:
+def _products(spec: StageSpec, device: torch.device) -> dict[Shape, dict[str, int]]:
     """Each distinct (M, K, N) with the layers that compute it and how often in one forward pass."""
     found: dict[Shape, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    model = build_model(specs[0].model).to(device)
+    model = build_model(spec.model).to(device)
 
     def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -176,10 +171,9 @@ def _products(specs: Sequence[StageSpec], device: torch.device) -> dict[Shape, d
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             module.register_forward_pre_hook(note(name))
-    for spec in specs:
-        tokens_BT, _ = _random_bytes(spec, device)
-        with torch.no_grad():
-            model(tokens_BT, n_loops=spec.settings.n_loops)
+    tokens_BT, _ = _random_bytes(spec, device)
+    with torch.no_grad():
+        model(tokens_BT, n_loops=spec.settings.n_loops)
     return found
 
 

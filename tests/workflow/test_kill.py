@@ -61,7 +61,7 @@ def test_a_run_killed_at_random_moments_equals_one_that_never_was(tmp_path):
 
 
 def test_an_orphaned_trainer_keeps_its_run_folder_to_itself(workflow):
-    """Killing snakemake alone leaves the trainer: the next run says so, waits for nothing and breaks nothing."""
+    """Killing snakemake alone leaves the trainer: the next run says so and breaks nothing."""
     workflow.run["stages"][0]["max_steps"] = 3000
     process = workflow.start()
     checkpoints = workflow.stage("first") / "checkpoints"

@@ -16,9 +16,9 @@ def quick(monkeypatch):
     monkeypatch.setattr(warmup, "_STEP_SECONDS", 0.1)
 
 
-def test_it_measures_every_distinct_product_of_all_stages_and_decides(tmp_path, make_spec, quick):
-    specs = [make_spec("a", precision="auto"), make_spec("b", precision="auto", seq_len=16)]
-    record = warm_up(specs, tmp_path / "warmup.json")
+def test_it_measures_every_distinct_product_of_the_shape_and_decides(tmp_path, make_spec, quick):
+    spec = make_spec(precision="auto")
+    record = warm_up(spec, tmp_path / "warmup.json")
     assert record == files.read_json(tmp_path / "warmup.json")
     assert set(record["step"]) == {"fp32", "bf16"}
     assert record["precision"] in record["step"] and "fp32" in record["reason"]
@@ -28,9 +28,8 @@ def test_it_measures_every_distinct_product_of_all_stages_and_decides(tmp_path, 
 
     shapes = {(g["m"], g["k"], g["n"]) for g in record["gemms"]}
     assert len(shapes) == len(record["gemms"])
-    up = dict(build_model(specs[0].model).named_modules())["prelude.0.ffn.up"]
-    for seq_len in (32, 16):
-        assert (4 * seq_len, up.in_features, up.out_features) in shapes
+    up = dict(build_model(spec.model).named_modules())["prelude.0.ffn.up"]
+    assert (4 * 32, up.in_features, up.out_features) in shapes
     for product in record["gemms"]:
         assert set(product["ms"]) == {"fp32", "bf16", "fp8"} and min(product["ms"].values()) > 0
         assert product["fastest"] in ("fp32", "bf16")  # emulated fp8 is never chosen
@@ -39,7 +38,7 @@ def test_it_measures_every_distinct_product_of_all_stages_and_decides(tmp_path, 
 
 def test_the_trainer_takes_what_the_warm_up_chose_and_keeps_it_on_resume(tmp_path, make_spec, shards, quick):
     spec, path = make_spec(precision="auto", max_steps=10), tmp_path / "warmup.json"
-    record = warm_up([spec], path)
+    record = warm_up(spec, path)
     files.write_json(path, {**record, "precision": "bf16"})
 
     class Stop(Exception):
@@ -65,11 +64,11 @@ def test_only_a_clearly_faster_precision_displaces_the_exact_one(tmp_path, make_
                 "seconds": 1 if precision.kind == "fp32" else s
             },
         )
-        record = warm_up([make_spec(precision="auto")], tmp_path / "warmup.json")
+        record = warm_up(make_spec(precision="auto"), tmp_path / "warmup.json")
         assert decide("auto", torch.device("cpu"), record).kind == chosen
 
 
 def test_a_precision_that_the_device_lacks_stops_the_warm_up_too(tmp_path, make_spec):
     with pytest.raises(TrainingError, match="precision: fp8 cannot run on cpu"):
-        warm_up([make_spec(precision="fp8")], tmp_path / "warmup.json")
+        warm_up(make_spec(precision="fp8"), tmp_path / "warmup.json")
     assert not (tmp_path / "warmup.json").exists()
