@@ -205,7 +205,7 @@ def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     spec = session.config.stage(run, stage)
     output = session.results.warmup(run, spec.shape)
     with session.tracked("warmup", f"{run}/{spec.shape}", spec.shape_fields(), [], [output]) as job:
-        _use_threads(threads)
+        _prepare_torch(threads)
         record = warm_up(spec, output)
         job.artifact(output)
     log.info("%s: %s, %s", record["device"], record["precision"], record["reason"])
@@ -232,7 +232,7 @@ def train(session: Session, run: str, stage: str, output: Path | None, threads: 
     inputs = [p for p in (data / "metadata.json", previous, warmup) if p and p.exists()]
     receipt_path = output or folder / "train.json"
     with session.tracked("train", f"{run}/{stage}", spec.deciding(), inputs, [receipt_path]) as job:
-        _use_threads(threads)
+        _prepare_torch(threads)
         card = session.dataset_card(spec.data, data_digest(spec, data))
         with tracking.training(results.root, spec, dataset=card):
             receipt = train(spec, folder, data, previous=previous, warmup=warmup if warmup.exists() else None)
@@ -258,7 +258,7 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
     inputs = [receipt, data / "metadata.json"]
     outputs = [folder / name for name in ("evaluation.json", "loss.png", "sample.txt")]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.model_dump(), inputs, outputs) as job:
-        _use_threads(threads)
+        _prepare_torch(threads)
         found = evaluate(receipt, spec, data, folder)
         card = session.dataset_card(scored, found["data_digest"])
         tracking.log_evaluation(results.root, run, stage, found, outputs, dataset=card)
@@ -351,10 +351,13 @@ def ui(session: Session, port: int) -> None:
 # ------------------------------------------------------------------------------------------------ plumbing
 
 
-def _use_threads(threads: int | None) -> None:
-    if threads:
-        import torch
+def _prepare_torch(threads: int | None) -> None:
+    import torch
 
+    from spider.training.memory import keep_freed_memory
+
+    keep_freed_memory()
+    if threads:
         torch.set_num_threads(threads)
 
 

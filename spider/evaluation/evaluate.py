@@ -65,7 +65,7 @@ def evaluate(
     seq_len = asked.seq_len or spec.settings.seq_len
     n_loops = asked.n_loops or spec.settings.n_loops
     # A model trained in low precision is judged in the precision it will be used in.
-    autocast = device.startswith("cuda") and trained.get("precision") in ("bf16", "fp8")
+    autocast = trained.get("precision") in ("bf16", "fp8")
     text = compressors.text_bytes(tokens_N)
     log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", seq_len, device)
     result = score(
