@@ -3,7 +3,9 @@
 import json
 import os
 import random
+import shutil
 import signal
+import subprocess
 import time
 
 from .conftest import Workflow
@@ -33,30 +35,30 @@ def in_folder(path):
     path.mkdir()
     workflow = Workflow(path)
     workflow.config["tracking"] = {"enabled": False}
+    for stage in workflow.run["stages"]:
+        stage["max_steps"] = 150
     return workflow
 
 
 def test_a_run_killed_at_random_moments_equals_one_that_never_was(tmp_path):
     undisturbed, killed = in_folder(tmp_path / "undisturbed"), in_folder(tmp_path / "killed")
     start = time.monotonic()
-    undisturbed()
+    undisturbed("runs/small")
     whole = time.monotonic() - start
     expected = outcome(undisturbed)
 
     moments = random.Random(0)
     kills = 0
     while kills < KILLS:
-        process = killed.start()
-        # The later kills come sooner after the start, so that they do not all meet a finished run.
-        time.sleep(moments.uniform(0.3, 0.7 * whole))
-        if process.poll() is not None:  # it finished before the kill: take a stage away and go on
-            (killed.stage("second") / "train.json").unlink(missing_ok=True)
-            (killed.stage("first") / "train.json").unlink(missing_ok=True)
-            continue
-        kill(process)
-        kills += 1
-        killed("--unlock")
-    killed()
+        process = killed.start("runs/small")
+        try:
+            process.wait(moments.uniform(0.5, 0.5 * whole))
+            shutil.rmtree(killed.results / "runs")  # finished before its kill: from the start again
+        except subprocess.TimeoutExpired:
+            kill(process)
+            kills += 1
+            killed("--unlock")
+    killed("runs/small")
     assert outcome(killed) == expected
 
 
@@ -73,6 +75,6 @@ def test_an_orphaned_trainer_keeps_its_run_folder_to_itself(workflow):
     try:
         workflow("--unlock")
         output = workflow(fails=True)
-        assert "is training in this folder" in output
+        assert "another trainer is at work here" in output
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -57,9 +57,13 @@ def test_saving_more_often_retrains_nothing(workflow):
     assert workflow.planned() == {}
 
 
-def test_new_timings_of_the_warm_up_retrain_nothing(workflow):
-    workflow("--forcerun", "warmup", "--until", "warmup")
-    assert "train" not in workflow.planned()
+def test_a_new_warm_up_retrains_nothing(workflow):
+    """Its rule makes the stages' jobs run; the trainer sees that it has finished and trains no step."""
+    before, log = weights(workflow, "first", "second"), workflow.stage("first") / "metrics.jsonl"
+    written = log.stat().st_mtime_ns
+    workflow("--forcerun", "warmup")
+    assert weights(workflow, "first", "second") == before
+    assert log.stat().st_mtime_ns == written
 
 
 def test_appending_a_stage_trains_that_stage_only(workflow):

@@ -1,0 +1,90 @@
+"""The smoke preset from end to end, with tracking on: what a person who tries Spider gets."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from spider import load_model
+from spider.files import read_json
+from spider.vocab import VOCAB_SIZE
+
+from .conftest import PATIENCE, ROOT, SNAKEMAKE
+
+
+def snakemake(folder, *arguments):
+    command = [SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/default"]
+    command += ["--cores", "2", "--configfile", ROOT / "presets/smoke.yaml", *arguments]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "SPIDER"))}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory) -> tuple[Path, str]:
+    """The results folder and what was printed."""
+    folder = tmp_path_factory.mktemp("smoke")
+    printed = snakemake(folder)
+    return folder / "results/smoke", printed
+
+
+def test_the_summary_keeps_its_contract(smoke):
+    summary = read_json(smoke[0] / "report/summary.json")
+    stages = summary["runs"]["smoke"]["stages"]
+    assert list(stages) == summary["runs"]["smoke"]["order"] == ["warmup", "main", "anneal"]
+    for stage in stages.values():
+        assert 0 < stage["bpb"] <= stage["bpb_strict"] < 9
+        assert stage["steps"] > 0 and stage["bytes"] > 0 and stage["seconds"] > 0
+    assert set(summary["compressors"]) == {"zlib", "bz2", "xz", "zstd"}
+    assert all(1 < bits < 8 for bits in summary["compressors"].values())
+    rules = {"download", "encode", "index", "warmup", "train", "evaluate"}
+    assert rules <= set(summary["seconds_by_rule"])
+
+
+def test_the_last_screen_says_how_good_it_is_and_what_to_do_next(smoke):
+    for said in ("bits per byte", "xz", "sample", "make ui", "report", "presets/spider-1b.yaml"):
+        assert said in smoke[1]
+
+
+def test_the_model_loads_in_one_line(smoke):
+    import torch
+
+    model, config = load_model(smoke[0] / "runs/smoke/anneal")
+    tokens_BT = torch.tensor([[257, *b"The model"]])
+    assert model(tokens_BT).logits.shape == (1, tokens_BT.shape[1], VOCAB_SIZE)
+    assert config.hidden == 64
+
+
+def test_mlflow_holds_the_whole_run(smoke):
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{smoke[0] / 'mlflow.db'}")
+    ids = {e.name: e.experiment_id for e in client.search_experiments()}
+    jobs = client.search_runs([ids["Pipeline"]])
+    parents = [run for run in jobs if "mlflow.parentRunId" not in run.data.tags]
+    assert len(parents) == 1 and len(jobs) == 14  # 13 jobs and the invocation that holds them
+    assert all(run.info.status == "FINISHED" for run in jobs)
+    (training,) = client.search_runs([ids["Training"]])
+    curve = client.get_metric_history(training.info.run_id, "train/loss")
+    steps = [point.step for point in curve]
+    assert steps == sorted(set(steps)) and steps[-1] == 80
+    mlflow.set_tracking_uri(f"sqlite:///{smoke[0] / 'mlflow.db'}")
+    models = mlflow.search_logged_models(experiment_ids=[ids["Training"]], output_format="list")
+    scored = {m.name: [x.value for x in m.metrics if x.key == "bpb"] for m in models}
+    assert set(scored) == {"smoke-warmup", "smoke-main", "smoke-anneal"} and all(scored.values())
+
+
+def test_shards_verify_and_describe_themselves(smoke):
+    spider = SNAKEMAKE.parent / "spider"
+    shards = smoke[0] / "shards/pydocs"
+    done = subprocess.run([spider, "verify", shards], capture_output=True, text=True)
+    assert done.returncode == 0 and "all as metadata.json says" in done.stdout, done.stderr
+    shown = subprocess.run([spider, "inspect", shards, "--json"], capture_output=True, text=True)
+    assert json.loads(shown.stdout)
+    source = read_json(shards / "metadata.json")["source"]
+    assert [len(file["sha256"]) for file in source["files"]] == [64, 64]
