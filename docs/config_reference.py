@@ -19,8 +19,8 @@ from spider.config import MODEL_PRESETS, Block
 
 HEAD = """# Configuration reference
 
-Made from `spider/config.py` by `python docs/config_reference.py`; do not edit. Every key of `config.yaml` that
-is not listed here is refused. Commented examples: [`config.yaml`](../config.yaml) and
+Made from `spider/config.py` by `python docs/config_reference.py`; do not edit. Every key of `config.yaml`
+that is not listed here is refused. Commented examples: [`config.yaml`](../config.yaml) and
 [`presets/`](../presets).
 """
 
