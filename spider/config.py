@@ -71,8 +71,11 @@ class HubSource(Source):
 
     kind: Literal["hub"]
     repo: str
+    """Dataset repository, owner/name."""
     revision: Annotated[str, Field(min_length=1)]
+    """Commit (a branch may move under a run)."""
     files: Annotated[list[str], Field(min_length=1)]
+    """Parquet files in it; one download and one encode job each."""
 
     def items(self) -> list[str]:
         return self.files
@@ -83,6 +86,7 @@ class LocalSource(Source):
 
     kind: Literal["local"]
     files: Annotated[list[str], Field(min_length=1)]
+    """Paths and globs; one part each."""
 
     def items(self) -> list[str]:
         found: list[str] = []
@@ -99,8 +103,11 @@ class StreamSource(Source):
 
     kind: Literal["stream"]
     repo: str
+    """Dataset repository, owner/name."""
     revision: Annotated[str, Field(min_length=1)]
+    """Commit."""
     files: Annotated[list[str], Field(min_length=1)]
+    """Parquet files in it; a new order each epoch."""
 
     def items(self) -> list[str]:
         return []
@@ -109,11 +116,12 @@ class StreamSource(Source):
 class Dataset(Block):
     source: Annotated[PydocsSource | HubSource | LocalSource | StreamSource, Field(discriminator="kind")]
     text_column: str = "text"
+    """Column that holds the documents."""
     id_column: str = "id"
     """Column whose hash decides the split; where it is absent the text itself is hashed."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.005
     """Share of documents held out."""
-    max_document_bytes: Positive | None = None
+    max_document_bytes: Annotated[int, Field(ge=4)] | None = None
     """Truncate longer documents at a UTF-8 boundary (null: keep them whole)."""
 
 
@@ -124,11 +132,17 @@ class AttentionConfig(Block):
     """Multi-head latent attention: sizes of the heads and of the shared key-value latent."""
 
     heads: Positive = 16
+    """Heads."""
     nope_dim: Positive = 64
+    """Width of a head without position."""
     rope_dim: Positive = 64
+    """Width of the rotated key that all heads share."""
     v_dim: Positive = 128
+    """Width of a value."""
     kv_lora_rank: Positive = 320
+    """Width of the latent that keys and values are made from."""
     rope_base: float = 10_000.0
+    """Longest wavelength of the rotation."""
 
     @model_validator(mode="after")
     def _even_rope(self) -> AttentionConfig:
@@ -141,16 +155,21 @@ class BoundaryConfig(Block):
     """How bytes are grouped into patches."""
 
     kind: Literal["learned", "fixed", "whitespace", "none"] = "learned"
+    """Where patches close; none: every byte is a patch."""
     hidden: Positive = 512
+    """Width of the boundary predictor."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of the relaxed Bernoulli in training."""
     stride: Positive = 4
     """Bytes a patch for ``kind: fixed``."""
     loss: Literal["flexi", "binomial"] = "flexi"
+    """Pulls the boundary rate between rate - slack and rate (flexi), or to rate (binomial)."""
     rate: Annotated[float, Field(gt=0, le=1)] = 0.25
     """alpha, the upper end of the boundary rate that costs nothing (prior of the binomial loss)."""
     slack: Annotated[float, Field(ge=0)] = 0.1
     """lambda * sigma: how far below ``rate`` the boundary rate may fall at no cost."""
     weight: Annotated[float, Field(ge=0)] = 1.0
+    """Of the boundary loss."""
     capacity: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Patches a window may hold, as a share of its bytes; shapes never change."""
 
@@ -159,14 +178,21 @@ class MoEConfig(Block):
     """Routed experts beside one shared expert, all SwiGLU."""
 
     experts: Positive = 32
+    """Routed experts."""
     top_k: Positive = 2
+    """Experts a patch uses."""
     expert_hidden: Positive = 512
+    """Width of a routed expert."""
     shared_hidden: Annotated[int, Field(ge=0)] = 1024
+    """Width of the shared expert (0: none)."""
     aux_weight: Annotated[float, Field(ge=0)] = 0.01
+    """Of the load-balancing loss."""
     z_weight: Annotated[float, Field(ge=0)] = 1e-3
+    """Of the router logits' z-loss."""
     bias_rate: Annotated[float, Field(ge=0)] = 1e-3
     """Step of the selection bias that balances the load (0: off)."""
     implementation: Literal["grouped", "loop"] = "grouped"
+    """grouped: all experts in one product; loop: one after the other."""
 
     @model_validator(mode="after")
     def _k_fits(self) -> MoEConfig:
@@ -179,12 +205,17 @@ class EngramConfig(Block):
     """Hashed byte n-gram memory, read at the given recurrent layers (none: no memory)."""
 
     layers: list[Annotated[int, Field(ge=0)]] = [1, 4]
+    """Recurrent layers that read the memory."""
     orders: Annotated[list[Positive], Field(min_length=1)] = [3, 4, 5, 6]
+    """Lengths of the n-grams, in bytes."""
     heads: Positive = 4
+    """Hash heads an order."""
     head_dim: Positive = 64
+    """Width of a row."""
     table_size: Annotated[int, Field(gt=1)] = 81_307
     """Each head's table has the next unused prime from here on as its number of rows."""
     conv_kernel: Positive = 4
+    """Patches the convolution after a read looks back on."""
     byte_orders: list[Positive] = []
     """Orders of n-grams whose rows are added to every byte's embedding (none: bytes alone)."""
 
@@ -193,17 +224,25 @@ class RecurrenceConfig(Block):
     """The core that is looped: its layers, what enters each loop, and when a patch may stop."""
 
     layers: Positive = 6
+    """Layers of the core."""
     loops: Positive = 6
+    """Times the core runs."""
     sample_loops: bool = False
     """Draw the depth of each training step from 1..2*loops-1 (mean ``loops``) instead of fixing it."""
     bptt: Positive | None = None
     """Backpropagate through the last ``bptt`` loops only."""
     injection: bool = True
+    """Re-inject the patches in every loop (linear time-invariant, stable)."""
     loop_embedding: bool = True
+    """Tell the core which loop it is in."""
     lora_rank: Annotated[int, Field(ge=0)] = 16
+    """Rank of the per-loop adapter (0: none)."""
     halting: bool = True
+    """Let each patch stop early (ACT)."""
     halt_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """A patch stops when its halting probabilities reach 1 - this."""
     ponder_weight: Annotated[float, Field(ge=0)] = 1e-3
+    """Price of a loop."""
     checkpointing: bool = True
     """Recompute recurrent layers in the backward pass instead of keeping their activations."""
 
@@ -212,10 +251,15 @@ class ModelConfig(Block):
     """The Spider. Its defaults are spider-1b; ``tiny`` and others are named in `MODEL_PRESETS`."""
 
     preset: str = "spider-1b"
+    """Named sizes to start from; keys beside it change a part."""
     hidden: Positive = 2048
+    """Width of the residual stream."""
     prelude_layers: Positive = 2
+    """Dense byte-level layers before patching."""
     coda_layers: Positive = 2
+    """Dense byte-level layers after the core."""
     ffn_hidden: Positive = 3072
+    """Width of their feed-forward."""
     norm_eps: float = 1e-6
     attention: AttentionConfig = AttentionConfig()
     boundary: BoundaryConfig = BoundaryConfig()
@@ -257,13 +301,19 @@ class OptimizerConfig(Block):
     """AdamW for everything, or Muon for the matrices and AdamW for the rest."""
 
     kind: Literal["adamw", "muon"] = "adamw"
+    """adamw, or Muon for the matrices beside it."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """AdamW's."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW's."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Decoupled; of matrices only."""
     muon_lr: Annotated[float, Field(gt=0)] = 0.02
-    """Learning rate of the matrices under Muon, at the point where ``lr`` is the AdamW rate."""
+    """Peak learning rate of the matrices under Muon; follows the stage's schedule, not its ``lr``."""
     muon_momentum: Fraction = 0.95
+    """Muon's."""
     clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of the gradient."""
 
 
 class StageSettings(Block):
@@ -276,20 +326,29 @@ class StageSettings(Block):
     data: str | None = None
     """Dataset of this stage (default: the run's)."""
     seq_len: Annotated[int, Field(ge=8)] = 2048
+    """Bytes a window."""
     micro_batch: Positive = 64
+    """Windows a forward pass."""
     grad_accum: Positive = 1
+    """Forward passes an optimizer step."""
     n_loops: Positive | None = None
     """Loops of the recurrent core (default: the model's)."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
+    """Peak learning rate (AdamW's)."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the rate goes down after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 200
+    """Steps in which it rises from 0."""
     min_lr_ratio: Fraction = 0.1
     """The schedule ends at this share of ``lr``."""
     nan_patience: Positive = 10
     """Steps with a non-finite loss that are skipped before the run stops."""
     log_every: Positive = 10
+    """Steps between log lines."""
     ckpt_every: Positive = 50
+    """Steps between checkpoints."""
     keep_last: Annotated[int, Field(ge=2)] = 2
+    """Checkpoints kept."""
 
     #: Settings that never touch the weights: they may change in the middle of a stage.
     BOOKKEEPING: ClassVar[frozenset[str]] = frozenset({"log_every", "ckpt_every", "keep_last"})
@@ -297,6 +356,7 @@ class StageSettings(Block):
 
 class Stage(StageSettings):
     name: str
+    """Its folder's name."""
 
 
 class EvaluationConfig(Block):
@@ -311,40 +371,54 @@ class EvaluationConfig(Block):
     overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Share of each window that is context only; every byte is scored exactly once."""
     batch: Positive = 16
+    """Windows scored at once."""
     n_loops: Positive | None = None
+    """Loops (default: the stage's)."""
     prompt: str = "The "
+    """What the sample continues."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400
+    """Length of the sample."""
     temperature: Annotated[float, Field(ge=0)] = 0.7
+    """Of the sample."""
 
 
 class Resources(Block):
     """What one training or evaluation job asks of the machine or the cluster."""
 
     gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs a job asks a scheduler for."""
     threads: Positive = 2
+    """CPU threads, at most those there are."""
     mem_mb: Positive = 6000
+    """Memory in MB."""
     runtime: Positive = 60
     """Minutes."""
 
 
 class Run(Block):
     data: str
+    """Dataset to train on, unless a stage names another."""
     model: ModelConfig
+    """A preset's name, or a block."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Of the weights, the order of the data, and every step's noise."""
     precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
+    """auto: what the warm-up measured to be fastest."""
     compile: bool | None = None
     """null: compile on a GPU, not on a CPU."""
     optimizer: OptimizerConfig = OptimizerConfig()
     defaults: StageSettings = StageSettings()
     stages: Annotated[list[Stage], Field(min_length=1)]
+    """Trained one after the other."""
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: Resources = Resources()
 
 
 class TrackingConfig(Block):
     uri: str | None = None
-    """MLflow store (default: the environment's MLFLOW_TRACKING_URI, else SQLite in the results folder)."""
+    """MLflow store (default: SQLite in the results folder); MLFLOW_TRACKING_URI goes before it."""
     enabled: bool = True
+    """false: nothing is recorded."""
 
 
 class StageSpec(Block):
@@ -403,7 +477,9 @@ class StageSpec(Block):
 
 class Config(Block):
     results: str = "results"
+    """Folder for everything that is made."""
     datasets: dict[str, Dataset]
+    """Datasets by name."""
     runs: Annotated[dict[str, Run], Field(min_length=1)]
     tracking: TrackingConfig = TrackingConfig()
 
