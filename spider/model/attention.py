@@ -52,8 +52,8 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """``softmax(q k^T / sqrt(d)) v`` over this and earlier positions; all (B, H, T, d).
 
-    SDPA, except for short windows in bf16 on a CPU: there its kernel, forward and backward, is slower than the
-    products written out (benchmarks/cpu_step.py).
+    SDPA, except for short windows in bf16 on a CPU: there its kernel is slower, forward and backward, than
+    the products written out (benchmarks/cpu_step.py).
     """
     B, H, T, d = q.shape
     if not (q.device.type == "cpu" and q.dtype == torch.bfloat16 and T <= _SHORT):

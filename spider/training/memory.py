@@ -2,7 +2,7 @@
 
 A training step allocates and frees the same gradients and activations every time. By default glibc returns
 large blocks at once, and the kernel clears every page again on the next touch: with the demo's model that is
-a sixth of the step on a CPU (benchmarks/cpu_step.py). CUDA's caching allocator does the same service for a GPU.
+a sixth of the step on a CPU (benchmarks/cpu_step.py). A GPU has CUDA's caching allocator for it.
 """
 
 from __future__ import annotations
