@@ -187,7 +187,12 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
     from spider.data.shards import inspect
 
     found = inspect(folder, count)
-    click.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else _plain(found))
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    for split in found["splits"].values():
+        split["top_bytes"] = "  ".join(f"{chr(byte)!r} {share:.1%}" for byte, share in split["top_bytes"])
+    click.echo(_plain(found))
 
 
 # ---------------------------------------------------------------------------------------------- training
@@ -364,7 +369,13 @@ def _prepare_torch(threads: int | None) -> None:
 def _plain(value: Any, indent: str = "") -> str:
     """A nested mapping as indented lines."""
     if not isinstance(value, dict):
-        return f"{value:,}" if isinstance(value, int) else str(value)
+        return (
+            f"{value:,}"
+            if isinstance(value, int)
+            else f"{value:.2f}"
+            if isinstance(value, float)
+            else str(value)
+        )
     lines = []
     for key, inner in value.items():
         nested = isinstance(inner, dict)
