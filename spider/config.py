@@ -268,6 +268,11 @@ class ModelConfig(Block):
     engram: EngramConfig = EngramConfig()
     recurrence: RecurrenceConfig = RecurrenceConfig()
 
+    @property
+    def groups_experts(self) -> bool:
+        """Whether the experts run as one grouped product."""
+        return self.moe is not None and self.moe.implementation == "grouped"
+
     @model_validator(mode="after")
     def _engram_layers_exist(self) -> ModelConfig:
         for layer in self.engram.layers:
@@ -602,6 +607,11 @@ def _cross_check(config: Config) -> list[str]:
         ]
     for run_name, run in config.runs.items():
         where = f"runs.{run_name}"
+        if run.compile and run.precision == "fp32" and run.model.groups_experts:
+            problems.append(
+                f"{where}.compile: torch compiles the grouped expert product in bf16 only; set precision: bf16, "
+                "or model.moe.implementation: loop"
+            )
         stages = [s.name for s in run.stages]
         for i, stage in enumerate(run.stages):
             at = f"{where}.stages[{i}]"

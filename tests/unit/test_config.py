@@ -54,6 +54,11 @@ def changed(path: str, value) -> dict:
         ("datasets.docs.source", {"kind": "hub"}, "datasets.docs.source.repo: is required"),
         ("datasets.docs.validation", 0, "datasets.docs.validation: must be above 0"),
         ("runs", [], "runs: must be a mapping"),
+        (
+            "runs.demo",
+            BASE["runs"]["demo"] | {"compile": True, "precision": "fp32"},
+            "runs.demo.compile: torch compiles the grouped expert product in bf16 only",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_the_key_and_the_reason(path, value, message):
