@@ -609,8 +609,8 @@ def _cross_check(config: Config) -> list[str]:
         where = f"runs.{run_name}"
         if run.compile and run.precision == "fp32" and run.model.groups_experts:
             problems.append(
-                f"{where}.compile: torch compiles the grouped expert product in bf16 only; set precision: bf16, "
-                "or model.moe.implementation: loop"
+                f"{where}.compile: torch compiles the grouped expert product in bf16 only; "
+                "set precision: bf16, or model.moe.implementation: loop"
             )
         stages = [s.name for s in run.stages]
         for i, stage in enumerate(run.stages):
