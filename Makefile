@@ -6,7 +6,7 @@ ARGS ?=
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help run test test-slow lint format ui report clean
+.PHONY: help run test lint format ui report clean
 
 help:
 	@echo "make run      train and evaluate what config.yaml says (CONFIG=presets/smoke.yaml for another)"
@@ -20,10 +20,7 @@ run: .venv/run-ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") $(ARGS)
 
 test: .venv/dev-ready
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
-
-test-slow: .venv/dev-ready
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: .venv/dev-ready
 	@$(BIN)/ruff check .

@@ -467,6 +467,10 @@ class StageSpec(Block):
         """Digest of `shape_fields`: stages of one shape share one warm-up."""
         return digest(self.shape_fields())
 
+    def compiled_on(self, device_type: str) -> bool:
+        """Whether the model is compiled there: as asked, else on a GPU only."""
+        return self.compile if self.compile is not None else device_type == "cuda"
+
     @property
     def tokens_per_step(self) -> int:
         s = self.settings

@@ -39,10 +39,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spider.data.local import import_local
 from spider.files import replacing
-
-__all__ = ["import_local", "write_pydocs"]
 
 log = logging.getLogger(__name__)
 

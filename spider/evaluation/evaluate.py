@@ -25,6 +25,7 @@ from spider.evaluation.curves import stage_curve
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.plots import plot_loss
 from spider.training.checkpoint import load_model
+from spider.training.receipt import read_receipt
 from spider.vocab import BOS
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def evaluate(
         ValueError: a receipt of another stage or version, a missing or damaged checkpoint, no validation
             text, or a model whose loss is not finite.
     """
-    trained = read_receipt(receipt)
+    trained = _whole_receipt(receipt)
     if (trained["run"], trained["stage"]) != (spec.run, spec.stage):
         raise ValueError(
             f"{receipt}: is the receipt of {trained['run']}/{trained['stage']}, "
@@ -125,12 +126,9 @@ def evaluate(
     return found
 
 
-def read_receipt(path: Path) -> dict[str, Any]:
-    """A stage's train.json, checked for its version and for what is needed here."""
-    receipt = files.read_json(path)
-    if not isinstance(receipt, dict) or receipt.get("format") != 1:
-        found = receipt.get("format") if isinstance(receipt, dict) else type(receipt).__name__
-        raise ValueError(f"{path}: a receipt of format {found!r}, this Spider reads 1; train the stage again")
+def _whole_receipt(path: Path) -> dict[str, Any]:
+    """A stage's train.json with all that is needed here."""
+    receipt = read_receipt(path)
     needed = ("run", "stage", "checkpoint", "weights", "steps", "global_step", "tokens", "bytes", "seconds")
     if missing := [key for key in needed if key not in receipt]:
         raise ValueError(f"{path}: not a whole receipt, it lacks {', '.join(missing)}; train the stage again")

@@ -71,7 +71,7 @@ def train(
         folder: ``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there.
         data: ``shards/{dataset}``.
         previous: receipt of the stage before; its weights and optimizer state are where this one starts.
-        warmup: ``warmup.json`` of the run.
+        warmup: what was measured for this stage's shape.
         on_step: called after every step (and its checkpoint) with the number of steps done in this stage.
 
     Returns:
@@ -110,7 +110,7 @@ class Trainer:
         origin: ``data_digest`` and ``parent_weights``, for the manifest.
         previous: receipt of the stage before, None for the first stage.
         good: checkpoint of this stage to go on from, None to begin.
-        warmup: the run's ``warmup.json``.
+        warmup: what was measured for this stage's shape.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Trainer:
         self.progress = self._restore(previous)
         self.means = Means.restore(self.progress.means, self.device)
         self.loader = self._open(data)
-        if spec.compile if spec.compile is not None else self.device.type == "cuda":
+        if spec.compiled_on(self.device.type):
             if warmup:
                 load_compile_cache(warmup)
             self.model.compile()

@@ -77,7 +77,7 @@ def decide(asked: str, device: torch.device, warmup: dict[str, Any] | None) -> P
     """Turn ``precision`` of the configuration into a decision for this device.
 
     Args:
-        warmup: contents of ``warmup.json``; used by ``auto`` when it was measured on this kind of device.
+        warmup: the warm-up's record; used by ``auto`` when it was measured on this kind of device.
 
     Raises:
         TrainingError: the device cannot do what was asked for.

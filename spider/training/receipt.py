@@ -61,7 +61,7 @@ def read_receipt(path: Path) -> dict[str, Any]:
     version = receipt.get("format") if isinstance(receipt, dict) else None
     if version != FORMAT:
         raise TrainingError(
-            f"{path}: receipt of format {version!r}, this Spider reads {FORMAT}; train that stage again"
+            f"{path}: a receipt of format {version!r}, this Spider reads {FORMAT}; train that stage again"
         )
     return receipt
 

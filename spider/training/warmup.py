@@ -10,8 +10,8 @@ Where the device has no fp8 the products are timed with emulated fp8 and marked 
 everywhere, and never chosen. Every measurement stops after its share of a time budget, one repetition at
 least.
 
-For a compiled run the cold first step is timed and the compiler's caches are kept in ``compile-cache/``
-beside ``warmup.json``, where a training stage finds them. That file holds compiled *code*: it is loaded only
+For a compiled run the cold first step is timed and the compiler's caches are kept in a file beside the
+record, where a training stage finds them. That file holds compiled *code*: it is loaded only
 from the run's own folder.
 """
 
@@ -76,7 +76,7 @@ def warm_up(spec: StageSpec, output: Path) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     asked = spec.precision
     decide(asked, device, None)
-    compiled = spec.compile if spec.compile is not None else device.type == "cuda"
+    compiled = spec.compiled_on(device.type)
 
     products = _products(spec, device)
     gemms = _time_products(products, device, compiled and has_fp8(device))
