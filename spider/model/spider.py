@@ -13,7 +13,7 @@ float32 under autocast (embeddings, norms' weights and the injection are float32
 narrow. Cross entropy is float32. Embeddings are normalised when read, so their scale belongs to the head
 alone.
 
-Shapes: B batch, T bytes, L patch slots, D features, V vocabulary.
+Shapes: B batch, T bytes, L patch slots, D features, V vocabulary, N recurrent layers, R loops, E experts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from spider.config import ModelConfig
 from spider.model.attention import LatentAttention, Rope, rope_table
-from spider.model.chunking import Chunker
+from spider.model.chunking import Chunker, Patches
 from spider.model.engram import Memory, NgramEmbedding, mix_ngrams, primes_from
 from spider.model.layers import RMSNorm, SwiGLU, embedding_like, rms_norm
 from spider.model.moe import Experts, MoE
@@ -38,17 +38,34 @@ IGNORE = -100
 
 
 @dataclass
+class Trace:
+    """What the parts did with each byte and patch, for those who want to look inside.
+
+    Attributes:
+        patches: where the batch was cut.
+        loops_BL: loops each slot used; None without halting.
+        counts_NRE: tokens each expert was given, (layers, loops, experts) int64; None without experts.
+    """
+
+    patches: Patches
+    loops_BL: Tensor | None
+    counts_NRE: Tensor | None
+
+
+@dataclass
 class ModelOutput:
     """
     Attributes:
         loss: the training loss, or (B, T) cross entropies for ``reduction="none"``; None without labels.
         logits: (B, T, V) float32 without labels, else None: training has no use for them.
         metrics: detached scalars of the parts that are on.
+        trace: what happened inside, where it was asked for.
     """
 
     loss: Tensor | None
     logits: Tensor | None
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    trace: Trace | None = None
 
 
 class DenseBlock(nn.Module):
@@ -104,6 +121,7 @@ class Spider(nn.Module):
         *,
         n_loops: int | None = None,
         reduction: Literal["mean", "none"] = "mean",
+        trace: bool = False,
     ) -> ModelOutput:
         """Predict, at every position, the id that follows.
 
@@ -113,6 +131,7 @@ class Spider(nn.Module):
             n_loops: loops of the core (default: the configuration's; in training drawn from
                 1..2*loops-1 where ``recurrence.sample_loops`` says so).
             reduction: "mean" for training; "none" for each position's cross entropy in nats, 0 where ignored.
+            trace: also tell what happened to each byte and patch.
         """
         if n_loops is None:
             n_loops = self._depth()
@@ -140,14 +159,16 @@ class Spider(nn.Module):
 
         auxiliary = self.config.boundary.weight * boundary_loss
         auxiliary = auxiliary + self._halting(core, patches.valid_BL, metrics) + self._routing(core, metrics)
+        inside = Trace(patches, core.loops_BL, _counts(core)) if trace else None
         if labels_BT is None:
-            return ModelOutput(None, _wide(logits_BTV), metrics)
+            return ModelOutput(None, _wide(logits_BTV), metrics, inside)
         nats_BT = F.cross_entropy(
             _wide(logits_BTV).flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORE, reduction="none"
         ).view_as(labels_BT)
         cross_entropy = nats_BT.sum() / (labels_BT != IGNORE).sum().clamp(min=1)
         metrics["cross_entropy"] = cross_entropy.detach()
-        return ModelOutput(nats_BT if reduction == "none" else cross_entropy + auxiliary, None, metrics)
+        loss = nats_BT if reduction == "none" else cross_entropy + auxiliary
+        return ModelOutput(loss, None, metrics, inside)
 
     def after_step(self) -> None:
         """Balance the experts; call once after every optimizer step."""
@@ -215,7 +236,9 @@ class Spider(nn.Module):
             return 0.0
         seen = [s for of_layer in core.stats for s in of_layer]
         aux, z = torch.stack([s.aux for s in seen]).mean(), torch.stack([s.z for s in seen]).mean()
-        load_NE = torch.stack([torch.stack([s.counts_E for s in of_layer]).sum(0) for of_layer in core.stats])
+        counts_NRE = _counts(core)
+        assert counts_NRE is not None
+        load_NE = counts_NRE.sum(1)
         share_NE = load_NE / load_NE.sum(1, keepdim=True).clamp(min=1)
         metrics |= {
             "moe_aux": aux.detach(),
@@ -227,6 +250,13 @@ class Spider(nn.Module):
             for layer, load_E in zip(self.core.stack(), load_NE, strict=True):
                 cast(MoE, layer.ffn).load += load_E
         return self.config.moe.aux_weight * aux + self.config.moe.z_weight * z
+
+
+def _counts(core: CoreOutput) -> Tensor | None:
+    """Tokens of every layer's experts in every loop that has a gradient (in evaluation, all), (N, R, E)."""
+    if not all(core.stats):
+        return None
+    return torch.stack([torch.stack([s.counts_E for s in of_layer]) for of_layer in core.stats])
 
 
 def _multiplies(module: nn.Module) -> int:

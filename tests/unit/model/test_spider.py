@@ -242,3 +242,16 @@ def test_compiles_as_one_graph(make, tokens):
             losses.append(run(tokens, tokens.roll(-1, 1)).loss)
     losses[1].backward()
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-2, atol=1e-2)
+
+
+def test_trace_tells_cuts_loops_and_loads(make, tokens):
+    with torch.no_grad():
+        out = make().eval()(tokens, n_loops=3, trace=True)
+        assert make().eval()(tokens).trace is None
+        bare = make(**SWITCHES["bare"]).eval()(tokens, trace=True).trace
+    trace, valid = out.trace, out.trace.patches.valid_BL
+    assert trace.counts_NRE.shape == (2, 3, 4)
+    assert (trace.counts_NRE.sum(2) == 2 * valid.sum()).all()
+    assert (trace.loops_BL * valid).sum() / valid.sum() == out.metrics["halt_depth"]
+    assert bare.loops_BL is None and bare.counts_NRE is None
+    assert bare.patches.filled_BL.all()
