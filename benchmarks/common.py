@@ -20,12 +20,19 @@ from rich.table import Table
 from spider.files import write_json
 
 
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options of every benchmark: ``--quick`` and ``--json FILE``."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--quick", action="store_true", help="small inputs, for a look and for tests")
+    options.add_argument(
+        "--json", type=Path, metavar="FILE", help="write machine, settings and figures there"
+    )
+    return options
+
+
 def arguments(description: str) -> argparse.Namespace:
-    """Parse ``--quick`` and ``--json FILE``."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="small inputs, for a look and for tests")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, settings and figures there")
-    return parser.parse_args()
+    """Parse those options and no others."""
+    return parser(description).parse_args()
 
 
 def machine(packages: Sequence[str] = ()) -> dict[str, str]:
