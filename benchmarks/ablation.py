@@ -31,7 +31,7 @@ from spider.config import Config, StageSpec, load_config
 from spider.files import digest, read_json, write_json
 
 ROOT = Path(__file__).parents[1]
-TOKENS = 600_000
+TOKENS = 500_000
 EVALUATED_BYTES = 200_000
 DATASET = "pydocs"
 
