@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from spider.config import ModelConfig
+    from spider.model import Spider
 
 __version__ = "0.1.0"
 
 
-def load_model(path: str | Path) -> tuple[nn.Module, ModelConfig]:
+def load_model(path: str | Path) -> tuple[Spider, ModelConfig]:
     """Model in evaluation mode and its configuration, from a checkpoint, a stage's folder or its train.json.
 
     Raises:

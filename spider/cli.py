@@ -253,7 +253,7 @@ def train(session: Session, run: str, stage: str, output: Path | None, threads: 
 @click.pass_obj
 def evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Score a stage's last checkpoint in bits per byte, against compressors, and write a sample."""
-    from spider.evaluation.evaluate import evaluate
+    from spider.evaluation.evaluate import OUTPUTS, evaluate
 
     results, spec = session.results, session.config.stage(run, stage)
     folder = results.stage(run, stage)
@@ -261,7 +261,7 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
     data = results.shards(scored)
     receipt = folder / "train.json"
     inputs = [receipt, data / "metadata.json"]
-    outputs = [folder / name for name in ("evaluation.json", "loss.png", "sample.txt")]
+    outputs = [folder / name for name in OUTPUTS]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.model_dump(), inputs, outputs) as job:
         _prepare_torch(threads)
         found = evaluate(receipt, spec, data, folder)
@@ -302,21 +302,39 @@ def describe(session: Session, run: str, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--prompt", default="", help="Text to continue.")
-@click.option("--bytes", "count", default=400, show_default=True)
-@click.option("--temperature", default=0.8, show_default=True)
-@click.option("--top-k", type=click.IntRange(min=1))
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True))
+@click.option("--prompt", help="Text to continue (default: begin a document).")
+@click.option("--prompt-file", type=click.File("rb"), help="The same from a file, any bytes; - is stdin.")
+@click.option("--bytes", "count", default=400, show_default=True, help="Write so many bytes at most.")
+@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest byte each time.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Draw among the k likeliest bytes only.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Nucleus sampling.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--n-loops", type=click.IntRange(min=1), help="Loops of the recurrent core.")
-@click.option("--context", default=512, show_default=True, help="Bytes the model looks back on.")
-def generate(path: Path, prompt: str, count: int, n_loops: int | None, context: int, **sampling: Any) -> None:
-    """Continue a prompt with the model at PATH (a checkpoint, a stage's folder or its train.json)."""
-    from spider.evaluation.generate import generate, stream_text
+@click.option("--context", type=click.IntRange(min=2), help="Bytes the model reads (default: as evaluated).")
+def generate(
+    path: Path, prompt: str | None, prompt_file: Any, count: int, context: int | None, **sampling: Any
+) -> None:
+    """Continue a prompt with the model at PATH (a checkpoint, a stage's folder or its train.json).
 
-    model, _ = spider.load_model(path)
-    click.echo(prompt, nl=False)
-    ids = generate(model, prompt, max_bytes=count, n_loops=n_loops, context=context, **sampling)
+    The text streams to the terminal as it is written and ends with the document (EOS) or after --bytes.
+    """
+    import torch
+
+    from spider.evaluation.generate import generate, stream_text
+    from spider.training.checkpoint import locate, model_of, stage_of, verify
+
+    if prompt is not None and prompt_file is not None:
+        raise click.UsageError("give --prompt or --prompt-file, not both")
+    given = prompt_file.read() if prompt_file else prompt
+    if given is not None and not given:
+        raise click.UsageError("the prompt is empty; leave it out to begin a document")
+    checkpoint = verify(locate(path))
+    spec = stage_of(checkpoint)
+    model = model_of(checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
+    context = context or spec.evaluation.seq_len or spec.settings.seq_len
+    ids = generate(model, given or "", max_bytes=count, context=context, **sampling)
+    shown = given if isinstance(given, str) else (given or b"").decode("utf-8", "replace")
+    click.echo(shown, nl=False)
     for piece in stream_text(ids):
         click.echo(piece, nl=False)
     click.echo()

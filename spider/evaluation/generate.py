@@ -1,14 +1,12 @@
 """Sampling bytes from a model, one at a time, as a stream.
 
-Each step reads the last ``context`` ids again and samples one more: no cache, so the cost of a byte is that
-of a whole window, in exchange for code that is right for any model with the common interface. The draw
-happens on the host in float64 with a generator of its own, so a seed gives one text whatever else uses
-torch's random state.
+The model reads each byte once (`spider.model.incremental`): a byte costs one position of the byte-level
+layers, and of the core only where it closes a patch. When the context is full, the model begins a new one
+with the last half of it, so that the cost of a byte stays constant and what it can look back on is between
+half the context and all of it.
 
-The window is padded on the right to a multiple of `BLOCK`. A causal model cannot see padding, but a model
-that grants a window patches in proportion to its length would grant a window of five bytes only three.
-
-Only bytes and EOS can be drawn. EOS ends the stream and is not part of it.
+The draw happens on the host in float64 with a generator of its own, so a seed gives one text whatever else
+uses torch's random state. Only bytes and EOS can be drawn. EOS ends the stream and is not part of it.
 """
 
 from __future__ import annotations
@@ -19,15 +17,14 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from spider.vocab import BOS, EOS, PAD
-
-BLOCK = 64
+from spider.model import Spider
+from spider.vocab import BOS, EOS
 
 log = logging.getLogger(__name__)
 
 
 def generate(
-    model: torch.nn.Module,
+    model: Spider,
     prompt: bytes | str,
     *,
     max_bytes: int,
@@ -46,11 +43,12 @@ def generate(
         temperature: 0 takes the likeliest id each time.
         top_k: draw among the k likeliest ids only.
         top_p: draw among the fewest ids whose probabilities reach p (nucleus sampling, Holtzman et al. 2020).
-        context: ids the model reads at most; best the window it was trained on. A longer
-            prompt loses its beginning, which is logged once.
+        n_loops: loops of the recurrent core (default: the model's).
+        context: ids the model reads at most; best the window it was trained on.
 
     Raises:
-        ValueError: an argument out of range (at the call, before the first byte is drawn).
+        ValueError: an argument out of range, a prompt that is not text, or one longer than the context (at
+            the call, before the first byte is drawn).
     """
     if max_bytes < 0 or temperature < 0 or context < 1:
         raise ValueError(
@@ -61,18 +59,30 @@ def generate(
         raise ValueError(f"top_k must be at least 1 (got {top_k})")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1 (got {top_p})")
-    ids = [BOS, *(prompt.encode("utf-8") if isinstance(prompt, str) else prompt)]
+    ids = [BOS, *(_utf8(prompt) if isinstance(prompt, str) else prompt)]
     if len(ids) > context:
-        log.warning(
-            "the prompt is %d bytes and the model reads %d at a time: only its end is read",
-            len(ids) - 1,
-            context,
+        raise ValueError(
+            f"the prompt is {len(ids) - 1:,} bytes and the model reads {context - 1:,} at most after the "
+            "document's start: give its end only, or a larger context"
         )
+    model.loops(n_loops)
     return _stream(model, ids, max_bytes, temperature, top_k, top_p, seed, n_loops, context)
 
 
+def _utf8(prompt: str) -> bytes:
+    """The prompt's bytes; a command line hands over bytes that are not UTF-8 as lone surrogates."""
+    try:
+        return prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        wrong = prompt[error.start : error.end].encode("utf-8", "surrogateescape").hex(" ")
+        raise ValueError(
+            f"the prompt is not valid UTF-8: {wrong} (hexadecimal) after {prompt[: error.start][-20:]!r}; "
+            "raw bytes can be given as bytes, on the command line by --prompt-file"
+        ) from None
+
+
 def _stream(
-    model: torch.nn.Module,
+    model: Spider,
     ids: list[int],
     max_bytes: int,
     temperature: float,
@@ -82,21 +92,24 @@ def _stream(
     n_loops: int | None,
     context: int,
 ) -> Iterator[int]:
-    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
+    reader, unread = model.incremental(context, n_loops), ids
     for _ in range(max_bytes):
-        ids = ids[-context:]
-        padding = min(-len(ids) % BLOCK, context - len(ids))
-        # Not around the yield: the caller must get back neither inference mode nor a model in the wrong mode.
+        if len(ids) > context:
+            ids = unread = ids[-max(1, context // 2) :]
+            reader = model.incremental(context, n_loops)
+        # Between bytes the caller has the model back in the mode that it left it in.
         was_training = model.training
-        model.eval()
-        with torch.inference_mode():
-            logits_BTV = model(torch.tensor([ids + [PAD] * padding], device=device), n_loops=n_loops).logits
-        model.train(was_training)
-        drawn = sample(logits_BTV[0, len(ids) - 1], temperature, top_k, top_p, generator)
+        if was_training:
+            model.eval()
+        logits_V = reader.extend(unread)[-1]
+        if was_training:
+            model.train()
+        drawn = sample(logits_V, temperature, top_k, top_p, generator)
         if drawn == EOS:
             return
-        ids.append(drawn)
+        unread = [drawn]
+        ids = ids + unread
         yield drawn
 
 

@@ -17,7 +17,11 @@ shows them to one.
 
 With ``kind: none`` every byte is its own patch, there is no null patch, and both moves are only norms.
 
-Shapes: B batch, T bytes, L slots (null patch, patches, padding), D features.
+A stream that comes in pieces (`Stream`, for generation) has the same patches: the open tail of one piece is
+kept as a running sum and closed in a later one.
+
+Shapes: B batch, T bytes, L slots (null patch, patches, padding), D features, N bytes of a stream's next
+piece, K patches that they close.
 """
 
 from __future__ import annotations
@@ -60,6 +64,29 @@ class Patches:
     filled_BL: Tensor
     valid_BL: Tensor
     boundary_BL: Tensor
+
+
+@dataclass
+class Stream:
+    """Where one stream of bytes stands between two pieces of it.
+
+    Attributes:
+        capacity: patches it may have, those of a window of as many bytes as it may grow to.
+        length: bytes so far.
+        closed: patches so far, without the null patch.
+        after_space: whether the last byte was white space (``kind: whitespace`` only).
+        sum_1D: sum of the bytes of the open patch, None before the first byte.
+        size_1: how many those are.
+        read_1D: what the next byte reads if it closes nothing: the last patch, normalised.
+    """
+
+    capacity: int
+    length: int = 0
+    closed: int = 0
+    after_space: bool = False
+    sum_1D: Tensor | None = None
+    size_1: Tensor | None = None
+    read_1D: Tensor | None = None
 
 
 def _every_byte(tokens_BT: Tensor) -> Patches:
@@ -181,8 +208,51 @@ class Chunker(nn.Module):
         row = torch.arange(B, device=z_BLD.device)[:, None] * L + patches.slot_BT
         return z_BLD.flatten(0, 1).index_select(0, row.flatten()).view(B, -1, D)
 
-    def _boundaries(self, tokens_BT: Tensor, h_BTD: Tensor) -> Tensor:
-        """b as floats: 0 or 1 in value."""
+    def down_next(self, tokens_1N: Tensor, h_1ND: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """`cut` and `down` for the next piece of a stream, in evaluation.
+
+        Returns:
+            The patches it closes, (1, K, D), the stream's first ones with the null patch in front; the byte
+            of the piece that closes each, (K,), -1 for the null patch; and how many of the K each byte has
+            seen, (N,).
+        """
+        N, first = tokens_1N.shape[1], stream.length == 0
+        start, stream.length = stream.length, stream.length + N
+        if self.null is None:
+            at_N = torch.arange(N, device=h_1ND.device)
+            return self.down_norm(h_1ND), at_N, at_N + 1
+        hard_N = self._boundaries(tokens_1N, h_1ND, start, stream.after_space)[0] > 0.5
+        stream.after_space = self.config.kind == "whitespace" and bool(_is_space(tokens_1N[0, -1]))
+        count_N = hard_N.long().cumsum(0).clamp(max=stream.capacity - stream.closed)
+        before_N = F.pad(count_N, (1, 0))[:-1]
+        K = int(count_N[-1])
+        wide = torch.promote_types(h_1ND.dtype, torch.float32)
+        sums = h_1ND.new_zeros(K + 1, h_1ND.shape[-1], dtype=wide)
+        sizes = sums.new_zeros(K + 1, 1)
+        if stream.sum_1D is not None and stream.size_1 is not None:
+            sums[:1], sizes[:1] = stream.sum_1D, stream.size_1
+        sums = sums.index_add(0, before_N, h_1ND[0].to(wide))
+        sizes = sizes.index_add(0, before_N, sizes.new_ones(N, 1))
+        stream.sum_1D, stream.size_1, stream.closed = sums[K:], sizes[K:], stream.closed + K
+        mean_KD = sums[:K] / sizes[:K]
+        close_K = torch.searchsorted(count_N, torch.arange(1, K + 1, device=h_1ND.device))
+        if first:
+            mean_KD = torch.cat([self.null[None].to(wide), mean_KD])
+            close_K, count_N = F.pad(close_K, (1, 0), value=-1), count_N + 1
+        return self.down_norm(mean_KD)[None], close_K, count_N
+
+    def up_next(self, z_1KD: Tensor, count_N: Tensor, stream: Stream) -> Tensor:
+        """`up` for the bytes whose `down_next` gave the patches and counts: (1, N, D)."""
+        new_KD = self.up_norm(z_1KD[0])
+        seen = new_KD if stream.read_1D is None else torch.cat([stream.read_1D, new_KD])
+        at_N = count_N - 1 if stream.read_1D is None else count_N
+        stream.read_1D = seen[-1:]
+        return seen[at_N][None]
+
+    def _boundaries(
+        self, tokens_BT: Tensor, h_BTD: Tensor, start: int = 0, after_space: bool = False
+    ) -> Tensor:
+        """b as floats, 0 or 1 in value, of bytes that follow ``start`` others."""
         if self.boundary_predictor is not None:
             logit_BT = self.boundary_predictor(h_BTD)
             if self.training:
@@ -191,13 +261,11 @@ class Chunker(nn.Module):
             soft_BT = logit_BT.sigmoid()
             return (logit_BT > 0).to(soft_BT.dtype) + (soft_BT - soft_BT.detach())
         if self.config.kind == "fixed":
-            t = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+            t = start + torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
             return ((t + 1) % self.config.stride == 0).float().expand(tokens_BT.shape)
         # whitespace: close at the first space (or special id) of a run.
-        space_BT = tokens_BT >= PAD
-        for byte in _WHITESPACE:
-            space_BT = space_BT | (tokens_BT == byte)
-        before_BT = F.pad(space_BT, (1, 0))[:, :-1]
+        space_BT = _is_space(tokens_BT)
+        before_BT = F.pad(space_BT, (1, 0), value=after_space)[:, :-1]
         return (space_BT & ~before_BT).float()
 
     def _rate_loss(self, b_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -212,3 +280,11 @@ class Chunker(nn.Module):
             prior = math.log(c.rate), math.log1p(-c.rate) if c.rate < 1 else 0.0
             loss = -((choose + k_B * prior[0] + (N - k_B) * prior[1]) / N).mean()
         return loss, {"boundary_loss": loss.detach()}
+
+
+def _is_space(tokens: Tensor) -> Tensor:
+    """White space or a special id."""
+    space = tokens >= PAD
+    for byte in _WHITESPACE:
+        space = space | (tokens == byte)
+    return space

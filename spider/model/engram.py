@@ -122,6 +122,20 @@ class Memory(NamedTuple):
     """``W_v m``."""
 
 
+class ConvCache:
+    """The last inputs of one Engram's convolution: what its next outputs look back on."""
+
+    def __init__(self) -> None:
+        self._past: Tensor | None = None
+
+    def extend(self, new_BLD: Tensor, past: int) -> Tensor:
+        """The new inputs behind the ``past`` ones before them, zeros where there were none."""
+        before = new_BLD.new_zeros(len(new_BLD), past, new_BLD.shape[2]) if self._past is None else self._past
+        seen_BLD = torch.cat([before, new_BLD], dim=1)
+        self._past = seen_BLD[:, seen_BLD.shape[1] - past :]
+        return seen_BLD
+
+
 class Engram(nn.Module):
     def __init__(self, dim: int, config: EngramConfig, primes: list[int], eps: float) -> None:
         super().__init__()
@@ -143,17 +157,17 @@ class Engram(nn.Module):
         m_BLM = self.tables(mixed_BLO).flatten(-2) * filled_BL[..., None]
         return Memory(self.key_norm(self.key(m_BLM)), self.value(m_BLM))
 
-    def forward(self, h_BLD: Tensor, memory: Memory) -> Tensor:
-        """What to add to ``h_BLD``."""
+    def forward(self, h_BLD: Tensor, memory: Memory, cache: ConvCache | None = None) -> Tensor:
+        """What to add to ``h_BLD``; with a ``cache`` its patches follow those that the cache has seen."""
         s_BL1 = (memory.key_BLD * self.query_norm(h_BLD)).sum(-1, keepdim=True) * h_BLD.shape[-1] ** -0.5
         # The floor keeps the square root's slope finite where key and state are orthogonal.
         gate_BL1 = torch.sigmoid(s_BL1.sign() * s_BL1.abs().clamp(min=1e-6).sqrt())
         v_BLD = gate_BL1 * memory.value_BLD
-        return v_BLD + F.silu(self._conv(self.value_norm(v_BLD)))
+        return v_BLD + F.silu(self._conv(self.value_norm(v_BLD), cache))
 
-    def _conv(self, x_BLD: Tensor) -> Tensor:
+    def _conv(self, x_BLD: Tensor, cache: ConvCache | None) -> Tensor:
         """Depthwise causal convolution as shifted products: cheaper on a CPU than conv1d with groups."""
         L, kernel = x_BLD.shape[1], self.conv.shape[-1]
-        padded = F.pad(x_BLD, (0, 0, kernel - 1, 0))
+        padded = cache.extend(x_BLD, kernel - 1) if cache else F.pad(x_BLD, (0, 0, kernel - 1, 0))
         terms = [padded[:, i : i + L] * self.conv[:, 0, i] for i in range(kernel)]
         return sum(terms[1:], terms[0])

@@ -22,6 +22,7 @@ Shapes: B batch, L patch slots, D features, R loops.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -30,8 +31,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spider.config import ModelConfig
-from spider.model.attention import LatentAttention, Rope
-from spider.model.engram import Engram, Memory
+from spider.model.attention import LatentAttention, LatentCache, Rope
+from spider.model.engram import ConvCache, Engram, Memory
 from spider.model.halting import Halting
 from spider.model.layers import Linear, RMSNorm, SwiGLU, no_decay, rms_norm
 from spider.model.moe import MoE, RouterStats
@@ -46,6 +47,13 @@ class CoreOutput(NamedTuple):
     """Per layer, per loop that had a gradient; empty lists without MoE."""
 
 
+class LayerCache:
+    """What one layer keeps of earlier patches, in one loop."""
+
+    def __init__(self, slots: int) -> None:
+        self.attention, self.conv = LatentCache(slots), ConvCache()
+
+
 class CoreLayer(nn.Module):
     def __init__(self, config: ModelConfig, engram_primes: list[int] | None) -> None:
         super().__init__()
@@ -57,11 +65,16 @@ class CoreLayer(nn.Module):
         self.ffn: MoE | SwiGLU = MoE(D, config.moe) if config.moe else SwiGLU(D, config.ffn_hidden)
 
     def forward(
-        self, x_BLD: Tensor, memory: Memory | None, rope: Rope, valid_BL: Tensor
+        self,
+        x_BLD: Tensor,
+        memory: Memory | None,
+        rope: Rope,
+        valid_BL: Tensor,
+        cache: LayerCache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
         if self.engram is not None and memory is not None:
-            x_BLD = x_BLD + self.engram(x_BLD, memory)
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope)
+            x_BLD = x_BLD + self.engram(x_BLD, memory, cache and cache.conv)
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope, cache and cache.attention)
         if isinstance(self.ffn, MoE):
             y_BLD, stats = self.ffn(self.ffn_norm(x_BLD), valid_BL)
             return x_BLD + y_BLD, stats
@@ -133,15 +146,23 @@ class RecurrentCore(nn.Module):
         return [engram.read(mixed_BLO, filled_BL) if engram is not None else None for engram in engrams]
 
     def forward(
-        self, e_BLD: Tensor, memories: list[Memory | None], rope: Rope, valid_BL: Tensor, n_loops: int
+        self,
+        e_BLD: Tensor,
+        memories: list[Memory | None],
+        rope: Rope,
+        valid_BL: Tensor,
+        n_loops: int,
+        caches: list[list[LayerCache]] | None = None,
     ) -> CoreOutput:
+        """Run the loops; with ``caches``, one a loop and layer, the patches follow those they hold."""
         without_gradient = max(0, n_loops - self.config.bptt) if self.training and self.config.bptt else 0
         stats: list[list[RouterStats]] = [[] for _ in self.layers]
         halt = self.halting.start(e_BLD) if self.halting is not None else None
         h_BLD = e_BLD
         for r in range(n_loops):
             with torch.set_grad_enabled(torch.is_grad_enabled() and r >= without_gradient):
-                h_BLD, seen = self._loop(h_BLD, e_BLD, memories, rope, valid_BL, r)
+                cache = caches[r] if caches is not None else [None] * len(self.layers)
+                h_BLD, seen = self._loop(h_BLD, e_BLD, memories, rope, valid_BL, r, cache)
             if r >= without_gradient:
                 for of_layer, s in zip(stats, seen, strict=True):
                     of_layer += [s] if s is not None else []
@@ -159,6 +180,7 @@ class RecurrentCore(nn.Module):
         rope: Rope,
         valid_BL: Tensor,
         r: int,
+        caches: Sequence[LayerCache | None],
     ) -> tuple[Tensor, list[RouterStats | None]]:
         x_BLD = rms_norm(h_BLD, self.eps)
         if self.config.loop_embedding:
@@ -167,12 +189,12 @@ class RecurrentCore(nn.Module):
         if self.lora is not None:
             y_BLD = y_BLD + self.lora(x_BLD, r)
         seen = []
-        for layer, memory in zip(self.stack(), memories, strict=True):
+        for layer, memory, cache in zip(self.stack(), memories, caches, strict=True):
             if self.config.checkpointing and self.training and torch.is_grad_enabled():
                 y_BLD, stats = checkpoint(
                     layer, y_BLD, memory, rope, valid_BL, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                y_BLD, stats = layer(y_BLD, memory, rope, valid_BL)
+                y_BLD, stats = layer(y_BLD, memory, rope, valid_BL, cache)
             seen.append(stats)
         return (y_BLD if self.injection is None else self.injection(h_BLD, e_BLD) + y_BLD), seen

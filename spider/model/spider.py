@@ -26,9 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spider.config import ModelConfig
-from spider.model.attention import LatentAttention, Rope, rope_table
+from spider.model.attention import LatentAttention, LatentCache, Rope, rope_table
 from spider.model.chunking import Chunker, Patches
 from spider.model.engram import Memory, NgramEmbedding, mix_ngrams, primes_from
+from spider.model.incremental import Incremental
 from spider.model.layers import RMSNorm, SwiGLU, embedding_like, rms_norm
 from spider.model.moe import Experts, MoE
 from spider.model.recurrence import CoreOutput, RecurrentCore
@@ -78,8 +79,8 @@ class DenseBlock(nn.Module):
         self.ffn_norm = RMSNorm(config.hidden, config.norm_eps)
         self.ffn = SwiGLU(config.hidden, config.ffn_hidden)
 
-    def forward(self, x_BTD: Tensor, rope: Rope) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope)
+    def forward(self, x_BTD: Tensor, rope: Rope, cache: LatentCache | None = None) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope, cache)
         return x_BTD + self.ffn(self.ffn_norm(x_BTD))
 
 
@@ -128,19 +129,15 @@ class Spider(nn.Module):
         Args:
             tokens_BT: ids, int64.
             labels_BT: the id that follows each, -100 where it does not count.
-            n_loops: loops of the core (default: the configuration's; in training drawn from
-                1..2*loops-1 where ``recurrence.sample_loops`` says so).
+            n_loops: loops of the core (default: the configuration's).
             reduction: "mean" for training; "none" for each position's cross entropy in nats, 0 where ignored.
             trace: also tell what happened to each byte and patch.
         """
-        if n_loops is None:
-            n_loops = self._depth()
-        if n_loops < 1:
-            raise ValueError(f"n_loops: the core runs at least once (got {n_loops})")
+        n_loops = self.loops(n_loops)
         rope_dim, base = self.config.attention.rope_dim, self.config.attention.rope_base
         rope = rope_table(tokens_BT.shape[1], rope_dim, base, tokens_BT.device)
 
-        h_BTD = self._embed(tokens_BT)
+        h_BTD = self.embed(tokens_BT)
         for block in self.prelude:
             h_BTD = block(h_BTD, rope)
         patches, metrics, boundary_loss = self.chunker.cut(tokens_BT, h_BTD)
@@ -155,7 +152,7 @@ class Spider(nn.Module):
         h_BTD = h_BTD + self.chunker.up(core.z_BLD, patches)
         for block in self.coda:
             h_BTD = block(h_BTD, rope)
-        logits_BTV = F.linear(self.final_norm(h_BTD), self.embed_tokens)
+        logits_BTV = self.head(h_BTD)
 
         auxiliary = self.config.boundary.weight * boundary_loss
         auxiliary = auxiliary + self._halting(core, patches.valid_BL, metrics) + self._routing(core, metrics)
@@ -169,6 +166,10 @@ class Spider(nn.Module):
         metrics["cross_entropy"] = cross_entropy.detach()
         loss = nats_BT if reduction == "none" else cross_entropy + auxiliary
         return ModelOutput(loss, None, metrics, inside)
+
+    def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
+        """A stream of at most ``context`` ids that this model reads piece by piece."""
+        return Incremental(self, context, n_loops)
 
     def after_step(self) -> None:
         """Balance the experts; call once after every optimizer step."""
@@ -211,15 +212,20 @@ class Spider(nn.Module):
         )
         return 3 * forward / length
 
-    def _depth(self) -> int:
-        r = self.config.recurrence
-        if self.training and r.sample_loops:
-            return int(torch.randint(1, 2 * r.loops, (), device="cpu"))
-        return r.loops
+    def loops(self, asked: int | None) -> int:
+        """How often the core runs: as asked, else as configured."""
+        if asked is not None and asked < 1:
+            raise ValueError(f"n_loops: the core runs at least once (got {asked})")
+        return asked or self.config.recurrence.loops
 
-    def _embed(self, tokens_BT: Tensor) -> Tensor:
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """What enters the prelude, (B, T, D)."""
         h_BTD = rms_norm(F.embedding(tokens_BT, self.embed_tokens), self.config.norm_eps)
         return h_BTD if self.ngram_embedding is None else h_BTD + self.ngram_embedding(tokens_BT)
+
+    def head(self, h_BTD: Tensor) -> Tensor:
+        """What leaves the coda as logits (B, T, V), through the transposed embedding."""
+        return F.linear(self.final_norm(h_BTD), self.embed_tokens)
 
     def _halting(self, core: CoreOutput, valid_BL: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
         if core.loops_BL is None or core.remainder_BL is None:

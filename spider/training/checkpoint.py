@@ -29,15 +29,19 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from spider import files
 from spider.config import ModelConfig, StageSpec
+
+if TYPE_CHECKING:
+    from spider.model import Spider
 
 log = logging.getLogger(__name__)
 
@@ -258,16 +262,19 @@ def load_into(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
     """Copy the saved tensors of these names into these tensors, in place.
 
     Raises:
-        CheckpointError: a tensor is not in the checkpoint, or has another shape there.
+        CheckpointError: the checkpoint is of another architecture; names the tensors that differ.
     """
     reader = HuggingFaceStorageReader(str(checkpoint.path))
     saved = reader.read_metadata().state_dict_metadata
-    for name, tensor in tensors.items():
-        if name not in saved:
-            raise CheckpointError(f"{checkpoint.path}: holds no tensor {name}")
-        there, here = list(getattr(saved[name], "size", ())), list(tensor.shape)
+    problems = [f"it has no {name}" for name in tensors if name not in saved]
+    problems += [f"this model has no {n}" for n in saved if n.startswith("model.") and n not in tensors]
+    for name in tensors.keys() & saved.keys():
+        there, here = list(getattr(saved[name], "size", ())), list(tensors[name].shape)
         if there != here:
-            raise CheckpointError(f"{checkpoint.path}: {name} is {there} there and {here} in this model")
+            problems.append(f"{name} is {there} there and {here} in this model")
+    if problems:
+        shown = "; ".join(sorted(problems)[:3]) + (f"; and {len(problems) - 3} more" if problems[3:] else "")
+        raise CheckpointError(f"{checkpoint.path}: a checkpoint of another architecture: {shown}")
     dcp.load(dict(tensors), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
 
 
@@ -309,7 +316,37 @@ def locate(path: Path) -> Path:
     raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor a train.json")
 
 
-def load_model(path: Path | str, device: str | torch.device = "cpu") -> tuple[nn.Module, ModelConfig]:
+def stage_of(checkpoint: Checkpoint) -> StageSpec:
+    """The stage that a checkpoint was saved by.
+
+    Raises:
+        CheckpointError: it is described in words that this Spider does not know.
+    """
+    try:
+        return StageSpec.model_validate(checkpoint.manifest["spec"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(
+            f"{checkpoint.path}: a checkpoint of another architecture or of another version of Spider "
+            f"({key}: {first['msg']})"
+        ) from None
+
+
+def model_of(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Spider:
+    """The model that a checkpoint holds, in evaluation mode.
+
+    Raises:
+        CheckpointError: the checkpoint is not of the architecture that it says.
+    """
+    from spider.model import build_model
+
+    model = build_model(stage_of(checkpoint).model).to(device)
+    load_into(checkpoint, model_tensors(model))
+    return model.eval()
+
+
+def load_model(path: Path | str, device: str | torch.device = "cpu") -> tuple[Spider, ModelConfig]:
     """The model of a checkpoint directory, of a stage folder (its newest good checkpoint), or of a
     ``train.json``.
 
@@ -317,12 +354,7 @@ def load_model(path: Path | str, device: str | torch.device = "cpu") -> tuple[nn
         the model in evaluation mode, and its configuration.
 
     Raises:
-        CheckpointError: no checkpoint there, or a damaged one.
+        CheckpointError: no checkpoint there, a damaged one, or one of another architecture.
     """
-    from spider.model import build_model
-
-    checkpoint = verify(locate(Path(path)))
-    config = StageSpec.model_validate(checkpoint.manifest["spec"]).model
-    model = build_model(config).to(device)
-    load_into(checkpoint, model_tensors(model))
-    return model.eval(), config
+    model = model_of(verify(locate(Path(path))), device)
+    return model, model.config

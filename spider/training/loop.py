@@ -222,7 +222,7 @@ class Trainer:
         the loss.
         """
         targets = int((rows_BT1[:, 1:] != PAD).sum())
-        n_loops = self._loops()
+        n_loops = draw_depth(self.spec)
         measured: dict[str, Tensor] = {}
         for micro_BT1 in np.split(rows_BT1, self.settings.grad_accum):
             weight = int((micro_BT1[:, 1:] != PAD).sum()) / targets
@@ -234,11 +234,6 @@ class Trainer:
                 value = value * weight
                 measured[name] = measured[name] + value if name in measured else value
         return measured
-
-    def _loops(self) -> int:
-        """Depth of this step's forward passes: the stage's, or drawn with the stage's as its mean."""
-        mean = self.settings.n_loops or self.spec.model.recurrence.loops
-        return int(torch.randint(1, 2 * mean, ())) if self.spec.model.recurrence.sample_loops else mean
 
     def _skip(self) -> None:
         progress = self.progress
@@ -395,6 +390,12 @@ class Trainer:
             f"{s.seq_len}, grad_accum {s.grad_accum}: halve micro_batch and double grad_accum (the same "
             f"batch in more pieces), or lower seq_len{hint} ({error})"
         )
+
+
+def draw_depth(spec: StageSpec) -> int:
+    """Loops of one step's forward passes: the stage's, or drawn from torch's RNG with the stage's as mean."""
+    mean = spec.settings.n_loops or spec.model.recurrence.loops
+    return int(torch.randint(1, 2 * mean, ())) if spec.model.recurrence.sample_loops else mean
 
 
 def data_digest(spec: StageSpec, data: Path) -> str:

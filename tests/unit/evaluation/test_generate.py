@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 import torch
 
@@ -80,32 +78,32 @@ def test_frequencies_follow_the_tempered_distribution():
     assert ones == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=0.02)
 
 
-def test_an_empty_prompt_starts_from_bos_and_the_window_never_exceeds_the_context():
+def test_an_empty_prompt_starts_from_bos_and_a_full_context_is_begun_again_with_its_half():
     model = Scripted(list(b"abcdefgh"))
-    list(generate(model, "", max_bytes=5, temperature=0, seed=0, context=4))
+    list(generate(model, "", max_bytes=7, temperature=0, seed=0, context=4))
     assert model.read == [
-        [BOS, PAD, PAD, PAD],
-        [BOS, 97, PAD, PAD],
-        [BOS, 97, 98, PAD],
-        [BOS, 97, 98, 99],
-        [97, 98, 99, 100],
+        [BOS],
+        [BOS, *b"a"],
+        [BOS, *b"ab"],
+        [BOS, *b"abc"],
+        [*b"cd"],
+        [*b"cde"],
+        [*b"cdef"],
     ]
 
 
-def test_windows_are_padded_to_whole_blocks_and_the_last_real_position_is_read():
-    model = Scripted(list(b"ab"))
-    assert bytes(generate(model, "x" * 63, max_bytes=2, temperature=0, seed=0, context=200)) == b"ab"
-    assert [len(window) for window in model.read] == [64, 128]
-
-
-def test_a_prompt_longer_than_the_context_is_cut_on_the_left_and_said_once(caplog):
+def test_a_prompt_fills_the_context_at_most():
     model = Bigram()
-    with caplog.at_level(logging.WARNING):
-        written = list(generate(model, "w" * 50 + "z", max_bytes=5, temperature=0, seed=0, context=8))
-    assert written == list(generate(model, "z", max_bytes=5, temperature=0, seed=0, context=8))
-    assert [r.getMessage() for r in caplog.records] == [
-        "the prompt is 51 bytes and the model reads 8 at a time: only its end is read"
-    ]
+    assert len(list(generate(model, "w" * 7, max_bytes=3, temperature=0, seed=0, context=8))) == 3
+    with pytest.raises(ValueError, match="the prompt is 8 bytes and the model reads 7 at most"):
+        generate(model, "w" * 8, max_bytes=5, temperature=0, seed=0, context=8)
+
+
+def test_a_prompt_that_is_not_utf8_is_refused_unless_it_is_bytes():
+    broken = b"caf\xe9 ol\xff".decode("utf-8", "surrogateescape")  # what a command line hands over
+    with pytest.raises(ValueError, match=r"not valid UTF-8: e9 \(hexadecimal\) after 'caf'.*--prompt-file"):
+        generate(Bigram(), broken, max_bytes=1, temperature=0, seed=0)
+    assert len(list(generate(Bigram(), b"caf\xe9", max_bytes=2, temperature=0, seed=0))) == 2
 
 
 def test_the_model_keeps_its_mode_between_bytes_and_the_caller_its_gradients():

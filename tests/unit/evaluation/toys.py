@@ -8,10 +8,32 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from spider.vocab import PAD, VOCAB_SIZE
+from spider.vocab import VOCAB_SIZE
 
 
-class Bigram(nn.Module):
+class Reader:
+    """Reads a stream by asking the model for the whole of it each time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.ids = model, []
+
+    def extend(self, ids: list[int]) -> torch.Tensor:
+        self.ids += ids
+        with torch.inference_mode():
+            return self.model(torch.tensor([self.ids])).logits[0, -len(ids) :]
+
+
+class Toy(nn.Module):
+    """The part of the interface that generation needs."""
+
+    def loops(self, asked: int | None) -> int:
+        return asked or 1
+
+    def incremental(self, context: int, n_loops: int | None) -> Reader:
+        return Reader(self)
+
+
+class Bigram(Toy):
     """Logits depend on the last id alone, so its nats do not depend on how the stream is cut into windows."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -43,7 +65,7 @@ class Positional(Bigram):
         return SimpleNamespace(loss=torch.arange(t).float().expand(b, t), logits=None, metrics={})
 
 
-class Scripted(nn.Module):
+class Scripted(Toy):
     """Writes a given sequence of ids, whatever it reads: nearly all probability is on the next of them."""
 
     def __init__(self, script: list[int]) -> None:
@@ -54,8 +76,7 @@ class Scripted(nn.Module):
 
     def forward(self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean"):
         self.read.append(tokens_BT[0].tolist())
-        last = int((tokens_BT[0] != PAD).sum()) - 1
         logits_BTV = torch.zeros(*tokens_BT.shape, VOCAB_SIZE)
-        logits_BTV[0, last, self.script[self.at]] = 50.0
+        logits_BTV[0, -1, self.script[self.at]] = 50.0
         self.at += 1
         return SimpleNamespace(loss=None, logits=logits_BTV, metrics={})

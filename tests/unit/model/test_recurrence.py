@@ -64,17 +64,6 @@ def test_bptt_truncates_gradients_but_not_values(make, tokens):
     assert (full.core.lora.scale.grad[:3] != 0).any()
 
 
-def test_sampled_depth_has_the_configured_mean_and_follows_the_seed(make):
-    model = make(recurrence={"loops": 3, "sample_loops": True}).train()
-    torch.manual_seed(0)
-    depths = [model._depth() for _ in range(400)]
-    assert set(depths) == {1, 2, 3, 4, 5}
-    assert sum(depths) / 400 == pytest.approx(3, abs=0.3)
-    torch.manual_seed(0)
-    assert depths == [model._depth() for _ in range(400)]
-    assert model.eval()._depth() == 3
-
-
 def test_halting_at_the_first_loop_equals_a_one_loop_model(make, tokens):
     model = make().eval()
     with torch.no_grad():

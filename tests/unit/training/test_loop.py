@@ -447,3 +447,14 @@ def test_it_learns(tmp_path, make_spec, shards):
     train(make_spec(max_steps=60, log_every=10, lr=1e-2), tmp_path, shards)
     curve = [row["metrics"]["train/bpb"] for row in rows(tmp_path)]
     assert curve[-1] < 0.7 * curve[0]
+
+
+def test_a_sampled_depth_has_the_stage_s_as_its_mean_and_follows_the_seed(make_spec):
+    spec = make_spec(model={"recurrence": {"loops": 3, "sample_loops": True}}, n_loops=2)
+    torch.manual_seed(0)
+    depths = [loop.draw_depth(spec) for _ in range(400)]
+    assert set(depths) == {1, 2, 3}
+    assert sum(depths) / 400 == pytest.approx(2, abs=0.15)
+    torch.manual_seed(0)
+    assert depths == [loop.draw_depth(spec) for _ in range(400)]
+    assert {loop.draw_depth(make_spec(n_loops=2)) for _ in range(5)} == {2}

@@ -1,0 +1,79 @@
+"""Reading a stream piece by piece gives the logits of reading it at once, for every prefix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_spider import SWITCHES
+
+from spider.model.incremental import Incremental
+from spider.vocab import PAD
+
+
+def whole(model, ids: list[int], context: int, n_loops: int | None = None) -> torch.Tensor:
+    """Logits of one forward pass over a window of ``context``, those of the ids."""
+    window = torch.tensor([ids + [PAD] * (context - len(ids))])
+    with torch.no_grad():
+        return model(window, n_loops=n_loops).logits[0, : len(ids)]
+
+
+def pieces(ids: list[int], sizes: list[int]) -> list[list[int]]:
+    """The ids in pieces of these sizes, in turn."""
+    cut, at = [], 0
+    while at < len(ids):
+        size = sizes[len(cut) % len(sizes)]
+        cut.append(ids[at : at + size])
+        at += size
+    return cut
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("sizes", [[1], [7, 1, 1, 12], [40]])
+def test_every_prefix_has_the_logits_of_a_whole_forward_pass(make, tokens, switch, sizes):
+    model = make(**SWITCHES[switch]).double().eval()
+    for ids in tokens.tolist():
+        stream = Incremental(model, context=48)
+        got = torch.cat([stream.extend(piece) for piece in pieces(ids, sizes)])
+        torch.testing.assert_close(got, whole(model, ids, 48), rtol=1e-9, atol=1e-9)
+
+
+def test_loops_may_differ_from_the_trained_ones(make, tokens):
+    model = make().double().eval()
+    ids = tokens[0].tolist()
+    for n_loops in (1, 5):
+        stream = Incremental(model, context=40, n_loops=n_loops)
+        got = torch.cat([stream.extend(piece) for piece in pieces(ids, [3, 1])])
+        torch.testing.assert_close(got, whole(model, ids, 40, n_loops), rtol=1e-9, atol=1e-9)
+
+
+def test_a_context_may_be_filled_but_not_exceeded(make, tokens):
+    model = make().eval()
+    stream = Incremental(model, context=10)
+    stream.extend(tokens[0, :10].tolist())
+    with pytest.raises(ValueError, match="cannot read 1 ids after 10 with a context of 10"):
+        stream.extend([65])
+    with pytest.raises(ValueError, match="cannot read 0 ids"):
+        stream.extend([])
+
+
+def test_only_latents_and_one_rotated_key_are_kept_and_the_core_runs_only_where_a_patch_closes(make):
+    model = make(boundary={"kind": "fixed", "stride": 4}).eval()
+    calls = []
+    model.core.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].shape[1]))
+    stream = Incremental(model, context=16)
+    for byte in b"abcdefghijkl":
+        stream.extend([byte])
+    assert calls == [1, 1, 1, 1]  # the null patch, and bytes 3, 7 and 11
+    attention = model.config.attention
+    for cache in (stream.blocks[0], stream.core[1][0].attention):
+        assert cache._buffer.shape[-1] == attention.kv_lora_rank + attention.rope_dim
+    assert (stream.blocks[0].length, stream.core[1][0].attention.length) == (12, 4)
+
+
+def test_narrow_arithmetic_stays_near_the_whole_pass(make, tokens):
+    model = make(busy=False).eval()
+    ids = tokens[0].tolist()
+    with torch.autocast("cpu", torch.bfloat16):
+        stream = Incremental(model, context=40)
+        got = torch.cat([stream.extend([i]) for i in ids])
+    torch.testing.assert_close(got, whole(model, ids, 40), rtol=0.05, atol=0.05)
