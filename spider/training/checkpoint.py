@@ -300,7 +300,7 @@ def locate(path: Path) -> Path:
         CheckpointError: there is none.
     """
     if path.is_file():
-        receipt = files.read_json(path)
+        receipt = files.read_json(path) if path.suffix == ".json" else None
         if not isinstance(receipt, dict) or "checkpoint" not in receipt:
             raise CheckpointError(
                 f"{path}: not a training receipt; give a checkpoint, a stage folder, or its train.json"

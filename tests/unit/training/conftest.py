@@ -75,7 +75,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_spec() -> Callable[..., StageSpec]:
     def make(
         stage: str = "a", *, optimizer: str = "muon", model: dict[str, Any] | None = None, **changes: Any

@@ -113,6 +113,9 @@ def test_load_model_says_what_is_missing_or_damaged(stage, tmp_path):
     _, folder, receipt = stage
     with pytest.raises(ValueError, match="neither a checkpoint, nor a stage folder"):
         spider.load_model(tmp_path / "nothing")
+    (tmp_path / "model.pt").write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(ValueError, match=r"model.pt: not a training receipt; give a checkpoint"):
+        spider.load_model(tmp_path / "model.pt")
     (folder / "evaluation.json").write_text("{}")
     with pytest.raises(ValueError, match="not a training receipt"):
         spider.load_model(folder / "evaluation.json")
