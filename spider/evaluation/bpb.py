@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +113,7 @@ def score(
     batch: int = 16,
     n_loops: int | None = None,
     autocast: bool = False,
+    observe: Callable[[Any, np.ndarray], None] | None = None,
 ) -> Score:
     """Score every target of a uint16 stream that begins with BOS (see `clip_stream`) exactly once.
 
@@ -124,6 +125,8 @@ def score(
         overlap: share of a window that is context only.
         n_loops: recurrent depth (None: the model's own).
         autocast: run the forward in bf16 autocast; the loss should stay fp32 in the model.
+        observe: called with the ``trace`` of every forward (the model is then asked for one) and the (B, T)
+            mask of the positions whose targets were scored in it.
 
     Raises:
         ValueError: no byte to score, an id outside the vocabulary, or a loss that is not finite.
@@ -136,6 +139,7 @@ def score(
     if not np.any(tokens_N[1:] < 256):
         raise ValueError("there is nothing to score: the stream holds no byte after its first token")
     device = next(model.parameters()).device
+    traced = {"trace": True} if observe is not None else {}
     nats, counts = np.zeros(4), np.zeros(4, np.int64)
     sums: dict[str, float] = {}
     done = rows = 0
@@ -144,12 +148,13 @@ def score(
     began = time.perf_counter()
     try:
         for inputs_BT, labels_BT in windows(tokens_N, seq_len, overlap, batch):
-            with torch.inference_mode(), _precision(device, autocast):
+            with torch.inference_mode(), precision(device, autocast):
                 output = model(
                     torch.from_numpy(inputs_BT).to(device),
                     torch.from_numpy(labels_BT).to(device),
                     n_loops=n_loops,
                     reduction="none",
+                    **traced,
                 )
             nats_BT = _host(output.loss)
             if nats_BT.shape != labels_BT.shape:
@@ -170,6 +175,8 @@ def score(
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * len(inputs_BT)
             rows += len(inputs_BT)
+            if observe is not None:
+                observe(output.trace, scored_BT)
     finally:
         model.train(was_training)
     return Score(
@@ -192,5 +199,6 @@ def _host(loss_BT: torch.Tensor) -> np.ndarray:
     return loss_BT.float().cpu().numpy().astype(np.float64)
 
 
-def _precision(device: torch.device, autocast: bool) -> contextlib.AbstractContextManager[Any]:
+def precision(device: torch.device, autocast: bool) -> contextlib.AbstractContextManager[Any]:
+    """bf16 autocast, or nothing."""
     return torch.autocast(device.type, torch.bfloat16) if autocast else contextlib.nullcontext()

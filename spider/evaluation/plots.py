@@ -23,7 +23,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = {"zlib": (0, (1, 1.5)), "bz2": (0, (5, 2, 1, 2)), "xz": (0, (6, 2)), "zstd": (0, (3, 2))}
 GREY = "#666666"
-_STYLE: Any = {
+#: rc settings of every figure.
+STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 12,
     "axes.titleweight": "bold",
@@ -62,9 +63,9 @@ def plot_bpb(groups: list[dict[str, Any]], path: Path) -> None:
     """
     import matplotlib as mpl
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         places = sum(len(g["stages"]) for g in groups) + 0.6 * (len(groups) - 1)
-        figure, axes = _figure(max(7.0, 2.4 + 1.1 * places), 4.4)
+        figure, axes = new_figure(max(7.0, 2.4 + 1.1 * places), 4.4)
         values = [bpb for g in groups for _, bpb in g["stages"]]
         lines = [bits for g in groups for bits in g["compressors"].values()]
         low, high = min(values + lines), max(values + lines)
@@ -101,7 +102,7 @@ def plot_bpb(groups: list[dict[str, Any]], path: Path) -> None:
         axes.grid(axis="y")
         if len(groups) > 1:
             figure.legend(loc="outside lower center", ncols=min(4, len(groups)))
-        _save(figure, path)
+        save(figure, path)
 
 
 def _compressor_lines(
@@ -142,8 +143,8 @@ def plot_loss(curves: list[Curve], path: Path, title: str = "Training loss") -> 
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     runs = list(dict.fromkeys(c.run for c in curves))
-    with mpl.rc_context(_STYLE):
-        figure, axes = _figure(8.0, 4.4)
+    with mpl.rc_context(STYLE):
+        figure, axes = new_figure(8.0, 4.4)
         drawn: list[np.ndarray] = []
         for number, run in enumerate(runs):
             own = [c for c in curves if c.run == run]
@@ -196,7 +197,7 @@ def plot_loss(curves: list[Curve], path: Path, title: str = "Training loss") -> 
         axes.set_ylabel("bits per byte (log scale)")
         axes.set_title(title)
         axes.grid(axis="y")
-        _save(figure, path)
+        save(figure, path)
 
 
 def _shade(axes: Axes, stages: list[Curve]) -> None:
@@ -230,13 +231,13 @@ def _quantity(value: float) -> str:
     return f"{value:g}"
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     with replacing(path) as beside:
         figure.savefig(beside, format="png", dpi=150)

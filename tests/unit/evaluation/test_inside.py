@@ -1,0 +1,119 @@
+"""What is counted inside a model, against counting by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from spider.config import ModelConfig
+from spider.evaluation.bpb import IGNORED, score, windows
+from spider.evaluation.inside import Inside, loops_curve
+from spider.model import Spider, build_model
+from spider.vocab import encode
+from tests.unit.model.small import SMALL, merged
+
+TEXT = "The quick brown fox jumps over the lazy dog, größer than before; and then it sleeps.\n" * 4
+TOKENS = np.array(encode(TEXT) + encode("A second document."), np.uint16)
+WINDOWS = {"seq_len": 48, "overlap": 0.25, "batch": 3}
+
+
+def busy_model(**changes) -> Spider:
+    """A small model whose parts all disagree with their neutral start."""
+    torch.manual_seed(3)
+    model = build_model(ModelConfig(**merged(SMALL, changes)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def observed(model: Spider, **changes) -> Inside:
+    inside = Inside(patched=model.config.boundary.kind != "none")
+    score(model, TOKENS, observe=inside, **WINDOWS, **changes)
+    return inside
+
+
+def test_a_patch_counts_in_the_one_window_that_scores_its_closing_byte():
+    #   positions                0  1  2  3  4  5  6  7
+    #   row 0, all scored        |close at 1|close at 4|      and two open bytes behind
+    #   row 1, the last 5 scored |close at 2|, in the context; close at 3, of one byte; close at 7, of four
+    patches = SimpleNamespace(
+        close_BL=torch.tensor([[0, 1, 4, 6], [0, 2, 3, 7]]),
+        filled_BL=torch.tensor([[False, True, True, False], [False, True, True, True]]),
+    )
+    trace = SimpleNamespace(
+        patches=patches,
+        loops_BL=torch.tensor([[9.0, 1, 2, 9], [9, 1, 2, 3]]),
+        counts_NRE=torch.tensor([[[3, 1], [2, 2]]]),
+    )
+    scored_BT = np.array([[True] * 8, [False] * 3 + [True] * 5])
+    inside = Inside(patched=True)
+    inside(trace, scored_BT)
+    assert inside.summary() == {
+        "patch_bytes": [0, 1, 1, 1, 1],
+        "halting_loops": [0, 1, 2, 1],
+        "expert_share": [[[1.5, 0.5], [1.0, 1.0]]],
+    }
+    inside(trace, np.zeros_like(scored_BT))
+    assert inside.summary()["patch_bytes"] == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["learned", "fixed", "whitespace"])
+def test_the_counts_are_those_of_walking_through_every_window(kind):
+    model = busy_model(boundary={"kind": kind}, recurrence={"loops": 3})
+    lengths, loops, load = Counter(), Counter(), 0
+    for inputs_BT, labels_BT in windows(TOKENS, **WINDOWS):
+        with torch.inference_mode():
+            trace = model(torch.from_numpy(inputs_BT), trace=True).trace
+        load = load + trace.counts_NRE.numpy()
+        for row, slot_T in enumerate(trace.patches.slot_BT.tolist()):
+            began, before = 0, 0
+            for t, slot in enumerate(slot_T):
+                if slot == before:
+                    continue
+                if labels_BT[row, t] != IGNORED:
+                    lengths[t + 1 - began] += 1
+                    loops[int(trace.loops_BL[row, slot])] += 1
+                began, before = t + 1, slot
+    found = observed(model).summary()
+    assert sum(lengths.values()) > 20 and len(lengths) > (kind != "fixed")
+    assert {n: c for n, c in enumerate(found["patch_bytes"]) if c} == lengths
+    assert {n: c for n, c in enumerate(found["halting_loops"]) if c} == loops
+    np.testing.assert_allclose(found["expert_share"], load / load.sum(-1, keepdims=True) * load.shape[-1])
+
+
+def test_looking_inside_changes_no_score_and_costs_no_pass():
+    model = busy_model()
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    plain = score(model, TOKENS, **WINDOWS)
+    once = len(calls)
+    assert score(model, TOKENS, observe=Inside(patched=True), **WINDOWS).nats == plain.nats
+    assert len(calls) == 2 * once
+
+
+def test_a_text_without_overlap_counts_every_byte_that_a_patch_holds():
+    model = busy_model(boundary={"kind": "whitespace"})
+    inside = Inside(patched=True)
+    score(model, TOKENS, observe=inside, seq_len=len(TOKENS), overlap=0.0)
+    closes = [t for t, i in enumerate(TOKENS[:-1]) if i in (*b" \n", *range(256, 272))]
+    assert sum(n * count for n, count in inside.lengths.items()) == closes[-1] + 1
+
+
+def test_a_part_that_is_switched_off_has_no_counts():
+    model = busy_model(boundary={"kind": "none"}, recurrence={"halting": False}, moe=None)
+    assert observed(model).summary() == {"patch_bytes": None, "halting_loops": None, "expert_share": None}
+    halting = observed(busy_model(boundary={"kind": "none"}, recurrence={"loops": 2})).summary()
+    assert halting["patch_bytes"] is None and sum(halting["halting_loops"]) == len(TOKENS) - 1
+
+
+def test_the_loops_curve_is_the_score_at_each_depth():
+    model = busy_model(recurrence={"halting": False})
+    curve = loops_curve(model, TOKENS, 4, **WINDOWS)
+    assert curve == [score(model, TOKENS, n_loops=n, **WINDOWS).bpb for n in (1, 2, 3, 4)]
+    assert curve[1] == score(model, TOKENS, **WINDOWS).bpb  # two is what the model is configured with
+    assert len(set(curve)) == 4
