@@ -274,7 +274,11 @@ class Store:
             self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, record["step"])])
 
     def send_evaluation(self, record: spool.Record, results: Path) -> None:
-        """Scores of a checkpoint: on its model with the dataset, and under ``val/`` on the training run."""
+        """Scores of a checkpoint: on its model with the dataset, and under ``val/`` on the training run.
+
+        Whatever is logged on a model appears on its run as well. The points of a curve are therefore logged
+        once, under a name with the stage in it: the stages of a run would lie over each other.
+        """
         from mlflow.entities import Metric
 
         run_id = self._need_run(record["training"])
@@ -288,11 +292,12 @@ class Store:
             digest = digest[:36]
             entry = {"name": name, "digest": digest, "source": source, "context": "validation"}
             self._log_datasets(run_id, [entry])
+        points = [(key, value, step) for key, value in record["metrics"].items()]
+        for curve, steps in record.get("curves", {}).items():
+            points += [(f"val/{curve}/{record['stage']}", value, n) for n, value in steps]
         scores = [
-            Metric(
-                _key(key), value, at, step, model_id=model.model_id, dataset_name=name, dataset_digest=digest
-            )
-            for key, value in record["metrics"].items()
+            Metric(_key(key), value, at, n, model_id=model.model_id, dataset_name=name, dataset_digest=digest)
+            for key, value, n in points
         ]
         self._log_metrics(run_id, scores)
         self.log_points(run_id, [(f"val/{key}", value, at, step) for key, value in record["metrics"].items()])

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,7 @@ def log_evaluation(
     artifacts: Sequence[Path] = (),
     *,
     dataset: tuple[str, str, str] | None = None,
+    curves: Mapping[str, Sequence[tuple[int, float]]] | None = None,
 ) -> None:
     """Record the scores of a stage's checkpoint: on its model, and under ``val/`` on the training run.
 
@@ -176,6 +177,8 @@ def log_evaluation(
         evaluation: ``evaluation.json``; every number in it, nested ones as ``compressors/xz``, is logged.
         artifacts: plots, the sample, ``evaluation.json`` itself.
         dataset: (name, digest, source) of the text that was scored.
+        curves: (step, value) points of the checkpoint, over something else than steps of training; shown as
+            ``val/{name}/{stage}``.
 
     Raises:
         ValueError: the stage has no receipt (``train.json``).
@@ -202,6 +205,7 @@ def log_evaluation(
         "time": time.time(),
         "metrics": numbers,
         "dataset": list(dataset) if dataset else None,
+        "curves": {name: [list(point) for point in points] for name, points in (curves or {}).items()},
         "artifacts": [entry for path in artifacts if (entry := spool.artifact(results, path))],
     }
     spool.write(results, "evaluations", record)

@@ -107,6 +107,37 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
     assert "main/sample.txt" in {f.path for f in there.client.list_artifacts(run.info.run_id, "main")}
 
 
+def test_a_curve_over_something_else_than_training_is_on_its_model_and_one_line_a_stage(
+    results, store, make_spec, in_workflow
+):
+    curves = {"warmup": [(1, 2.9), (2, 2.5), (3, 2.45), (4, 2.47)], "main": [(1, 2.4), (2, 2.1)]}
+    figure = results / "runs/demo/main/loops.png"
+    for stage, steps in (("warmup", range(0, 3)), ("main", range(3, 6))):
+        train(results, make_spec(stage), steps, weights=f"weights of {stage}")
+        figure.parent.mkdir(parents=True, exist_ok=True)
+        figure.write_bytes(b"\x89PNG")
+        evaluation = {"bpb": curves[stage][1][1]}
+        of_stage = {"bpb_at_loops": curves[stage]}
+        log_evaluation(results, "demo", stage, evaluation, [figure], dataset=DATA, curves=of_stage)
+    assert sync(results).error is None
+    (results / "tracking" / "sent.json").unlink()
+    assert sync(results).error is None  # sent twice, stored once
+
+    there = store()
+    (run,) = runs_of(there)
+    for stage, curve in curves.items():
+        key = f"val/bpb_at_loops/{stage}"
+        history = there.client.get_metric_history(run.info.run_id, key)
+        assert [(m.step, m.value) for m in history] == curve
+        (model,) = there.client.search_logged_models(
+            [there.experiments["Training"]], f"name = 'demo-{stage}'"
+        )
+        (last,) = [m for m in model.metrics if m.key == key and m.step == curve[-1][0]]
+        assert (last.value, last.dataset_name) == (curve[-1][1], DATA[0])
+        assert {m.key for m in model.metrics} == {"bpb", key}
+    assert "main/loops.png" in {f.path for f in there.client.list_artifacts(run.info.run_id, "main")}
+
+
 def test_a_run_trained_without_tracking_can_still_be_evaluated_with_it(
     results, store, make_spec, monkeypatch, in_workflow
 ):
