@@ -266,7 +266,8 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
         _prepare_torch(threads)
         found = evaluate(receipt, spec, data, folder)
         card = session.dataset_card(scored, found["data_digest"])
-        tracking.log_evaluation(results.root, run, stage, found, outputs, dataset=card)
+        curves = {"bpb_at_loops": list(enumerate(found["loops"]["bpb"], start=1))} if found["loops"] else {}
+        tracking.log_evaluation(results.root, run, stage, found, outputs, dataset=card, curves=curves)
         job.metric("bpb", found["bpb"])
     best = min(found["compressors"], key=found["compressors"].get)
     log.info("%.3f bits per byte (%s: %.3f)", found["bpb"], best, found["compressors"][best])
@@ -338,6 +339,55 @@ def generate(
     for piece in stream_text(ids):
         click.echo(piece, nl=False)
     click.echo()
+
+
+@cli.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+@click.option(
+    "--bytes", "count", type=click.IntRange(min=1), default=2000, show_default=True, help="How much of it."
+)
+@click.option("--context", type=click.IntRange(min=2), help="Bytes the model reads (default: as evaluated).")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture instead.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a web page instead.")
+def boundaries(
+    checkpoint: Path, file: Path, count: int, context: int | None, png: Path | None, html: Path | None
+) -> None:
+    """Show the patches into which the model at CHECKPOINT cuts the beginning of FILE (-: standard input).
+
+    Patches are coloured; where there is no colour, a | closes each. CHECKPOINT may also be a stage's folder
+    or its train.json.
+    """
+    import numpy as np
+    import torch
+    from rich.console import Console
+
+    from spider.evaluation import patch_views
+    from spider.evaluation.boundaries import caption, cut, read_beginning
+    from spider.training.checkpoint import locate, model_of, stage_of, verify
+    from spider.vocab import BOS
+
+    text = read_beginning(file, count)
+    found = verify(locate(checkpoint))
+    spec = stage_of(found)
+    if spec.model.boundary.kind == "none":
+        raise ValueError(f"{checkpoint}: this model has no patches (boundary.kind is none)")
+    seq_len = context or spec.evaluation.seq_len or spec.settings.seq_len
+    if len(text) >= seq_len:
+        log.info("the model reads %d bytes at a time: windows of it, half of each as context", seq_len)
+    model = model_of(found, "cuda" if torch.cuda.is_available() else "cpu")
+    patches = cut(model, np.array([BOS, *text], np.uint16), seq_len=seq_len)
+    line = caption(spec.model.boundary.kind, patches)
+    title = (
+        f"{'standard input' if str(file) == '-' else file.name}: patches of {spec.run}, stage {spec.stage}"
+    )
+    if png:
+        patch_views.plot_boundaries(patches, png, title, line)
+    if html:
+        patch_views.write_page(patches, html, title, line)
+    if not (png or html):
+        patch_views.show(patches, Console())
+    log.info("%s", line)
 
 
 # ---------------------------------------------------------------------------------------------- tracking

@@ -379,6 +379,8 @@ class EvaluationConfig(Block):
     """Windows scored at once."""
     n_loops: Positive | None = None
     """Loops (default: the stage's)."""
+    loops_bytes: Annotated[int, Field(ge=0)] = 50_000
+    """Score this much with 1, 2, ... twice the stage's loops, for the curve (0: no curve)."""
     prompt: str = "The "
     """What the sample continues."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400

@@ -1,9 +1,13 @@
-"""One stage's last checkpoint, measured: bits per byte, compressors on the same text, a sample, a loss curve.
+"""One stage's last checkpoint, measured: bits per byte, compressors on the same text, a sample, figures.
 
 The text is the beginning of the validation split, at most ``max_bytes`` of it; the very array that the model
 is scored on goes to the compressors. What was measured on what is written beside the figures (data digest,
 hash of the text, window, overlap, loops, weights digest), so that two evaluations can be told comparable or
 not.
+
+The pass that scores also fills the histograms of what happened inside (`spider.evaluation.inside`). The curve
+over loops reads a shorter beginning of the text once for each number of loops: compare its figures with each
+other, not with those of the whole text.
 """
 
 from __future__ import annotations
@@ -20,10 +24,14 @@ from spider import files
 from spider.config import StageSpec
 from spider.data.shards import Shards, load_metadata
 from spider.evaluation import compressors
+from spider.evaluation.boundaries import Patch, caption, cut
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.curves import stage_curve
 from spider.evaluation.generate import generate, stream_text
-from spider.evaluation.plots import plot_loss
+from spider.evaluation.inside import Inside, loops_curve
+from spider.evaluation.inside_plots import plot_inside, plot_loops
+from spider.evaluation.patch_views import plot_boundaries, write_page
+from spider.evaluation.plots import Curve, plot_loss
 from spider.training.checkpoint import load_model
 from spider.training.receipt import read_receipt
 from spider.vocab import BOS
@@ -32,16 +40,30 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 
+#: What an evaluation leaves in its folder, `evaluation.json` last.
+OUTPUTS = (
+    "loss.png",
+    "loops.png",
+    "inside.png",
+    "boundaries.png",
+    "boundaries.html",
+    "sample.txt",
+    "evaluation.json",
+)
+#: Of the text, shown with its patches coloured.
+_SHOWN_BYTES = 1500
+
 
 def evaluate(
     receipt: Path, spec: StageSpec, data: Path, output: Path, *, device: str | None = None
 ) -> dict[str, Any]:
-    """Measure the checkpoint that a receipt names; write evaluation.json, sample.txt and loss.png.
+    """Measure the checkpoint that a receipt names; write `OUTPUTS`.
 
     Args:
         receipt: the stage's train.json.
-        spec: the stage; only ``evaluation``, ``settings`` (window and loops where evaluation does not say)
-            and ``seed`` (of the sample) are read. The model's own configuration is in the checkpoint.
+        spec: the stage; only ``evaluation``, ``settings`` (window and loops where evaluation does not say;
+            loops trained with) and ``seed`` (of the sample) are read. The model's own configuration is in
+            the checkpoint.
         data: shards folder of ``spec.evaluation.data``.
         output: folder to write into; evaluation.json comes last.
         device: where to run (default: the GPU where there is one).
@@ -62,22 +84,28 @@ def evaluate(
     asked = spec.evaluation
     tokens_N, data_digest = validation_stream(data, asked.max_bytes)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model, _ = load_model(receipt, device)
+    model, config = load_model(receipt, device)
     seq_len = asked.seq_len or spec.settings.seq_len
-    n_loops = asked.n_loops or spec.settings.n_loops
+    trained_loops = spec.settings.n_loops or config.recurrence.loops
+    n_loops = asked.n_loops or trained_loops
     # A model trained in low precision is judged in the precision it will be used in.
     autocast = trained.get("precision") in ("bf16", "fp8")
     text = compressors.text_bytes(tokens_N)
     log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", seq_len, device)
-    result = score(
-        model,
-        tokens_N,
-        seq_len=seq_len,
-        overlap=asked.overlap,
-        batch=asked.batch,
-        n_loops=n_loops,
-        autocast=autocast,
-    )
+    reading: dict[str, Any] = {
+        "seq_len": seq_len,
+        "overlap": asked.overlap,
+        "batch": asked.batch,
+        "autocast": autocast,
+    }
+    inside = Inside(patched=config.boundary.kind != "none")
+    result = score(model, tokens_N, n_loops=n_loops, observe=inside, **reading)
+    loops = None
+    if asked.loops_bytes:
+        begin_N = clip_stream(tokens_N, asked.loops_bytes)
+        curve = loops_curve(model, begin_N, 2 * trained_loops, **reading)
+        loops = {"bytes": int(np.count_nonzero(begin_N < 256)), "trained": trained_loops, "bpb": curve}
+    patches = cut(model, clip_stream(tokens_N, _SHOWN_BYTES), **reading)
     written = generate(
         model,
         asked.prompt,
@@ -116,14 +144,28 @@ def evaluate(
         "global_step": trained["global_step"],
         "training": {k: trained[k] for k in ("steps", "global_step", "tokens", "bytes", "seconds")},
         "model": result.metrics,
+        "inside": inside.summary(),
+        "loops": loops,
         "prompt": asked.prompt,
         "sample": sample,
     }
     files.write_text(output / "sample.txt", asked.prompt + sample + "\n")
-    curve = stage_curve(receipt.with_name("metrics.jsonl"), trained, begin=0, held_out=result.bpb)
-    plot_loss([curve], output / "loss.png", f"{spec.run}, stage {spec.stage}")
+    training = stage_curve(receipt.with_name("metrics.jsonl"), trained, begin=0, held_out=result.bpb)
+    _draw(found, training, patches, caption(config.boundary.kind, patches), output)
     files.write_json(output / "evaluation.json", found)
     return found
+
+
+def _draw(
+    found: dict[str, Any], training: Curve, patches: list[Patch], patches_caption: str, output: Path
+) -> None:
+    where = f"{found['run']}, stage {found['stage']}"
+    plot_loss([training], output / "loss.png", where)
+    plot_loops(found["loops"], output / "loops.png", f"{where}: what more loops are worth")
+    plot_inside(found["inside"], output / "inside.png", f"{where}: inside the model")
+    said = f"{where}: held-out text in patches", patches_caption
+    plot_boundaries(patches, output / "boundaries.png", *said)
+    write_page(patches, output / "boundaries.html", *said)
 
 
 def _whole_receipt(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from spider import load_model
+from spider.evaluation.evaluate import OUTPUTS
 from spider.files import read_json
 from spider.vocab import VOCAB_SIZE
 
@@ -46,6 +47,16 @@ def test_the_summary_keeps_its_contract(smoke):
     assert rules <= set(summary["seconds_by_rule"])
 
 
+def test_every_stage_is_shown_from_inside(smoke):
+    for stage in ("warmup", "main", "anneal"):
+        folder = smoke[0] / "runs/smoke" / stage
+        for name in ("loops.png", "inside.png", "boundaries.png", "boundaries.html"):
+            assert (folder / name).stat().st_size > 5_000, name
+        found = read_json(folder / "evaluation.json")
+        assert len(found["loops"]["bpb"]) == 4 and all(0 < bpb < 9 for bpb in found["loops"]["bpb"])
+        assert sum(found["inside"]["patch_bytes"]) > 1000
+
+
 def test_the_last_screen_says_how_good_it_is_and_what_to_do_next(smoke):
     for said in ("bits per byte", "xz", "sample", "make ui", "report", "presets/spider-1b.yaml"):
         assert said in smoke[1]
@@ -77,6 +88,11 @@ def test_mlflow_holds_the_whole_run(smoke):
     models = mlflow.search_logged_models(experiment_ids=[ids["Training"]], output_format="list")
     scored = {m.name: [x.value for x in m.metrics if x.key == "bpb"] for m in models}
     assert set(scored) == {"smoke-warmup", "smoke-main", "smoke-anneal"} and all(scored.values())
+    for stage in ("warmup", "main", "anneal"):
+        at_loops = client.get_metric_history(training.info.run_id, f"val/bpb_at_loops/{stage}")
+        assert [point.step for point in at_loops] == [1, 2, 3, 4]
+        shown = {file.path for file in client.list_artifacts(training.info.run_id, stage)}
+        assert {f"{stage}/{name}" for name in OUTPUTS} <= shown
 
 
 def test_shards_verify_and_describe_themselves(smoke):

@@ -1,24 +1,28 @@
 """Evaluation of real checkpoints on really encoded text; only the training in between is left out."""
 
 import hashlib
+import html
 import json
 import math
+import re
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from spider.config import load_config
+from spider.config import BoundaryConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
 from spider.evaluation import compressors
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.compare import compare
-from spider.evaluation.evaluate import evaluate
+from spider.evaluation.evaluate import OUTPUTS, evaluate, validation_stream
 from spider.files import write_json
 from spider.model import build_model
 from spider.training import checkpoint
+from spider.training.checkpoint import load_model
 
 MAX_BYTES = 1500
 
@@ -49,7 +53,13 @@ def spec():
         "engram": {"table_size": 500},
     }
     stage = {"name": "main", "max_steps": 20, "seq_len": 64, "micro_batch": 2}
-    evaluation = {"max_bytes": MAX_BYTES, "sample_bytes": 6, "prompt": "Sentence ", "batch": 8}
+    evaluation = {
+        "max_bytes": MAX_BYTES,
+        "sample_bytes": 6,
+        "prompt": "Sentence ",
+        "batch": 8,
+        "loops_bytes": 700,
+    }
     config = load_config(
         {
             "datasets": {"sentences": {"source": {"kind": "pydocs"}, "validation": 0.5}},
@@ -63,14 +73,18 @@ def spec():
 
 @pytest.fixture
 def receipt(tmp_path, spec):
-    """A stage's folder as training leaves it."""
+    return save_untrained(spec, tmp_path)
+
+
+def save_untrained(spec, folder):
+    """A stage's folder as training leaves it; its receipt."""
     torch.manual_seed(0)
     model = build_model(spec.model)
     record = {"step": 20, "global_step": 20, "spec": spec.model_dump(mode="json")}
-    saved = checkpoint.save(tmp_path / "checkpoints", checkpoint.model_tensors(model), record)
+    saved = checkpoint.save(folder / "checkpoints", checkpoint.model_tensors(model), record)
     rows = [{"step": s, "time": 0.0, "metrics": {"train/bpb": 8 - s / 10}} for s in range(2, 21, 2)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = tmp_path / "train.json"
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / "train.json"
     write_json(
         path,
         {
@@ -90,11 +104,19 @@ def receipt(tmp_path, spec):
     return path
 
 
-def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_bytes(
-    receipt, spec, data, tmp_path
-):
-    found = evaluate(receipt, spec, data, tmp_path / "out", device="cpu")
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory, spec, data):
+    """An evaluated stage: its receipt, what was found, and the folder with `OUTPUTS`."""
+    receipt = save_untrained(spec, tmp_path_factory.mktemp("stage"))
+    out = receipt.parent / "out"
+    found = evaluate(receipt, spec, data, out, device="cpu")
+    for name in ("train.json", "metrics.jsonl"):  # beside the evaluation, where the comparison reads them
+        shutil.copy(receipt.with_name(name), out)
+    return receipt, found, out
 
+
+def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_bytes(evaluated, spec, data):
+    receipt, found, out = evaluated
     shards = Shards(data, "validation")
     tokens_N = clip_stream(shards.read(0, shards.tokens), MAX_BYTES)
     torch.manual_seed(0)
@@ -113,11 +135,47 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_byt
     assert found["weights"] == json.loads(receipt.read_text())["weights"]
     assert all(math.isfinite(v) for v in found["model"].values())
 
-    out = tmp_path / "out"
     assert json.loads((out / "evaluation.json").read_text()) == found
     assert (out / "sample.txt").read_text() == "Sentence " + found["sample"] + "\n"
-    assert (out / "loss.png").stat().st_size > 10_000
-    assert {p.name for p in out.iterdir()} == {"evaluation.json", "sample.txt", "loss.png"}
+    assert all((out / name).stat().st_size > 8_000 for name in OUTPUTS if name.endswith(".png"))
+    assert {p.name for p in out.iterdir()} == {*OUTPUTS, "train.json", "metrics.jsonl"}
+
+
+def test_an_evaluation_looks_inside_the_model(evaluated, data):
+    receipt, found, out = evaluated
+    model, _ = load_model(receipt)
+    short_N, _ = validation_stream(data, 700)
+    window = {"seq_len": 64, "overlap": 0.5, "batch": 8}
+    expected = [score(model, short_N, n_loops=n, **window).bpb for n in (1, 2, 3, 4)]  # twice the two loops
+    assert found["loops"] == {"bytes": 700, "trained": 2, "bpb": expected}
+
+    inside = found["inside"]
+    scored = sum(found["targets"].values())
+    held = sum(n * count for n, count in enumerate(inside["patch_bytes"]))
+    assert 0.8 * scored < held <= 1.2 * scored  # all but what is open, and what reaches into the context
+    assert sum(inside["halting_loops"]) == sum(inside["patch_bytes"]) > 0
+    assert [len(of_layer) for of_layer in inside["expert_share"]] == [2, 2]  # loops of each of two layers
+    assert all(
+        sum(share_E) == pytest.approx(4) for of_layer in inside["expert_share"] for share_E in of_layer
+    )
+
+    page = (out / "boundaries.html").read_text()
+    assert "demo, stage main: held-out text in patches" in page and page.count("<span") > 100
+    text = html.unescape(re.sub("<[^>]+>", "", page.partition("<pre>")[2].partition("</pre>")[0]))
+    assert "Sentence number" in text and "<EOS>" in text
+
+
+def test_what_is_not_wanted_or_not_there_leaves_its_files_all_the_same(receipt, spec, data, tmp_path):
+    plain = spec.model.model_copy(update={"boundary": BoundaryConfig(kind="none"), "moe": None})
+    plain = plain.model_copy(update={"recurrence": plain.recurrence.model_copy(update={"halting": False})})
+    changes = {"model": plain, "evaluation": spec.evaluation.model_copy(update={"loops_bytes": 0})}
+    spec = spec.model_copy(update=changes)
+    save_untrained(spec, receipt.parent)
+    found = evaluate(receipt, spec, data, tmp_path / "out", device="cpu")
+    assert found["loops"] is None
+    assert found["inside"] == {"patch_bytes": None, "halting_loops": None, "expert_share": None}
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(OUTPUTS)
+    assert "No patches (boundary.kind is none)" in (tmp_path / "out/boundaries.html").read_text()
 
 
 def test_evaluating_twice_gives_equal_figures_and_the_same_sample(receipt, spec, data, tmp_path):
@@ -129,9 +187,9 @@ def test_evaluating_twice_gives_equal_figures_and_the_same_sample(receipt, spec,
     assert stable(evaluate(receipt, spec, data, tmp_path, device="cpu")) == stable(first)
 
 
-def test_an_evaluation_is_what_the_comparison_reads(receipt, spec, data, tmp_path):
-    found = evaluate(receipt, spec, data, tmp_path, device="cpu")
-    summary = compare([tmp_path / "evaluation.json"], benchmarks=None, output=tmp_path / "report")
+def test_an_evaluation_is_what_the_comparison_reads(evaluated, tmp_path):
+    _, found, out = evaluated
+    summary = compare([out / "evaluation.json"], benchmarks=None, output=tmp_path / "report")
     stage = summary["runs"]["demo"]["stages"]["main"]
     assert (stage["bpb"], stage["steps"], stage["bytes"]) == (found["bpb"], 20, 2500)
     assert list(summary["compressors_by_data"]) == ["sentences"]

@@ -1,0 +1,294 @@
+"""A text in its patches: where it is cut, what is shown for each byte, and the command that shows it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from matplotlib.image import imread
+from rich.console import Console
+
+from spider.cli import cli
+from spider.config import ModelConfig, load_config
+from spider.evaluation.boundaries import Patch, Piece, caption, cut, read_beginning
+from spider.evaluation.patch_views import TINTS, plot_boundaries, show, write_page
+from spider.model import Spider, build_model
+from spider.training import checkpoint
+from spider.vocab import BOS, EOS
+from tests.unit.model.small import SMALL, merged
+
+ODD = "für 'x|y'\tda\x1b[31m\u200b\r\n".encode() + b"\xff \xe2\x82 <script>alert(1)</script> $x^2$ &amp; end"
+
+
+def small_model(**changes) -> Spider:
+    torch.manual_seed(3)
+    return build_model(ModelConfig(**merged(SMALL, changes))).eval()
+
+
+def ids(data: bytes) -> np.ndarray:
+    return np.array([BOS, *data], np.uint16)
+
+
+def cut_by(data: bytes, seq_len: int = 512, **boundary) -> list[Patch]:
+    return cut(small_model(boundary=boundary), ids(data), seq_len=seq_len)
+
+
+def texts(patches: list[Patch]) -> list[str]:
+    return ["".join(piece.text for piece in patch.pieces) for patch in patches]
+
+
+# ---------------------------------------------------------------------------------------- where it is cut
+
+
+def test_fixed_patches_count_from_the_document_start():
+    patches = cut_by(b"abcdefghij", kind="fixed", stride=4)
+    assert texts(patches) == ["abc", "defg", "hij"]  # BOS is the first of four
+    assert [patch.closed for patch in patches] == [True, True, False]
+    assert {patch.probability for patch in patches} == {None}
+
+
+def test_whitespace_patches_close_at_the_first_space_of_a_run_whatever_the_windows():
+    data = b"one two  three\nfour five  six " * 9
+    patches = cut_by(data, kind="whitespace")
+    assert texts(patches)[:5] == ["one ", "two ", " three↵\n", "four ", "five "]
+    assert sum(patch.size for patch in patches) == len(data) and all(patch.closed for patch in patches)
+    assert cut_by(data, seq_len=32, kind="whitespace") == patches
+
+
+def test_learned_patches_are_those_the_model_reads():
+    model = small_model(boundary={"rate": 0.4})
+    data = b"The quick brown fox jumps over the lazy dog, and sleeps."
+    patches = cut(model, ids(data), seq_len=128)
+    padded_BT = torch.full((1, 128), 256)
+    padded_BT[0, : len(data) + 1] = torch.from_numpy(ids(data).astype(np.int64))
+    with torch.inference_mode():
+        slot_T = model(padded_BT, trace=True).trace.patches.slot_BT[0].tolist()
+    closes = [t for t in range(1, len(data) + 1) if slot_T[t] > slot_T[t - 1]]
+    ends = np.cumsum([patch.size for patch in patches if patch.closed]).tolist()
+    assert ends == closes and len(ends) > 5
+    assert "".join(texts(patches)) == data.decode()
+    assert all((patch.probability > 0.5) if patch.closed else patch.probability is None for patch in patches)
+
+
+def test_without_patches_every_byte_stands_alone():
+    assert texts(cut_by(b"abc", kind="none")) == ["a", "b", "c"]
+
+
+def test_a_text_longer_than_the_window_loses_no_byte():
+    data = bytes(range(32, 127)) * 8
+    for kind in ("learned", "fixed"):
+        assert "".join(texts(cut_by(data, seq_len=50, kind=kind))) == data.decode()
+
+
+# --------------------------------------------------------------------------------------------- what is shown
+
+
+def test_a_character_cut_by_a_boundary_is_shown_as_its_bytes_each_in_its_patch():
+    whole = cut_by("ab€".encode(), kind="fixed", stride=6)
+    assert texts(whole) == ["ab€"]
+    halves = cut_by("ab€".encode(), kind="fixed", stride=4)
+    assert texts(halves) == [r"ab\xe2", r"\x82\xac"]
+    assert halves[0].pieces == (Piece("ab"), Piece(r"\xe2", mark=True))
+
+
+def test_what_has_no_glyph_is_made_visible():
+    shown = "".join(texts(cut_by(ODD, kind="fixed", stride=500)))
+    assert shown.startswith("für 'x|y'→da\\x1b[31m\\u200b\\x0d↵\n\\xff \\xe2\\x82 <script>")
+    assert "\x1b" not in shown
+
+
+def test_ids_between_documents_are_named():
+    tokens_N = np.array([BOS, *b"one", EOS, BOS, *b"two"], np.uint16)
+    (patch,) = cut(small_model(boundary={"kind": "fixed", "stride": 100}), tokens_N, seq_len=128)
+    assert texts([patch]) == ["one<EOS>\n<BOS>two"]
+
+
+def test_reading_stops_before_a_character_that_would_be_cut(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes("aa€€".encode())
+    assert [read_beginning(path, n).decode() for n in (2, 4, 5, 6, 8, 9)] == [
+        "aa", "aa", "aa€", "aa€", "aa€€", "aa€€",
+    ]  # fmt: skip
+    path.write_bytes(b"\x80" * 9)
+    assert read_beginning(path, 5) == b"\x80" * 5
+
+
+def test_the_caption_says_what_was_cut_how():
+    assert caption("fixed", cut_by(b"abcdefghij", kind="fixed")) == (
+        "Fixed boundaries: 2 in 10 bytes, 3.50 bytes a patch."
+    )
+    assert caption("learned", [Patch((Piece("abc"),), 3, False, None)]) == "Learned boundaries: 0 in 3 bytes."
+    assert "each of 3 bytes stands alone" in caption("none", cut_by(b"abc", kind="none"))
+
+
+# ------------------------------------------------------------------------------------------ three renderings
+
+
+def printed(patches: list[Patch], **console) -> str:
+    out = io.StringIO()
+    show(patches, Console(file=out, **console))
+    return out.getvalue()
+
+
+def test_without_colours_a_bar_closes_each_patch():
+    patches = cut_by(b"one two\nthe|end", kind="whitespace")
+    assert printed(patches) == "one |two↵|\nthe\\x7cend\n"
+
+
+def test_colours_change_where_a_patch_closes(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    patches = cut_by(b"one two\nthe|end", kind="whitespace")
+    out = printed(patches, force_terminal=True, color_system="truecolor")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert plain == "one two↵\nthe|end\n"
+    red_green_blue = [";".join(str(int(tint[i : i + 2], 16)) for i in (1, 3, 5)) for tint in TINTS]
+    assert f"48;2;{red_green_blue[0]}mone " in out and f"48;2;{red_green_blue[1]}mtwo" in out
+    assert out.endswith("\x1b[0m\nthe|end\n")  # the open tail has no colour
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed(patches, force_terminal=True, color_system="truecolor") == printed(patches)
+    assert printed(patches, force_terminal=True, color_system="standard") == printed(patches)
+
+
+def test_no_rendering_lets_the_text_speak_to_the_terminal_or_the_browser(tmp_path):
+    patches = cut_by(ODD, rate=0.5)
+    assert "\x1b" not in printed(patches)
+    write_page(patches, tmp_path / "page.html", "<title> & more", "a <caption>")
+    page = (tmp_path / "page.html").read_text()
+    assert "<script" not in page and "\x1b" not in page
+
+
+class Page(HTMLParser):
+    """The patches of a page: class, tooltip and text of every span, and all tags."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.spans: list[list[str]] = []
+        self.open: list[str] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        if tag != "meta":
+            self.open.append(tag)
+        if tag == "span":
+            found = dict(attributes)
+            self.spans.append([found.get("class", ""), found["title"], ""])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "span" in self.open:
+            self.spans[-1][2] += data
+
+
+@pytest.mark.parametrize("kind", ["learned", "fixed", "whitespace", "none"])
+def test_the_page_holds_each_patch_with_its_length(tmp_path, kind):
+    patches = cut_by(ODD, kind=kind, stride=5)
+    write_page(patches, tmp_path / "page.html", "a <title>", "caption")
+    page = (tmp_path / "page.html").read_text()
+    spans = Page(page).spans
+    assert [text for _, _, text in spans] == texts(patches)
+    for patch, (tint, tooltip, _) in zip(patches, spans, strict=True):
+        assert tooltip.startswith(f"{patch.size} byte")
+        assert bool(tint) == patch.closed
+        assert ("probability" in tooltip) == (kind == "learned" and patch.closed)
+    assert all(one[0] != two[0] for one, two in itertools.pairwise(spans))
+    assert "prefers-color-scheme: dark" in page and "width=device-width" in page
+    assert not re.search(r"https?://|src=|@import", page)  # it needs nothing else
+
+
+def test_the_picture_has_every_tint_and_a_line_for_every_line(tmp_path):
+    def picture(data: bytes) -> np.ndarray:
+        path = tmp_path / "picture.png"
+        plot_boundaries(cut_by(data, kind="fixed", stride=3), path, "title", "caption")
+        return (imread(path)[..., :3] * 255).round().astype(int)
+
+    image = picture(ODD)
+    for tint in TINTS:
+        colour = [int(tint[i : i + 2], 16) for i in (1, 3, 5)]
+        assert (image == colour).all(-1).mean() > 0.002, tint
+    assert (image.max(-1) < 60).mean() > 0.001  # text
+    one, two, folded = (picture(data).shape[0] for data in (b"a", b"a\nb", b"a" * 150))
+    assert two == folded > one
+    with pytest.raises(ValueError, match="the text makes 2,001 lines and a picture holds 2,000"):
+        picture(b"\n" * 2001)
+
+
+# --------------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Saves a checkpoint of a small model with the given boundaries; its folder."""
+
+    def make(**boundary) -> Path:
+        stage = {"name": "main", "max_steps": 1, "seq_len": 64}
+        run = {"data": "d", "stages": [stage]}
+        run["model"] = merged(SMALL, {"preset": "tiny", "boundary": boundary})
+        datasets = {"d": {"source": {"kind": "pydocs"}}}
+        spec = load_config({"datasets": datasets, "runs": {"demo": run}}).stage("demo", "main")
+        model = build_model(spec.model)
+        record = {"step": 1, "global_step": 1, "spec": spec.model_dump(mode="json")}
+        return checkpoint.save(tmp_path / "checkpoints", checkpoint.model_tensors(model), record).path
+
+    return make
+
+
+def say(*arguments: object, given: bytes = b"") -> Result:
+    return CliRunner().invoke(cli, ["boundaries", *map(str, arguments)], input=given)
+
+
+def test_the_command_shows_a_file_or_the_standard_input(save, tmp_path):
+    folder, text = save(kind="whitespace"), tmp_path / "text"
+    text.write_bytes(b"one two\nthree \xff")
+    for said in (say(folder, text), say(folder, "-", given=text.read_bytes())):
+        assert said.exit_code == 0, said.output
+        assert said.stdout == "one |two↵|\nthree |\\xff\n"
+        assert said.stderr.count("Whitespace boundaries: 3 in 15 bytes, 4.67 bytes a patch.") == 1
+    assert say(folder, text, "--bytes", 5).stdout == "one |t\n"
+
+
+def test_the_command_writes_a_picture_and_a_page_instead(save, tmp_path):
+    folder, text = save(), tmp_path / "some <text> $x$"
+    text.write_bytes(b"one two three")
+    said = say(folder, text, "--png", tmp_path / "a.png", "--html", tmp_path / "a.html")
+    assert said.exit_code == 0 and said.stdout == ""
+    assert imread(tmp_path / "a.png").shape[1] > 1000
+    page = (tmp_path / "a.html").read_text()
+    assert (
+        "<h1>some &lt;text&gt; $x$: patches of demo, stage main</h1>" in page and len(Page(page).spans) >= 1
+    )
+
+
+def test_a_text_longer_than_the_window_is_read_in_windows_and_that_is_said_once(save, tmp_path):
+    folder, text = save(kind="whitespace"), tmp_path / "text"
+    text.write_bytes(b"word " * 100)
+    said = say(folder, text)
+    assert said.stdout == "word |" * 100 + "\n"
+    assert said.stderr.count("the model reads 64 bytes at a time") == 1
+    assert "at a time" not in say(folder, text, "--context", 501).stderr
+
+
+def test_what_cannot_be_shown_is_said_plainly(save, tmp_path):
+    folder, empty = save(kind="none"), tmp_path / "empty"
+    empty.touch()
+    (tmp_path / "text").write_text("text")
+    for arguments, message in (
+        ((folder, tmp_path / "text"), "this model has no patches (boundary.kind is none)"),
+        ((folder, empty), "empty is empty: nothing to show"),
+        ((folder, "-"), "the standard input is empty: nothing to show"),
+        ((tmp_path / "text", tmp_path / "text"), "text: not a training receipt; give a checkpoint"),
+    ):
+        said = say(*arguments)
+        assert isinstance(said.exception, ValueError) and message in str(said.exception)
+    for path, message in ((tmp_path / "absent", "does not exist"), (tmp_path, "is a directory")):
+        said = say(folder, path)
+        assert said.exit_code == 2 and message in said.stderr
