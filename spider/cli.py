@@ -332,8 +332,7 @@ def generate(
     checkpoint = verify(locate(path))
     spec = stage_of(checkpoint)
     model = model_of(checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
-    context = context or spec.evaluation.seq_len or spec.settings.seq_len
-    ids = generate(model, given or "", max_bytes=count, context=context, **sampling)
+    ids = generate(model, given or "", max_bytes=count, context=context or spec.window, **sampling)
     shown = given if isinstance(given, str) else (given or b"").decode("utf-8", "replace")
     click.echo(shown, nl=False)
     for piece in stream_text(ids):
@@ -372,7 +371,7 @@ def boundaries(
     spec = stage_of(found)
     if spec.model.boundary.kind == "none":
         raise ValueError(f"{checkpoint}: this model has no patches (boundary.kind is none)")
-    seq_len = context or spec.evaluation.seq_len or spec.settings.seq_len
+    seq_len = context or spec.window
     if len(text) >= seq_len:
         log.info("the model reads %d bytes at a time: windows of it, half of each as context", seq_len)
     model = model_of(found, "cuda" if torch.cuda.is_available() else "cpu")

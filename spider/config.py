@@ -474,6 +474,16 @@ class StageSpec(Block):
         return self.compile if self.compile is not None else device_type == "cuda"
 
     @property
+    def loops(self) -> int:
+        """Loops of the core in this stage."""
+        return self.settings.n_loops or self.model.recurrence.loops
+
+    @property
+    def window(self) -> int:
+        """Bytes that a trained model is given at a time: those it is evaluated with."""
+        return self.evaluation.seq_len or self.settings.seq_len
+
+    @property
     def tokens_per_step(self) -> int:
         s = self.settings
         return s.seq_len * s.micro_batch * s.grad_accum

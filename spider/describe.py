@@ -115,7 +115,7 @@ def activation_bytes(spec: StageSpec, *, narrow: bool) -> int:
     D, r = c.hidden, c.recurrence
     bytes_ = s.micro_batch * s.seq_len
     slots = s.micro_batch * _slots(c, s.seq_len)
-    loops = s.n_loops or r.loops
+    loops = spec.loops
     loops = min(loops, r.bptt or loops)
 
     attention = _attention(c)

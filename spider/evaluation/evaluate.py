@@ -85,9 +85,7 @@ def evaluate(
     tokens_N, data_digest = validation_stream(data, asked.max_bytes)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model, config = load_model(receipt, device)
-    seq_len = asked.seq_len or spec.settings.seq_len
-    trained_loops = spec.settings.n_loops or config.recurrence.loops
-    n_loops = asked.n_loops or trained_loops
+    seq_len, n_loops = spec.window, asked.n_loops or spec.loops
     # A model trained in low precision is judged in the precision it will be used in.
     autocast = trained.get("precision") in ("bf16", "fp8")
     text = compressors.text_bytes(tokens_N)
@@ -103,8 +101,8 @@ def evaluate(
     loops = None
     if asked.loops_bytes:
         begin_N = clip_stream(tokens_N, asked.loops_bytes)
-        curve = loops_curve(model, begin_N, 2 * trained_loops, **reading)
-        loops = {"bytes": int(np.count_nonzero(begin_N < 256)), "trained": trained_loops, "bpb": curve}
+        curve = loops_curve(model, begin_N, 2 * spec.loops, **reading)
+        loops = {"bytes": int(np.count_nonzero(begin_N < 256)), "trained": spec.loops, "bpb": curve}
     patches = cut(model, clip_stream(tokens_N, _SHOWN_BYTES), **reading)
     written = generate(
         model,

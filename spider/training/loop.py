@@ -394,8 +394,8 @@ class Trainer:
 
 def draw_depth(spec: StageSpec) -> int:
     """Loops of one step's forward passes: the stage's, or drawn from torch's RNG with the stage's as mean."""
-    mean = spec.settings.n_loops or spec.model.recurrence.loops
-    return int(torch.randint(1, 2 * mean, ())) if spec.model.recurrence.sample_loops else mean
+    sampled = spec.model.recurrence.sample_loops
+    return int(torch.randint(1, 2 * spec.loops, ())) if sampled else spec.loops
 
 
 def data_digest(spec: StageSpec, data: Path) -> str:
