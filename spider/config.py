@@ -353,10 +353,12 @@ class StageSettings(Block):
     ckpt_every: Positive = 50
     """Steps between checkpoints."""
     keep_last: Annotated[int, Field(ge=2)] = 2
-    """Checkpoints kept."""
+    """Newest checkpoints kept."""
+    keep_every: Positive | None = None
+    """Also keep those whose step in the stage is a multiple of this, a multiple of ``ckpt_every``."""
 
     #: Settings that never touch the weights: they may change in the middle of a stage.
-    BOOKKEEPING: ClassVar[frozenset[str]] = frozenset({"log_every", "ckpt_every", "keep_last"})
+    BOOKKEEPING: ClassVar[frozenset[str]] = frozenset({"log_every", "ckpt_every", "keep_last", "keep_every"})
 
 
 class Stage(StageSettings):
@@ -639,6 +641,12 @@ def _cross_check(config: Config) -> list[str]:
             resolved = config.stage(run_name, stage.name)
             if resolved.settings.tokens is None and resolved.settings.max_steps is None:
                 problems.append(f"{at}: needs tokens or max_steps")
+            keep_every, ckpt_every = resolved.settings.keep_every, resolved.settings.ckpt_every
+            if keep_every and keep_every % ckpt_every:
+                problems.append(
+                    f"{at}.keep_every: must be a multiple of ckpt_every, only what is saved can be kept "
+                    f"(got {keep_every}, ckpt_every is {ckpt_every})"
+                )
             if resolved.data not in config.datasets:
                 problems.append(
                     f"{at}.data: no dataset {resolved.data!r}{nearest(resolved.data, list(config.datasets))}"

@@ -50,7 +50,7 @@ warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|loa
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"step-(\d+)")
+_NAME = re.compile(r"step-\d+")
 _HIDDEN = re.compile(r"\.step-\d+\..*")
 _FILE_BYTES = 2 << 30
 
@@ -174,11 +174,16 @@ def _remove(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def retain(root: Path, keep_last: int) -> None:
-    """Delete all but the newest ``keep_last`` checkpoints; called right after a save, whose result is among
-    those kept."""
+def retain(root: Path, keep_last: int, keep_every: int | None = None, began: int = 0) -> None:
+    """Delete all but the newest ``keep_last`` checkpoints and every ``keep_every``-th step's; called right
+    after a save, whose result is among those kept.
+
+    Args:
+        began: the run's step at which the stage began; ``keep_every`` counts from there, as saving does.
+    """
     for path in steps(root)[:-keep_last]:
-        _remove(path)
+        if not keep_every or (_step(path) - began) % keep_every:
+            _remove(path)
 
 
 def clean(root: Path) -> None:
@@ -204,8 +209,11 @@ def steps(root: Path) -> list[Path]:
     """The checkpoints below ``root``, oldest first, by number."""
     if not root.is_dir():
         return []
-    found = [(int(m[1]), path) for path in root.iterdir() if (m := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    return sorted((path for path in root.iterdir() if _NAME.fullmatch(path.name)), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class Trainer:
                 load_compile_cache(warmup)
             self.model.compile()
         self.metrics = MetricsLog(folder / METRICS)
-        self.saver = Saver(folder / CHECKPOINTS, self.settings.keep_last, good)
+        self.saver = Saver(folder / CHECKPOINTS, self.settings, good)
         self.process = psutil.Process()
         self.flops_per_token = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops)
 

@@ -14,18 +14,19 @@ from typing import Any
 
 from torch import Tensor
 
+from spider.config import StageSettings
 from spider.training import checkpoint as ckpt
 
 
 class Saver:
-    """Write checkpoints into ``root`` in the background and delete all but the newest ``keep_last``.
+    """Write checkpoints into ``root`` in the background and delete those that ``settings`` keeps no longer.
 
     ``newest`` is the newest checkpoint that is safely on disk.
     """
 
-    def __init__(self, root: Path, keep_last: int, newest: ckpt.Checkpoint | None) -> None:
+    def __init__(self, root: Path, settings: StageSettings, newest: ckpt.Checkpoint | None) -> None:
         self.newest = newest
-        self._root, self._keep_last = root, keep_last
+        self._root, self._settings = root, settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self._pending: Future[ckpt.Checkpoint] | None = None
 
@@ -37,7 +38,8 @@ class Saver:
 
     def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> ckpt.Checkpoint:
         saved = ckpt.save(self._root, tensors, record)
-        ckpt.retain(self._root, self._keep_last)
+        began = record["global_step"] - record["step"]
+        ckpt.retain(self._root, self._settings.keep_last, self._settings.keep_every, began)
         return saved
 
     def poll(self) -> None:

@@ -59,6 +59,12 @@ def changed(path: str, value) -> dict:
             BASE["runs"]["demo"] | {"compile": True, "precision": "fp32"},
             "runs.demo.compile: torch compiles the grouped expert product in bf16 only",
         ),
+        (
+            "runs.demo.defaults.keep_every",
+            70,
+            "runs.demo.stages[0].keep_every: must be a multiple of ckpt_every, only what is saved can be "
+            "kept (got 70, ckpt_every is 50)",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_the_key_and_the_reason(path, value, message):
@@ -95,6 +101,7 @@ def test_identity_sees_what_decides_the_weights_and_nothing_else():
     spec = load_config(BASE).stage("demo", "a")
     for path, value, same in [
         ("runs.demo.defaults.ckpt_every", 3, True),
+        ("runs.demo.defaults.keep_every", 100, True),
         ("runs.demo.evaluation", {"max_bytes": 5}, True),
         ("runs.demo.stages.1.lr", 5e-3, True),
         ("runs.demo.defaults.lr", 5e-3, False),

@@ -51,6 +51,32 @@ def test_retention_keeps_the_newest_and_other_files(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes", "step-00000015", "step-00001000"]
 
 
+def test_retention_by_steps_counts_from_the_beginning_of_the_stage(tmp_path):
+    for step in (7, 12, 17, 22, 27, 32, 37):
+        write(tmp_path, step)
+        ckpt.retain(tmp_path, 2, keep_every=10, began=7)
+    assert [int(p.name[5:]) for p in ckpt.steps(tmp_path)] == [7, 17, 27, 32, 37]
+
+
+def test_a_stage_keeps_what_its_settings_say_even_if_they_change_on_the_way(tmp_path, make_spec, shards):
+    class Stop(Exception):
+        pass
+
+    def stop(step):
+        if step == 6:
+            raise Stop
+
+    first = {"max_steps": 4, "ckpt_every": 2}
+    train(make_spec("a", **first), tmp_path / "a", shards)
+    second = {"previous": tmp_path / "a/train.json"}
+    with pytest.raises(Stop):
+        train(make_spec("b", **first | {"max_steps": 14}), tmp_path / "b", shards, **second, on_step=stop)
+    spec = make_spec("b", **first | {"max_steps": 14, "keep_every": 4})
+    train(spec, tmp_path / "b", shards, **second)
+    kept = [ckpt.read_manifest(path)["step"] for path in ckpt.steps(tmp_path / "b/checkpoints")]
+    assert kept == [4, 8, 12, 14]
+
+
 def test_what_a_killed_process_left_is_cleaned_and_nothing_else(tmp_path):
     write(tmp_path, 5)
     for name in (".step-00000010.123.tmp", ".step-00000001.123.old"):
