@@ -158,6 +158,8 @@ class BoundaryConfig(Block):
     """Where patches close; none: every byte is a patch."""
     hidden: Positive = 512
     """Width of the boundary predictor."""
+    start: Literal["random", "whitespace"] = "random"
+    """Where a new predictor cuts, before it has learned: anywhere at about ``rate``, or after words."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Of the relaxed Bernoulli in training."""
     stride: Positive = 4

@@ -35,10 +35,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spider.config import BoundaryConfig
-from spider.model.layers import Linear, RMSNorm, no_decay, rms_norm
-from spider.vocab import PAD
-
-_WHITESPACE = tuple(b"\t\n\v\f\r ")
+from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay, rms_norm
+from spider.vocab import PAD, VOCAB_SIZE
 
 #: Spread of the boundary logits at the start. Well above the logistic noise (1.8), so that cuts follow the
 #: text from the first step and the rate without noise is near the rate with it.
@@ -74,7 +72,7 @@ class Stream:
         capacity: patches it may have, those of a window of as many bytes as it may grow to.
         length: bytes so far.
         closed: patches so far, without the null patch.
-        after_space: whether the last byte was white space (``kind: whitespace`` only).
+        after_space: whether the last byte was white space.
         sum_1D: sum of the bytes of the open patch, None before the first byte.
         size_1: how many those are.
         read_1D: what the next byte reads if it closes nothing: the last patch, normalised.
@@ -98,21 +96,41 @@ def _every_byte(tokens_BT: Tensor) -> Patches:
 class BoundaryPredictor(nn.Module):
     """Logit of "a patch closes here" for each byte: Linear, SiLU, Linear on the normalised state.
 
-    The logits start as ``N(mu, _INITIAL_SPREAD^2)``, of which a share ``rate`` is positive under the noise.
+    ``start: random``: the logits start as ``N(mu, _INITIAL_SPREAD^2)``, of which a share ``rate`` is positive
+    under the noise. ``start: whitespace``: they start at 0 and a learned prior of the byte, and of whether
+    white space came before it, is added: positive for the first of a run of white space, negative for others.
     """
 
     def __init__(self, dim: int, config: BoundaryConfig, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        silu_rms = 0.6  # of a unit normal
-        noise = math.pi / math.sqrt(3)
-        mu = NormalDist(0, math.hypot(_INITIAL_SPREAD, noise)).inv_cdf(min(config.rate, 0.99))
         self.hidden = Linear(dim, config.hidden, bias=0.0)
-        self.logit = Linear(config.hidden, 1, std=_INITIAL_SPREAD / (silu_rms * config.hidden**0.5), bias=mu)
+        if config.start == "whitespace":
+            self.logit = Linear(config.hidden, 1, std=0.0, bias=0.0)
+            self.prior = nn.Parameter(torch.empty(2, VOCAB_SIZE))
+        else:
+            silu_rms = 0.6  # of a unit normal
+            noise = math.pi / math.sqrt(3)
+            mu = NormalDist(0, math.hypot(_INITIAL_SPREAD, noise)).inv_cdf(min(config.rate, 0.99))
+            std = _INITIAL_SPREAD / (silu_rms * config.hidden**0.5)
+            self.logit = Linear(config.hidden, 1, std=std, bias=mu)
+            self.register_parameter("prior", None)
 
-    def forward(self, h_BTD: Tensor) -> Tensor:
-        logit_BT1 = self.logit(F.silu(self.hidden(rms_norm(h_BTD, self.eps))))
-        return logit_BT1.squeeze(-1).to(torch.promote_types(logit_BT1.dtype, torch.float32))
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        if self.prior is not None:
+            space_V = _is_space(torch.arange(VOCAB_SIZE, device=self.prior.device))
+            self.prior.fill_(-_INITIAL_SPREAD)
+            self.prior[0].copy_(torch.where(space_V, _INITIAL_SPREAD, -_INITIAL_SPREAD))
+            embedding_like(self.prior)
+
+    def forward(self, h_BTD: Tensor, tokens_BT: Tensor, after_space_BT: Tensor) -> Tensor:
+        logit_BT = self.logit(F.silu(self.hidden(rms_norm(h_BTD, self.eps)))).squeeze(-1)
+        logit_BT = logit_BT.to(torch.promote_types(logit_BT.dtype, torch.float32))
+        if self.prior is None:
+            return logit_BT
+        kind_BT = tokens_BT + VOCAB_SIZE * after_space_BT
+        return logit_BT + F.embedding(kind_BT, self.prior.view(-1, 1)).squeeze(-1)
 
 
 class Chunker(nn.Module):
@@ -222,7 +240,7 @@ class Chunker(nn.Module):
             at_N = torch.arange(N, device=h_1ND.device)
             return self.down_norm(h_1ND), at_N, at_N + 1
         hard_N = self._boundaries(tokens_1N, h_1ND, start, stream.after_space)[0] > 0.5
-        stream.after_space = self.config.kind == "whitespace" and bool(_is_space(tokens_1N[0, -1]))
+        stream.after_space = bool(_is_space(tokens_1N[0, -1]))
         count_N = hard_N.long().cumsum(0).clamp(max=stream.capacity - stream.closed)
         before_N = F.pad(count_N, (1, 0))[:-1]
         K = int(count_N[-1])
@@ -253,8 +271,10 @@ class Chunker(nn.Module):
         self, tokens_BT: Tensor, h_BTD: Tensor, start: int = 0, after_space: bool = False
     ) -> Tensor:
         """b as floats, 0 or 1 in value, of bytes that follow ``start`` others."""
+        space_BT = _is_space(tokens_BT)
+        after_space_BT = F.pad(space_BT, (1, 0), value=after_space)[:, :-1]
         if self.boundary_predictor is not None:
-            logit_BT = self.boundary_predictor(h_BTD)
+            logit_BT = self.boundary_predictor(h_BTD, tokens_BT, after_space_BT)
             if self.training:
                 u = torch.rand_like(logit_BT).clamp(1e-6, 1 - 1e-6)
                 logit_BT = (logit_BT + u.log() - (-u).log1p()) / self.config.temperature
@@ -264,9 +284,7 @@ class Chunker(nn.Module):
             t = start + torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
             return ((t + 1) % self.config.stride == 0).float().expand(tokens_BT.shape)
         # whitespace: close at the first space (or special id) of a run.
-        space_BT = _is_space(tokens_BT)
-        before_BT = F.pad(space_BT, (1, 0), value=after_space)[:, :-1]
-        return (space_BT & ~before_BT).float()
+        return (space_BT & ~after_space_BT).float()
 
     def _rate_loss(self, b_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         if self.boundary_predictor is None:
@@ -284,7 +302,4 @@ class Chunker(nn.Module):
 
 def _is_space(tokens: Tensor) -> Tensor:
     """White space or a special id."""
-    space = tokens >= PAD
-    for byte in _WHITESPACE:
-        space = space | (tokens == byte)
-    return space
+    return (tokens == 32) | ((tokens >= 9) & (tokens <= 13)) | (tokens >= PAD)

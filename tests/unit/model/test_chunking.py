@@ -92,6 +92,19 @@ def test_a_new_predictor_cuts_at_about_the_wanted_rate(rate):
         assert sum(seen) / len(seen) == pytest.approx(rate, abs=0.1)
 
 
+def test_a_predictor_may_start_at_white_space_and_learn_from_there():
+    tokens = text("one two  three,\n\tfour \r\n five")
+    tokens[0, 12], tokens[0, 13] = EOS, BOS
+    h = torch.randn(1, tokens.shape[1], D)
+    learned, fixed = chunker(start="whitespace", capacity=1.0), chunker(kind="whitespace", capacity=1.0)
+    assert torch.equal(learned.cut(tokens, h)[0].slot_BT, fixed.cut(tokens, h)[0].slot_BT)
+    predictor = learned.train().boundary_predictor
+    predictor(h, tokens, torch.zeros_like(tokens, dtype=torch.bool)).square().sum().backward()
+    for name, parameter in predictor.named_parameters():
+        if "hidden" not in name:  # behind an output map that starts at zero
+            assert parameter.grad.abs().sum() > 0, name
+
+
 def test_flexi_loss_is_free_between_its_two_ends_and_linear_outside():
     module = chunker(rate=0.3, slack=0.1)
     for k, expected in ((10, 0.1), (20, 0.0), (25, 0.0), (30, 0.0), (50, 0.2)):
