@@ -32,10 +32,20 @@ from spider.files import digest, read_json, write_json
 
 ROOT = Path(__file__).parents[1]
 TOKENS = 500_000
-EVALUATED_BYTES = 200_000
+EVALUATED_BYTES = 100_000
 DATASET = "pydocs"
 
-NOTHING = {"loops": 1, "injection": False, "loop_embedding": False, "lora_rank": 0, "halting": False}
+PLAIN: dict[str, Any] = {
+    "boundary": {"kind": "none"},
+    "moe": None,
+    "recurrence": {
+        "loops": 1,
+        "injection": False,
+        "loop_embedding": False,
+        "lora_rank": 0,
+        "halting": False,
+    },
+}
 
 #: Changes to the default run's model. ``plain`` is filled up to the full model's FLOPs by `equal_flops`.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -43,26 +53,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no patches": {"boundary": {"kind": "none"}},
     "fixed patches": {"boundary": {"kind": "fixed", "stride": 5}},
     "whitespace patches": {"boundary": {"kind": "whitespace"}},
+    "learned patches, random start": {"boundary": {"start": "random"}},
     "no recurrence, same parameters": {"recurrence": {"loops": 1}},
-    "no recurrence, same FLOPs": {"recurrence": {"loops": 1, "layers": 4}},
-    "no Engram": {"engram": {"layers": []}},
+    "no recurrence, same FLOPs": {"recurrence": {"loops": 1, "layers": 2}},
     "no byte n-grams": {"engram": {"byte_orders": []}},
-    "no Engram, no byte n-grams": {"engram": {"layers": [], "byte_orders": []}},
+    "Engram in the core": {"engram": {"layers": [0]}},
+    "Engram in the core, no byte n-grams": {"engram": {"layers": [0], "byte_orders": []}},
     "no ACT": {"recurrence": {"halting": False}},
     "no LoRA": {"recurrence": {"lora_rank": 0}},
     "no MoE": {"moe": None},
-    "plain transformer, equal FLOPs": {
-        "boundary": {"kind": "none"},
-        "moe": None,
-        "engram": {"layers": [], "byte_orders": []},
-        "recurrence": NOTHING,
-    },
-    "plain transformer with byte n-grams, equal FLOPs": {
-        "boundary": {"kind": "none"},
-        "moe": None,
-        "engram": {"layers": []},
-        "recurrence": NOTHING,
-    },
+    "plain transformer, equal FLOPs": PLAIN | {"engram": {"layers": [], "byte_orders": []}},
+    "plain transformer with byte n-grams, equal FLOPs": PLAIN,
 }
 
 

@@ -293,10 +293,10 @@ MODEL_PRESETS: dict[str, dict[str, Any]] = {
         "coda_layers": 1,
         "ffn_hidden": 512,
         "attention": {"heads": 4, "nope_dim": 32, "rope_dim": 16, "v_dim": 48, "kv_lora_rank": 64},
-        "boundary": {"hidden": 64, "capacity": 0.35},
+        "boundary": {"hidden": 64, "capacity": 0.25, "start": "whitespace"},
         "moe": {"experts": 4, "top_k": 2, "expert_hidden": 128, "shared_hidden": 256},
-        "engram": {"layers": [0], "head_dim": 16, "table_size": 16384, "byte_orders": [2, 3, 4, 5, 6]},
-        "recurrence": {"layers": 2, "loops": 2, "lora_rank": 4, "checkpointing": False},
+        "engram": {"layers": [], "head_dim": 16, "table_size": 16384, "byte_orders": [2, 3, 4, 5, 6]},
+        "recurrence": {"layers": 1, "loops": 2, "lora_rank": 4, "checkpointing": False},
     },
 }
 
