@@ -51,6 +51,7 @@ def spec():
         "ffn_hidden": 64,
         "attention": {"heads": 2},
         "engram": {"table_size": 500},
+        "recurrence": {"layers": 2, "loops": 2},
     }
     stage = {"name": "main", "max_steps": 20, "seq_len": 64, "micro_batch": 2}
     evaluation = {
