@@ -18,7 +18,8 @@ __version__ = "0.1.0"
 
 
 def load_model(path: str | Path) -> tuple[Spider, ModelConfig]:
-    """Model in evaluation mode and its configuration, from a checkpoint, a stage's folder or its train.json.
+    """Model in evaluation mode and its configuration, from a checkpoint, a stage's folder or its train.json,
+    or a folder made by ``spider checkpoint export`` or ``import``.
 
     Raises:
         ValueError: no readable checkpoint at ``path``.

@@ -315,14 +315,14 @@ def describe(session: Session, run: str, as_json: bool) -> None:
 def generate(
     path: Path, prompt: str | None, prompt_file: Any, count: int, context: int | None, **sampling: Any
 ) -> None:
-    """Continue a prompt with the model at PATH (a checkpoint, a stage's folder or its train.json).
+    """Continue a prompt with the model at PATH (a checkpoint, a stage or exported folder, or a train.json).
 
     The text streams to the terminal as it is written and ends with the document (EOS) or after --bytes.
     """
     import torch
 
     from spider.evaluation.generate import generate, stream_text
-    from spider.training.checkpoint import locate, model_of, stage_of, verify
+    from spider.training.checkpoint import locate, model_of, verify, window_of
 
     if prompt is not None and prompt_file is not None:
         raise click.UsageError("give --prompt or --prompt-file, not both")
@@ -330,9 +330,9 @@ def generate(
     if given is not None and not given:
         raise click.UsageError("the prompt is empty; leave it out to begin a document")
     checkpoint = verify(locate(path))
-    spec = stage_of(checkpoint)
     model = model_of(checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
-    ids = generate(model, given or "", max_bytes=count, context=context or spec.window, **sampling)
+    context = context or window_of(checkpoint)
+    ids = generate(model, given or "", max_bytes=count, context=context, **sampling)
     shown = given if isinstance(given, str) else (given or b"").decode("utf-8", "replace")
     click.echo(shown, nl=False)
     for piece in stream_text(ids):
@@ -363,23 +363,21 @@ def boundaries(
 
     from spider.evaluation import patch_views
     from spider.evaluation.boundaries import caption, cut, read_beginning
-    from spider.training.checkpoint import locate, model_of, stage_of, verify
+    from spider.training.checkpoint import config_of, locate, model_of, verify, window_of
     from spider.vocab import BOS
 
     text = read_beginning(file, count)
     found = verify(locate(checkpoint))
-    spec = stage_of(found)
-    if spec.model.boundary.kind == "none":
+    kind = config_of(found).boundary.kind
+    if kind == "none":
         raise ValueError(f"{checkpoint}: this model has no patches (boundary.kind is none)")
-    seq_len = context or spec.window
+    seq_len = context or window_of(found)
     if len(text) >= seq_len:
         log.info("the model reads %d bytes at a time: windows of it, half of each as context", seq_len)
     model = model_of(found, "cuda" if torch.cuda.is_available() else "cpu")
     patches = cut(model, np.array([BOS, *text], np.uint16), seq_len=seq_len)
-    line = caption(spec.model.boundary.kind, patches)
-    title = (
-        f"{'standard input' if str(file) == '-' else file.name}: patches of {spec.run}, stage {spec.stage}"
-    )
+    line = caption(kind, patches)
+    title = f"{'standard input' if str(file) == '-' else file.name}: patches of {found.label}"
     if png:
         patch_views.plot_boundaries(patches, png, title, line)
     if html:
@@ -387,6 +385,85 @@ def boundaries(
     if not (png or html):
         patch_views.show(patches, Console())
     log.info("%s", line)
+
+
+# -------------------------------------------------------------------------------------------- checkpoints
+
+
+@cli.group()
+def checkpoint() -> None:
+    """Checkpoints on disk: list, verify, export, import."""
+
+
+_QUICK = click.option("--quick", is_flag=True, help="Compare sizes, not the SHA-256 of every byte.")
+
+
+@checkpoint.command("ls")
+@click.argument("path", type=click.Path(path_type=Path))
+@_QUICK
+@click.option("--json", "as_json", is_flag=True)
+def checkpoint_ls(path: Path, quick: bool, as_json: bool) -> None:
+    """List the checkpoints below PATH (a results, run or stage folder) and say which are damaged."""
+    from spider.training.inventory import examine, find, render
+
+    entries = [examine(one, quick=quick) for one in find(path)]
+    click.echo(json.dumps([entry.plain() for entry in entries], indent=2)) if as_json else render(entries)
+
+
+@checkpoint.command("verify")
+@click.argument("path", type=click.Path(path_type=Path))
+@_QUICK
+def checkpoint_verify(path: Path, quick: bool) -> None:
+    """Compare every file of the checkpoints at or below PATH with its manifest; 1 if any differs."""
+    from spider.training.inventory import examine, find
+
+    entries = [examine(one, quick=quick) for one in find(path)]
+    for entry in entries:
+        click.echo("\n".join(entry.problems) or f"{entry.path}: good")
+    if any(entry.problems for entry in entries):
+        sys.exit(1)
+
+
+@checkpoint.command("export")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("output", type=click.Path(path_type=Path))
+def checkpoint_export(path: Path, output: Path) -> None:
+    """Write the model at PATH into the folder OUTPUT, as safetensors and config.json.
+
+    PATH is a checkpoint, a stage's folder, its train.json, or a folder exported before.
+    """
+    from spider.training.exchange import export
+
+    made = export(path, output)
+    log.info("%s: %s, weights %s", output, made.label, made.manifest["weights"])
+
+
+@checkpoint.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("output", type=click.Path(path_type=Path))
+def checkpoint_import(file: Path, output: Path) -> None:
+    """Bring FILE, a .pt file or an exported folder, into the folder OUTPUT without running any code in it.
+
+    A .pt file needs the keys model_state_dict and, for a model of another shape than spider-1b, cfg. Where
+    its tensors are not a Spider's, each is listed with its place in one, if it has any.
+    """
+    from spider.training.exchange import import_file
+
+    made, found = import_file(file, output)
+    if found is None or found.complete:
+        log.info("%s: a Spider, weights %s", output, made.manifest["weights"])
+        return
+    for name, home in found.homes.items():
+        click.echo(f"{name}  {made.manifest['tensors'][name]['shape']}  {home or 'no place in a Spider'}")
+    placed = len(found.homes) - list(found.homes.values()).count(None)
+    log.warning(
+        "%s: not a Spider: %d of %d tensors have a place in one, which needs %d more. The tensors and what "
+        "the file says of itself are there to look at; they cannot be loaded as a model",
+        output,
+        placed,
+        len(found.homes),
+        len(found.missing),
+    )
 
 
 # ---------------------------------------------------------------------------------------------- tracking

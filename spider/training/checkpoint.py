@@ -15,6 +15,9 @@ manifest as JSON.
 A checkpoint is written into a hidden sibling, flushed to disk, and renamed. It is deleted the other way
 round: renamed to a hidden name, then removed. So whatever the moment of a kill, a directory named
 ``step-...`` was complete once; that it still is, the hashes tell.
+
+An exported folder (`spider.training.exchange`) is read as a checkpoint too: its ``config.json`` is the
+manifest, it holds weights only, and their names lack the ``model.``.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -38,18 +41,21 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from spider import files
-from spider.config import ModelConfig, StageSpec
+from spider.config import Block, ModelConfig, StageSpec
 
 if TYPE_CHECKING:
     from spider.model import Spider
 
 log = logging.getLogger(__name__)
 
+B = TypeVar("B", bound=Block)
+
 # One process and no process group is what `no_dist` says; the reminder would come with every save.
 warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+EXPORTED = "config.json"
 _NAME = re.compile(r"step-\d+")
 _HIDDEN = re.compile(r"\.step-\d+\..*")
 _FILE_BYTES = 2 << 30
@@ -65,6 +71,17 @@ class Checkpoint:
 
     path: Path
     manifest: dict[str, Any]
+
+    @property
+    def exported(self) -> bool:
+        """Whether it is a folder of weights made by export or import."""
+        return is_exported(self.path)
+
+    @property
+    def label(self) -> str:
+        """Where it comes from, in a few words."""
+        run, stage = self.manifest["run"], self.manifest["stage"]
+        return f"{run}, stage {stage}" if stage else run
 
 
 # ----------------------------------------------------------------------------------------------- writing
@@ -105,7 +122,7 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
         needed = sum(t.numel() * t.element_size() for t in tensors.values())
         raise CheckpointError(
             f"{final}: saving failed: {error.strerror or error}; it needs {needed:,} bytes, "
-            f"{_free(root):,} are free. Earlier checkpoints are intact: make room and run again to go on"
+            f"{free_bytes(root):,} are free. Earlier checkpoints are intact: make room and run again to go on"
         ) from error
     return Checkpoint(final, manifest)
 
@@ -152,7 +169,8 @@ def _cause(error: dcp.CheckpointException) -> Exception:
     return CheckpointError(str(error))
 
 
-def _free(path: Path) -> int:
+def free_bytes(path: Path) -> int:
+    """Bytes free on the disk that will hold ``path``."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
@@ -216,6 +234,11 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
+def is_exported(path: Path) -> bool:
+    """Whether a folder is an exported one rather than a checkpoint, by what it holds."""
+    return (path / EXPORTED).is_file() and not (path / MANIFEST).exists()
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of one checkpoint, its hashes not yet checked.
 
@@ -223,14 +246,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
         CheckpointError: missing, malformed, or of another format version.
     """
     try:
-        manifest = files.read_json(path / MANIFEST)
+        manifest = files.read_json(path / (EXPORTED if is_exported(path) else MANIFEST))
     except ValueError as error:
         raise CheckpointError(str(error)) from None
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if version != FORMAT:
         raise CheckpointError(
             f"{path}: checkpoint format {version!r}, this Spider reads {FORMAT}; use the version that "
-            "wrote it, or move it away"
+            "wrote it, or name another folder"
         )
     return manifest
 
@@ -239,19 +262,26 @@ def verify(path: Path) -> Checkpoint:
     """Check every file of a checkpoint against its manifest.
 
     Raises:
-        CheckpointError: says which file differs, and how.
+        CheckpointError: says which files differ, and how.
     """
     manifest = read_manifest(path)
+    if found := damage(path, manifest):
+        raise CheckpointError("\n".join(found))
+    return Checkpoint(path, manifest)
+
+
+def damage(path: Path, manifest: dict[str, Any], *, quick: bool = False) -> list[str]:
+    """Each file that is not as the manifest says, and how; ``quick`` compares sizes, not contents."""
+    found = []
     for name, expected in manifest["files"].items():
         file = path / name
         if not file.is_file():
-            raise CheckpointError(f"{file}: missing")
-        size = file.stat().st_size
-        if size != expected["size"]:
-            raise CheckpointError(f"{file}: {size:,} bytes, the manifest says {expected['size']:,}")
-        if files.sha256(file) != expected["sha256"]:
-            raise CheckpointError(f"{file}: its contents do not match the manifest's SHA-256")
-    return Checkpoint(path, manifest)
+            found.append(f"{file}: missing")
+        elif (size := file.stat().st_size) != expected["size"]:
+            found.append(f"{file}: {size:,} bytes, the manifest says {expected['size']:,}")
+        elif not quick and files.sha256(file) != expected["sha256"]:
+            found.append(f"{file}: its contents do not match the manifest's SHA-256")
+    return found
 
 
 def newest_good(root: Path) -> tuple[Checkpoint | None, list[Path]]:
@@ -272,10 +302,13 @@ def load_into(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         CheckpointError: the checkpoint is of another architecture; names the tensors that differ.
     """
+    prefix = "" if checkpoint.exported else "model."
+    if checkpoint.exported:
+        tensors = {n.removeprefix("model."): t for n, t in tensors.items()}
     reader = HuggingFaceStorageReader(str(checkpoint.path))
     saved = reader.read_metadata().state_dict_metadata
     problems = [f"it has no {name}" for name in tensors if name not in saved]
-    problems += [f"this model has no {n}" for n in saved if n.startswith("model.") and n not in tensors]
+    problems += [f"this model has no {n}" for n in saved if n.startswith(prefix) and n not in tensors]
     for name in tensors.keys() & saved.keys():
         there, here = list(getattr(saved[name], "size", ())), list(tensors[name].shape)
         if there != here:
@@ -302,7 +335,8 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def locate(path: Path) -> Path:
-    """The checkpoint directory meant by a checkpoint directory, a stage folder, or a stage's ``train.json``.
+    """The checkpoint directory meant by a checkpoint directory, an exported folder, a stage folder, or a
+    stage's ``train.json``.
 
     Raises:
         CheckpointError: there is none.
@@ -319,9 +353,9 @@ def locate(path: Path) -> Path:
         if good is None:
             raise CheckpointError(f"{path / 'checkpoints'}: no usable checkpoint; train the stage first")
         return good.path
-    if (path / MANIFEST).is_file():
+    if (path / MANIFEST).is_file() or is_exported(path):
         return path
-    raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor a train.json")
+    raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor an exported folder")
 
 
 def stage_of(checkpoint: Checkpoint) -> StageSpec:
@@ -330,8 +364,12 @@ def stage_of(checkpoint: Checkpoint) -> StageSpec:
     Raises:
         CheckpointError: it is described in words that this Spider does not know.
     """
+    return _described(checkpoint, StageSpec, checkpoint.manifest["spec"])
+
+
+def _described(checkpoint: Checkpoint, schema: type[B], description: Any) -> B:
     try:
-        return StageSpec.model_validate(checkpoint.manifest["spec"])
+        return schema.model_validate(description)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -339,6 +377,27 @@ def stage_of(checkpoint: Checkpoint) -> StageSpec:
             f"{checkpoint.path}: a checkpoint of another architecture or of another version of Spider "
             f"({key}: {first['msg']})"
         ) from None
+
+
+def config_of(checkpoint: Checkpoint) -> ModelConfig:
+    """The architecture of the model that a checkpoint or an exported folder holds.
+
+    Raises:
+        CheckpointError: described in words that this Spider does not know, or imported and not a Spider.
+    """
+    if not checkpoint.exported:
+        return stage_of(checkpoint).model
+    if checkpoint.manifest["model"] is None:
+        raise CheckpointError(
+            f"{checkpoint.path}: imported tensors that do not form a Spider; {EXPORTED} there says which "
+            "have a place in one and which do not"
+        )
+    return _described(checkpoint, ModelConfig, checkpoint.manifest["model"])
+
+
+def window_of(checkpoint: Checkpoint) -> int:
+    """Bytes to give the model at a time: those it is evaluated with, 1,024 where nobody knows."""
+    return checkpoint.manifest["window"] or 1024 if checkpoint.exported else stage_of(checkpoint).window
 
 
 def model_of(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Spider:
@@ -349,14 +408,14 @@ def model_of(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Spid
     """
     from spider.model import build_model
 
-    model = build_model(stage_of(checkpoint).model).to(device)
+    model = build_model(config_of(checkpoint)).to(device)
     load_into(checkpoint, model_tensors(model))
     return model.eval()
 
 
 def load_model(path: Path | str, device: str | torch.device = "cpu") -> tuple[Spider, ModelConfig]:
-    """The model of a checkpoint directory, of a stage folder (its newest good checkpoint), or of a
-    ``train.json``.
+    """The model of a checkpoint directory, of an exported folder, of a stage folder (its newest good
+    checkpoint), or of a ``train.json``.
 
     Returns:
         the model in evaluation mode, and its configuration.
