@@ -1,10 +1,15 @@
-"""The configuration of a very small Spider with every part on."""
+"""The configuration of a very small Spider with every part on, and ways to switch parts off."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
 
 from spider.config import ModelConfig
+
+M = TypeVar("M", bound=nn.Module)
 
 SMALL: dict[str, Any] = {
     "preset": "test",
@@ -19,6 +24,39 @@ SMALL: dict[str, Any] = {
     "recurrence": {"layers": 2, "loops": 2, "lora_rank": 4, "checkpointing": False},
 }
 
+#: Changes to it, each a way in which a model may be run.
+SWITCHES: dict[str, dict[str, Any]] = {
+    "everything": {},
+    "overflow": {"boundary": {"capacity": 0.1}},
+    "learned_from_whitespace": {"boundary": {"start": "whitespace"}},
+    "fixed": {"boundary": {"kind": "fixed", "stride": 3}},
+    "whitespace": {"boundary": {"kind": "whitespace"}},
+    "whitespace_overflow": {"boundary": {"kind": "whitespace", "capacity": 0.06}},
+    "no_patches": {"boundary": {"kind": "none"}},
+    "no_engram": {"engram": {"layers": []}},
+    "engram_everywhere": {"engram": {"layers": [0, 1], "byte_orders": [2, 3]}},
+    "no_injection": {"recurrence": {"injection": False}},
+    "no_halting": {"recurrence": {"halting": False}},
+    "no_loop_embedding_no_lora": {"recurrence": {"loop_embedding": False, "lora_rank": 0}},
+    "dense": {"moe": None},
+    "no_shared_expert": {"moe": {"shared_hidden": 0}},
+    "one_loop": {"recurrence": {"loops": 1}},
+    "four_loops_sampled_truncated": {"recurrence": {"loops": 4, "sample_loops": True, "bptt": 2}},
+    "binomial": {"boundary": {"loss": "binomial"}},
+    "bare": {
+        "boundary": {"kind": "none"},
+        "moe": None,
+        "engram": {"layers": []},
+        "recurrence": {
+            "loops": 1,
+            "injection": False,
+            "loop_embedding": False,
+            "lora_rank": 0,
+            "halting": False,
+        },
+    },
+}
+
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
@@ -30,3 +68,12 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def small_config(**changes: Any) -> ModelConfig:
     return ModelConfig(**merged(SMALL, changes))
+
+
+def randomised(module: M, seed: int = 0) -> M:
+    """``module`` with every parameter drawn from a normal: a part on its own, with no neutral start left."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.5, generator=generator)
+    return module

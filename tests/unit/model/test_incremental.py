@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_spider import SWITCHES
+from small import SWITCHES
 
 from spider.model.incremental import Incremental
 from spider.vocab import PAD

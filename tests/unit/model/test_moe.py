@@ -93,9 +93,3 @@ def test_the_bias_spreads_a_collapsed_load():
     assert after < 1.4
     module.rebalance()
     assert (module.load == 0).all()
-
-
-def test_gradcheck():
-    module = moe().double()
-    x = torch.randn(1, 5, 16, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda y: (module(y, valid(x))[0], module(y, valid(x))[1].aux), (x,))

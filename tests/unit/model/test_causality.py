@@ -1,0 +1,213 @@
+"""No output sees a later byte: the whole model under every combination of switches, and each part alone.
+
+Two forward passes of one shape are compared row by row: one over copies of a window, one over copies of which
+row t is changed at place t. In float64 no product's last bit depends on the other rows of a batch of the same
+shape, so that "does not see" means bit-equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from small import SWITCHES, merged, randomised, small_config
+from torch import Tensor
+
+from spider.config import AttentionConfig, BoundaryConfig
+from spider.model.attention import LatentAttention, rope_table
+from spider.model.chunking import Chunker
+from spider.model.engram import Engram, Memory, mix_ngrams, primes_from
+from spider.model.halting import Halting
+from spider.model.spider import DenseBlock
+from spider.vocab import BOS, EOS
+
+# ------------------------------------------------------------------------------------- the whole model
+
+T = 24
+#: A document's end and the next one's start in the middle, runs of spaces, more words than the low capacity.
+WINDOW = torch.tensor([*b"ab  c de fgh", EOS, BOS, *b"i jkl m nopq"[: T - 14]])
+#: What a byte is changed to, in turn: an ordinary byte, one that closes patches, both ends of a document.
+NEW = (ord("Z"), ord(" "), BOS, EOS)
+
+#: Every way of cutting; the low capacities are met long before the window's end.
+CUTS: dict[str, dict[str, Any]] = {
+    "learned": {"capacity": 1.0},
+    "learned, from white space": {"start": "whitespace"},
+    "learned, overflow": {"capacity": 0.1},
+    "whitespace": {"kind": "whitespace"},
+    "whitespace, overflow": {"kind": "whitespace", "capacity": 0.1},
+    "fixed": {"kind": "fixed", "stride": 3},
+    "none": {"kind": "none"},
+}
+#: Every other switch, with its settings; the tests take the product.
+OTHERS: list[list[dict[str, Any]]] = [
+    [{"engram": {"layers": []}}, {"engram": {"layers": [1]}}],
+    [{"engram": {"byte_orders": []}}, {"engram": {"byte_orders": [2, 3]}}],
+    [{"moe": None}, {}],
+    [{"recurrence": {"injection": on}} for on in (False, True)],
+    [{"recurrence": {"halting": on}} for on in (False, True)],
+    [{"recurrence": {"loop_embedding": on, "lora_rank": 2 * on}} for on in (False, True)],
+    [{"recurrence": {"loops": loops}} for loops in (1, 2)],
+]
+
+
+def changed_at_each_place(window_T: Tensor, turn: int) -> Tensor:
+    """Copies of the window, (T, T), of which row t has another byte at place t; ``turn`` chooses which."""
+    changed_TT = window_T.repeat(len(window_T), 1)
+    for t, old in enumerate(window_T.tolist()):
+        choices = [new for new in NEW if new != old]
+        changed_TT[t, t] = choices[(t + turn) % len(choices)]
+    return changed_TT
+
+
+def assert_causal(before_BT: Tensor, after_BT: Tensor, what: str) -> None:
+    """Row t of ``after_BT...``, changed at place t, equals ``before_BT...`` to the bit up to there, no
+    further."""
+    same_BT = (before_BT == after_BT).flatten(2).all(2)
+    for t, same_T in enumerate(same_BT):
+        assert same_T[:t].all(), f"{what}: place {int((~same_T).nonzero()[0])} sees place {t}"
+        assert not same_T[t], f"{what}: place {t} has no influence on its own output"
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_no_logit_sees_a_later_byte_whatever_is_on(make, cut):
+    overflow = []
+    for turn, others in enumerate(product(*OTHERS)):
+        changes: dict[str, Any] = {"boundary": CUTS[cut]}
+        for other in others:
+            changes = merged(changes, other)
+        model = make(seed=turn, **changes).double().eval()
+        with torch.no_grad():
+            before = model(WINDOW.repeat(T, 1))
+            after = model(changed_at_each_place(WINDOW, turn))
+        assert_causal(before.logits, after.logits, str(changes))
+        overflow.append(before.metrics.get("patch_overflow", torch.zeros(())) > 0)
+    assert sum(overflow) > len(overflow) / 2 if "overflow" in cut else not any(overflow)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_in_training_neither(make, switch):
+    model = make(**SWITCHES[switch]).double().train()
+
+    def run(tokens_BT: Tensor) -> Tensor:
+        torch.manual_seed(3)  # the same boundary noise
+        return model(tokens_BT).logits.detach()
+
+    for turn in range(3):
+        assert_causal(run(WINDOW.repeat(T, 1)), run(changed_at_each_place(WINDOW, turn)), switch)
+
+
+def test_a_row_does_not_depend_on_the_others_of_its_batch(make):
+    model, rows = make().double().eval(), changed_at_each_place(WINDOW, 0)
+    with torch.no_grad():
+        among_others = model(rows).logits
+        for t in (0, 11, T - 1):
+            assert torch.equal(model(rows[t].repeat(T, 1)).logits[t], among_others[t])
+
+
+# ------------------------------------------------------------------------------------- each part alone
+
+N, D = 9, 8
+HEADS = AttentionConfig(heads=2, nope_dim=4, rope_dim=4, v_dim=8, kv_lora_rank=6)
+ROPE = rope_table(N, HEADS.rope_dim, 1e4, torch.device("cpu"))
+VALID = torch.ones(N, N, dtype=torch.bool)
+
+
+def bumped(x_ND: Tensor) -> Tensor:
+    """Copies of ``x_ND``, (N, N, D), of which row t is changed at place t."""
+    return x_ND + torch.eye(len(x_ND), dtype=x_ND.dtype)[..., None] * torch.randn_like(x_ND)
+
+
+def check(part: Callable[[Tensor], Tensor], dim: int = D) -> None:
+    torch.manual_seed(0)
+    x_ND = torch.randn(N, dim, dtype=torch.float64)
+    with torch.no_grad():
+        assert_causal(part(x_ND.repeat(N, 1, 1)), part(bumped(x_ND)), "this part")
+
+
+def test_attention():
+    attention = randomised(LatentAttention(D, HEADS, 1e-6)).double()
+    check(lambda x: attention(x, ROPE))
+
+
+def test_dense_block():
+    config = small_config(hidden=D, attention=HEADS.model_dump())
+    block = randomised(DenseBlock(config)).double()
+    check(lambda x: block(x, ROPE))
+
+
+def engram() -> Engram:
+    config = small_config().engram
+    return randomised(Engram(D, config, primes_from(31, len(config.orders) * config.heads), 1e-6)).double()
+
+
+def test_engram_sees_neither_later_states_nor_later_memories():
+    part = engram()
+    torch.manual_seed(1)
+    h, key, value = torch.randn(3, N, D, dtype=torch.float64).repeat(N, 1, 1, 1).unbind(1)
+    check(lambda x: part(x, Memory(key, value)))
+    check(lambda x: part(h, Memory(x, value)))
+    check(lambda x: part(h, Memory(key, x)))
+
+
+@pytest.mark.parametrize("moe", [None, {}])
+def test_core(make, moe):
+    model = make(moe=moe, engram={"layers": [0, 1]}, recurrence={"loops": 3}).double().eval()
+    mixed = torch.randint(-(1 << 62), 1 << 62, (1, N, 2)).expand(N, -1, -1)
+    memories = model.core.read_memories(mixed, VALID)
+    rope = rope_table(N, model.config.attention.rope_dim, 1e4, torch.device("cpu"))
+    check(lambda x: model.core(x, memories, rope, VALID, 3).z_BLD, model.config.hidden)
+
+
+def test_halting_and_experts_keep_places_apart(make):
+    halting = randomised(Halting(D, 0.01, 1e-6)).double()
+    experts = make().double().core.layers[0].ffn
+
+    def halted(x: Tensor) -> Tensor:
+        state = halting(halting.start(x), x, last=False)
+        return halting(state, 2 * x, last=True).output_BLD
+
+    for part, dim in ((halted, D), (lambda x: experts(x, VALID)[0], 32)):
+        check(part, dim)
+        check(lambda x, part=part: part(x.flip(1)).flip(1), dim)  # and no later place sees an earlier one
+
+
+def test_ngrams():
+    before, after = WINDOW.repeat(T, 1), changed_at_each_place(WINDOW, 0)
+    assert_causal(mix_ngrams(before, [1, 3]), mix_ngrams(after, [1, 3]), "n-grams")
+
+
+def chunker(**changes: object) -> Chunker:
+    config = BoundaryConfig.model_validate({"hidden": 8} | changes)
+    return randomised(Chunker(D, config, 1e-6)).double().eval()
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_boundaries_down_and_up(cut):
+    part = chunker(**CUTS[cut])
+    tokens = WINDOW[:N].repeat(N, 1)
+
+    def there_and_back(h: Tensor) -> Tensor:
+        patches, _, _ = part.cut(tokens, h)
+        # Plus the byte's own state, as in the model: up alone tells it nothing before its patch closes.
+        return h + part.up(part.down(h, patches), patches)
+
+    check(there_and_back)
+
+
+def test_a_byte_shows_from_the_closing_byte_of_its_patch_on_and_a_patch_until_the_next_closes():
+    part = chunker(kind="whitespace", capacity=1.0)
+    window_1T = torch.tensor([list(b"ab cde f ghi")])
+    h = torch.randn(1, 12, D, dtype=torch.float64)
+    patches, _, _ = part.cut(window_1T, h)
+    assert patches.close_BL[patches.filled_BL].tolist() == [2, 6, 8]
+    read = part.up(part.down(h, patches), patches)
+    first, second, third = [2, 3, 4, 5], [6, 7], [8, 9, 10, 11]
+    for t, seen in ((0, first), (2, first), (3, second), (6, second), (8, third), (9, [])):
+        moved = h.clone()
+        moved[0, t] += torch.randn(D)
+        after = part.up(part.down(moved, patches), patches)
+        assert (after != read).any(-1)[0].nonzero().flatten().tolist() == seen, f"byte {t}"

@@ -1,0 +1,165 @@
+"""Every part's gradient, for its input and for each of its parameters, against finite differences in float64.
+
+Hashes and cuts are fixed here. Halting and the choice of experts are steps: a case too near to one fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+import torch
+from small import randomised, small_config
+from torch import Tensor, nn
+
+from spider.config import AttentionConfig, BoundaryConfig, MoEConfig
+from spider.model.attention import LatentAttention, rope_table
+from spider.model.chunking import BoundaryPredictor, Chunker
+from spider.model.engram import Engram, NgramEmbedding, primes_from
+from spider.model.halting import Halting
+from spider.model.layers import RMSNorm, SwiGLU
+from spider.model.moe import MoE
+from spider.model.recurrence import CoreLayer, Injection, LoopLoRA
+
+B, T, D, EPS = 2, 5, 6, 1e-6
+HEADS = {"heads": 2, "nope_dim": 2, "rope_dim": 4, "v_dim": 3, "kv_lora_rank": 4}
+ROPE = rope_table(T, 4, 1e4, torch.device("cpu"))
+TOKENS = torch.tensor([list(b"a b c"), list(b"de fg")])
+VALID = torch.ones(B, T, dtype=torch.bool)
+FILLED = torch.tensor([[False, True, True, True, True], [False, True, True, False, False]])
+MIXED = torch.arange(B * T * 2).view(B, T, 2) * 0x9E3779B97F4A7C1 - (1 << 60)
+
+Function = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+def attention() -> tuple[nn.Module, Function]:
+    part = LatentAttention(D, AttentionConfig(**HEADS), EPS)
+    return part, lambda x: part(x, ROPE)
+
+
+def chunker() -> tuple[nn.Module, Function]:
+    part = Chunker(D, BoundaryConfig(kind="whitespace"), EPS)
+
+    def there_and_back(x: Tensor) -> Tensor:
+        patches, _, _ = part.cut(TOKENS, x)
+        assert patches.filled_BL.any(1).all()
+        return part.up(part.down(x, patches).sin(), patches)
+
+    return part, there_and_back
+
+
+def predictor(start: Literal["random", "whitespace"]) -> tuple[nn.Module, Function]:
+    part = BoundaryPredictor(D, BoundaryConfig(hidden=4, start=start), EPS)
+    return part, lambda x: part(x, TOKENS, TOKENS > 100)
+
+
+def random_predictor() -> tuple[nn.Module, Function]:
+    return predictor("random")
+
+
+def whitespace_predictor() -> tuple[nn.Module, Function]:
+    return predictor("whitespace")
+
+
+def engram() -> tuple[nn.Module, Function]:
+    part = Engram(D, small_config().engram, primes_from(11, 4), EPS)
+    return part, lambda x: part(x, part.read(MIXED, FILLED))
+
+
+def ngram_embedding() -> tuple[nn.Module, Function]:
+    part = NgramEmbedding(D, [1, 3], primes_from(5, 2))
+    return part, lambda x: x * part(TOKENS)
+
+
+def halting() -> tuple[nn.Module, Function]:
+    part = Halting(D, 0.1, EPS)
+
+    def three_loops(x: Tensor) -> tuple[Tensor, Tensor]:
+        state = part.start(x)
+        for r, h in enumerate((x, x.cos(), x.roll(1, 0))):
+            state = part(state, h, last=r == 2)
+        assert set(state.loops_BL.flatten().tolist()) > {2}, "patches were meant to differ in their loops"
+        return state.output_BLD, state.remainder_BL
+
+    return part, three_loops
+
+
+def moe() -> tuple[nn.Module, Function]:
+    part = MoE(D, MoEConfig(experts=4, top_k=2, expert_hidden=3, shared_hidden=3))
+
+    def routed(x: Tensor) -> tuple[Tensor, ...]:
+        _, second, third, _ = (x.detach() @ part.router.weight.mT).softmax(-1).sort(-1).values.unbind(-1)
+        assert (third - second).min() > 1e-3
+        y, stats = part(x, FILLED)
+        return y, stats.aux, stats.z
+
+    return part, routed
+
+
+def core_layer() -> tuple[nn.Module, Function]:
+    config = small_config(hidden=D, attention=HEADS, moe={"expert_hidden": 3, "shared_hidden": 3})
+    part = CoreLayer(config, primes_from(5, 4))
+
+    def layer(x: Tensor) -> Tensor:
+        assert part.engram is not None
+        return part(x, part.engram.read(MIXED, FILLED), ROPE, VALID)[0]
+
+    return part, layer
+
+
+def injection() -> tuple[nn.Module, Function]:
+    part = Injection(D)
+    return part, lambda x: part(x, x.flip(1))
+
+
+def lora() -> tuple[nn.Module, Function]:
+    part = LoopLoRA(D, 2, loops=2)
+    return part, lambda x: (part(x, 0), part(x, 1), part(x, 7))
+
+
+def rms_norm() -> tuple[nn.Module, Function]:
+    part = RMSNorm(D, EPS)
+    return part, part
+
+
+def swiglu() -> tuple[nn.Module, Function]:
+    part = SwiGLU(D, 4)
+    return part, part
+
+
+PARTS = [
+    attention, chunker, random_predictor, whitespace_predictor, engram, ngram_embedding, halting, moe,
+    core_layer, injection, lora, rms_norm, swiglu,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("build", PARTS, ids=lambda build: build.__name__)
+def test_part(build):
+    part, function = build()
+    randomised(part).double()
+    torch.manual_seed(0)
+    x = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
+    # gradcheck moves its inputs in place, and these are the parameters themselves. The layer is made of
+    # parts that are checked in full: one random direction is enough for it.
+    inputs, fast = (x, *part.parameters()), build is core_layer
+    assert torch.autograd.gradcheck(lambda x, *_: function(x), inputs, fast_mode=fast)
+
+
+@pytest.mark.parametrize(
+    ("loss", "share", "sign"),
+    [("flexi", 0.1, -1), ("flexi", 0.25, 0), ("flexi", 0.8, 1), ("binomial", 0.4, 1)],
+)
+def test_boundary_loss(loss, share, sign):
+    part = Chunker(D, BoundaryConfig(loss=loss, rate=0.3, slack=0.1), EPS)
+    b = (share + 0.01 * torch.rand(2, 7, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda b: part._rate_loss(b)[0], (b,))
+    (slope,) = torch.autograd.grad(part._rate_loss(b)[0], b)
+    assert (slope.sign() == sign).all()
+
+
+def test_the_whole_model_where_the_text_decides_the_cuts(make, tokens):
+    model = make(boundary={"kind": "whitespace"}, engram={"byte_orders": [2]}).double().train()
+    assert torch.autograd.gradcheck(
+        lambda *_: model(tokens, tokens.roll(-1, 1)).loss, tuple(model.parameters()), fast_mode=True
+    )
