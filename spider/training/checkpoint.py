@@ -32,7 +32,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -41,14 +41,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from spider import files
-from spider.config import Block, ModelConfig, StageSpec
+from spider.config import ModelConfig
 
 if TYPE_CHECKING:
     from spider.model import Spider
 
 log = logging.getLogger(__name__)
-
-B = TypeVar("B", bound=Block)
 
 # One process and no process group is what `no_dist` says; the reminder would come with every save.
 warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
@@ -358,46 +356,38 @@ def locate(path: Path) -> Path:
     raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor an exported folder")
 
 
-def stage_of(checkpoint: Checkpoint) -> StageSpec:
-    """The stage that a checkpoint was saved by.
+def config_of(checkpoint: Checkpoint) -> ModelConfig:
+    """The architecture of the model that a checkpoint or an exported folder holds.
+
+    Only that is read of what a manifest says: settings of training may have changed their names since.
 
     Raises:
-        CheckpointError: it is described in words that this Spider does not know.
+        CheckpointError: described in words that this Spider does not know, or imported and not a Spider.
     """
-    return _described(checkpoint, StageSpec, checkpoint.manifest["spec"])
-
-
-def _described(checkpoint: Checkpoint, schema: type[B], description: Any) -> B:
+    manifest = checkpoint.manifest
+    described = manifest["model"] if checkpoint.exported else manifest["spec"]["model"]
+    if described is None:
+        raise CheckpointError(
+            f"{checkpoint.path}: imported tensors that do not form a Spider; {EXPORTED} there says which "
+            "have a place in one and which do not"
+        )
     try:
-        return schema.model_validate(description)
+        return ModelConfig.model_validate(described)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join(str(part) for part in ("model", *first["loc"]))
         raise CheckpointError(
             f"{checkpoint.path}: a checkpoint of another architecture or of another version of Spider "
             f"({key}: {first['msg']})"
         ) from None
 
 
-def config_of(checkpoint: Checkpoint) -> ModelConfig:
-    """The architecture of the model that a checkpoint or an exported folder holds.
-
-    Raises:
-        CheckpointError: described in words that this Spider does not know, or imported and not a Spider.
-    """
-    if not checkpoint.exported:
-        return stage_of(checkpoint).model
-    if checkpoint.manifest["model"] is None:
-        raise CheckpointError(
-            f"{checkpoint.path}: imported tensors that do not form a Spider; {EXPORTED} there says which "
-            "have a place in one and which do not"
-        )
-    return _described(checkpoint, ModelConfig, checkpoint.manifest["model"])
-
-
 def window_of(checkpoint: Checkpoint) -> int:
     """Bytes to give the model at a time: those it is evaluated with, 1,024 where nobody knows."""
-    return checkpoint.manifest["window"] or 1024 if checkpoint.exported else stage_of(checkpoint).window
+    if checkpoint.exported:
+        return checkpoint.manifest["window"] or 1024
+    spec = checkpoint.manifest["spec"]
+    return spec["evaluation"]["seq_len"] or spec["settings"]["seq_len"]
 
 
 def model_of(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Spider:

@@ -91,6 +91,17 @@ def test_an_export_needs_no_spider_to_be_read_and_says_where_it_comes_from(stage
     assert len(modes) == 1  # whoever may read the one may read the other
 
 
+def test_settings_of_training_that_no_longer_exist_do_not_keep_a_model_in(stage, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(stage, old)
+    path = next(old.glob("checkpoints/*/manifest.json"))
+    manifest = files.read_json(path)
+    manifest["spec"]["optimizer"]["forgotten"] = 1
+    files.write_json(path, manifest)
+    export(old, tmp_path / "out")
+    assert digest(tmp_path / "out") == digest(stage)
+
+
 def test_large_models_are_cut_into_shards_and_are_the_same_model(stage, tmp_path, monkeypatch):
     export(stage, tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -160,7 +171,7 @@ def test_a_changed_export_is_not_loaded(stage, tmp_path):
         spider.load_model(out)
     card["model"]["hidden"] = "wide"
     files.write_json(out / "config.json", card)
-    with pytest.raises(CheckpointError, match=r"another version of Spider \(hidden: "):
+    with pytest.raises(CheckpointError, match=r"another version of Spider \(model.hidden: "):
         spider.load_model(out)
 
 
