@@ -34,6 +34,7 @@ BLOCKS: list[tuple[str, type[Block]]] = [
     ("datasets.NAME.source, kind: stream", config.StreamSource),
     ("runs.NAME", config.Run),
     ("runs.NAME.defaults, and each of runs.NAME.stages", config.Stage),
+    ("runs.NAME.defaults.ema", config.EmaConfig),
     ("runs.NAME.optimizer", config.OptimizerConfig),
     ("runs.NAME.evaluation", config.EvaluationConfig),
     ("runs.NAME.resources", config.Resources),

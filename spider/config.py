@@ -305,22 +305,44 @@ MODEL_PRESETS: dict[str, dict[str, Any]] = {
 
 
 class OptimizerConfig(Block):
-    """AdamW for everything, or Muon for the matrices and AdamW for the rest."""
+    """AdamW for everything, its moments in 32, 8 or 4 bits; or Muon for the matrices and AdamW for the
+    rest."""
 
-    kind: Literal["adamw", "muon"] = "adamw"
-    """adamw, or Muon for the matrices beside it."""
+    kind: Literal["adamw", "adamw8bit", "adamw4bit", "muon"] = "adamw"
+    """adamw, the same with quantized moments, or Muon for the matrices beside it."""
+    master_weights: Literal["fp32", "bf16"] = "fp32"
+    """bf16: matrices in half the memory, stochastically rounded (adamw8bit and adamw4bit only)."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """AdamW's."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """AdamW's."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Decoupled; of matrices only."""
-    muon_lr: Annotated[float, Field(gt=0)] = 0.02
-    """Peak learning rate of the matrices under Muon; follows the stage's schedule, not its ``lr``."""
+    muon_lr_ratio: Annotated[float, Field(gt=0)] = 4.0
+    """Learning rate of the matrices under Muon, as a multiple of the stage's ``lr``."""
     muon_momentum: Fraction = 0.95
     """Muon's."""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the gradient."""
+
+    @model_validator(mode="after")
+    def _bf16_is_rounded(self) -> OptimizerConfig:
+        if self.master_weights == "bf16" and self.kind not in ("adamw8bit", "adamw4bit"):
+            raise ValueError(
+                f"master_weights: bf16 loses small updates under {self.kind}, which rounds to nearest; "
+                "set kind: adamw8bit or adamw4bit, or master_weights: fp32"
+            )
+        return self
+
+
+class EmaConfig(Block):
+    """A running average of the weights, which is what the stage's evaluation measures. The next stage goes
+    on from the weights themselves."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """Share of the average that a step leaves as it was."""
+    start_step: Annotated[int, Field(ge=0)] = 0
+    """Step of the stage after which it starts, from the weights of that moment."""
 
 
 class StageSettings(Block):
@@ -329,7 +351,13 @@ class StageSettings(Block):
     tokens: Positive | None = None
     """Bytes (and special ids) to train on in this stage."""
     max_steps: Positive | None = None
-    """Optimizer steps at most; a stage needs ``tokens``, ``max_steps`` or both."""
+    """Optimizer steps."""
+    target_flops: Annotated[float, Field(gt=0)] | None = None
+    """FLOPs of forward and backward passes (``spider describe`` counts them)."""
+    tokens_per_parameter: Annotated[float, Field(gt=0)] | None = None
+    """Bytes (and special ids) for each of the model's parameters, all experts counted."""
+    max_hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours of training, over all restarts; ``schedule: wsd`` then decays in time. Not bit-reproducible."""
     data: str | None = None
     """Dataset of this stage (default: the run's)."""
     seq_len: Annotated[int, Field(ge=8)] = 2048
@@ -342,12 +370,16 @@ class StageSettings(Block):
     """Loops of the recurrent core (default: the model's)."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Peak learning rate (AdamW's)."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the rate goes down after the warm-up."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """How the rate goes down after the warm-up; wsd: constant, then linear at the end."""
+    decay_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the stage's steps in which ``wsd`` goes down."""
     warmup_steps: Annotated[int, Field(ge=0)] = 200
     """Steps in which it rises from 0."""
     min_lr_ratio: Fraction = 0.1
     """The schedule ends at this share of ``lr``."""
+    ema: EmaConfig | None = None
+    """Average the weights (null: do not)."""
     nan_patience: Positive = 10
     """Steps with a non-finite loss that are skipped before the run stops."""
     log_every: Positive = 10
@@ -364,6 +396,9 @@ class StageSettings(Block):
 
 
 class Stage(StageSettings):
+    """A stage ends with the first of ``tokens``, ``max_steps``, ``target_flops``, ``tokens_per_parameter``
+    and ``max_hours`` that it reaches; it needs at least one of them."""
+
     name: str
     """Its folder's name."""
 
@@ -465,7 +500,8 @@ class StageSpec(Block):
     def shape_fields(self) -> dict[str, Any]:
         """The fields that decide what the warm-up measures: which matrices, in which arithmetic."""
         batch = {k: getattr(self.settings, k) for k in ("seq_len", "micro_batch", "n_loops")}
-        chosen = {"precision": self.precision, "compile": self.compile, "optimizer": self.optimizer.kind}
+        optimizer = {"kind": self.optimizer.kind, "master_weights": self.optimizer.master_weights}
+        chosen = {"precision": self.precision, "compile": self.compile, "optimizer": optimizer}
         return {"model": self.model.model_dump(mode="json"), **chosen, **batch}
 
     @property
@@ -491,13 +527,6 @@ class StageSpec(Block):
     def tokens_per_step(self) -> int:
         s = self.settings
         return s.seq_len * s.micro_batch * s.grad_accum
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps of the stage on one process: enough to see ``tokens``, at most ``max_steps``."""
-        s = self.settings
-        by_tokens = max(1, s.tokens // self.tokens_per_step) if s.tokens else None
-        return min(n for n in (by_tokens, s.max_steps) if n is not None)
 
 
 class Config(Block):
@@ -632,6 +661,11 @@ def _cross_check(config: Config) -> list[str]:
                 f"{where}.compile: torch compiles the grouped expert product in bf16 only; "
                 "set precision: bf16, or model.moe.implementation: loop"
             )
+        if run.optimizer.master_weights == "bf16" and run.precision not in ("bf16", "fp8"):
+            problems.append(
+                f"{where}.optimizer.master_weights: bf16 weights cannot be multiplied in fp32, which "
+                f"precision: {run.precision} may come to; set precision: bf16 or fp8"
+            )
         stages = [s.name for s in run.stages]
         for i, stage in enumerate(run.stages):
             at = f"{where}.stages[{i}]"
@@ -641,8 +675,7 @@ def _cross_check(config: Config) -> list[str]:
                 problems.append(f"{at}.name: {stage.name!r} is used twice in this run")
                 continue
             resolved = config.stage(run_name, stage.name)
-            if resolved.settings.tokens is None and resolved.settings.max_steps is None:
-                problems.append(f"{at}: needs tokens or max_steps")
+            problems += [f"{at}{problem}" for problem in _horizon_problems(resolved.settings)]
             keep_every, ckpt_every = resolved.settings.keep_every, resolved.settings.ckpt_every
             if keep_every and keep_every % ckpt_every:
                 problems.append(
@@ -667,6 +700,18 @@ def _cross_check(config: Config) -> list[str]:
                 f"datasets.{scored}.validation: must be above 0, runs.{run_name} is evaluated on it"
             )
     return problems
+
+
+def _horizon_problems(s: StageSettings) -> list[str]:
+    known = (s.tokens, s.max_steps, s.target_flops, s.tokens_per_parameter)
+    if all(n is None for n in (*known, s.max_hours)):
+        return [": needs tokens, max_steps, target_flops, tokens_per_parameter or max_hours"]
+    if s.max_hours is not None and s.schedule not in ("wsd", "constant"):
+        return [
+            f".max_hours: schedule: {s.schedule} must know its last step from the first; set schedule: wsd, "
+            "which decays when time runs out, or constant"
+        ]
+    return []
 
 
 _PLAIN = {

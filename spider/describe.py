@@ -22,6 +22,7 @@ allocator's rest and the framework itself come on top.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from spider.config import Config, ModelConfig, StageSpec
@@ -35,38 +36,42 @@ def describe(config: Config, run: str) -> dict[str, Any]:
 
     Sizes are in bytes. ``flops_per_byte`` is of training, forward and backward, at the window and depth of
     the stage (at the top: of the last stage). ``precision: auto`` is counted as bf16 where the run asks for a
-    GPU, else as fp32; ``counted_as`` says which.
+    GPU, else as fp32; ``counted_as`` says which. Steps, bytes and FLOPs of a stage that only ``max_hours``
+    limits are null, and so are sums that it belongs to.
 
     Raises:
         ConfigError: no such run.
+        ValueError: a stage ends before its average of the weights starts.
     """
     import torch
 
     from spider.model import build_model
     from spider.training.optim import build_optimizer
+    from spider.training.schedule import horizon
 
     block = config.run(run)
     specs = [config.stage(run, stage.name) for stage in block.stages]
     with torch.device("meta"):
         model = build_model(block.model)
-        optimizer = build_optimizer(model, block.optimizer, specs[0].settings.lr)
-    state = [t for values in optimizer.state.values() for t in values.values()]
+    state = build_optimizer(model, block.optimizer, specs[0].settings.lr).tensors(model)
     parts = model.parameters_by_part()
     narrow = block.precision in ("bf16", "fp8") or (block.precision == "auto" and block.resources.gpus > 0)
     fixed = {
         "weights": _size([*model.parameters(), *model.buffers()]),
         "gradients": _size([p for p in model.parameters() if p.requires_grad]),
-        "optimizer": _size(state),
+        "optimizer": _size(list(state.values())),
     }
-    if narrow:
+    if narrow and block.optimizer.master_weights == "fp32":
         looked_up = parts.get("embedding", 0) + parts.get("engram", 0)
         fixed["autocast_copies"] = 2 * (model.num_parameters() - looked_up)
     stages = []
     for spec in specs:
         s = spec.settings
-        memory = {**fixed, "activations": activation_bytes(spec, narrow=narrow)}
+        average = {"average": 4 * model.num_parameters()} if s.ema else {}
+        memory = {**fixed, **average, "activations": activation_bytes(spec, narrow=narrow)}
         flops = model.flops_per_token(s.seq_len, s.n_loops)
-        tokens = spec.steps * spec.tokens_per_step
+        steps = horizon(spec, model)
+        tokens = None if steps is None else steps * spec.tokens_per_step
         kept = (
             "seq_len",
             "micro_batch",
@@ -76,16 +81,17 @@ def describe(config: Config, run: str) -> dict[str, Any]:
             "schedule",
             "warmup_steps",
             "min_lr_ratio",
+            "max_hours",
         )
         stages.append(
             {
                 "stage": spec.stage,
                 "data": spec.data,
-                "steps": spec.steps,
+                "steps": steps,
                 "tokens_per_step": spec.tokens_per_step,
                 "bytes": tokens,
                 "flops_per_byte": flops,
-                "flops": flops * tokens,
+                "flops": None if tokens is None else flops * tokens,
                 "memory": {**memory, "total": sum(memory.values())},
                 **{name: getattr(s, name) for name in kept},
             }
@@ -97,9 +103,9 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         "parameters": model.num_parameters(),
         "parameters_by_part": parts,
         "flops_per_byte": stages[-1]["flops_per_byte"],
-        "steps": sum(stage["steps"] for stage in stages),
-        "bytes": sum(stage["bytes"] for stage in stages),
-        "flops": sum(stage["flops"] for stage in stages),
+        "steps": _sum(stage["steps"] for stage in stages),
+        "bytes": _sum(stage["bytes"] for stage in stages),
+        "flops": _sum(stage["flops"] for stage in stages),
         "memory": max(stage["memory"]["total"] for stage in stages),
         "precision": block.precision,
         "counted_as": "bf16" if narrow else "fp32",
@@ -150,6 +156,12 @@ def _experts(c: ModelConfig) -> int:
     return c.moe.top_k * (2 * c.hidden + 4 * c.moe.expert_hidden) + 4 * c.moe.shared_hidden
 
 
+def _sum(values: Iterable[float | None]) -> float | None:
+    """The sum, unless a part of it is not known."""
+    known = list(values)
+    return None if None in known else sum(v for v in known if v is not None)
+
+
 def _size(tensors: list[Any]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
@@ -181,8 +193,8 @@ def render(found: dict[str, Any]) -> None:
         table.add_row(
             stage["stage"],
             stage["data"],
-            quantity(stage["bytes"], "B"),
-            f"{stage['steps']:,}",
+            "?" if stage["bytes"] is None else quantity(stage["bytes"], "B"),
+            f"{stage['max_hours']:g} h" if stage["steps"] is None else f"{stage['steps']:,}",
             quantity(stage["tokens_per_step"], "B"),
             f"{stage['seq_len']:,}",
             str(stage["n_loops"]),
@@ -195,8 +207,11 @@ def render(found: dict[str, Any]) -> None:
         f"{k.replace('_', ' ')} {quantity(v, 'B')}" for k, v in largest["memory"].items() if k != "total"
     ]
     console.print()
-    work = quantity(found["flops"], "FLOP")
-    console.print(f"{quantity(found['bytes'], 'B')} in {found['steps']:,} steps, {work} in all.")
+    if found["steps"] is None:
+        console.print("A clock ends some of it (max_hours): how much it trains depends on the machine.")
+    else:
+        work = quantity(found["flops"], "FLOP")
+        console.print(f"{quantity(found['bytes'], 'B')} in {found['steps']:,} steps, {work} in all.")
     console.print(f"Memory, counted as {found['counted_as']}: {', '.join(parts)} (activations: an estimate).")
 
 

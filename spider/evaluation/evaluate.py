@@ -3,7 +3,7 @@
 The text is the beginning of the validation split, at most ``max_bytes`` of it; the very array that the model
 is scored on goes to the compressors. What was measured on what is written beside the figures (data digest,
 hash of the text, window, overlap, loops, weights digest), so that two evaluations can be told comparable or
-not.
+not. Where the stage averaged its weights, the average is what is measured (``averaged``), and the digest its.
 
 The pass that scores also fills the histograms of what happened inside (`spider.evaluation.inside`). The curve
 over loops reads a shorter beginning of the text once for each number of loops: compare its figures with each
@@ -138,7 +138,8 @@ def evaluate(
         "device": device,
         "precision": "bf16" if autocast else "fp32",
         "checkpoint": trained["checkpoint"],
-        "weights": trained["weights"],
+        "averaged": bool(trained.get("averaged_weights")),
+        "weights": trained.get("averaged_weights") or trained["weights"],
         "global_step": trained["global_step"],
         "training": {k: trained[k] for k in ("steps", "global_step", "tokens", "bytes", "seconds")},
         "model": result.metrics,

@@ -6,11 +6,12 @@
         model.safetensors.index.json        which tensor lies in which file
         manifest.json                       written last: step, spec, position, ..., and the files' hashes
 
-Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``. They go through DCP (so that
-sharded tensors of a later, larger world can be saved and resharded) but through its safetensors storage, not
-its default one: the default keeps its index in ``.metadata``, which DCP reads with a plain ``pickle.load``,
-and that would run whatever a checkpoint someone gave you says. All that is not a tensor stands in the
-manifest as JSON.
+Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``; where a stage averages its
+weights, the average stands in a third file as ``ema.{parameter}``, and is what `model_of` loads. They go
+through DCP (so that sharded tensors of a later, larger world can be saved and resharded) but through its
+safetensors storage, not its default one: the default keeps its index in ``.metadata``, which DCP reads with a
+plain ``pickle.load``, and that would run whatever a checkpoint someone gave you says. All that is not a
+tensor stands in the manifest as JSON.
 
 A checkpoint is written into a hidden sibling, flushed to disk, and renamed. It is deleted the other way
 round: renamed to a hidden name, then removed. So whatever the moment of a kill, a directory named
@@ -57,6 +58,7 @@ EXPORTED = "config.json"
 _NAME = re.compile(r"step-\d+")
 _HIDDEN = re.compile(r"\.step-\d+\..*")
 _FILE_BYTES = 2 << 30
+_AVERAGE = "ema."
 
 
 class CheckpointError(ValueError):
@@ -90,7 +92,7 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
 
     Args:
         root: the stage's ``checkpoints`` folder.
-        tensors: ``model.*`` and ``optimizer.*``, on any device.
+        tensors: ``model.*``, ``optimizer.*`` and ``ema.*``, on any device.
         record: what the manifest says besides its files: plain JSON with ``step`` and ``global_step``.
 
     Raises:
@@ -105,7 +107,14 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
         listed = {}
         for file in sorted(hidden.iterdir()):
             listed[file.name] = {"size": file.stat().st_size, "sha256": files.sha256(file)}
-        manifest = {"format": FORMAT, **record, "weights": weights_digest(tensors), "files": listed}
+        averaged = {
+            "model." + n.removeprefix(_AVERAGE): t for n, t in tensors.items() if n.startswith(_AVERAGE)
+        }
+        digests = {
+            "weights": weights_digest(tensors),
+            "averaged_weights": weights_digest({**tensors, **averaged}) if averaged else None,
+        }
+        manifest = {"format": FORMAT, **record, **digests, "files": listed}
         files.write_json(hidden / MANIFEST, manifest)
         for file in hidden.iterdir():
             with open(file, "rb") as f:
@@ -391,7 +400,7 @@ def window_of(checkpoint: Checkpoint) -> int:
 
 
 def model_of(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Spider:
-    """The model that a checkpoint holds, in evaluation mode.
+    """The model that a checkpoint holds, in evaluation mode; of averaged weights, if it holds an average.
 
     Raises:
         CheckpointError: the checkpoint is not of the architecture that it says.
@@ -400,6 +409,9 @@ def model_of(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Spid
 
     model = build_model(config_of(checkpoint)).to(device)
     load_into(checkpoint, model_tensors(model))
+    if checkpoint.manifest.get("averaged_weights"):
+        averaged = {_AVERAGE + n: p.detach() for n, p in model.named_parameters()}
+        dcp.load(averaged, storage_reader=HuggingFaceStorageReader(str(checkpoint.path)), no_dist=True)
     return model.eval()
 
 

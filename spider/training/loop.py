@@ -4,7 +4,7 @@ One step reads: batch, forward, backward, clip, optimizer, schedule, log. What a
 of the state it starts from and of (seed, stage, step): the global generator is seeded anew at every step, the
 learning rate is a function of the step, and the batch one of the loader's position. So a checkpoint needs no
 generator state, and a run killed anywhere and resumed equals one that never was (same machine, same number of
-threads).
+threads). Only ``max_hours`` lets a clock decide something: when the stage ends.
 
 `Trainer` holds the live objects; `Progress` is all else that a checkpoint must bring back, as plain JSON. The
 receipt is a pure function of the final checkpoint's manifest, hence calling a finished stage again only
@@ -40,6 +40,7 @@ from spider.data.stream import StreamLoader
 from spider.model import build_model
 from spider.training import checkpoint as ckpt
 from spider.training.batch import to_device
+from spider.training.ema import Ema
 from spider.training.errors import Preempted, TrainingError
 from spider.training.folder import CHECKPOINTS, METRICS, claim, hold
 from spider.training.metrics import Means, MetricsLog, Window, peak_flops
@@ -48,7 +49,7 @@ from spider.training.precision import Precision, decide, device_name
 from spider.training.progress import Progress
 from spider.training.receipt import read_parent, read_receipt, write_receipt
 from spider.training.saver import Saver
-from spider.training.schedule import lr_factor
+from spider.training.schedule import end_in_time, horizon, lr_factor
 from spider.training.signals import StopSignals
 from spider.training.warmup import load_compile_cache
 from spider.vocab import PAD
@@ -131,7 +132,14 @@ class Trainer:
         torch.manual_seed(_seed(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)
         self.precision.prepare(self.model)
-        self.optimizer = build_optimizer(self.model, spec.optimizer, self.settings.lr, self.precision.compute)
+        self.optimizer = build_optimizer(
+            self.model,
+            spec.optimizer,
+            self.settings.lr,
+            self.precision.compute,
+            compiled=spec.compiled_on(self.device.type),
+        )
+        self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
         self.progress = self._restore(previous)
         self.means = Means.restore(self.progress.means, self.device)
         self.loader = self._open(data)
@@ -148,13 +156,13 @@ class Trainer:
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> ckpt.Checkpoint:
         """Train to the stage's end and return its final checkpoint."""
-        progress, steps = self.progress, self.spec.steps
+        progress = self.progress
         window = Window()
-        bar = tqdm(total=steps, initial=progress.step, unit="step", disable=not sys.stderr.isatty())
+        bar = tqdm(total=progress.end, initial=progress.step, unit="step", disable=not sys.stderr.isatty())
         self.process.cpu_percent()
         self.model.train()
         try:
-            while progress.step < steps:
+            while progress.end is None or progress.step < progress.end:
                 if stop.received is not None:
                     self._leave(stop.received)
                 self.saver.poll()
@@ -166,11 +174,12 @@ class Trainer:
                 window.seconds += took
                 progress.seconds += took
                 bar.update()
-                done = progress.step == steps
+                decided = self._end_in_time(bar)
+                done = progress.step == progress.end
                 if progress.step % self.settings.log_every == 0 or done:
                     self._log(window, bar)
                     window = Window()
-                if progress.step % self.settings.ckpt_every == 0 or done:
+                if progress.step % self.settings.ckpt_every == 0 or decided or done:
                     self._save(final=done)
                 if on_step is not None:
                     on_step(progress.step)
@@ -200,9 +209,11 @@ class Trainer:
             raise
         finite = torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])
         if finite.item():
-            self.optimizer.set_lr(lr_factor(progress.step, self.spec.steps, settings))
+            self.optimizer.set_lr(lr_factor(progress.step, progress.end, settings))
             self.optimizer.step()
             self.model.after_step()
+            if self.ema is not None:
+                self.ema.update(progress.step + 1)
             self.means.add(measured)
             progress.streak = 0
         self.optimizer.zero_grad(set_to_none=True)
@@ -235,6 +246,26 @@ class Trainer:
                 measured[name] = measured[name] + value if name in measured else value
         return measured
 
+    def _end_in_time(self, bar: tqdm) -> bool:
+        """Fix the stage's end if its hours are running out; a checkpoint then has to keep that."""
+        progress = self.progress
+        spent = progress.seconds + progress.checkpoint_seconds
+        end = end_in_time(progress.step, spent, progress.end, self.settings)
+        if end is None:
+            return False
+        progress.end = bar.total = end
+        log.info("step %d: max_hours lets this stage end after %d steps", progress.step, end)
+        return True
+
+    def _steps_left(self) -> int:
+        """Steps to come; as long as only a clock tells, at the pace so far."""
+        progress = self.progress
+        if progress.end is not None:
+            return progress.end - progress.step
+        assert self.settings.max_hours is not None
+        spent = progress.seconds + progress.checkpoint_seconds
+        return max(1, int((self.settings.max_hours * 3600 / spent - 1) * progress.step))
+
     def _skip(self) -> None:
         progress = self.progress
         progress.skipped += 1
@@ -245,7 +276,7 @@ class Trainer:
             kept = self.saver.newest.path if self.saver.newest else "none in this stage"
             raise TrainingError(
                 f"step {progress.global_step}: {progress.streak} steps in a row without a finite loss; the "
-                f"last good checkpoint is {kept}. Lower lr, muon_lr or clip, or look at the data around "
+                f"last good checkpoint is {kept}. Lower lr or clip, or look at the data around "
                 f"{progress.position}"
             )
 
@@ -262,6 +293,11 @@ class Trainer:
     # -------------------------------------------------------------------------- checkpoints and the log
 
     def _tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds."""
+        return {**self._inherited(), **(self.ema.tensors() if self.ema else {})}
+
+    def _inherited(self) -> dict[str, Tensor]:
+        """What the next stage goes on from."""
         state = self.optimizer.tensors(self.model)
         return {**ckpt.model_tensors(self.model), **{f"optimizer.{name}": t for name, t in state.items()}}
 
@@ -295,11 +331,11 @@ class Trainer:
             row["train/bpb"] = loss / math.log(2)
         self.means = Means()
         row |= {
-            "train/lr": self.settings.lr * lr_factor(progress.step - 1, self.spec.steps, self.settings),
+            "train/lr": self.settings.lr * lr_factor(progress.step - 1, progress.end, self.settings),
             "train/skipped_steps": progress.skipped,
             "system/rss_mb": self.process.memory_info().rss / 1e6,
             "system/cpu_percent": self.process.cpu_percent(),
-            **window.rates(self.spec.steps - progress.step),
+            **window.rates(self._steps_left()),
         }
         if self.device.type == "cuda":
             row["system/gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 1e6
@@ -307,8 +343,9 @@ class Trainer:
         if peak is not None:
             row["train/mfu"] = row["train/bytes_per_second"] * self.flops_per_token / peak
         self.metrics.write(progress.global_step, row)
+        end = progress.step + self._steps_left()
         line = (
-            f"step {progress.step}/{self.spec.steps}  bpb {row.get('train/bpb', math.nan):.3f}  "
+            f"step {progress.step}/{end}  bpb {row.get('train/bpb', math.nan):.3f}  "
             f"lr {row['train/lr']:.2e}  {row['train/bytes_per_second']:,.0f} bytes/s  "
             f"eta {row['train/eta_seconds']:.0f} s"
         )
@@ -335,6 +372,8 @@ class Trainer:
     def _restore(self, previous: Path | None) -> Progress:
         """Load weights and optimizer state: this stage's, or the stage's before, or none."""
         if self.good is not None:
+            if self.ema is not None and self.good.manifest["averaged_weights"] is not None:
+                self.ema.begin()
             ckpt.load_into(self.good, self._tensors())
             threads = torch.get_num_threads()
             if self.good.manifest["threads"] != threads:
@@ -345,16 +384,19 @@ class Trainer:
                     threads,
                 )
             return Progress(**{name: self.good.manifest[name] for name in Progress.__dataclass_fields__})
+        end = horizon(self.spec, self.model)
         if previous is None:
-            return Progress()
+            return Progress(end=end)
         parent = read_parent(self.spec, previous)
-        if ckpt.holds_optimizer(parent, self._tensors()):
-            ckpt.load_into(parent, self._tensors())
+        if ckpt.holds_optimizer(parent, self._inherited()):
+            ckpt.load_into(parent, self._inherited())
         else:
             log.warning("%s: holds the state of another optimizer, this stage's begins afresh", parent.path)
             ckpt.load_into(parent, ckpt.model_tensors(self.model))
         return Progress(
-            global_step=parent.manifest["global_step"], position=self._next_position(parent.manifest)
+            global_step=parent.manifest["global_step"],
+            position=self._next_position(parent.manifest),
+            end=end,
         )
 
     def _next_position(self, before: dict[str, Any]) -> dict[str, Any] | None:

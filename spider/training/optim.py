@@ -6,6 +6,10 @@ matrix by the nearest semi-orthogonal one, so that all directions of a layer lea
 
     m <- mu m + (1 - mu) g;   u = (1 - mu) g + mu m  (Nesterov);   W <- W - lr max(1, out/in)^1/2 polar(u)
 
+Its learning rate is ``muon_lr_ratio`` times the stage's ``lr``, so that one rate governs a stage: what lowers
+``lr`` (another stage, the command line, a sweep) lowers both. A ratio of 0.2 width^1/2 makes the updates of
+square matrices as large as AdamW's (Liu et al., arXiv:2502.16982).
+
 The polar factor comes from Polar Express (Amsel et al., arXiv:2505.16932): five quintic polynomials ``a X +
 (b A + c A^2) X`` with ``A = X X^T``, each the best for the singular values that the ones before it leave.
 Matrix products only, so they run in bf16 wherever the run's own products do. A stack of experts (E, in,
@@ -30,6 +34,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from spider.config import OptimizerConfig
+from spider.training.lowbit import BITS, LowBitAdamW
 
 Coefficients = tuple[tuple[float, float, float], ...]
 
@@ -158,28 +163,37 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, lr: float, compute: torch.dtype = torch.float32
-) -> Optimizer:
-    """Deal every trainable parameter to exactly one group; Muon's products run in ``compute``.
+    model: nn.Module,
+    config: OptimizerConfig,
+    lr: float,
+    compute: torch.dtype = torch.float32,
+    *,
+    compiled: bool = False,
+) -> Optimizer | LowBitAdamW:
+    """Deal every trainable parameter to exactly one group.
 
     Parameters marked ``_is_embedding`` (tables that are looked up) and the weights of convolutions are never
-    Muon's; those, vectors, and parameters marked ``_no_weight_decay`` go to AdamW and are not decayed.
+    Muon's; those, vectors, and parameters marked ``_no_weight_decay`` go to AdamW and are not decayed. Under
+    ``master_weights: bf16`` the matrices of the model become bf16, in place.
+
+    Args:
+        lr: peak learning rate.
+        compute: dtype of Muon's products.
+        compiled: whether the update may be compiled too, where it is torchao's.
     """
-    lookups = {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
-    for module in model.modules():
-        if isinstance(module, (nn.Embedding, nn.Conv1d)):
-            lookups.add(id(module.weight))
+    matrices = matrix_ids(model)
     dealt: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)
     for p in model.parameters():
         if p.requires_grad:
-            matrix = p.ndim in (2, 3) and min(p.shape[-2:]) > 1 and id(p) not in lookups
-            decayed = matrix and not getattr(p, "_no_weight_decay", False)
+            if id(p) in matrices and config.master_weights == "bf16":
+                p.data = p.data.to(torch.bfloat16)
+            decayed = id(p) in matrices and not getattr(p, "_no_weight_decay", False)
             dealt[decayed and config.kind == "muon", decayed].append(p)
     groups: list[dict[str, Any]] = [
         {
             "params": params,
             "muon": muon,
-            "peak_lr": config.muon_lr if muon else lr,
+            "peak_lr": lr * config.muon_lr_ratio if muon else lr,
             "weight_decay": config.weight_decay if decayed else 0.0,
             "momentum": config.muon_momentum,
             "compute": compute,
@@ -191,4 +205,19 @@ def build_optimizer(
     ids = [id(p) for g in groups for p in g["params"]]
     trainable = {id(p) for p in model.parameters() if p.requires_grad}
     assert len(ids) == len(set(ids)) and set(ids) == trainable, "a parameter is in no group, or in two"
+    if config.kind in BITS:
+        return LowBitAdamW(groups, BITS[config.kind], compiled=compiled)
     return Optimizer(groups)
+
+
+def matrix_ids(model: nn.Module) -> set[int]:
+    """``id`` of each parameter that multiplies: matrices and stacks of them, not tables, not convolutions."""
+    lookups = {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, nn.Conv1d)):
+            lookups.add(id(module.weight))
+    return {
+        id(p)
+        for p in model.parameters()
+        if p.ndim in (2, 3) and min(p.shape[-2:]) > 1 and id(p) not in lookups
+    }

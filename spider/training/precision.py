@@ -113,7 +113,7 @@ def eligible(module: nn.Module, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _quiet_import() -> Iterator[None]:
+def quiet_torchao() -> Iterator[None]:
     """Importing torchao warns of its parts for other machines, which concern nobody here."""
     loggers = [logging.getLogger(name) for name in ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
@@ -131,7 +131,7 @@ def to_fp8(model: nn.Module, layers: Collection[str] | None = None, *, emulate: 
 
     Tensorwise scaling; inner dimensions are padded to the multiple of 16 that the hardware wants.
     """
-    with _quiet_import():
+    with quiet_torchao():
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     convert_to_float8_training(

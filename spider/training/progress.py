@@ -14,6 +14,8 @@ class Progress:
 
     step: int = 0
     """Steps of this stage that are done, skipped ones included."""
+    end: int | None = None
+    """Steps of this stage; None while only ``max_hours`` limits it and has not yet begun its end."""
     global_step: int = 0
     """Steps of the run that are done."""
     tokens: int = 0

@@ -29,6 +29,7 @@ _KEPT = (
     "checkpoint_seconds",
     "skipped",
     "weights",
+    "averaged_weights",
     "data_digest",
     "position",
     "device",

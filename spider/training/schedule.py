@@ -1,31 +1,115 @@
-"""Learning rate as a pure function of the step, so that a resumed run needs no scheduler state.
+"""How long a stage is, and its learning rate as a pure function of the step.
 
-A stage warms up linearly over ``warmup_steps`` and then follows its schedule over the steps that are left,
-from ``lr`` down to ``min_lr_ratio * lr``, which it reaches as the stage ends, after its last step. No step
-trains at rate 0: step 0 has ``lr / warmup_steps``, and the last step of a fall to 0 is still a little above
-it. Every stage starts its own schedule; a stage that should go on at full rate sets ``warmup_steps: 0``.
+A stage ends with the first limit it reaches. Bytes, FLOPs and bytes per parameter become a number of steps
+as soon as the model's size is known (`horizon`, which the trainer and ``spider describe`` share; the model
+may be on the meta device). The rate then needs no state: a stage warms up linearly over ``warmup_steps`` and
+follows its schedule over the steps that are left,
+
+    cosine, linear   down from the warm-up's end on
+    wsd              constant, then down linearly in the last ``decay_fraction`` of the steps
+    constant         not at all
+
+from ``lr`` to ``min_lr_ratio * lr``, which it reaches as the stage ends, after its last step. No step trains
+at rate 0: step 0 has ``lr / warmup_steps``, and the last step of a fall to 0 is still a little above it.
+Every stage starts its own schedule; a stage that should go on at full rate sets ``warmup_steps: 0``.
+
+``max_hours`` is the one limit that is no number of steps. When the share ``1 - decay_fraction`` of the hours
+is spent after n steps, `end_in_time` fixes the end at ``n / (1 - decay_fraction)`` steps: the decay then
+takes its share of the steps, and of the time if they stay as fast as they were. From there on the end is a
+number like any other. It is kept in the checkpoint, so a resumed run anneals as it began to; but a clock
+decided it, and another run may end after another number of steps.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import count
+from typing import Protocol
 
-from spider.config import StageSettings
+from spider.config import StageSettings, StageSpec
 
 
-def lr_factor(step: int, steps: int, settings: StageSettings) -> float:
+class Sized(Protocol):
+    """What the length of a stage asks of a model."""
+
+    def num_parameters(self) -> int: ...
+
+    def flops_per_token(self, length: int, n_loops: int | None = None) -> float: ...
+
+
+def horizon(spec: StageSpec, model: Sized) -> int | None:
+    """Optimizer steps of a stage: the least that its limits come to, at least 1; None if only a clock tells.
+
+    Raises:
+        ValueError: the average of the weights would start after the last step.
+    """
+    s = spec.settings
+    tokens: list[float] = [] if s.tokens is None else [s.tokens]
+    if s.target_flops is not None:
+        tokens.append(s.target_flops / model.flops_per_token(s.seq_len, s.n_loops))
+    if s.tokens_per_parameter is not None:
+        tokens.append(s.tokens_per_parameter * model.num_parameters())
+    limits = [max(1, int(n // spec.tokens_per_step)) for n in tokens]
+    if s.max_steps is not None:
+        limits.append(s.max_steps)
+    steps = min(limits, default=None)
+    if s.ema is not None and steps is not None and s.ema.start_step >= steps:
+        raise ValueError(
+            f"{spec.run}/{spec.stage}: ema.start_step: {s.ema.start_step} is not before the stage's end, it "
+            f"has {steps} steps"
+        )
+    return steps
+
+
+def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
     """Share of the peak learning rate to train step ``step`` of ``steps`` (counted from 0) with.
+
+    Args:
+        steps: of the stage; None while ``max_hours`` has not yet fixed its end.
 
     Raises:
         ValueError: the step is not one of the stage's.
     """
-    if not 0 <= step < steps:
-        raise ValueError(f"step {step} is not one of the stage's steps 0..{steps - 1}")
-    warmup = min(settings.warmup_steps, steps)
+    if step < 0 or (steps is not None and step >= steps):
+        raise ValueError(
+            f"step {step} is not one of the stage's steps 0..{'' if steps is None else steps - 1}"
+        )
+    warmup = settings.warmup_steps if steps is None else min(settings.warmup_steps, steps)
     if step < warmup:
         return (step + 1) / warmup
-    if settings.schedule == "constant":
+    start = step if steps is None else _decay_start(steps, settings)
+    if steps is None or step <= start:
         return 1.0
-    done = (step - warmup) / (steps - warmup)
-    fall = done if settings.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * done))
+    done = (step - start) / (steps - start)
+    fall = 0.5 * (1 - math.cos(math.pi * done)) if settings.schedule == "cosine" else done
     return 1.0 - (1.0 - settings.min_lr_ratio) * fall
+
+
+def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSettings) -> int | None:
+    """The stage's number of steps, if ``max_hours`` fixes it now; None: not now.
+
+    Never before the warm-up is over, nor where a stage of ``steps`` steps has begun its decay already.
+
+    Args:
+        step: steps done.
+        seconds: that they took.
+        steps: of the stage by its other limits, if it has any.
+    """
+    if settings.max_hours is None or step < settings.warmup_steps:
+        return None
+    share = 1 - (settings.decay_fraction if settings.schedule == "wsd" else 0.0)
+    if seconds < share * settings.max_hours * 3600:
+        return None
+    if steps is not None and step >= _decay_start(steps, settings):
+        return None
+    return next(n for n in count(int(step / share)) if _decay_start(n + 1, settings) > step)
+
+
+def _decay_start(steps: int, settings: StageSettings) -> int:
+    """The step up to which the rate stays at its peak."""
+    warmup = min(settings.warmup_steps, steps)
+    if settings.schedule == "constant":
+        return steps
+    if settings.schedule == "wsd":
+        return max(warmup, steps - int(steps * settings.decay_fraction))
+    return warmup

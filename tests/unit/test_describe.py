@@ -47,20 +47,68 @@ def test_counts_are_those_of_the_model_and_of_the_stages():
     assert json.loads(json.dumps(found)) == found
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_weights_gradients_and_optimizer_state_are_exact(kind):
-    config = configuration(optimizer={"kind": kind})
+def allocated(tensors) -> int:
+    """Bytes of the memory behind tensors; what a quantized one is made of counts."""
+    parts = []
+    for t in tensors:
+        names = t.__tensor_flatten__()[0] if hasattr(t, "__tensor_flatten__") else None
+        parts += [getattr(t, name) for name in names] if names else [t]
+    return sum(part.untyped_storage().nbytes() for part in parts)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"kind": "adamw"},
+        {"kind": "muon"},
+        {"kind": "adamw8bit"},
+        {"kind": "adamw4bit", "master_weights": "bf16"},
+    ],
+)
+def test_weights_gradients_and_optimizer_state_are_exact(optimizer):
+    config = configuration(optimizer=optimizer, precision="bf16")
     memory = describe(config, "r")["stages"][0]["memory"]
     model = build_model(config.run("r").model)
     optimizer = build_optimizer(model, config.run("r").optimizer, 1e-3)
-    held = [t for values in optimizer.state.values() for t in values.values()]
-    assert memory["gradients"] == 4 * found_parameters(model)
-    assert memory["optimizer"] == sum(t.numel() * t.element_size() for t in held)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    assert memory["weights"] == allocated([*model.parameters(), *model.buffers()])
+    assert memory["gradients"] == allocated(p.grad for p in model.parameters())
+    assert memory["optimizer"] == allocated(t for s in optimizer.state.values() for t in s.values())
     assert memory["total"] == sum(v for k, v in memory.items() if k != "total")
 
 
-def found_parameters(model) -> int:
-    return sum(p.numel() for p in model.parameters())
+def test_fewer_bits_take_less_memory():
+    def memory(**optimizer):
+        return describe(configuration(optimizer=optimizer, precision="bf16"), "r")["stages"][0]["memory"]
+
+    wide, eight, four = (memory(kind=kind)["optimizer"] for kind in ("adamw", "adamw8bit", "adamw4bit"))
+    assert 0.25 < eight / wide < 0.3 and 0.13 < four / wide < 0.2
+    narrow = memory(kind="adamw8bit", master_weights="bf16")
+    assert narrow["weights"] < memory(kind="adamw8bit")["weights"] and "autocast_copies" not in narrow
+
+
+def test_an_average_of_the_weights_is_counted():
+    averaging = describe(configuration(defaults={"seq_len": 128, "ema": {}}), "r")
+    assert averaging["stages"][0]["memory"]["average"] == 4 * averaging["parameters"]
+
+
+def test_limits_in_flops_and_bytes_a_parameter_are_resolved_and_hours_are_left_open(capsys):
+    stages = [
+        {"name": "main", "target_flops": 1e12},
+        {"name": "more", "tokens_per_parameter": 0.5},
+        {"name": "last", "max_hours": 2, "schedule": "wsd"},
+    ]
+    found = describe(configuration(stages=stages), "r")
+    by_flops, by_size, by_clock = found["stages"]
+    a_step = by_flops["flops_per_byte"] * 512
+    assert by_flops["steps"] == 1e12 // a_step and by_flops["flops"] <= 1e12 < by_flops["flops"] + a_step
+    assert by_size["steps"] == found["parameters"] // 2 // 512
+    assert by_clock["steps"] is by_clock["bytes"] is by_clock["flops"] is None
+    assert found["steps"] is found["bytes"] is found["flops"] is None
+    assert json.loads(json.dumps(found)) == found
+    render(found)
+    assert "2 h" in capsys.readouterr().out
 
 
 def kept_by_forward(config: Config, autocast: bool) -> int:

@@ -78,7 +78,11 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def make_spec() -> Callable[..., StageSpec]:
     def make(
-        stage: str = "a", *, optimizer: str = "muon", model: dict[str, Any] | None = None, **changes: Any
+        stage: str = "a",
+        *,
+        optimizer: str | dict[str, Any] = "muon",
+        model: dict[str, Any] | None = None,
+        **changes: Any,
     ):
         """Stage ``a`` or ``b`` of a run; a change to a run's key or a stage setting goes where it belongs."""
         run_keys = {k: changes.pop(k) for k in ("seed", "precision", "compile") if k in changes}
@@ -89,7 +93,7 @@ def make_spec() -> Callable[..., StageSpec]:
                     "r": {
                         "data": "toy",
                         "model": {**MODEL, **(model or {})},
-                        "optimizer": {"kind": optimizer},
+                        "optimizer": {"kind": optimizer} if isinstance(optimizer, str) else optimizer,
                         "precision": "fp32",
                         "defaults": {**DEFAULTS, **changes},
                         "stages": [{"name": "a"}, {"name": "b"}],

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+import types
 
 import pytest
 import torch
@@ -154,6 +155,49 @@ def test_sigterm_to_the_process_exits_with_resume_me(tmp_path, make_spec, start)
     assert process.wait() == RESUME_ME
     good, _ = newest_good(tmp_path / "checkpoints")
     assert good is not None and good.manifest["step"] >= 2
+
+
+# -------------------------------------------------------------------------------------------- the clock
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that goes on by ``pace[0]`` seconds each time the loop looks at it."""
+    pace, now = [1.0], [0.0]
+
+    def perf_counter():
+        now[0] += pace[0]
+        return now[0]
+
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=perf_counter))
+    return pace
+
+
+def test_max_hours_anneals_in_time_and_a_resumed_run_anneals_as_it_began_to(
+    tmp_path, make_spec, shards, clock
+):
+    spec = make_spec(max_steps=None, max_hours=80 / 3600, schedule="wsd", decay_fraction=0.4)
+    receipt = train(spec, tmp_path / "undisturbed", shards)
+    steps_done = receipt["steps"]
+    assert receipt["seconds"] + receipt["checkpoint_seconds"] == pytest.approx(80, abs=2 * 3)
+    rates = {row["step"]: row["metrics"]["train/lr"] for row in rows(tmp_path / "undisturbed")}
+    assert rates[6] == spec.settings.lr and rates[steps_done] < 0.3 * spec.settings.lr
+
+    decided = []
+
+    def crash_after_the_decision(step):
+        newest = steps(tmp_path / "disturbed/checkpoints")[-1:]
+        if newest and files.read_json(newest[0] / "manifest.json")["end"] is not None:
+            decided.append(step)
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(spec, tmp_path / "disturbed", shards, on_step=crash_after_the_decision)
+    assert decided[0] < steps_done
+    clock[0] = 10.0  # slow enough for a new decision to end the stage at once
+    again = train(spec, tmp_path / "disturbed", shards)
+    assert again["steps"] == steps_done and again["weights"] == receipt["weights"]
+    assert rows(tmp_path / "disturbed") == rows(tmp_path / "undisturbed")
 
 
 # ------------------------------------------------------------------------------------------ the disk fills

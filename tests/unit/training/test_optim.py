@@ -100,7 +100,7 @@ def model():
     return build_model(ModelConfig.model_validate({"preset": "tiny", **MODEL_PRESETS["tiny"]}))
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit", "adamw4bit"])
 def test_every_parameter_of_the_model_is_in_one_group_and_no_vector_or_table_is_decayed(model, kind):
     optimizer = build_optimizer(model, OptimizerConfig(kind=kind), lr=1e-3)
     names = {id(p): n for n, p in model.named_parameters()}
@@ -122,6 +122,15 @@ def test_every_parameter_of_the_model_is_in_one_group_and_no_vector_or_table_is_
 def test_muon_takes_the_expert_stacks(model):
     optimizer = build_optimizer(model, OptimizerConfig(kind="muon"), lr=1e-3)
     assert any(p.ndim == 3 for g in optimizer.param_groups if g["muon"] for p in g["params"])
+
+
+def test_one_rate_governs_both_kinds_of_parameters(model):
+    config = OptimizerConfig(kind="muon", muon_lr_ratio=3.75)
+    for lr, of_matrices in [(8e-3, 0.03), (8e-4, 0.003)]:
+        optimizer = build_optimizer(model, config, lr)
+        optimizer.set_lr(0.5)
+        found = {group["muon"]: group["lr"] for group in optimizer.param_groups}
+        assert found == pytest.approx({True: 0.5 * of_matrices, False: 0.5 * lr})
 
 
 def test_state_is_named_by_parameter():

@@ -1,30 +1,66 @@
 import math
+from itertools import pairwise
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from spider.config import StageSettings
-from spider.training.schedule import lr_factor
+from spider.config import StageSettings, load_config
+from spider.training.schedule import end_in_time, horizon, lr_factor
+
+FALLING = ["cosine", "linear", "wsd"]
 
 
 def settings(**changes):
-    return StageSettings(max_steps=100, **{"warmup_steps": 10, "min_lr_ratio": 0.1, **changes})
+    return StageSettings(**{"max_steps": 100, "warmup_steps": 10, "min_lr_ratio": 0.1, **changes})
 
 
 def factors(steps, **changes):
     return [lr_factor(step, steps, settings(**changes)) for step in range(steps)]
 
 
-def test_warm_up_rises_linearly_from_its_first_share_to_the_peak():
-    assert factors(100)[:11] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0])
+shapes = st.fixed_dictionaries(
+    {
+        "steps": st.integers(1, 400),
+        "warmup_steps": st.integers(0, 450),
+        "min_lr_ratio": st.floats(0, 1),
+        "decay_fraction": st.floats(0.01, 0.99),
+        "schedule": st.sampled_from([*FALLING, "constant"]),
+    }
+)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-@pytest.mark.parametrize("min_lr_ratio", [0.0, 0.1])
-@pytest.mark.parametrize(("steps", "warmup_steps"), [(1, 0), (1, 5), (5, 5), (6, 5), (100, 0), (100, 10)])
-def test_no_step_trains_at_rate_zero(schedule, min_lr_ratio, steps, warmup_steps):
-    found = factors(steps, schedule=schedule, min_lr_ratio=min_lr_ratio, warmup_steps=warmup_steps)
-    assert len(found) == steps
+@given(shapes)
+def test_no_step_trains_at_rate_zero_and_none_above_the_peak(shape):
+    found = factors(**shape)
+    assert len(found) == shape["steps"]
     assert all(0 < f <= 1 for f in found)
+
+
+@given(shapes)
+def test_it_rises_once_falls_once_and_never_jumps(shape):
+    found = factors(**shape)
+    assert found == sorted(found[: shape["warmup_steps"]]) + sorted(
+        found[shape["warmup_steps"] :], reverse=True
+    )
+    warmup = min(shape["warmup_steps"], shape["steps"])
+    falling = shape["steps"] - warmup
+    if shape["schedule"] == "wsd":
+        falling = min(falling, max(1, int(shape["steps"] * shape["decay_fraction"])))
+    steepest = math.pi / 2 if shape["schedule"] == "cosine" else 1
+    limit = max(1 / max(1, warmup), steepest / max(1, falling)) + 1e-9
+    assert all(abs(b - a) <= limit for a, b in pairwise(found))
+
+
+@given(shapes)
+def test_one_step_more_would_be_at_the_promised_end(shape):
+    """The last step is one fall short of ``min_lr_ratio``, which linear falls show exactly."""
+    warmup, steps = shape["warmup_steps"], shape["steps"]
+    assume(shape["schedule"] in ("linear", "wsd") and warmup < steps)
+    assume(shape["schedule"] == "linear" or int(steps * shape["decay_fraction"]) >= 2)
+    found = [*([1.0] if warmup == 0 else []), *factors(**shape)]
+    assume(len(found) - warmup >= 3)
+    assert found[-1] + (found[-1] - found[-2]) == pytest.approx(shape["min_lr_ratio"])
 
 
 def test_cosine_passes_the_middle_half_way_and_linear_falls_evenly():
@@ -36,10 +72,124 @@ def test_cosine_passes_the_middle_half_way_and_linear_falls_evenly():
     assert cosine[-1] > linear[-1] * 0.9 > 0.09
 
 
-def test_constant_stays_at_the_peak():
-    assert set(factors(100, schedule="constant")[10:]) == {1.0}
+def test_warm_up_rises_linearly_from_its_first_share_to_the_peak():
+    assert factors(100)[:11] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0])
+
+
+def test_wsd_is_three_stages_in_one():
+    """Warm-up, constant, linear: as the demo's three stages have them."""
+    found = factors(100, schedule="wsd", decay_fraction=0.3, min_lr_ratio=0.0)
+    alone = factors(30, schedule="linear", warmup_steps=0, min_lr_ratio=0.0)
+    assert found == factors(70, schedule="constant") + alone
 
 
 def test_a_step_outside_the_stage_is_refused():
     with pytest.raises(ValueError, match="step 100 is not one of"):
         lr_factor(100, 100, settings())
+
+
+# ------------------------------------------------------------------------------------------------ the clock
+
+
+def by_clock(settings, pace, *, steps=None):
+    """Rates of a whole stage of which step n takes ``pace(n)`` seconds, and the seconds it took."""
+    rates, spent, end = [], 0.0, steps
+    while end is None or len(rates) < end:
+        rates.append(lr_factor(len(rates), end, settings))
+        spent += pace(len(rates))
+        end = end_in_time(len(rates), spent, end, settings) or end
+    return rates, spent
+
+
+@given(st.floats(0.01, 0.95), st.integers(0, 20), st.floats(0.5, 20), st.floats(0, 1))
+def test_max_hours_is_kept_with_the_whole_decay_inside(fraction, warmup, seconds, noise):
+    hour = settings(
+        max_steps=None,
+        max_hours=1,
+        schedule="wsd",
+        decay_fraction=fraction,
+        warmup_steps=warmup,
+        min_lr_ratio=0.0,
+    )
+    assume((1 - fraction) * 3600 > (warmup + 1) * 2 * seconds)
+    rates, spent = by_clock(hour, lambda n: seconds * (1 + noise * (-1) ** n))
+    assert spent == pytest.approx(3600, abs=4 * seconds / (1 - fraction))
+    # From outside it is the schedule of a stage that had this many steps from the start.
+    assert rates == [lr_factor(step, len(rates), hour) for step in range(len(rates))]
+
+
+def test_a_decision_that_is_kept_gives_the_same_rates_however_the_pace_changes():
+    hour = settings(max_steps=None, max_hours=1, schedule="wsd")
+    steady, _ = by_clock(hour, lambda n: 10)
+    slowed, spent = by_clock(hour, lambda n: 10 if n <= 288 else 30)
+    assert len(steady) == 360 and steady == slowed and spent > 3600
+
+
+def test_hours_that_suffice_change_nothing_and_too_few_hours_end_a_stage_of_steps_early():
+    plan = factors(100, schedule="wsd")
+    for hours, spent in [(1, 1000), (0.2, 720)]:
+        limited = settings(schedule="wsd", max_hours=hours)
+        rates, found = by_clock(limited, lambda n: 10, steps=100)
+        assert found == spent and (rates == plan) == (hours == 1)
+        assert rates[-1] == pytest.approx(plan[-1], abs=0.02)
+
+
+def test_a_constant_rate_just_stops():
+    rates, spent = by_clock(settings(max_steps=None, max_hours=1, schedule="constant"), lambda n: 10)
+    assert spent == 3600 and set(rates[10:]) == {1.0}
+
+
+def test_time_that_runs_out_in_the_warm_up_waits_for_its_end():
+    short = settings(max_steps=None, max_hours=0.01, schedule="wsd", warmup_steps=50)
+    rates, _ = by_clock(short, lambda n: 10)
+    assert max(rates) == 1.0 and len(rates) == 62
+
+
+# ------------------------------------------------------------------------------------------------ the length
+
+
+class Thousand:
+    """A model of a thousand parameters and ten FLOPs a byte, more by each loop and byte of the window."""
+
+    def num_parameters(self):
+        return 1000
+
+    def flops_per_token(self, length, n_loops=None):
+        return 10 * n_loops * length / 16
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [
+        ({"tokens": 3300}, 51),
+        ({"max_steps": 7}, 7),
+        ({"target_flops": 64_000}, 50),
+        ({"tokens_per_parameter": 20}, 312),
+        ({"tokens": 3300, "max_steps": 60, "target_flops": 1e5, "tokens_per_parameter": 3}, 46),
+        ({"tokens": 1}, 1),
+        ({"target_flops": 1e-3}, 1),
+        ({"max_hours": 1, "schedule": "wsd"}, None),
+        ({"max_hours": 1, "tokens": 3300, "schedule": "constant"}, 51),
+    ],
+)
+def test_the_first_limit_ends_the_stage(limits, steps):
+    assert horizon(spec_of(**limits), Thousand()) == steps
+
+
+def spec_of(**stage):
+    config = {
+        "datasets": {"d": {"source": {"kind": "pydocs"}}},
+        "runs": {
+            "r": {
+                "data": "d",
+                "model": "tiny",
+                "stages": [{"name": "a", "seq_len": 16, "micro_batch": 2, "grad_accum": 2, **stage}],
+            }
+        },
+    }
+    return load_config(config).stage("r", "a")
+
+
+def test_an_average_that_would_never_start_is_refused():
+    with pytest.raises(ValueError, match=r"r/a: ema.start_step: 7 is not before the stage's end, .* 7 steps"):
+        horizon(spec_of(max_steps=7, ema={"start_step": 7}), Thousand())

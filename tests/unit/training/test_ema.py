@@ -1,0 +1,126 @@
+"""The average of the weights: its numbers, its life in checkpoints, and who reads it."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+import torch
+from outcomes import outcome
+from test_loop import Stop, crash_at, read_until
+from torch import nn
+
+from spider import files
+from spider.config import EmaConfig
+from spider.evaluation.bpb import score
+from spider.evaluation.evaluate import evaluate, validation_stream
+from spider.training import checkpoint as ckpt
+from spider.training.ema import Ema
+from spider.training.loop import Trainer, train
+from spider.training.metrics import Window
+
+EMA = {"decay": 0.8, "start_step": 6}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_the_average_of_the_weights_since_its_start(dtype):
+    net = nn.Linear(8, 4).to(dtype)
+    ema = Ema(net, EmaConfig(decay=0.75, start_step=2))
+    expected = None
+    for steps in range(1, 8):
+        with torch.no_grad():
+            net.weight.add_(torch.randn_like(net.weight))
+        ema.update(steps)
+        now = net.weight.detach().double()
+        if steps < 2:
+            assert ema.tensors() == {}
+        else:
+            expected = now if expected is None else 0.75 * expected + 0.25 * now
+            torch.testing.assert_close(ema.tensors()["ema.weight"].double(), expected)
+    assert ema.tensors()["ema.weight"].dtype == torch.float32 and set(ema.tensors()) == {
+        "ema.weight",
+        "ema.bias",
+    }
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory, make_spec, shards):
+    """A finished stage that averaged its weights, its receipt, and what its final checkpoint holds."""
+    folder = tmp_path_factory.mktemp("averaged")
+    torch.set_num_threads(1)
+    receipt = train(make_spec(ema=EMA), folder, shards)
+    good = ckpt.verify(folder / receipt["checkpoint"])
+    return folder, receipt, good
+
+
+def saved(good, prefix):
+    """The tensors of a checkpoint whose names begin so, without the prefix."""
+    reader = ckpt.HuggingFaceStorageReader(str(good.path))
+    sizes = {n: m.size for n, m in reader.read_metadata().state_dict_metadata.items() if n.startswith(prefix)}
+    tensors = {n: torch.empty(size) for n, size in sizes.items()}
+    ckpt.dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return {n.removeprefix(prefix): t for n, t in tensors.items()}
+
+
+def test_killed_and_crashed_before_and_after_its_start_it_ends_with_the_same_bytes(
+    tmp_path, make_spec, shards, start, averaged
+):
+    spec = make_spec(ema=EMA)
+    with pytest.raises(Stop):
+        train(spec, tmp_path, shards, on_step=crash_at(5))
+    assert ckpt.read_manifest(ckpt.steps(tmp_path / "checkpoints")[-1])["averaged_weights"] is None
+    process = start(spec, tmp_path)
+    read_until(process, 12)
+    time.sleep(0.02)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    train(spec, tmp_path, shards)
+    assert outcome(tmp_path) == outcome(averaged[0])
+    assert files.read_json(tmp_path / "train.json")["averaged_weights"] == averaged[1]["averaged_weights"]
+
+
+def test_it_changes_nothing_in_the_training_itself(tmp_path, make_spec, shards, averaged):
+    assert train(make_spec(), tmp_path, shards)["weights"] == averaged[1]["weights"]
+
+
+def test_a_skipped_step_is_not_averaged(tmp_path, make_spec, shards):
+    trainer = Trainer(make_spec(ema={"decay": 0.5}), tmp_path, shards, {}, None, None, None)
+    trainer._step(Window())
+    before = {n: t.clone() for n, t in trainer.ema.tensors().items()}
+    trainer.model.register_forward_hook(lambda m, a, out: setattr(out, "loss", out.loss * float("nan")))
+    trainer._step(Window())
+    assert before and all(torch.equal(t, before[n]) for n, t in trainer.ema.tensors().items())
+
+
+def test_the_model_of_a_checkpoint_is_the_averaged_one(averaged):
+    _, receipt, good = averaged
+    model = ckpt.model_of(good)
+    raw, average = saved(good, "model."), saved(good, "ema.")
+    names = {n for n, _ in model.named_parameters()}
+    assert names == set(average) and names < set(raw)  # buffers are not averaged
+    for name, tensor in ckpt.model_tensors(model).items():
+        name = name.removeprefix("model.")
+        assert torch.equal(tensor, average.get(name, raw[name])), name
+    assert any(not torch.equal(average[n], raw[n]) for n in average)
+    assert ckpt.weights_digest(ckpt.model_tensors(model)) == receipt["averaged_weights"] != receipt["weights"]
+
+
+def test_the_next_stage_goes_on_from_the_weights_themselves(tmp_path, make_spec, shards, averaged):
+    folder, receipt, _ = averaged
+    spec = make_spec("b", ema=EMA)
+    trainer = Trainer(spec, tmp_path, shards, {"data_digest": ""}, folder / "train.json", None, None)
+    assert ckpt.weights_digest(ckpt.model_tensors(trainer.model)) == receipt["weights"]
+    assert trainer.ema is not None and trainer.ema.tensors() == {}
+
+
+def test_evaluation_measures_the_average_and_says_so(tmp_path, make_spec, shards, averaged):
+    folder, receipt, good = averaged
+    spec = make_spec(ema=EMA)
+    small = spec.evaluation.model_copy(update={"max_bytes": 500, "loops_bytes": 0, "sample_bytes": 1})
+    spec = spec.model_copy(update={"evaluation": small})
+    found = evaluate(folder / "train.json", spec, shards, tmp_path)
+    assert found["averaged"] is True and found["weights"] == receipt["averaged_weights"]
+    tokens_N, _ = validation_stream(shards, 500)
+    reading = {"seq_len": 32, "overlap": small.overlap, "batch": small.batch, "n_loops": 2}
+    assert score(ckpt.model_of(good), tokens_N, **reading).bpb == found["bpb"]

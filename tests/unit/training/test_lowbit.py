@@ -1,0 +1,148 @@
+"""Quantized AdamW: torchao's numbers, our names, exact checkpoints."""
+
+import pytest
+import torch
+from outcomes import outcome
+from test_loop import Stop, crash_at
+from torch import nn
+from torchao.optim import AdamW4bit, AdamW8bit
+
+from spider.config import OptimizerConfig
+from spider.training import checkpoint as ckpt
+from spider.training.loop import train
+from spider.training.optim import build_optimizer
+
+KINDS = {"adamw8bit": AdamW8bit, "adamw4bit": AdamW4bit}
+BF16 = {"kind": "adamw8bit", "master_weights": "bf16"}
+
+
+class Net(nn.Module):
+    """A matrix, a stack of them, a table with a prime number of rows, and a vector."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.matrix = nn.Parameter(torch.randn(64, 128))
+        self.stack = nn.Parameter(torch.randn(4, 32, 64))
+        self.table = nn.Embedding(157, 32)
+        self.vector = nn.Parameter(torch.randn(100))
+
+
+def give_gradients(*models, seed):
+    torch.manual_seed(seed)
+    for name, p in models[0].named_parameters():
+        gradient = torch.randn(p.shape)
+        for model in models:
+            own = dict(model.named_parameters())[name]
+            own.grad = gradient.to(own.dtype)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_torchaos_optimizer_at_the_scheduled_rate(kind):
+    ours, theirs = Net(), Net()
+    config = OptimizerConfig(kind=kind, weight_decay=0.1)
+    a = build_optimizer(ours, config, lr=1e-2)
+    decayed = [theirs.matrix, theirs.stack]
+    spared = [theirs.table.weight, theirs.vector]
+    groups = [{"params": spared, "weight_decay": 0.0}, {"params": decayed, "weight_decay": 0.1}]
+    b = KINDS[kind](groups, betas=config.betas, eps=config.eps)
+    for step, factor in enumerate([0.5, 1.0, 0.25]):
+        give_gradients(ours, theirs, seed=step)
+        a.set_lr(factor)
+        a.step()
+        for group in b.param_groups:
+            group["lr"].fill_(1e-2 * factor)
+        with torch.compiler.set_stance("force_eager"):
+            b.step()
+    for name, p in theirs.named_parameters():
+        if name != "table.weight":  # theirs keeps its moments in fp32
+            assert torch.equal(p, ours.get_parameter(name)), name
+    # A table of 157 rows of 32 has no blocks of 256 or 128 but has some of 32.
+    state = a.state[ours.table.weight]["exp_avg"]
+    assert state.scale.numel() == 157 and state.dequantize().shape == (157, 32)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("adamw8bit", 0.02), ("adamw4bit", 0.2)])
+def test_it_moves_the_weights_as_adamw_does(kind, error):
+    start, exact, rounded = Net(), Net(), Net()
+    a = build_optimizer(exact, OptimizerConfig(kind="adamw"), lr=1e-2)
+    b = build_optimizer(rounded, OptimizerConfig(kind=kind), lr=1e-2)
+    for step in range(5):
+        give_gradients(exact, rounded, seed=step)
+        a.step()
+        b.step()
+    for name, p in start.named_parameters():
+        moved, off = exact.get_parameter(name) - p, rounded.get_parameter(name) - exact.get_parameter(name)
+        assert off.norm() < error * moved.norm(), name
+
+
+def test_only_matrices_become_bf16_and_stay_the_same_parameters():
+    net = Net()
+    before = dict(net.named_parameters())
+    build_optimizer(net, OptimizerConfig(**BF16), lr=1e-2)
+    assert all(p is before[name] for name, p in net.named_parameters())
+    narrow = {name for name, p in net.named_parameters() if p.dtype == torch.bfloat16}
+    assert narrow == {"matrix", "stack"}
+
+
+def test_updates_too_small_for_bf16_arrive_on_average():
+    net = nn.Linear(512, 256, bias=False)
+    nn.init.ones_(net.weight)
+    optimizer = build_optimizer(net, OptimizerConfig(**BF16, weight_decay=0.0), lr=2e-4)
+    torch.manual_seed(0)
+    for _ in range(5):
+        net.weight.grad = torch.ones_like(net.weight)
+        optimizer.step()
+    assert (torch.tensor(1.0) - 2e-4).bfloat16() == 1  # one update alone is rounded away
+    assert net.weight.float().mean().item() == pytest.approx(1 - 5 * 2e-4, abs=5e-5)
+
+
+@pytest.mark.parametrize("config", [{"kind": "adamw8bit"}, {"kind": "adamw4bit"}, BF16])
+def test_state_goes_through_a_checkpoint_as_plain_tensors_and_comes_back_bit_for_bit(tmp_path, config):
+    net = Net()
+    config = OptimizerConfig(**config)
+    optimizer = build_optimizer(net, config, lr=1e-2)
+    give_gradients(net, seed=0)
+    optimizer.step()
+
+    def tensors(model, optimizer):
+        state = {f"optimizer.{name}": t for name, t in optimizer.tensors(model).items()}
+        return {**ckpt.model_tensors(model), **state}
+
+    saved = tensors(net, optimizer)
+    assert {type(t) for t in saved.values()} == {torch.Tensor}
+    bits = 4 if config.kind == "adamw4bit" else 8
+    assert f"optimizer.matrix.exp_avg.{bits}bit.codes" in saved and "optimizer.vector.exp_avg" in saved
+    good = ckpt.save(tmp_path, saved, {"step": 1, "global_step": 1})
+
+    other = Net()
+    fresh = build_optimizer(other, config, lr=1e-2)
+    loaded = tensors(other, fresh)
+    assert ckpt.holds_optimizer(good, loaded)
+    ckpt.load_into(good, loaded)
+    for seed in (1, 2):
+        for model, its in ((net, optimizer), (other, fresh)):
+            give_gradients(model, seed=seed)
+            its.step()
+    after, again = tensors(net, optimizer), tensors(other, fresh)
+    assert all(torch.equal(after[name], again[name]) for name in saved)
+
+
+def test_the_two_widths_do_not_take_each_others_state():
+    net = Net()
+    eight, four = (build_optimizer(net, OptimizerConfig(kind=k), 1e-2).tensors(net) for k in KINDS)
+    assert eight.keys() != four.keys()
+
+
+@pytest.mark.parametrize("optimizer", [{"kind": "adamw4bit"}, BF16])
+def test_a_resumed_run_ends_with_the_same_bytes(tmp_path, make_spec, shards, optimizer):
+    spec = make_spec(optimizer=optimizer, precision="bf16", max_steps=12)
+    train(spec, tmp_path / "undisturbed", shards)
+    for crash in (3, 8):
+        with pytest.raises(Stop):
+            train(spec, tmp_path / "disturbed", shards, on_step=crash_at(crash))
+    train(spec, tmp_path / "disturbed", shards)
+    assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
+    # Whatever the weights were, a model to be used is fp32.
+    model, _ = ckpt.load_model(tmp_path / "disturbed")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
