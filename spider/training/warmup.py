@@ -256,7 +256,7 @@ def _time_steps(
     torch.manual_seed(spec.seed)
     model = build_model(spec.model).to(device)
     precision.prepare(model)
-    optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute)
+    optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute, compiled=compiled)
     if compiled:
         model.compile()
     tokens_BT, labels_BT = _random_bytes(spec, device)

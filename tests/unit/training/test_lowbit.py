@@ -1,9 +1,11 @@
 """Quantized AdamW: torchao's numbers, our names, exact checkpoints."""
 
+import signal
+
 import pytest
 import torch
 from outcomes import outcome
-from test_loop import Stop, crash_at
+from test_loop import Stop, crash_at, read_until
 from torch import nn
 from torchao.optim import AdamW4bit, AdamW8bit
 
@@ -60,6 +62,19 @@ def test_it_is_torchaos_optimizer_at_the_scheduled_rate(kind):
     # A table of 157 rows of 32 has no blocks of 256 or 128 but has some of 32.
     state = a.state[ours.table.weight]["exp_avg"]
     assert state.scale.numel() == 157 and state.dequantize().shape == (157, 32)
+
+
+def test_compiled_it_computes_the_same():
+    net, other = nn.Linear(128, 64, bias=False), nn.Linear(128, 64, bias=False)
+    other.load_state_dict(net.state_dict())
+    config = OptimizerConfig(kind="adamw8bit")
+    optimizers = [build_optimizer(net, config, 1e-2), build_optimizer(other, config, 1e-2, compiled=True)]
+    for step, factor in enumerate([0.5, 1.0]):
+        give_gradients(net, other, seed=step)
+        for optimizer in optimizers:
+            optimizer.set_lr(factor)
+            optimizer.step()
+    torch.testing.assert_close(net.weight, other.weight, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "error"), [("adamw8bit", 0.02), ("adamw4bit", 0.2)])
@@ -135,12 +150,15 @@ def test_the_two_widths_do_not_take_each_others_state():
 
 
 @pytest.mark.parametrize("optimizer", [{"kind": "adamw4bit"}, BF16])
-def test_a_resumed_run_ends_with_the_same_bytes(tmp_path, make_spec, shards, optimizer):
+def test_killed_and_crashed_it_ends_with_the_same_bytes(tmp_path, make_spec, shards, start, optimizer):
     spec = make_spec(optimizer=optimizer, precision="bf16", max_steps=12)
     train(spec, tmp_path / "undisturbed", shards)
-    for crash in (3, 8):
-        with pytest.raises(Stop):
-            train(spec, tmp_path / "disturbed", shards, on_step=crash_at(crash))
+    process = start(spec, tmp_path / "disturbed")
+    read_until(process, 6)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    with pytest.raises(Stop):
+        train(spec, tmp_path / "disturbed", shards, on_step=crash_at(11))
     train(spec, tmp_path / "disturbed", shards)
     assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
     # Whatever the weights were, a model to be used is fp32.
