@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 from common import interleaved, parser, report
 
-from spider.config import Config, StageSpec, load_config
+from spider.config import Config, StageSpec, load_config, merged
 from spider.files import digest, read_json, write_json
 
 ROOT = Path(__file__).parents[1]
@@ -93,12 +93,6 @@ def configuration(task: Task, precision: str) -> Config:
     }
     raw["runs"] = {"ablation": run}
     return load_config(raw)
-
-
-def merged(base: Any, over: Any) -> Any:
-    if not (isinstance(base, dict) and isinstance(over, dict)):
-        return over
-    return {**base, **{key: merged(base.get(key), value) for key, value in over.items()}}
 
 
 def spec_of(task: Task, precision: str) -> StageSpec:

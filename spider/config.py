@@ -634,16 +634,17 @@ def _expand_models(runs: Any) -> Any:
                 if preset not in MODEL_PRESETS:
                     hint = nearest(preset, list(MODEL_PRESETS))
                     raise ConfigError(f"runs.{name}.model.preset: no preset {preset!r}{hint}")
-                model = _merge(MODEL_PRESETS[preset], model)
+                model = merged(MODEL_PRESETS[preset], model)
             run = {**run, "model": model}
         expanded[name] = run
     return expanded
 
 
-def _merge(base: Any, over: Any) -> Any:
+def merged(base: Any, over: Any) -> Any:
+    """``over`` laid on ``base``: mappings are merged key by key, anything else is replaced."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
-    return {**base, **{k: _merge(base.get(k), v) for k, v in over.items()}}
+    return {**base, **{k: merged(base.get(k), v) for k, v in over.items()}}
 
 
 def _cross_check(config: Config) -> list[str]:

@@ -16,13 +16,13 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from spider.cli import cli
-from spider.config import ModelConfig, load_config
+from spider.config import ModelConfig, load_config, merged
 from spider.evaluation.boundaries import Patch, Piece, caption, cut, read_beginning
 from spider.evaluation.patch_views import TINTS, plot_boundaries, show, write_page
 from spider.model import Spider, build_model
 from spider.training import checkpoint
 from spider.vocab import BOS, EOS
-from tests.unit.model.small import SMALL, merged
+from tests.unit.model.small import SMALL
 
 ODD = "für 'x|y'\tda\x1b[31m\u200b\r\n".encode() + b"\xff \xe2\x82 <script>alert(1)</script> $x^2$ &amp; end"
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from spider.config import ModelConfig
+from spider.config import ModelConfig, merged
 from spider.evaluation.bpb import IGNORED, score, windows
 from spider.evaluation.inside import Inside, loops_curve
 from spider.model import Spider, build_model
 from spider.vocab import encode
-from tests.unit.model.small import SMALL, merged
+from tests.unit.model.small import SMALL
 
 TEXT = "The quick brown fox jumps over the lazy dog, größer than before; and then it sleeps.\n" * 4
 TOKENS = np.array(encode(TEXT) + encode("A second document."), np.uint16)

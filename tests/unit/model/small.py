@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from spider.config import ModelConfig
+from spider.config import ModelConfig, merged
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -56,14 +56,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
         },
     },
 }
-
-
-def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if both else value
-    return result
 
 
 def small_config(**changes: Any) -> ModelConfig:

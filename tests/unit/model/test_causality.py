@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from small import SWITCHES, merged, randomised, small_config
+from small import SWITCHES, randomised, small_config
 from torch import Tensor
 
-from spider.config import AttentionConfig, BoundaryConfig
+from spider.config import AttentionConfig, BoundaryConfig, merged
 from spider.model.attention import LatentAttention, rope_table
 from spider.model.chunking import Chunker
 from spider.model.engram import Engram, Memory, mix_ngrams, primes_from

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from small import SWITCHES, merged
+from small import SWITCHES
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from spider.config import ModelConfig
+from spider.config import ModelConfig, merged
 from spider.model import build_model
 
 
