@@ -236,7 +236,8 @@ def save(tmp_path):
         datasets = {"d": {"source": {"kind": "pydocs"}}}
         spec = load_config({"datasets": datasets, "runs": {"demo": run}}).stage("demo", "main")
         model = build_model(spec.model)
-        record = {"step": 1, "global_step": 1, "spec": spec.model_dump(mode="json")}
+        record = {"run": "demo", "stage": "main", "step": 1, "global_step": 1}
+        record["spec"] = spec.model_dump(mode="json")
         return checkpoint.save(tmp_path / "checkpoints", checkpoint.model_tensors(model), record).path
 
     return make
