@@ -7,8 +7,8 @@ import time
 
 import pytest
 import torch
+from disturb import Stop, crash_at, read_until
 from outcomes import outcome
-from test_loop import Stop, crash_at, read_until
 from torch import nn
 
 from spider import files

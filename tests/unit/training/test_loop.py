@@ -13,6 +13,7 @@ import types
 
 import pytest
 import torch
+from disturb import Stop, crash_at, read_until
 from outcomes import outcome, rows
 
 from spider import files
@@ -21,26 +22,6 @@ from spider.training.checkpoint import CheckpointError, newest_good, steps
 from spider.training.errors import RESUME_ME, Preempted, TrainingError
 from spider.training.loop import Trainer, train
 from spider.training.metrics import Window
-
-
-class Stop(Exception):
-    """Raised by a test's on_step to leave as a crash would."""
-
-
-def crash_at(step):
-    def on_step(done):
-        if done == step:
-            raise Stop
-
-    return on_step
-
-
-def read_until(process: subprocess.Popen[str], step: int) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if int(line) >= step:
-            return
-    pytest.fail(f"the trainer left before step {step}: {process.communicate()[1]}")
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 import torch
+from disturb import Stop, crash_at, read_until
 from outcomes import outcome
-from test_loop import Stop, crash_at, read_until
 from torch import nn
 from torchao.optim import AdamW4bit, AdamW8bit
 

@@ -1,0 +1,27 @@
+"""Ways to end a training before its end."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+
+class Stop(Exception):
+    """Raised by a test's on_step to leave as a crash would."""
+
+
+def crash_at(step):
+    def on_step(done):
+        if done == step:
+            raise Stop
+
+    return on_step
+
+
+def read_until(process: subprocess.Popen[str], step: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) >= step:
+            return
+    pytest.fail(f"the trainer left before step {step}: {process.communicate()[1]}")
