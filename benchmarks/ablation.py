@@ -297,7 +297,7 @@ def main() -> None:
             "bpb_equal_time": by_time,
         }
     report(
-        f"{tokens:,} tokens, {len(seeds)} seeds, {options.precision}: bits per byte +- spread, less full's",
+        f"{tokens:,} tokens, {len(seeds)} seeds, {options.precision}: bits per byte, mean +- deviation",
         [
             "variant",
             "params",
@@ -316,14 +316,14 @@ def main() -> None:
     )
 
 
-def spread(values: list[float]) -> str:
+def spread(values: list[float], sign: str = "") -> str:
     """Mean and sample standard deviation over seeds."""
-    return f"{mean(values):.3f}" + (f" +- {stdev(values):.3f}" if len(values) > 1 else "")
+    return f"{mean(values):{sign}.3f}" + (f" +- {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 def difference(values: list[float], full: list[float]) -> str:
-    """Mean of the differences seed by seed."""
-    return f"{mean(v - f for v, f in zip(values, full, strict=True)):+.3f}"
+    """The same of the differences from the full model, seed by seed: what the seed does to both drops out."""
+    return spread([v - f for v, f in zip(values, full, strict=True)], sign="+")
 
 
 if __name__ == "__main__":
