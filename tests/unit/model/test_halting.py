@@ -4,38 +4,58 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from spider.model.halting import Halting
 
 EPSILON = 0.01
 
 
-def run(probabilities: list[list[float]], states: torch.Tensor | None = None):
-    """Halting over given p, one row a patch, one column a loop; states are ones unless given."""
-    p_LR = torch.tensor(probabilities, dtype=torch.float64)
-    module = Halting(2, EPSILON, 0.0).double()
+def run(probabilities: list[list[float]], states: torch.Tensor, epsilon: float = EPSILON):
+    """Halting over given p, one row a patch, one column a loop; ``states`` are (loops, 1, patches, D)."""
+    p_LR = torch.tensor(probabilities, dtype=states.dtype)
+    module = Halting(states.shape[-1], epsilon, 0.0).to(states.dtype)
     module.init_weights()
-    state = None
-    for r in range(p_LR.shape[1]):
-        h = torch.ones(1, len(p_LR), 2, dtype=torch.float64) if states is None else states[r]
-        state = module.start(h) if state is None else state
+    state = module.start(states[0])
+    for r, h in enumerate(states):
         module.bias = torch.nn.Parameter(p_LR[:, r].logit())  # the weight is zero: p is what the bias says
-        state = module(state, h, last=r == p_LR.shape[1] - 1)
+        state = module(state, h, last=r == len(states) - 1)
     return state
 
 
-def test_weights_of_every_patch_sum_to_one():
-    torch.manual_seed(0)
-    rows = torch.rand(200, 7, dtype=torch.float64).clamp(1e-3, 0.999)
-    state = run(rows.tolist())
-    torch.testing.assert_close(state.output_BLD, torch.ones_like(state.output_BLD), rtol=0, atol=1e-6)
+#: 0 and 1, the threshold and its neighbours, and anything else.
+PROBABILITIES = st.one_of(
+    st.sampled_from([0.0, 1.0, EPSILON, 0.5, 1 - EPSILON, 1 - EPSILON - 1e-7, 1 - EPSILON + 1e-7, 1e-30]),
+    st.floats(0, 1),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("epsilon", [EPSILON, 1e-6, 0.5])
+@given(
+    rows=st.integers(1, 32).flatmap(
+        lambda n: st.lists(st.lists(PROBABILITIES, min_size=n, max_size=n), min_size=1, max_size=6)
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_weights_of_every_patch_sum_to_one(rows, epsilon, dtype):
+    R = len(rows[0])
+    # State r is the r-th unit vector, so that the output is the weights themselves.
+    one_hot = torch.eye(R, dtype=dtype)[:, None, None].expand(R, 1, len(rows), R)
+    state = run(rows, one_hot, epsilon)
+    weight_LR = state.output_BLD[0].double()
+    assert (weight_LR.sum(1) - 1).abs().max() <= 1e-6
+    assert weight_LR.min() >= 0
+    unused = torch.arange(R) >= state.loops_BL[0, :, None]
+    assert (weight_LR[unused] == 0).all()
     assert not state.running_BL.any()
 
 
 def test_output_loops_and_remainder_are_those_of_the_definition():
     rows = [[0.3, 0.5, 0.4, 0.9], [0.995, 0.5, 0.5, 0.5], [0.1, 0.1, 0.1, 0.1], [0.5, 0.495, 0.1, 0.1]]
     torch.manual_seed(0)
-    states = [torch.randn(1, 4, 2, dtype=torch.float64) for _ in range(4)]
+    states = torch.randn(4, 1, 4, 2, dtype=torch.float64)
     state = run(rows, states)
     for j, row in enumerate(rows):
         total, n = 0.0, 0

@@ -4,33 +4,56 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from spider.model.attention import rope_table
+from spider.model.layers import rms_norm
 from spider.model.recurrence import Injection, loop_embedding
 
 
 def enter(model, length: int = 9):
-    """Random patches and what the core needs besides."""
+    """Random patches and what the core needs besides, memories included."""
     torch.manual_seed(1)
-    e = torch.randn(2, length, model.config.hidden, dtype=next(model.parameters()).dtype)
+    dtype = next(model.parameters()).dtype
+    e = torch.randn(2, length, model.config.hidden, dtype=dtype)
     valid = torch.ones(2, length, dtype=torch.bool)
-    memories = [None] * len(model.core.layers)
+    mixed = torch.randint(-(1 << 62), 1 << 62, (2, length, len(model.config.engram.orders)))
+    memories = model.core.read_memories(mixed, valid)
     return e, memories, rope_table(length, model.config.attention.rope_dim, 1e4, e.device), valid
 
 
-@pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_a_thousand_loops_stay_bounded_whatever_the_weights(make, scale):
-    model = make(recurrence={"layers": 1, "halting": False}, engram={"layers": []}).double().eval()
+@pytest.mark.parametrize(
+    ("scale", "injection"), [(1e-3, True), (1.0, True), (30.0, True), (1e3, True), (30.0, False)]
+)
+def test_a_thousand_loops_stay_bounded_whatever_the_weights(make, scale, injection):
+    """What the blocks add does not grow, and each feature of the state stays within the bound of a linear
+    time-invariant system, ``|h_R| <= |h_0| + (Dt |B e| + max |y|) min(R, 1 / (1 - A))``."""
+    R = 1000
+    model = make(recurrence={"injection": injection}, engram={"layers": [0, 1]})
+    core = model.eval().core
+    added, states = [], []
+    core.layers[-1].register_forward_hook(lambda layer, inputs, output: added.append(output[0].abs()))
+    core.halting.register_forward_pre_hook(lambda halting, inputs: states.append(inputs[1].abs()))
     with torch.no_grad():
-        for parameter in model.core.parameters():
+        for parameter in core.parameters():
             parameter *= scale
-        model.core.injection.log_decay.uniform_(-3, 30)
-        model.core.injection.step.uniform_(-3, 30)
-        inputs = enter(model)
-        early = model.core(*inputs, n_loops=100).z_BLD.abs().max()
-        late = model.core(*inputs, n_loops=1000).z_BLD.abs().max()
-    assert late.isfinite()
-    assert late < 10 * early
+        if injection:  # features with every pair of extremes
+            pairs = torch.cartesian_prod(torch.tensor([-80.0, 0.0, 80.0]), torch.tensor([-80.0, 0.0, 80.0]))
+            log_decay, step = pairs.repeat(4, 1)[: model.config.hidden].unbind(1)
+            core.injection.log_decay.copy_(log_decay)
+            core.injection.step.copy_(step)
+        e, *others = enter(model, 5)
+        z = core(e, *others, n_loops=R).z_BLD
+    y, h = torch.stack(added), torch.stack(states).amax(0)
+    assert z.isfinite().all()
+    assert y[100:].max() < 10 * y[:100].max()
+    if not injection:
+        return
+    step = F.softplus(step)
+    decay = torch.exp(-step * log_decay.exp())
+    assert decay.unique().numel() > 2 and decay.min() == 0 and decay.max() == 1
+    enters = step * (core.injection.gain * e).abs() + y.amax(0)
+    assert (h <= 1.001 * (e.abs() + enters * (1 / (1 - decay)).clamp(max=R))).all()
 
 
 def test_injection_equals_its_equation_and_its_decay_is_inside_zero_and_one():
@@ -64,13 +87,30 @@ def test_bptt_truncates_gradients_but_not_values(make, tokens):
     assert (full.core.lora.scale.grad[:3] != 0).any()
 
 
-def test_halting_at_the_first_loop_equals_a_one_loop_model(make, tokens):
-    model = make().eval()
+def test_a_patch_that_halts_at_the_first_loop_is_that_of_a_one_loop_model(make, tokens):
+    model = make().double().eval()
+    halting, first = model.core.halting, []
+    halting.register_forward_pre_hook(lambda module, inputs: first.append(inputs[1]))
     with torch.no_grad():
-        model.core.halting.weight.zero_()
-        model.core.halting.bias.fill_(20.0)
-        assert torch.equal(model(tokens, n_loops=3).logits, model(tokens, n_loops=1).logits)
-        assert model(tokens, n_loops=3).metrics["halt_depth"] == 1
+        one = model(tokens, n_loops=1, trace=True)
+        # Patches that point one way stop at once, the rest go on; the boundary is between two of them.
+        halting.weight.copy_(100 * first[0][0, 0])
+        score = (rms_norm(first[0], 1e-6) * halting.weight).sum(-1) * halting.weight.numel() ** -0.5
+        halting.bias.copy_(5 - score[one.trace.patches.valid_BL].median())
+        many = model(tokens, n_loops=3, trace=True)
+        e, *others = enter(model, 40)
+        z = [model.core(e, *others, n_loops=r) for r in (1, 3)]
+    at_once = z[1].loops_BL == 1
+    assert 0.1 < at_once.double().mean() < 0.9
+    assert torch.equal(z[0].z_BLD[at_once], z[1].z_BLD[at_once])
+    assert not (z[0].z_BLD == z[1].z_BLD)[~at_once].all(-1).any()
+
+    # Of the whole model, the bytes that have read nothing but such patches.
+    loops_BT = many.trace.loops_BL.gather(1, many.trace.patches.slot_BT)
+    only_BT = loops_BT.cummax(1).values == 1
+    assert 0 < only_BT.sum() < only_BT.numel()
+    assert torch.equal(one.logits[only_BT], many.logits[only_BT])
+    assert not torch.equal(one.logits, many.logits)
 
 
 def test_each_loop_has_a_voice_of_its_own(make, tokens):
