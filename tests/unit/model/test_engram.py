@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from unittest import mock
+
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from spider.config import EngramConfig
 from spider.model.engram import Engram, Tables, mix_ngrams, multiplier, primes_from
-from spider.vocab import BOS, PAD
+from spider.vocab import BOS, PAD, VOCAB_SIZE
 
 
 def wrap(value: int) -> int:
@@ -14,29 +19,44 @@ def wrap(value: int) -> int:
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def oracle(tokens: list[int], t: int, order: int) -> int:
+def oracle(tokens: list[int], t: int, order: int, multipliers: Sequence[int]) -> int:
     """The mix of the n-gram ending at t, with unbounded integers."""
     start = max((i for i in range(t + 1) if tokens[i] == BOS), default=0)
     mixed = 0
     for i in range(order):
         byte = tokens[t - i] if t - i >= start else PAD
-        mixed ^= wrap(byte * multiplier(i))
+        mixed ^= wrap(byte * multipliers[i])
     return mixed
 
 
-def test_hashes_equal_big_integers_negative_ones_included():
-    tokens = torch.randint(0, 256, (3, 50), generator=torch.Generator().manual_seed(0))
-    tokens[0, 20] = tokens[1, 0] = tokens[2, 48] = BOS
-    orders = [2, 3, 6]
-    mixed = mix_ngrams(tokens, orders)
-    expected = [[[oracle(row, t, order) for order in orders] for t in range(50)] for row in tokens.tolist()]
-    assert mixed.tolist() == expected
-    assert min(min(min(p) for p in row) for row in expected) < 0
-    primes = primes_from(61, 6)
-    tables = Tables(primes, heads=2, dim=4, std=1.0)
-    for b, t in ((0, 0), (0, 21), (2, 49)):
-        rows = [expected[b][t][g // 2] % p + sum(primes[:g]) for g, p in enumerate(primes)]
-        assert tables.rows(mixed[b, t]).tolist() == rows
+INT64 = st.one_of(st.sampled_from([-(1 << 63), (1 << 63) - 1, -1, 0]), st.integers(-(1 << 63), (1 << 63) - 1))
+IDS = st.one_of(st.just(BOS), st.integers(0, VOCAB_SIZE - 1))
+
+
+@given(
+    tokens=st.lists(IDS, min_size=1, max_size=30),
+    multipliers=st.lists(INT64, min_size=8, max_size=8),
+    orders=st.lists(st.integers(1, 8), min_size=1, unique=True),
+    start=st.integers(2, 200),
+)
+@settings(deadline=None)
+def test_hashes_equal_big_integers_negative_ones_included(tokens, multipliers, orders, start):
+    with mock.patch("spider.model.engram.multiplier", multipliers.__getitem__):
+        mixed = mix_ngrams(torch.tensor([tokens]), orders)
+    expected = [[oracle(tokens, t, order, multipliers) for order in orders] for t in range(len(tokens))]
+    assert mixed[0].tolist() == expected
+    primes = primes_from(start, 2 * len(orders))
+    rows = Tables(primes, heads=2, dim=4, std=1.0).rows(mixed)[0].tolist()
+    assert rows == [[e[g // 2] % p + sum(primes[:g]) for g, p in enumerate(primes)] for e in expected]
+
+
+def test_the_fixed_multipliers_make_negative_and_positive_hashes():
+    tokens = torch.randint(0, 256, (1, 50), generator=torch.Generator().manual_seed(0))
+    mixed = mix_ngrams(tokens, [3])
+    assert mixed[0, :, 0].tolist() == [
+        oracle(tokens[0].tolist(), t, 3, [multiplier(i) for i in range(3)]) for t in range(50)
+    ]
+    assert mixed.min() < 0 < mixed.max()
 
 
 def test_multipliers_are_odd_distinct_and_signed():
