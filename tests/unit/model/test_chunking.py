@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from small import GivenLogits
 
 from spider.config import BoundaryConfig
 from spider.model.chunking import Chunker
@@ -122,15 +123,26 @@ def test_binomial_loss_is_the_negative_log_likelihood_of_the_count():
         assert module._rate_loss(b)[0].item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_reading_gives_a_boundary_the_gradient_of_keeping_the_previous_patch():
-    module = chunker(capacity=1.0).train()
-    h = torch.randn(1, 12, D)
-    patches, _, _ = module.cut(text("abcdefghijkl"), h)
-    patches.boundary_BL = torch.ones_like(patches.boundary_BL).requires_grad_()
-    z, weight = torch.randn(1, module.slots(12), D), torch.randn(1, 12, D)
-    (module.up(z, patches) * weight).sum().backward()
-    read = module.up_norm(z)[0]
-    for j in range(1, int(patches.filled_BL.sum()) + 1):
-        bytes_reading = patches.slot_BT[0] == j
-        expected = (weight[0, bytes_reading].sum(0) * (read[j] - read[j - 1])).sum()
-        torch.testing.assert_close(patches.boundary_BL.grad[0, j], expected)
+def test_a_boundary_has_the_gradient_of_what_cutting_changes_for_the_bytes_that_read_it():
+    """Exactly that times the sigmoid's slope, where the loss is linear in what is read."""
+    module = chunker(capacity=1.0).double()
+    module.boundary_predictor = given = GivenLogits()
+    h = torch.randn(1, 12, D, dtype=torch.float64)
+    weight = torch.randn(1, 12, D, dtype=torch.float64)
+    logits = torch.tensor([[-1.0, 2.0, -1.0, -3.0, 0.5, -1.0, -2.0, -2.0, 3.0, 0.5, -1.0, -1.0]]).double()
+
+    def loss(logits_BT: torch.Tensor, bytes_read: slice) -> torch.Tensor:
+        given.logits_BT = logits_BT
+        patches, _, _ = module.cut(text("abcdefghijkl"), h)
+        return (module.up(module.down(h, patches), patches) * weight)[:, bytes_read].sum()
+
+    cuts = (logits[0] > 0).nonzero().flatten().tolist()
+    for cut, following in zip(cuts, [*cuts[1:], 12], strict=True):
+        reads = slice(cut, following)
+        with_it = logits.clone().requires_grad_()
+        loss(with_it, reads).backward()
+        without = logits.clone()
+        without[0, cut] = -1
+        slope = logits[0, cut].sigmoid() * (-logits[0, cut]).sigmoid()
+        changes = loss(logits, reads) - loss(without, reads)
+        torch.testing.assert_close(with_it.grad[0, cut], slope * changes)
