@@ -13,12 +13,13 @@ import logging
 import os
 import sys
 import traceback
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import spider
 from spider import tracking
@@ -216,34 +217,154 @@ def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     log.info("%s: %s, %s", record["device"], record["precision"], record["reason"])
 
 
+class _Setting(click.Option):
+    """A setting of a stage; a workflow's jobs take none from the environment, only from the configuration."""
+
+    def resolve_envvar_value(self, context: click.Context) -> str | None:
+        return None if os.environ.get("SPIDER_WORKFLOW") else super().resolve_envvar_value(context)
+
+
+def _setting(name: str, *, environment: bool = False, off: str = "", **options: Any) -> Any:
+    """The option ``--name``, its words joined by underscores as in the configuration, or by dashes.
+
+    Args:
+        environment: whether the variable ``NAME`` sets it where the command line does not.
+        off: a flag for the contrary.
+    """
+    spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+    envvar = name.upper() if environment else None
+    options |= {"cls": _Setting, "envvar": envvar, "show_envvar": True}
+    return click.option(*(f"{spelling}{off}" for spelling in spellings), **options)
+
+
 @cli.command()
-@click.argument("run")
-@click.argument("stage")
+@click.argument("run", required=False)
+@click.argument("stage", required=False)
+@_setting("seq_len", environment=True, type=click.IntRange(min=8), help="Bytes a window.")
+@_setting("micro_batch", environment=True, type=click.IntRange(min=1), help="Windows a forward pass.")
+@_setting(
+    "grad_accum", environment=True, type=click.IntRange(min=1), help="Forward passes an optimizer step."
+)
+@_setting("n_loops", environment=True, type=click.IntRange(min=1), help="Loops of the recurrent core.")
+@_setting("lr", environment=True, type=click.FloatRange(min=0, min_open=True), help="Peak learning rate.")
+@_setting(
+    "target_tokens", environment=True, type=click.IntRange(min=1), help="Bytes (and special ids) to train on."
+)
+@_setting("ckpt_every", environment=True, type=click.IntRange(min=1), help="Steps between checkpoints.")
+@_setting("max_steps", type=click.IntRange(min=0), help="Steps; 0: no such limit.")
+@_setting("precision", type=click.Choice(["auto", "fp8", "bf16", "fp32"]))
+@_setting("compile", off="/--no-compile", default=None, help="Use torch.compile.")
+@_setting(
+    "no_gradient_checkpointing",
+    is_flag=True,
+    help="Keep the activations of recurrent layers.",
+)
+@_setting(
+    "data_dir",
+    type=click.Path(path_type=Path),
+    help="Folder of encoded shards to train on.",
+)
+@_setting("mock_data", is_flag=True, help="Train on made-up text.")
+@_setting(
+    "resume",
+    type=click.Path(exists=True, path_type=Path),
+    help="Go on from this checkpoint, stage or exported folder, or train.json.",
+)
+@_setting("reset_steps", is_flag=True, help="Of --resume take the weights only.")
+@_setting("ckpt_dir", type=click.Path(path_type=Path), help="Folder to train in.")
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Receipt to write (default: train.json of the stage)."
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads (default: all).")
-@click.pass_obj
-def train(session: Session, run: str, stage: str, output: Path | None, threads: int | None) -> None:
-    """Train one stage, or go on with it from its last good checkpoint."""
+@click.pass_context
+def train(
+    context: click.Context,
+    run: str | None,
+    stage: str | None,
+    data_dir: Path | None,
+    mock_data: bool,
+    resume: Path | None,
+    reset_steps: bool,
+    ckpt_dir: Path | None,
+    output: Path | None,
+    threads: int | None,
+    **settings: Any,
+) -> None:
+    """Train one stage, or go on with it from its last good checkpoint.
+
+    Without RUN it is the configuration's only one, without STAGE its first. A setting comes from the command
+    line, else from the environment, else from the configuration. A training that differs from the
+    configuration's becomes a run of its own, in a folder beside the run's.
+    """
+    from spider.training.byhand import Places, choose, plan
     from spider.training.loop import data_digest, train
 
-    results, spec = session.results, session.config.stage(run, stage)
-    folder = results.stage(run, stage)
-    before = session.config.run(run).stages[: spec.index]
-    previous = results.stage(run, before[-1].name) / "train.json" if before else None
-    warmup = results.warmup(run, spec.shape)
-    data = results.shards(spec.data)
-    inputs = [p for p in (data / "metadata.json", previous, warmup) if p and p.exists()]
+    session: Session = context.obj
+    run, stage = choose(session.config, run, stage)
+    given = _given(context, settings)
+    places = Places(data_dir, mock_data, resume, reset_steps, ckpt_dir)
+    planned = plan(session.config, run, stage, given, places)
+    spec, folder, data = planned.spec, planned.folder, planned.data
+    results, start = session.results, resume or planned.previous
+    warmup = planned.warmup if planned.warmup.exists() else None
+    inputs = [p for p in (data / "metadata.json", start, warmup) if p and p.exists()]
     receipt_path = output or folder / "train.json"
-    with session.tracked("train", f"{run}/{stage}", spec.deciding(), inputs, [receipt_path]) as job:
+    name = f"{spec.run}/{stage}"
+    with session.tracked("train", name, spec.deciding(), inputs, [receipt_path]) as job:
         _prepare_torch(threads)
-        card = session.dataset_card(spec.data, data_digest(spec, data))
-        with tracking.training(results.root, spec, dataset=card):
-            receipt = train(spec, folder, data, previous=previous, warmup=warmup if warmup.exists() else None)
-        tracking.log_checkpoint(results.root, run, stage, receipt)
+        digest = data_digest(spec, data)
+        foreign = data != results.shards(spec.data)
+        card = (spec.data, digest, str(data)) if foreign else session.dataset_card(spec.data, digest)
+        # The record of curves knows the stages of the results folder only.
+        at_home = folder == results.stage(spec.run, stage)
+        record = tracking.training(results.root, spec, dataset=card) if at_home else nullcontext()
+        with record:
+            receipt = train(
+                spec,
+                folder,
+                data,
+                previous=planned.previous,
+                resume=resume,
+                reset_steps=reset_steps,
+                warmup=warmup,
+            )
+        if at_home:
+            tracking.log_checkpoint(results.root, spec.run, stage, receipt)
         job.metric("bytes", receipt["bytes"])
         job.metric("seconds", receipt["seconds"])
+    log.info(
+        "%s: trained to step %d on %s bytes in %.0f s; %s",
+        name,
+        receipt["steps"],
+        f"{receipt['bytes']:,}",
+        receipt["seconds"],
+        folder / receipt["checkpoint"],
+    )
+
+
+def _given(context: click.Context, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that came from the command line or the environment; the log says which from where."""
+    given, origins, ignored = {}, [], []
+    for option in context.command.params:
+        if option.name not in settings or not isinstance(option, _Setting):
+            continue
+        variable, value = str(option.envvar), settings[option.name]
+        source = context.get_parameter_source(option.name)
+        if source is ParameterSource.DEFAULT:
+            if option.envvar and os.environ.get(variable):
+                ignored.append(variable)
+            continue
+        given[option.name] = value
+        where = variable if source is ParameterSource.ENVIRONMENT else f"--{option.name}"
+        origins.append(f"{option.name} {value} ({where})")
+    if origins:
+        log.info("settings: %s; all others from %s", ", ".join(origins), context.obj.config_path)
+    if ignored:
+        log.warning(
+            "%s: set in the environment and ignored, the configuration alone decides what a workflow trains",
+            ", ".join(ignored),
+        )
+    return given
 
 
 @cli.command()

@@ -124,7 +124,8 @@ def _retire(folder: Path, before: dict[str, Any], changed: list[str]) -> None:
         raise TrainingError(
             f"{folder}: holds unfinished training (up to {names[-1].name}) under other settings:\n  "
             + "\n  ".join(changed)
-            + f"\nRestore these settings to go on with it, or move {folder} away to start afresh."
+            + f"\nRestore these settings to go on with it, move {folder} away to start afresh, or train in "
+            "another folder (--ckpt_dir)."
         )
     n = 0
     while (aside := folder / f"superseded-{before['identity']}-{n}").exists():

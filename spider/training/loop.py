@@ -16,6 +16,7 @@ optimizer's kernels are then queued together with the next forward pass, so the 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import math
@@ -63,6 +64,8 @@ def train(
     data: Path,
     *,
     previous: Path | None = None,
+    resume: Path | None = None,
+    reset_steps: bool = False,
     warmup: Path | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
@@ -72,6 +75,9 @@ def train(
         folder: ``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there.
         data: ``shards/{dataset}``.
         previous: receipt of the stage before; its weights and optimizer state are where this one starts.
+        resume: start from this instead, anything that `spider.training.checkpoint.locate` finds; where it
+            holds this optimizer's state, its step count goes on as well.
+        reset_steps: of ``resume`` take the weights only.
         warmup: what was measured for this stage's shape.
         on_step: called after every step (and its checkpoint) with the number of steps done in this stage.
 
@@ -80,23 +86,26 @@ def train(
 
     Raises:
         TrainingError: cannot start or go on; says why and what to do.
-        CheckpointError: a checkpoint could not be written, or ``previous`` could not be read.
+        CheckpointError: a checkpoint could not be written, or ``previous`` or ``resume`` could not be read.
         Preempted: a signal asked to stop; everything is saved, run again to go on.
     """
     folder, data = Path(folder), Path(data)
-    if spec.index and previous is None:
+    if spec.index and previous is None and resume is None:
         raise TrainingError(
             f"{spec.run}/{spec.stage}: needs the receipt of the stage before (it is stage {spec.index})"
         )
     with hold(folder), StopSignals() as stop:
-        origin = {
-            "data_digest": data_digest(spec, data),
-            "parent_weights": read_receipt(previous)["weights"] if previous else None,
-        }
+        origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
+        if resume is not None:
+            origin["parent_weights"] = ckpt.read_manifest(ckpt.locate(resume))["weights"]
+            origin["resumed"] = "weights" if reset_steps else "training"
+        elif previous is not None:
+            origin["parent_weights"] = read_receipt(previous)["weights"]
         try:
             good = claim(folder, {"identity": spec.identity, "fields": {**spec.deciding(), **origin}})
             if good is None or not good.manifest["final"]:
-                good = Trainer(spec, folder, data, origin, previous, good, warmup).run(stop, on_step)
+                parent = resume or previous
+                good = Trainer(spec, folder, data, origin, parent, good, warmup).run(stop, on_step)
             return write_receipt(folder, good)
         except OSError as error:
             raise TrainingError(
@@ -108,8 +117,9 @@ class Trainer:
     """One stage's live objects: model, optimizer, loader, progress.
 
     Args:
-        origin: ``data_digest`` and ``parent_weights``, for the manifest.
-        previous: receipt of the stage before, None for the first stage.
+        origin: ``data_digest`` and ``parent_weights``, for the manifest. ``resumed``, where it is there, says
+            what to take from the parent: its ``weights``, or all of its ``training``, step count included.
+        parent: receipt of the stage before, or what is resumed; None to start from nothing.
         good: checkpoint of this stage to go on from, None to begin.
         warmup: what was measured for this stage's shape.
     """
@@ -120,7 +130,7 @@ class Trainer:
         folder: Path,
         data: Path,
         origin: dict[str, str | None],
-        previous: Path | None,
+        parent: Path | None,
         good: ckpt.Checkpoint | None,
         warmup: Path | None,
     ) -> None:
@@ -140,7 +150,7 @@ class Trainer:
             compiled=spec.compiled_on(self.device.type),
         )
         self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
-        self.progress = self._restore(previous)
+        self.progress = self._restore(parent)
         self.means = Means.restore(self.progress.means, self.device)
         self.loader = self._open(data)
         if spec.compiled_on(self.device.type):
@@ -369,12 +379,10 @@ class Trainer:
         log.info("precision: %s (%s)", chosen.kind, chosen.reason)
         return chosen
 
-    def _restore(self, previous: Path | None) -> Progress:
-        """Load weights and optimizer state: this stage's, or the stage's before, or none."""
+    def _restore(self, start: Path | None) -> Progress:
+        """Load weights and optimizer state: this stage's, or those it starts from, or none."""
         if self.good is not None:
-            if self.ema is not None and self.good.manifest["averaged_weights"] is not None:
-                self.ema.begin()
-            ckpt.load_into(self.good, self._tensors())
+            self._load(self.good)
             threads = torch.get_num_threads()
             if self.good.manifest["threads"] != threads:
                 log.warning(
@@ -383,32 +391,55 @@ class Trainer:
                     self.good.manifest["threads"],
                     threads,
                 )
-            return Progress(**{name: self.good.manifest[name] for name in Progress.__dataclass_fields__})
+            return _saved_progress(self.good)
         end = horizon(self.spec, self.model)
-        if previous is None:
+        if start is None:
             return Progress(end=end)
-        parent = read_parent(self.spec, previous)
-        if ckpt.holds_optimizer(parent, self._inherited()):
-            ckpt.load_into(parent, self._inherited())
-        else:
-            log.warning("%s: holds the state of another optimizer, this stage's begins afresh", parent.path)
-            ckpt.load_into(parent, ckpt.model_tensors(self.model))
-        return Progress(
-            global_step=parent.manifest["global_step"],
-            position=self._next_position(parent.manifest),
-            end=end,
-        )
+        parent, resumed = read_parent(self.spec, start), self.origin.get("resumed")
+        whole = resumed != "weights" and ckpt.holds_optimizer(parent, self._inherited())
+        if resumed != "weights" and not whole:
+            log.warning(
+                "%s: holds %s, this stage's begins afresh%s",
+                parent.path,
+                "no optimizer's state" if parent.exported else "the state of another optimizer",
+                " at step 0" if resumed else "",
+            )
+        if resumed and whole:
+            return self._go_on(parent, end)
+        ckpt.load_into(parent, self._inherited() if whole else ckpt.model_tensors(self.model))
+        if resumed:
+            return Progress(end=end)
+        position = self._next_position(parent.manifest)
+        return Progress(global_step=parent.manifest["global_step"], position=position, end=end)
+
+    def _go_on(self, parent: ckpt.Checkpoint, end: int | None) -> Progress:
+        """Take over another folder's training where it stood, towards an end of our own."""
+        before = _saved_progress(parent)
+        if end is not None and before.step >= end:
+            raise TrainingError(
+                f"{parent.path}: is at step {before.step}, and this stage ends after {end}; give it more "
+                "steps (max_steps, target_tokens), or take its weights only (reset_steps)"
+            )
+        self._load(parent)
+        log.info("%s: going on from its step %d", parent.path, before.step)
+        return dataclasses.replace(before, position=self._next_position(parent.manifest), end=end, streak=0)
+
+    def _load(self, checkpoint: ckpt.Checkpoint) -> None:
+        """All that a checkpoint of this training holds, its average of the weights included."""
+        if self.ema is not None and checkpoint.manifest["averaged_weights"] is not None:
+            self.ema.begin()
+        ckpt.load_into(checkpoint, self._tensors())
 
     def _next_position(self, before: dict[str, Any]) -> dict[str, Any] | None:
-        """Where the stage before stopped; other data or windows begin a new order."""
+        """Where what we start from stopped; other data or windows begin a new order."""
         position = before["position"]
         if (
             before["data_digest"] == self.origin["data_digest"]
             and position["seq_len"] == self.settings.seq_len
         ):
-            log.info("data: going on where the stage before stopped")
+            log.info("data: going on where that training stopped")
             return position
-        log.info("data: other data or seq_len than the stage before, beginning a new order")
+        log.info("data: other data or seq_len than that training's, beginning a new order")
         return None
 
     def _open(self, data: Path) -> Loader | StreamLoader:
@@ -443,6 +474,10 @@ def draw_depth(spec: StageSpec) -> int:
 def data_digest(spec: StageSpec, data: Path) -> str:
     """What the training data is known by: its index, or, of a stream, its definition."""
     return load_metadata(data)["digest"] if spec.stream is None else files.digest(spec.stream.model_dump())
+
+
+def _saved_progress(checkpoint: ckpt.Checkpoint) -> Progress:
+    return Progress(**{name: checkpoint.manifest[name] for name in Progress.__dataclass_fields__})
 
 
 def _seed(*parts: object) -> int:

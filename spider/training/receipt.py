@@ -67,15 +67,19 @@ def read_receipt(path: Path) -> dict[str, Any]:
     return receipt
 
 
-def read_parent(spec: StageSpec, receipt: Path) -> ckpt.Checkpoint:
-    """The verified final checkpoint of the stage before.
+def read_parent(spec: StageSpec, start: Path) -> ckpt.Checkpoint:
+    """The verified checkpoint that a stage starts from: at ``start``, or by the receipt there.
+
+    Activation checkpointing, which no weight knows of, may differ.
 
     Raises:
         CheckpointError: missing or damaged.
         TrainingError: of another model than ``spec``'s.
     """
-    parent = ckpt.verify(ckpt.locate(receipt))
-    changed = differences(parent.manifest["spec"]["model"], spec.model.model_dump(mode="json"), "model")
-    if changed:
-        raise TrainingError(f"{receipt}: that stage trained another model:\n  " + "\n  ".join(changed))
+    parent = ckpt.verify(ckpt.locate(start))
+    before, now = (m.model_dump(mode="json") for m in (ckpt.config_of(parent), spec.model))
+    for model in (before, now):
+        del model["recurrence"]["checkpointing"]
+    if changed := differences(before, now, "model"):
+        raise TrainingError(f"{start}: trained another model:\n  " + "\n  ".join(changed))
     return parent

@@ -1,0 +1,383 @@
+"""`spider train` by hand: what its flags and the environment make of a stage, and where it trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner, Result
+from conftest import DEFAULTS, MODEL, REPO
+
+from spider import files
+from spider.cli import cli
+from spider.config import ConfigError, load_config
+from spider.data.shards import verify
+from spider.training.byhand import Places, choose, make_mock_data, override, plan
+from spider.training.checkpoint import steps
+from spider.training.errors import TrainingError
+from spider.training.exchange import export
+
+VARIABLES = ("SEQ_LEN", "MICRO_BATCH", "GRAD_ACCUM", "N_LOOPS", "LR", "TARGET_TOKENS", "CKPT_EVERY")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """No tracking, and no setting that the machine happens to have in its environment."""
+    monkeypatch.setenv("SPIDER_TRACKING", "off")
+    monkeypatch.setenv("SPIDER_WORKFLOW", "")
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+class Project:
+    """A folder with a configuration whose data are encoded, in which `spider train` is called."""
+
+    def __init__(self, folder: Path, shards: Path) -> None:
+        self.folder = folder
+        self.plain: dict[str, Any] = {
+            "results": str(folder / "results"),
+            "datasets": {"toy": {"source": {"kind": "pydocs"}}},
+            "runs": {
+                "r": {
+                    "data": "toy",
+                    "model": MODEL,
+                    "precision": "fp32",
+                    "defaults": {**DEFAULTS, "max_steps": 6, "ckpt_every": 3},
+                    "stages": [{"name": "a"}, {"name": "b"}],
+                }
+            },
+        }
+        home = folder / "results/shards/toy"
+        home.parent.mkdir(parents=True)
+        home.symlink_to(shards)
+
+    @property
+    def config(self):
+        return load_config(self.plain)
+
+    @property
+    def configured(self) -> Path:
+        return self.folder / "results/runs/r/a"
+
+    @property
+    def made(self) -> list[Path]:
+        """Stage folders of all runs that are not the configuration's."""
+        return [f for f in sorted(self.folder.glob("results/runs/r-*/*")) if f.is_dir()]
+
+    def train(self, *arguments: object, **environment: str) -> Result:
+        path = self.folder / "config.yaml"
+        path.write_text(yaml.safe_dump(self.plain))
+        said = CliRunner().invoke(
+            cli, ["--config", str(path), "train", *map(str, arguments)], env=dict(environment)
+        )
+        if said.exception and not isinstance(said.exception, (SystemExit, ValueError)):
+            raise said.exception
+        return said
+
+
+@pytest.fixture
+def project(tmp_path, shards) -> Project:
+    return Project(tmp_path, shards)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, shards) -> Project:
+    """A project whose first stage is trained as configured; its tests leave that as it is."""
+    made = Project(tmp_path_factory.mktemp("project"), shards)
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPIDER_TRACKING", "off")
+        said = made.train()
+    assert said.exit_code == 0, said.output
+    return made
+
+
+def manifest(stage: Path) -> dict[str, Any]:
+    return files.read_json(steps(stage / "checkpoints")[-1] / "manifest.json")
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "path"),
+    [
+        ("seq_len", 64, "settings.seq_len"),
+        ("micro_batch", 3, "settings.micro_batch"),
+        ("grad_accum", 2, "settings.grad_accum"),
+        ("n_loops", 3, "settings.n_loops"),
+        ("lr", 0.5, "settings.lr"),
+        ("max_steps", 9, "settings.max_steps"),
+        ("target_tokens", 1000, "settings.tokens"),
+        ("ckpt_every", 7, "settings.ckpt_every"),
+        ("precision", "bf16", "precision"),
+        ("compile", False, "compile"),
+    ],
+)
+def test_a_setting_changes_its_own_field_of_its_own_stage(project, flag, value, path):
+    before = project.config
+    after = override(before, "r", "b", {flag: value})
+    first, second = after.stage("r", "a"), after.stage("r", "b").model_dump()
+    expected = before.stage("r", "b").model_dump()
+    *block, leaf = path.split(".")
+    (expected[block[0]] if block else expected)[leaf] = value
+    assert second == expected
+    assert first.settings == before.stage("r", "a").settings
+
+
+def test_every_flag_reaches_the_training(project, shards):
+    said = project.train(
+        *("r", "a", "--seq_len", 40, "--micro-batch", 2, "--grad_accum", 2, "--n-loops", 1, "--lr", "1e-4"),
+        *(
+            "--precision",
+            "bf16",
+            "--no-compile",
+            "--max_steps",
+            2,
+            "--target-tokens",
+            4000,
+            "--ckpt_every",
+            1,
+        ),
+        *("--data_dir", shards, "--no_gradient_checkpointing", "--ckpt_dir", project.folder / "mine"),
+    )
+    assert said.exit_code == 0, said.output
+    spec = manifest(project.folder / "mine")["spec"]
+    settings = spec["settings"]
+    assert (settings["seq_len"], settings["micro_batch"], settings["grad_accum"]) == (40, 2, 2)
+    assert (settings["n_loops"], settings["lr"], settings["max_steps"]) == (1, 1e-4, 2)
+    assert (settings["tokens"], settings["ckpt_every"]) == (4000, 1)
+    assert (spec["precision"], spec["compile"]) == ("bf16", False)
+    assert not spec["model"]["recurrence"]["checkpointing"]
+    assert (
+        f"r/a: trained to step 2 on {files.read_json(project.folder / 'mine/train.json')['bytes']}"
+        in said.output
+    )
+
+
+def test_the_command_line_goes_before_the_environment_and_that_before_the_configuration(project):
+    said = project.train(
+        "--ckpt_dir", project.folder / "x", "--lr", "1e-4", LR="2e-4", SEQ_LEN="40", N_LOOPS=""
+    )
+    assert said.exit_code == 0, said.output
+    settings = manifest(project.folder / "x")["spec"]["settings"]
+    assert (settings["lr"], settings["seq_len"]) == (1e-4, 40)
+    assert (settings["micro_batch"], settings["n_loops"]) == (DEFAULTS["micro_batch"], 2)
+    assert "settings: seq_len 40 (SEQ_LEN), lr 0.0001 (--lr); all others from " in said.output
+
+
+def test_every_variable_of_the_seeds_is_read(project):
+    values = dict(zip(VARIABLES, ("40", "2", "3", "1", "1e-4", "5000", "2"), strict=True))
+    said = project.train("--max_steps", 2, "--ckpt_dir", project.folder / "x", **values)
+    assert said.exit_code == 0, said.output
+    found = manifest(project.folder / "x")["spec"]["settings"]
+    names = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "tokens", "ckpt_every")
+    assert [found[name] for name in names] == [40, 2, 3, 1, 1e-4, 5000, 2]
+
+
+def test_a_job_of_a_workflow_takes_nothing_from_the_environment_and_says_so_once(project):
+    said = project.train("r", "a", SPIDER_WORKFLOW="20260101-000000-abcdef", LR="0.5", SEQ_LEN="no number")
+    assert said.exit_code == 0, said.output
+    assert said.output.count("SEQ_LEN, LR: set in the environment and ignored") == 1
+    assert manifest(project.configured)["identity"] == project.config.stage("r", "a").identity
+
+
+# --------------------------------------------------------------------------------------------------- places
+
+
+def test_a_stage_as_configured_trains_where_the_workflow_does(trained):
+    assert manifest(trained.configured)["identity"] == trained.config.stage("r", "a").identity
+    assert (trained.configured / "train.json").exists()
+    bookkeeping = plan(trained.config, "r", "a", {"ckpt_every": 1, "lr": DEFAULTS["lr"]}, Places())
+    assert bookkeeping.folder == trained.configured
+    same_data = plan(trained.config, "r", "a", {}, Places(data_dir=trained.folder / "results/shards/toy"))
+    assert same_data.folder == trained.configured
+
+
+def test_another_training_is_a_run_of_its_own_and_the_same_command_goes_on_with_it(trained):
+    before = (trained.configured / "train.json").stat().st_mtime_ns
+    for _ in range(2):
+        said = trained.train("--lr", "1e-4")
+        assert said.exit_code == 0, said.output
+    assert "going on from step-00000006" in said.output
+    made = [stage for stage in trained.made if manifest(stage)["spec"]["settings"]["lr"] == 1e-4]
+    assert len(made) == 1 and made[0].name == "a"
+    assert (trained.configured / "train.json").stat().st_mtime_ns == before
+
+
+def test_unfinished_training_of_other_settings_in_a_named_folder_is_refused(project):
+    folder = project.folder / "x"
+    assert project.train("--ckpt_dir", folder).exit_code == 0
+    last = steps(folder / "checkpoints")[-1] / "manifest.json"
+    files.write_json(last, files.read_json(last) | {"final": False})
+    said = project.train("--ckpt_dir", folder, "--lr", "1e-4")
+    assert isinstance(said.exception, TrainingError)
+    assert "settings.lr: 0.003 -> 0.0001" in str(said.exception)
+    assert "train in another folder (--ckpt_dir)" in str(said.exception)
+
+
+def test_mock_data_are_the_same_shards_each_time_and_are_kept(tmp_path):
+    for name in ("x", "y"):
+        make_mock_data(tmp_path / name)
+    verify(tmp_path / "x")
+    first, second = (files.read_json(tmp_path / n / "metadata.json") for n in ("x", "y"))
+    assert first == second
+    assert first["splits"]["train"]["bytes"] > 500_000
+    (tmp_path / "x/000.parquet").unlink()
+    make_mock_data(tmp_path / "x")
+    assert not (tmp_path / "x/000.parquet").exists()
+
+
+def test_the_seeds_laptop_command_runs_on_the_default_configuration(tmp_path):
+    (tmp_path / "config.yaml").write_bytes((REPO / "config.yaml").read_bytes())
+    command = "train --mock_data --max_steps 20 --seq_len 128 --micro_batch 2"
+    began = time.monotonic()
+    said = subprocess.run(
+        [sys.executable, "-m", "spider.cli", *command.split()],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    assert time.monotonic() - began < 60
+    (stage,) = tmp_path.glob("results/runs/demo-*/warmup")
+    receipt = json.loads((stage / "train.json").read_text())
+    assert receipt["steps"] == 20
+    assert receipt["bytes"] <= 20 * 2 * 128
+    assert f"warmup: trained to step 20 on {receipt['bytes']:,} bytes" in said.stderr
+    assert (stage / "mock_data/metadata.json").exists()
+
+
+# --------------------------------------------------------------------------------------------------- resume
+
+
+def test_resuming_in_the_middle_ends_with_the_weights_of_the_undisturbed_training(trained):
+    middle, last = steps(trained.configured / "checkpoints")
+    folder = trained.folder / "resumed"
+    said = trained.train("--resume", middle, "--ckpt_dir", folder)
+    assert said.exit_code == 0, said.output
+    assert f"{middle}: going on from its step 3" in said.output
+    found, undisturbed = manifest(folder), files.read_json(last / "manifest.json")
+    assert found["weights"] == undisturbed["weights"]
+    assert (found["step"], found["global_step"], found["bytes"]) == (6, 6, undisturbed["bytes"])
+    assert found["parent_weights"] == files.read_json(middle / "manifest.json")["weights"]
+
+
+def test_the_average_of_the_weights_goes_on_as_well(project):
+    project.plain["runs"]["r"]["defaults"]["ema"] = {"decay": 0.9, "start_step": 1}
+    assert project.train().exit_code == 0
+    middle = steps(project.configured / "checkpoints")[0]
+    assert project.train("--resume", middle, "--ckpt_dir", project.folder / "x").exit_code == 0
+    assert (
+        manifest(project.folder / "x")["averaged_weights"] == manifest(project.configured)["averaged_weights"]
+    )
+    assert files.read_json(middle / "manifest.json")["averaged_weights"] is not None
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "stage", "receipt", "exported"])
+def test_what_can_be_resumed_and_with_how_many_steps_done(trained, tmp_path, kind):
+    export(trained.configured, tmp_path / "exported")
+    last = steps(trained.configured / "checkpoints")[-1]
+    receipt = trained.configured / "train.json"
+    start = {"checkpoint": last, "stage": trained.configured, "receipt": receipt}.get(
+        kind, tmp_path / "exported"
+    )
+    said = trained.train("--resume", start, "--max_steps", 8, "--ckpt_dir", tmp_path / "x")
+    assert said.exit_code == 0, said.output
+    found = manifest(tmp_path / "x")
+    tokens = DEFAULTS["seq_len"] * DEFAULTS["micro_batch"]
+    assert (found["step"], found["tokens"]) == (8, 8 * tokens)
+    assert found["parent_weights"] == files.read_json(last / "manifest.json")["weights"]
+    whole = kind != "exported"
+    assert ("going on from its step 6" in said.output) == whole
+    assert ("holds no optimizer's state, this stage's begins afresh at step 0" in said.output) != whole
+
+
+def test_reset_steps_takes_the_weights_alone(trained, tmp_path):
+    """With a rate that moves nothing, what a training ends with is what it started from."""
+    still = ("--lr", "1e-30", "--max_steps", 1)
+    said = trained.train("--resume", trained.configured, "--reset_steps", *still, "--ckpt_dir", tmp_path)
+    assert said.exit_code == 0, said.output
+    found, before = manifest(tmp_path), manifest(trained.configured)
+    assert (found["step"], found["global_step"], found["resumed"]) == (1, 1, "weights")
+    assert found["parent_weights"] == before["weights"]
+    assert found["tokens"] == DEFAULTS["seq_len"] * DEFAULTS["micro_batch"]
+    assert same_weights(tmp_path, trained.configured)
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    import spider
+
+    (a, _), (b, _) = (spider.load_model(path) for path in (one, other))
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_activation_checkpointing_may_change_with_a_resume_and_the_model_may_not(trained, tmp_path):
+    middle = steps(trained.configured / "checkpoints")[0]
+    arguments = ("--resume", middle, "--no_gradient_checkpointing", "--ckpt_dir", tmp_path)
+    assert trained.train(*arguments).exit_code == 0
+    other = Project(tmp_path / "other", trained.folder / "results/shards/toy")
+    other.plain["runs"]["r"]["model"] = {**MODEL, "hidden": 48}
+    said = other.train("--resume", middle)
+    assert isinstance(said.exception, TrainingError)
+    assert "trained another model:\n  model.hidden: 32 -> 48" in str(said.exception)
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+def test_without_names_it_is_the_only_run_and_its_first_stage(project):
+    assert choose(project.config, None, None) == ("r", "a")
+    assert choose(project.config, "r", "b") == ("r", "b")
+    project.plain["runs"]["s"] = project.plain["runs"]["r"]
+    with pytest.raises(ConfigError, match="several, name one: r, s"):
+        choose(project.config, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--precision", "int3"], "Invalid value for '--precision'"),
+        (["--resume", "nowhere"], "Path 'nowhere' does not exist"),
+        (["--resume", "{folder}"], "neither a checkpoint, nor a stage folder, nor an exported folder"),
+        (["--resume", "{folder}/old.pt"], "spider checkpoint import"),
+        (["--data_dir", "{folder}"], "not an encoded dataset (no metadata.json)"),
+        (["--data_dir", "{folder}", "--mock_data"], "give --mock_data or --data_dir, not both"),
+        (["--reset_steps"], "--reset_steps: needs --resume"),
+        (["--max_steps", "0"], "needs tokens, max_steps"),
+        (["--lr", "0"], "Invalid value for '--lr'"),
+        (["r", "c"], "no stage 'c'"),
+        (["r", "b", "--mock_data"], "r/b: starts from stage a, which is not trained"),
+    ],
+)
+def test_wrong_usage_is_explained(project, arguments, message):
+    (project.folder / "old.pt").touch()
+    said = project.train(*(word.format(folder=project.folder) for word in arguments))
+    assert said.exit_code != 0
+    assert message in said.output + str(said.exception)
+    assert not (project.folder / "results/runs").exists()
+
+
+def test_a_wrong_value_in_the_environment_names_its_variable(project):
+    said = project.train(MICRO_BATCH="many")
+    assert said.exit_code == 2
+    assert "MICRO_BATCH" in said.output
+
+
+def test_resuming_what_is_over_or_lies_in_the_same_folder_is_refused(trained, tmp_path):
+    said = trained.train("--resume", trained.configured, "--ckpt_dir", tmp_path)
+    assert isinstance(said.exception, TrainingError)
+    assert "is at step 6, and this stage ends after 6; give it more steps" in str(said.exception)
+    said = trained.train("--resume", trained.configured, "--ckpt_dir", trained.configured)
+    assert isinstance(said.exception, ConfigError)
+    assert "lies in the folder that is trained in" in str(said.exception)

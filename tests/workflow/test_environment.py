@@ -1,0 +1,15 @@
+"""What the environment of `snakemake` may decide about a training: nothing."""
+
+from __future__ import annotations
+
+from spider.config import load_config
+from spider.training.checkpoint import read_manifest
+
+
+def test_the_seeds_variables_do_not_reach_the_jobs_of_a_workflow(workflow):
+    workflow.run["stages"] = [{"name": "first", "max_steps": 2}]
+    workflow("results/runs/small/first/train.json", LR="0.5", SEQ_LEN="no number")
+    trained = read_manifest(workflow.stage("first") / workflow.receipt("first")["checkpoint"])
+    assert trained["identity"] == load_config(workflow.config).stage("small", "first").identity
+    said = (workflow.results / "logs/train/small/first.log").read_text()
+    assert said.count("SEQ_LEN, LR: set in the environment and ignored") == 1
