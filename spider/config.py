@@ -346,7 +346,7 @@ class EmaConfig(Block):
 
 
 class StageSettings(Block):
-    """How one stage trains. The names are the command line's; each is also an environment variable."""
+    """How one stage trains. The names are the command line's."""
 
     tokens: Positive | None = None
     """Bytes (and special ids) to train on in this stage."""
