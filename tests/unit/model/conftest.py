@@ -1,15 +1,14 @@
-"""A very small Spider with every part on, and ways to change it."""
+"""What the tests of the model share: one thread, a very small model, a text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
-from small import small_config
+from small import build
 
-from spider.model import Spider, build_model
+from spider.model import Spider
 from spider.vocab import BOS, EOS
 
 
@@ -23,17 +22,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def make() -> Callable[..., Spider]:
-    """Build the small model with changes; ``busy`` (default) moves every weight off its neutral start."""
-
-    def build(*, busy: bool = True, seed: int = 0, **changes: Any) -> Spider:
-        torch.manual_seed(seed)
-        model = build_model(small_config(**changes))
-        if busy:
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter += 0.2 * torch.randn_like(parameter)
-        return model
-
+    """Builds the small model with changes."""
     return build
 
 

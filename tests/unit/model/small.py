@@ -1,13 +1,15 @@
-"""The configuration of a very small Spider with every part on, and ways to switch parts off."""
+"""A very small Spider with every part on, and ways to change, build and train it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from spider.config import ModelConfig, merged
+from spider.model import ModelOutput, Spider, build_model
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -60,6 +62,39 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 def small_config(**changes: Any) -> ModelConfig:
     return ModelConfig(**merged(SMALL, changes))
+
+
+def build(*, busy: bool = True, seed: int = 0, **changes: Any) -> Spider:
+    """The small model with changes; ``busy`` moves every weight off its neutral start."""
+    torch.manual_seed(seed)
+    model = build_model(small_config(**changes))
+    if busy:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def train(model: Spider, step: Callable[..., ModelOutput]) -> list[float]:
+    """Losses of four bf16 optimizer steps on different batches.
+
+    ``step`` is the model or a compiled form of it; nothing may be compiled after the first step.
+    """
+    device = model.embed_tokens.device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for i in range(4):
+        torch.manual_seed(i)
+        x = torch.randint(97, 123, (2, 41)).to(device)
+        with torch.compiler.set_stance("fail_on_recompile" if i else "default"):
+            with torch.autocast(device.type, torch.bfloat16):  # compiled grouped_mm takes nothing else
+                loss = step(x[:, :-1], x[:, 1:]).loss
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.after_step()
+        losses.append(loss.item())
+    return losses
 
 
 def randomised(module: M, seed: int = 0) -> M:

@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from small import train
 
-STEPS = 4
+from spider.config import merged
+
 EVERYTHING = {
     "engram": {"layers": [0], "byte_orders": [2]},
     "recurrence": {"layers": 1, "checkpointing": True},
 }
-
-
-def train(model: nn.Module, step: Callable[..., Any], compiled: bool) -> list[float]:
-    """Losses of a few optimizer steps on different batches; nothing may be compiled after the first."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for seed in range(STEPS):
-        torch.manual_seed(seed)
-        x = torch.randint(97, 123, (2, 41))
-        stance = "fail_on_recompile" if compiled and seed else "default"
-        with torch.compiler.set_stance(stance):
-            with torch.autocast("cpu", torch.bfloat16):  # compiled grouped_mm takes nothing else
-                loss = step(x[:, :-1], x[:, 1:]).loss
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        model.after_step()
-        losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.parametrize(
@@ -55,10 +35,8 @@ def train(model: nn.Module, step: Callable[..., Any], compiled: bool) -> list[fl
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_training_steps_are_one_graph_and_never_recompile(make, backend, options, loops):
-    changes = EVERYTHING | {"recurrence": EVERYTHING["recurrence"] | {"loops": loops}}
+    changes = merged(EVERYTHING, {"recurrence": {"loops": loops}})
     torch.compiler.reset()
-    expected = make(**changes).train()
-    model = make(**changes).train()
+    eager, model = make(**changes).train(), make(**changes).train()
     compiled = torch.compile(model, fullgraph=True, backend=backend, options=options)
-    losses = train(model, compiled, compiled=True)
-    assert losses == pytest.approx(train(expected, expected, compiled=False), rel=0.01)
+    assert train(model, compiled) == pytest.approx(train(eager, eager), rel=0.01)

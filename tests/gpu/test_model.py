@@ -1,0 +1,81 @@
+"""The model on a GPU beside the same model on a CPU.
+
+Float32 agrees within 1e-4. One unit in the last place of RoPE's frequencies, which two devices may well round
+differently, moved the logits of this model and text by 2e-5; the order of sums moves them less.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from spider.model.engram import Tables, mix_ngrams, primes_from
+from spider.vocab import BOS, VOCAB_SIZE
+from tests.unit.model.small import build, train
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="NO GPU: nothing of this file was tested"
+)
+
+DEVICE = "cuda"
+
+
+def text(length: int = 48) -> torch.Tensor:
+    """Four windows of letters and spaces, a document start in each."""
+    generator = torch.Generator().manual_seed(5)
+    tokens_BT = torch.randint(97, 123, (4, length), generator=generator)
+    tokens_BT[torch.rand(4, length, generator=generator) < 0.2] = 32
+    tokens_BT[:, length // 3] = BOS
+    return tokens_BT
+
+
+def test_ngrams_have_the_same_rows_on_both():
+    tokens = torch.randint(0, VOCAB_SIZE, (64, 512), generator=torch.Generator().manual_seed(0))
+    tokens[::3, 17] = BOS
+    orders = list(range(1, 9))
+    mixed, there = mix_ngrams(tokens, orders), mix_ngrams(tokens.to(DEVICE), orders)
+    assert mixed.min() < 0 < mixed.max()
+    assert torch.equal(mixed, there.cpu())
+    tables = Tables(primes_from(81_307, 4 * len(orders)), heads=4, dim=1, std=1.0)
+    assert torch.equal(tables.rows(mixed), tables.rows(there).cpu())
+
+
+@pytest.mark.parametrize("kind", ["learned", "whitespace", "none"])
+def test_forward_and_backward_agree_in_float32(kind):
+    here = build(boundary={"kind": kind}, engram={"byte_orders": [2]}).eval()
+    there = copy.deepcopy(here).to(DEVICE)
+    tokens = text()
+    results = []
+    for model, x in ((here, tokens), (there, tokens.to(DEVICE))):
+        gradients = torch.autograd.grad(model(x, x.roll(-1, 1)).loss, [*model.parameters()])
+        results.append([model(x).logits.detach().cpu(), *(gradient.cpu() for gradient in gradients)])
+    names = ["logits", *(name for name, _ in here.named_parameters())]
+    for name, a, b in zip(names, *results, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_bfloat16_trains():
+    model = build(busy=False).to(DEVICE).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(0.9, 0.95))
+    x = text(33).to(DEVICE)
+    seen = []
+    for _ in range(30):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            out = model(x[:, :-1], x[:, 1:])
+        out.loss.backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.after_step()
+        seen.append(out.metrics["cross_entropy"].item())
+    assert seen[-1] < 0.7 * seen[0]
+
+
+def test_training_steps_are_one_graph_and_never_recompile():
+    torch.compiler.reset()
+    eager, model = (build(recurrence={"checkpointing": True}).to(DEVICE).train() for _ in range(2))
+    compiled = torch.compile(model, fullgraph=True, options={"fallback_random": True})
+    assert train(model, compiled) == pytest.approx(train(eager, eager), rel=0.02)
