@@ -296,7 +296,7 @@ MODEL_PRESETS: dict[str, dict[str, Any]] = {
         "boundary": {"hidden": 64, "capacity": 0.25, "start": "whitespace"},
         "moe": {"experts": 4, "top_k": 2, "expert_hidden": 128, "shared_hidden": 256},
         "engram": {"layers": [], "head_dim": 16, "table_size": 16384, "byte_orders": [2, 3, 4, 5, 6]},
-        "recurrence": {"layers": 1, "loops": 2, "lora_rank": 4, "checkpointing": False},
+        "recurrence": {"layers": 1, "loops": 1, "lora_rank": 4, "checkpointing": False},
     },
 }
 
