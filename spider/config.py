@@ -276,6 +276,16 @@ class ModelConfig(Block):
         return self.moe is not None and self.moe.implementation == "grouped"
 
     @model_validator(mode="after")
+    def _experts_can_be_grouped(self) -> ModelConfig:
+        if self.moe is not None and self.groups_experts and (self.hidden % 8 or self.moe.expert_hidden % 8):
+            raise ValueError(
+                "grouped experts are multiplied in blocks of 16 bytes: hidden and moe.expert_hidden must be "
+                f"multiples of 8 (got {self.hidden} and {self.moe.expert_hidden}), or set "
+                "moe.implementation: loop"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _engram_layers_exist(self) -> ModelConfig:
         for layer in self.engram.layers:
             if layer >= self.recurrence.layers:

@@ -156,6 +156,8 @@ class Trainer:
         if spec.compiled_on(self.device.type):
             if warmup:
                 load_compile_cache(warmup)
+            if spec.model.recurrence.sample_loops:  # one graph a depth; torch gives up at 8 of them
+                torch._dynamo.config.recompile_limit = max(8, 2 * spec.loops)
             self.model.compile()
         self.metrics = MetricsLog(folder / METRICS)
         self.saver = Saver(folder / CHECKPOINTS, self.settings, good)

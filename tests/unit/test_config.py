@@ -43,6 +43,16 @@ def changed(path: str, value) -> dict:
             {"preset": "tiny", "moe": {"exprts": 3}},
             'runs.demo.model.moe.exprts: unknown key; did you mean "experts"?',
         ),
+        (
+            "runs.demo.model",
+            {"preset": "tiny", "hidden": 36},
+            "runs.demo.model: grouped experts are multiplied in blocks of 16 bytes: hidden and",
+        ),
+        (
+            "runs.demo.model",
+            {"preset": "tiny", "attention": {"rope_dim": 15}},
+            "runs.demo.model.attention: rope_dim must be even, RoPE rotates pairs (got 15)",
+        ),
         ("runs.demo.precision", "fp9", "runs.demo.precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32'"),
         ("runs.demo.seed", "x", "runs.demo.seed: must be a whole number (got 'x')"),
         ("runs.demo.data", "dosc", "runs.demo.stages[0].data: no dataset 'dosc'; did you mean \"docs\"?"),

@@ -67,6 +67,18 @@ def test_injection_equals_its_equation_and_its_decay_is_inside_zero_and_one():
     torch.testing.assert_close(injection(h, e), decay * h + step * injection.gain * e)
 
 
+def test_injection_survives_a_decay_that_exp_cannot_hold():
+    injection = Injection(2)
+    injection.init_weights()
+    with torch.no_grad():
+        injection.log_decay.fill_(95.0)
+        injection.step.copy_(torch.tensor([-110.0, 0.0]))
+    out = injection(torch.ones(2), torch.ones(2))
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in injection.parameters())
+
+
 def test_loop_embeddings_differ_and_need_no_parameter():
     rows = torch.stack([loop_embedding(r, 64, torch.device("cpu")) for r in range(40)])
     distance = torch.cdist(rows, rows) + 10 * torch.eye(40)
