@@ -99,8 +99,8 @@ class Injection(nn.Module):
 
     def forward(self, h_BLD: Tensor, e_BLD: Tensor) -> Tensor:
         step_D = F.softplus(self.step)
-        # Past 30 the decay is 0 long since, and soon exp would overflow: inf times a step of 0 is no number.
-        decay_D = torch.exp(-step_D * self.log_decay.clamp(max=30).exp())
+        # Soon after 80 exp overflows, and inf times a step of 0 is no number.
+        decay_D = torch.exp(-step_D * self.log_decay.clamp(max=80).exp())
         return decay_D * h_BLD + step_D * self.gain * e_BLD
 
 
