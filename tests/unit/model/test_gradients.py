@@ -98,7 +98,9 @@ def moe() -> tuple[nn.Module, Function]:
 
 
 def core_layer() -> tuple[nn.Module, Function]:
-    config = small_config(hidden=D, attention=HEADS, moe={"expert_hidden": 3, "shared_hidden": 3})
+    config = small_config(
+        hidden=D, attention=HEADS, moe={"expert_hidden": 3, "shared_hidden": 3, "implementation": "loop"}
+    )
     part = CoreLayer(config, primes_from(5, 4))
 
     def layer(x: Tensor) -> Tensor:
