@@ -64,6 +64,7 @@ def test_it_is_torchaos_optimizer_at_the_scheduled_rate(kind):
     assert state.scale.numel() == 157 and state.dequantize().shape == (157, 32)
 
 
+@pytest.mark.inductor
 def test_compiled_it_computes_the_same():
     net, other = nn.Linear(128, 64, bias=False), nn.Linear(128, 64, bias=False)
     other.load_state_dict(net.state_dict())

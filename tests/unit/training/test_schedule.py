@@ -183,7 +183,8 @@ def spec_of(**stage):
             "r": {
                 "data": "d",
                 "model": "tiny",
-                "stages": [{"name": "a", "seq_len": 16, "micro_batch": 2, "grad_accum": 2, **stage}],
+                "defaults": {"seq_len": 16, "micro_batch": 2, "grad_accum": 2, "n_loops": 2},
+                "stages": [{"name": "a", **stage}],
             }
         },
     }
