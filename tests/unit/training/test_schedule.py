@@ -52,15 +52,13 @@ def test_it_rises_once_falls_once_and_never_jumps(shape):
     assert all(abs(b - a) <= limit for a, b in pairwise(found))
 
 
-@given(shapes)
-def test_one_step_more_would_be_at_the_promised_end(shape):
+@given(st.data(), st.integers(3, 400), st.floats(0, 1), st.sampled_from(["linear", "wsd"]))
+def test_one_step_more_would_be_at_the_promised_end(data, steps, least, schedule):
     """The last step is one fall short of ``min_lr_ratio``, which linear falls show exactly."""
-    warmup, steps = shape["warmup_steps"], shape["steps"]
-    assume(shape["schedule"] in ("linear", "wsd") and warmup < steps)
-    assume(shape["schedule"] == "linear" or int(steps * shape["decay_fraction"]) >= 2)
-    found = [*([1.0] if warmup == 0 else []), *factors(**shape)]
-    assume(len(found) - warmup >= 3)
-    assert found[-1] + (found[-1] - found[-2]) == pytest.approx(shape["min_lr_ratio"])
+    warmup = data.draw(st.integers(0, steps - 3))
+    share = data.draw(st.floats(min(2.01 / steps, 0.99), 0.99))
+    found = factors(steps, schedule=schedule, warmup_steps=warmup, min_lr_ratio=least, decay_fraction=share)
+    assert found[-1] + (found[-1] - found[-2]) == pytest.approx(least)
 
 
 def test_cosine_passes_the_middle_half_way_and_linear_falls_evenly():
