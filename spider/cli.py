@@ -305,7 +305,7 @@ def train(
     places = Places(data_dir, mock_data, resume, reset_steps, ckpt_dir)
     planned = plan(session.config, run, stage, given, places)
     spec, folder, data = planned.spec, planned.folder, planned.data
-    results, start = session.results, resume or planned.previous
+    results, start = session.results, planned.resume or planned.previous
     warmup = planned.warmup if planned.warmup.exists() else None
     inputs = [p for p in (data / "metadata.json", start, warmup) if p and p.exists()]
     receipt_path = output or folder / "train.json"
@@ -324,7 +324,7 @@ def train(
                 folder,
                 data,
                 previous=planned.previous,
-                resume=resume,
+                resume=planned.resume,
                 reset_steps=reset_steps,
                 warmup=warmup,
             )
@@ -443,14 +443,14 @@ def generate(
     import torch
 
     from spider.evaluation.generate import generate, stream_text
-    from spider.training.checkpoint import locate, model_of, verify, window_of
+    from spider.training.checkpoint import find, model_of, window_of
 
     if prompt is not None and prompt_file is not None:
         raise click.UsageError("give --prompt or --prompt-file, not both")
     given = prompt_file.read() if prompt_file else prompt
     if given is not None and not given:
         raise click.UsageError("the prompt is empty; leave it out to begin a document")
-    checkpoint = verify(locate(path))
+    checkpoint = find(path)
     model = model_of(checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
     context = context or window_of(checkpoint)
     ids = generate(model, given or "", max_bytes=count, context=context, **sampling)
@@ -484,11 +484,11 @@ def boundaries(
 
     from spider.evaluation import patch_views
     from spider.evaluation.boundaries import caption, cut, read_beginning
-    from spider.training.checkpoint import config_of, locate, model_of, verify, window_of
+    from spider.training.checkpoint import config_of, find, model_of, window_of
     from spider.vocab import BOS
 
     text = read_beginning(file, count)
-    found = verify(locate(checkpoint))
+    found = find(checkpoint)
     kind = config_of(found).boundary.kind
     if kind == "none":
         raise ValueError(f"{checkpoint}: this model has no patches (boundary.kind is none)")

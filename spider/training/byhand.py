@@ -84,6 +84,8 @@ class Job:
     data: Path
     previous: Path | None
     """Receipt of the stage before, where the stage starts from it."""
+    resume: Path | None
+    """Checkpoint to start from instead: found once, because finding the newest good one reads it whole."""
     warmup: Path
     """Where the measurements of a stage of this shape are, if they were made."""
 
@@ -160,12 +162,13 @@ def plan(config: Config, run: str, stage: str, given: Mapping[str, Any], places:
             mark = digest([spec.deciding(), *starts, places.reset_steps])[:8]
             spec = spec.model_copy(update={"run": f"{run}-{mark}"})
         folder = results.stage(spec.run, stage)
-    if places.resume is not None:
-        _check_apart(locate(places.resume), folder)
+    resume = locate(places.resume) if places.resume is not None else None
+    if resume is not None:
+        _check_apart(resume, folder)
     if places.mock_data:
         data = folder / "mock_data"
         make_mock_data(data)
-    return Job(spec, folder, data, None if places.resume else previous, warmup)
+    return Job(spec, folder, data, None if resume else previous, resume, warmup)
 
 
 def _check(places: Places) -> None:

@@ -104,9 +104,6 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
         root.mkdir(parents=True, exist_ok=True)
         hidden.mkdir()
         _write_tensors(hidden, tensors)
-        listed = {}
-        for file in sorted(hidden.iterdir()):
-            listed[file.name] = {"size": file.stat().st_size, "sha256": files.sha256(file)}
         averaged = {
             "model." + n.removeprefix(_AVERAGE): t for n, t in tensors.items() if n.startswith(_AVERAGE)
         }
@@ -114,12 +111,7 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
             "weights": weights_digest(tensors),
             "averaged_weights": weights_digest({**tensors, **averaged}) if averaged else None,
         }
-        manifest = {"format": FORMAT, **record, **digests, "files": listed}
-        files.write_json(hidden / MANIFEST, manifest)
-        for file in hidden.iterdir():
-            with open(file, "rb") as f:
-                os.fsync(f.fileno())
-        files.fsync_dir(hidden)
+        manifest = seal(hidden, MANIFEST, {"format": FORMAT, **record, **digests})
         if final.exists():
             _remove(final)
         os.rename(hidden, final)
@@ -174,6 +166,25 @@ def _cause(error: dcp.CheckpointException) -> Exception:
         if isinstance(failure, Exception):
             return failure
     return CheckpointError(str(error))
+
+
+def seal(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Finish a folder of tensor files: write its manifest with their sizes and hashes, and flush everything.
+
+    Returns:
+        the manifest as it was written.
+    """
+    listed = {
+        file.name: {"size": file.stat().st_size, "sha256": files.sha256(file)}
+        for file in sorted(folder.iterdir())
+    }
+    manifest = {**manifest, "files": listed}
+    files.write_json(folder / name, manifest)
+    for file in folder.iterdir():
+        with open(file, "rb") as f:
+            os.fsync(f.fileno())
+    files.fsync_dir(folder)
+    return manifest
 
 
 def free_bytes(path: Path) -> int:
@@ -356,13 +367,26 @@ def locate(path: Path) -> Path:
             )
         return path.parent / receipt["checkpoint"]
     if (path / "checkpoints").is_dir():
-        good, _ = newest_good(path / "checkpoints")
-        if good is None:
-            raise CheckpointError(f"{path / 'checkpoints'}: no usable checkpoint; train the stage first")
-        return good.path
+        return _newest(path).path
     if (path / MANIFEST).is_file() or is_exported(path):
         return path
     raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor an exported folder")
+
+
+def find(path: Path) -> Checkpoint:
+    """The checkpoint that `locate` means, every file of it checked, and checked once.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    return _newest(path) if (path / "checkpoints").is_dir() else verify(locate(path))
+
+
+def _newest(stage: Path) -> Checkpoint:
+    good, _ = newest_good(stage / "checkpoints")
+    if good is None:
+        raise CheckpointError(f"{stage / 'checkpoints'}: no usable checkpoint; train the stage first")
+    return good
 
 
 def config_of(checkpoint: Checkpoint) -> ModelConfig:
@@ -425,5 +449,5 @@ def load_model(path: Path | str, device: str | torch.device = "cpu") -> tuple[Sp
     Raises:
         CheckpointError: no checkpoint there, a damaged one, or one of another architecture.
     """
-    model = model_of(verify(locate(Path(path))), device)
+    model = model_of(find(Path(path)), device)
     return model, model.config

@@ -83,7 +83,7 @@ def export(source: Path, output: Path) -> Checkpoint:
     """
     output = output.resolve()
     _check_replaceable(output)
-    found = ckpt.verify(ckpt.locate(source))
+    found = ckpt.find(source)
     model = ckpt.model_of(found)
     if found.exported:
         card = {key: value for key, value in found.manifest.items() if key not in _WRITTEN}
@@ -114,17 +114,9 @@ def _write(output: Path, tensors: Mapping[str, Tensor], card: dict[str, Any]) ->
             files.write_json(
                 beside / INDEX, {"metadata": {"total_size": _size(tensors)}, "weight_map": weight_map}
             )
-        listed = {
-            f.name: {"size": f.stat().st_size, "sha256": files.sha256(f)} for f in sorted(beside.iterdir())
-        }
         digest = ckpt.weights_digest({f"model.{name}": t for name, t in tensors.items()})
         head = {"format": FORMAT, "spider": spider.__version__}
-        manifest = {**head, **card, "weights": digest, "files": listed}
-        files.write_json(beside / EXPORTED, manifest)
-        for file in beside.iterdir():
-            with open(file, "rb") as f:
-                os.fsync(f.fileno())
-        files.fsync_dir(beside)
+        manifest = ckpt.seal(beside, EXPORTED, {**head, **card, "weights": digest})
         _replace(output, beside)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)

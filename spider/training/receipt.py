@@ -76,7 +76,7 @@ def read_parent(spec: StageSpec, start: Path) -> ckpt.Checkpoint:
         CheckpointError: missing or damaged.
         TrainingError: of another model than ``spec``'s.
     """
-    parent = ckpt.verify(ckpt.locate(start))
+    parent = ckpt.find(start)
     before, now = (m.model_dump(mode="json") for m in (ckpt.config_of(parent), spec.model))
     for model in (before, now):
         del model["recurrence"]["checkpointing"]
