@@ -19,8 +19,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -28,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -44,7 +41,7 @@ from spider.training.batch import to_device
 from spider.training.ema import Ema
 from spider.training.errors import Preempted, TrainingError
 from spider.training.folder import CHECKPOINTS, METRICS, claim, hold
-from spider.training.metrics import Means, MetricsLog, Window, peak_flops
+from spider.training.metrics import Means, MetricsLog
 from spider.training.optim import build_optimizer
 from spider.training.precision import Precision, decide, device_name
 from spider.training.progress import Progress
@@ -52,6 +49,7 @@ from spider.training.receipt import read_parent, read_receipt, write_receipt
 from spider.training.saver import Saver
 from spider.training.schedule import end_in_time, horizon, lr_factor
 from spider.training.signals import StopSignals
+from spider.training.telemetry import Telemetry, Window, progress_bar, show
 from spider.training.warmup import load_compile_cache
 from spider.vocab import PAD
 
@@ -161,8 +159,12 @@ class Trainer:
             self.model.compile()
         self.metrics = MetricsLog(folder / METRICS)
         self.saver = Saver(folder / CHECKPOINTS, self.settings, good)
-        self.process = psutil.Process()
-        self.flops_per_token = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops)
+        self.telemetry = Telemetry(
+            self.device,
+            device_name(self.device),
+            self.precision.kind,
+            self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops),
+        )
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -170,33 +172,31 @@ class Trainer:
         """Train to the stage's end and return its final checkpoint."""
         progress = self.progress
         window = Window()
-        bar = tqdm(total=progress.end, initial=progress.step, unit="step", disable=not sys.stderr.isatty())
-        self.process.cpu_percent()
         self.model.train()
         try:
-            while progress.end is None or progress.step < progress.end:
-                if stop.received is not None:
-                    self._leave(stop.received)
-                self.saver.poll()
-                began = time.perf_counter()
-                self._step(window)
-                took = time.perf_counter() - began
-                window.steps += 1
-                window.tokens += self.spec.tokens_per_step
-                window.seconds += took
-                progress.seconds += took
-                bar.update()
-                decided = self._end_in_time(bar)
-                done = progress.step == progress.end
-                if progress.step % self.settings.log_every == 0 or done:
-                    self._log(window, bar)
-                    window = Window()
-                if progress.step % self.settings.ckpt_every == 0 or decided or done:
-                    self._save(final=done)
-                if on_step is not None:
-                    on_step(progress.step)
+            with progress_bar(progress.step, progress.end) as bar:
+                while progress.end is None or progress.step < progress.end:
+                    if stop.received is not None:
+                        self._leave(stop.received)
+                    self.saver.poll()
+                    began = time.perf_counter()
+                    self._step(window)
+                    took = time.perf_counter() - began
+                    window.steps += 1
+                    window.tokens += self.spec.tokens_per_step
+                    window.seconds += took
+                    progress.seconds += took
+                    bar.update()
+                    decided = self._end_in_time(bar)
+                    done = progress.step == progress.end
+                    if progress.step % self.settings.log_every == 0 or done:
+                        self._log(window, bar)
+                        window = Window()
+                    if progress.step % self.settings.ckpt_every == 0 or decided or done:
+                        self._save(final=done)
+                    if on_step is not None:
+                        on_step(progress.step)
         finally:
-            bar.close()
             self.metrics.close()
             self.loader.close()
             self.saver.close()
@@ -335,36 +335,17 @@ class Trainer:
         self.progress.checkpoint_seconds += time.perf_counter() - began
 
     def _log(self, window: Window, bar: tqdm) -> None:
-        progress = self.progress
-        row = {f"train/{name}": value for name, value in self.means.read().items()}
-        if row:
-            loss = row.get("train/cross_entropy", row["train/loss"])
-            progress.saw(loss)
-            row["train/bpb"] = loss / math.log(2)
+        progress, left = self.progress, self._steps_left()
+        factor = lr_factor(progress.step - 1, progress.end, self.settings)
+        rates = {"lr": self.settings.lr * factor}
+        if self.spec.optimizer.kind == "muon":
+            rates["muon_lr"] = rates["lr"] * self.spec.optimizer.muon_lr_ratio
+        row = self.telemetry.row(self.means.read(), window, left, rates, progress.skipped)
+        if self.means.count:
+            progress.saw(row.get("train/cross_entropy", row["train/loss"]))
         self.means = Means()
-        row |= {
-            "train/lr": self.settings.lr * lr_factor(progress.step - 1, progress.end, self.settings),
-            "train/skipped_steps": progress.skipped,
-            "system/rss_mb": self.process.memory_info().rss / 1e6,
-            "system/cpu_percent": self.process.cpu_percent(),
-            **window.rates(self._steps_left()),
-        }
-        if self.device.type == "cuda":
-            row["system/gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 1e6
-        peak = peak_flops(device_name(self.device), self.precision.kind)
-        if peak is not None:
-            row["train/mfu"] = row["train/bytes_per_second"] * self.flops_per_token / peak
         self.metrics.write(progress.global_step, row)
-        end = progress.step + self._steps_left()
-        line = (
-            f"step {progress.step}/{end}  bpb {row.get('train/bpb', math.nan):.3f}  "
-            f"lr {row['train/lr']:.2e}  {row['train/bytes_per_second']:,.0f} bytes/s  "
-            f"eta {row['train/eta_seconds']:.0f} s"
-        )
-        if bar.disable:
-            log.info(line)
-        else:
-            bar.set_postfix_str(line.split("  ", 1)[1])
+        show(row, progress.step, progress.step + left, bar)
 
     # ------------------------------------------------------------------------------------------ beginning
 

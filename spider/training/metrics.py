@@ -16,7 +16,6 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -92,49 +91,3 @@ class Means:
             n: torch.tensor(s, dtype=torch.float64, device=device) for n, s in state["sums"].items()
         }
         return means
-
-
-@dataclass
-class Window:
-    """Steps since the last log line, of this process only: rates are over work that this process did."""
-
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0
-    """Seconds of these that went by waiting for data."""
-
-    def rates(self, steps_left: int) -> dict[str, float]:
-        return {
-            "train/bytes_per_second": self.tokens / self.seconds,
-            "train/data_wait_share": self.waited / self.seconds,
-            "train/eta_seconds": steps_left * self.seconds / self.steps,
-        }
-
-
-#: Dense bf16 FLOP/s of common GPUs, from their data sheets; the first name found in the device's name counts.
-_PEAK_BF16 = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "A10G": 70e12,
-    "RTX PRO 6000": 503e12,
-    "RTX 5090": 210e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
-
-
-def peak_flops(device: str, precision: str) -> float | None:
-    """Dense FLOP/s that a device could reach in ``bf16`` or ``fp8`` (twice that); None where we do not
-    know."""
-    if precision == "fp32":
-        return None
-    for name, peak in _PEAK_BF16.items():
-        if name in device:
-            return peak * (2 if precision == "fp8" else 1)
-    return None

@@ -18,7 +18,7 @@ from spider.evaluation.evaluate import evaluate, validation_stream
 from spider.training import checkpoint as ckpt
 from spider.training.ema import Ema
 from spider.training.loop import Trainer, train
-from spider.training.metrics import Window
+from spider.training.telemetry import Window
 
 EMA = {"decay": 0.8, "start_step": 6}
 

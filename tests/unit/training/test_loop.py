@@ -21,7 +21,7 @@ from spider.training import loop
 from spider.training.checkpoint import CheckpointError, newest_good, steps
 from spider.training.errors import RESUME_ME, Preempted, TrainingError
 from spider.training.loop import Trainer, train
-from spider.training.metrics import Window
+from spider.training.telemetry import Window
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from spider.training.metrics import Means, MetricsLog, Window, peak_flops
+from spider.training.metrics import Means, MetricsLog
 
 
 def steps_in(path):
@@ -58,15 +58,3 @@ def test_means_are_exact_through_a_checkpoint():
     assert rest.read() == whole.read()
     assert whole.read()["loss"] == pytest.approx(sum(v["loss"].item() for v in values) / 7)
     assert Means().read() == {}
-
-
-def test_rates_count_the_steps_of_the_window_only():
-    rates = Window(steps=4, tokens=1000, seconds=2.0, waited=0.5).rates(steps_left=10)
-    assert rates == {"train/bytes_per_second": 500, "train/data_wait_share": 0.25, "train/eta_seconds": 5}
-
-
-def test_peak_is_known_for_common_gpus_and_unknown_elsewhere():
-    assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989e12
-    assert peak_flops("NVIDIA H100 80GB HBM3", "fp8") == 2 * 989e12
-    assert peak_flops("NVIDIA H100 PCIe", "bf16") == 756e12
-    assert peak_flops("cpu", "bf16") is None

@@ -1,0 +1,214 @@
+"""What a training says of itself while it runs: a row of figures a log interval, a line, a progress bar.
+
+The row goes into ``metrics.jsonl``, and from there to MLflow; the line is the row for a reader, and stands in
+every log file. On a terminal the bar stands in for the lines, and what else is logged appears above it.
+
+Model FLOPs utilisation (Chowdhery et al., arXiv:2204.02311, appendix B) is the model's FLOPs a second over
+the device's peak. The peak is a data sheet's, without sparsity, so that one figure compares machines; where
+we know none, MFU is unknown rather than guessed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psutil
+import torch
+from tqdm import tqdm
+
+log = logging.getLogger(__name__)
+
+#: Dense bf16 FLOP/s with sums in fp32, from the data sheets. A device is the first entry all of whose words
+#: are in its name.
+_PEAK_BF16 = {
+    "GB200": 2500e12,
+    "B200": 2250e12,
+    "GH200": 989e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "MI300X": 1307e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "RTX PRO 6000 Max Q": 439e12,
+    "RTX PRO 6000": 503e12,
+    "RTX 6000 Ada": 364e12,
+    "RTX A6000": 155e12,
+    "RTX 5090": 210e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+#: A slower chip, or a share of one, under the same name.
+_OTHER_CHIPS = {"Laptop", "MIG"}
+
+
+def peak_flops(device: str, precision: str) -> float | None:
+    """Dense FLOP/s that a device could reach in ``bf16`` or ``fp8`` (twice that); None where we do not
+    know."""
+    words = set(re.findall(r"\w+", device))
+    if precision == "fp32" or words & _OTHER_CHIPS:
+        return None
+    peaks = (peak for name, peak in _PEAK_BF16.items() if words.issuperset(name.split()))
+    peak = next(peaks, None)
+    return peak and peak * (2 if precision == "fp8" else 1)
+
+
+@dataclass
+class Window:
+    """Steps since the last log line, of this process only: rates are over work that this process did."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    """Seconds of these that went by waiting for data."""
+
+    def rates(self, steps_left: int) -> dict[str, float]:
+        return {
+            "train/bytes_per_second": self.tokens / self.seconds,
+            "train/data_wait_share": self.waited / self.seconds,
+            "train/eta_seconds": steps_left * self.seconds / self.steps,
+        }
+
+
+class Telemetry:
+    """Makes the rows of one training.
+
+    Args:
+        device: where it trains; `name` is what its peak is looked up by.
+        precision: ``fp32``, ``bf16`` or ``fp8``.
+        flops_per_token: of forward and backward.
+    """
+
+    def __init__(self, device: torch.device, name: str, precision: str, flops_per_token: float) -> None:
+        self.device, self.flops_per_token = device, flops_per_token
+        self.peak = peak_flops(name, precision)
+        if self.peak is None:
+            log.info("mfu: unknown, there is no peak FLOP/s on record for %s on %s", precision, name)
+        else:
+            log.info(
+                "mfu: of %.0f TFLOP/s, dense %s by the data sheet of %s", self.peak / 1e12, precision, name
+            )
+        self._process = psutil.Process()
+        self._process.cpu_percent()  # counts from here to the first row
+
+    def row(
+        self,
+        means: Mapping[str, float],
+        window: Window,
+        steps_left: int,
+        lr: Mapping[str, float],
+        skipped: int,
+    ) -> dict[str, float]:
+        """All figures of a log interval.
+
+        Args:
+            means: of what the model measured over the interval; empty if every update was skipped.
+            lr: learning rates of the interval's last step by the name to log them under.
+            skipped: updates that were skipped since the stage began.
+
+        Returns:
+            ``train/*`` and ``system/*``: losses in nats a byte, ``bpb`` in bits; megabytes of 10^6 bytes;
+            shares of 1. ``train/mfu`` only where the peak is known.
+        """
+        row = {f"train/{name}": value for name, value in means.items()}
+        if row:
+            row["train/bpb"] = row.get("train/cross_entropy", row["train/loss"]) / math.log(2)
+        row |= {f"train/{name}": value for name, value in lr.items()}
+        row |= {
+            "train/skipped_steps": skipped,
+            "system/rss_mb": self._process.memory_info().rss / 1e6,
+            "system/cpu_percent": self._process.cpu_percent(),
+            **window.rates(steps_left),
+        }
+        if self.device.type == "cuda":
+            row["system/gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 1e6
+        if self.peak is not None:
+            row["train/mfu"] = row["train/bytes_per_second"] * self.flops_per_token / self.peak
+        return row
+
+
+#: The line's groups, each of (figure, how to show it). What a row does not have is left out.
+_GROUPS = (
+    (("train/bpb", "bpb {:.3f}"), ("train/loss", "loss {:.3f}")),
+    (("train/lr", "lr {:.2e}"), ("train/muon_lr", "muon {:.2e}"), ("train/grad_norm", "grad {:.3g}")),
+    (
+        ("train/bytes_per_second", "{:,.0f} bytes/s"),
+        ("train/mfu", "mfu {:.1%}"),
+        ("train/data_wait_share", "data wait {:.1%}"),
+    ),
+    (("system/gpu_memory_mb", "gpu {:,.0f} MB"), ("system/rss_mb", "ram {:,.0f} MB")),
+    (
+        ("train/bytes_per_patch", "{:.2f} bytes/patch"),
+        ("train/moe_load_max", "fullest expert {:.2f}x its share"),
+        ("train/halt_depth", "depth {:.2f} loops"),
+    ),
+)
+
+
+def line(row: Mapping[str, float], step: int, end: int) -> str:
+    """A row for a reader.
+
+    Args:
+        step, end: steps that are done, and that there will be.
+    """
+
+    def tell(name: str, form: str) -> list[str]:
+        if name in row:
+            return [form.format(row[name])]
+        return ["mfu unknown"] if name == "train/mfu" else []
+
+    groups = ["  ".join(text for figure in group for text in tell(*figure)) for group in _GROUPS]
+    skipped = f"{row['train/skipped_steps']:.0f} steps skipped" if row["train/skipped_steps"] else ""
+    eta = f"eta {timedelta(seconds=round(row['train/eta_seconds']))}"
+    return " | ".join(part for part in (f"step {step}/{end}", *groups, skipped, eta) if part)
+
+
+@contextlib.contextmanager
+def progress_bar(step: int, end: int | None) -> Iterator[tqdm]:
+    """A bar over the steps, on a terminal; elsewhere a disabled one, which does nothing.
+
+    While it is there, what is logged to the terminal is written above it, except this module's lines, whose
+    place it takes.
+    """
+    with tqdm(total=end, initial=step, unit="step", disable=not sys.stderr.isatty()) as bar:
+        diverted = [
+            (handler, functools.partial(_write_above, handler))
+            for handler in logging.getLogger().handlers
+            if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr and not bar.disable
+        ]
+        for handler, divert in diverted:
+            handler.addFilter(divert)
+        try:
+            yield bar
+        finally:
+            for handler, divert in diverted:
+                handler.removeFilter(divert)
+
+
+def _write_above(handler: logging.Handler, record: logging.LogRecord) -> bool:
+    """A filter for a handler of the terminal: nothing passes, it is written here."""
+    if record.name != __name__:
+        tqdm.write(handler.format(record), file=sys.stderr)
+    return False
+
+
+def show(row: Mapping[str, float], step: int, end: int, bar: tqdm) -> None:
+    """Log the row's line, and put its chief figures beside the bar."""
+    log.info(line(row, step, end))
+    bar.set_postfix_str(
+        f"bpb {row.get('train/bpb', math.nan):.3f}, {row['train/bytes_per_second']:,.0f} bytes/s"
+    )

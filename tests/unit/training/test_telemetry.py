@@ -1,0 +1,197 @@
+"""What a training says of itself: rows, lines, and the bar on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+import torch
+
+from spider.training.loop import train
+from spider.training.telemetry import Telemetry, Window, line, peak_flops
+
+REPO = Path(__file__).parents[3]
+CPU = torch.device("cpu")
+WINDOW = Window(steps=4, tokens=1000, seconds=2.0, waited=0.5)
+DENSE = {
+    "boundary": {"kind": "none"},
+    "moe": None,
+    "engram": {"layers": [], "byte_orders": []},
+    "recurrence": {"loops": 1, "injection": False, "loop_embedding": False, "lora_rank": 0, "halting": False},
+}
+EVERYWHERE = {"loss", "bpb", "lr", "grad_norm", "bytes_per_second", "data_wait_share", "eta_seconds"}
+PARTS = {"bytes_per_patch", "moe_load_max", "moe_load_entropy", "halt_depth"}
+
+
+def last_row(folder):
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["metrics"]
+
+
+def make_row(name="cpu", precision="fp32", means=(("loss", 2.0), ("grad_norm", 0.5)), skipped=0):
+    telemetry = Telemetry(CPU, name, precision, flops_per_token=1e6)
+    return telemetry.row(dict(means), WINDOW, 10, {"lr": 1e-3}, skipped)
+
+
+def test_rates_count_the_steps_of_the_window_only():
+    assert WINDOW.rates(steps_left=10) == {
+        "train/bytes_per_second": 500,
+        "train/data_wait_share": 0.25,
+        "train/eta_seconds": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA GB200", 2500e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA RTX A6000", 155e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503e12),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 439e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 5090", 210e12),
+        ("AMD Instinct MI300X", 1307e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("Tesla T4", None),
+        ("cpu", None),
+    ],
+)
+def test_the_peak_is_the_data_sheets_or_unknown(device, peak):
+    assert peak_flops(device, "bf16") == peak
+    assert peak_flops(device, "fp8") == (peak and 2 * peak)
+    assert peak_flops(device, "fp32") is None
+
+
+def test_mfu_is_the_models_flops_over_the_peak_and_the_peak_is_told_once(caplog):
+    caplog.set_level("INFO")
+    row = make_row("NVIDIA H100 80GB HBM3", "bf16")
+    assert row["train/mfu"] == pytest.approx(500 * 1e6 / 989e12)
+    assert caplog.messages == ["mfu: of 989 TFLOP/s, dense bf16 by the data sheet of NVIDIA H100 80GB HBM3"]
+    assert "mfu 41.2%" in line({**row, "train/mfu": 0.412}, 10, 20)
+
+
+def test_an_unknown_peak_says_unknown(caplog):
+    caplog.set_level("INFO")
+    row = make_row()
+    assert "train/mfu" not in row
+    assert caplog.messages == ["mfu: unknown, there is no peak FLOP/s on record for fp32 on cpu"]
+    assert "mfu unknown" in line(row, 10, 20)
+
+
+def test_skipped_updates_are_told_and_an_interval_without_any_update_has_a_line():
+    assert "skipped" not in line(make_row(), 10, 20)
+    row = make_row(means=(), skipped=10)
+    assert "train/bpb" not in row
+    assert line(row, 10, 20).startswith("step 10/20 | lr 1.00e-03 | 500 bytes/s")
+    assert "10 steps skipped" in line(row, 10, 20)
+
+
+def test_a_model_with_every_part_tells_every_figure(tmp_path, make_spec, shards, caplog):
+    caplog.set_level("INFO")
+    train(make_spec(max_steps=6), tmp_path, shards)
+    row = last_row(tmp_path)
+    assert {f"train/{name}" for name in EVERYWHERE | PARTS | {"muon_lr"}} <= set(row)
+    assert row["train/muon_lr"] == 4 * row["train/lr"]
+    assert row["system/rss_mb"] > 50 and 1 <= row["train/halt_depth"] <= 2
+    said = [m for m in caplog.messages if m.startswith("step 6/6")]
+    assert len(said) == 1
+    for figure in (
+        f"bpb {row['train/bpb']:.3f}  loss {row['train/loss']:.3f}",
+        f"lr {row['train/lr']:.2e}  muon {row['train/muon_lr']:.2e}  grad {row['train/grad_norm']:.3g}",
+        f"{row['train/bytes_per_second']:,.0f} bytes/s  mfu unknown  "
+        f"data wait {row['train/data_wait_share']:.1%}",
+        f"ram {row['system/rss_mb']:,.0f} MB",
+        f"{row['train/bytes_per_patch']:.2f} bytes/patch",
+        f"fullest expert {row['train/moe_load_max']:.2f}x its share",
+        f"depth {row['train/halt_depth']:.2f} loops",
+        "eta 0:00:00",
+    ):
+        assert figure in said[0]
+
+
+def test_a_dense_model_tells_no_figures_of_parts_it_lacks(tmp_path, make_spec, shards, caplog):
+    caplog.set_level("INFO")
+    train(make_spec(model=DENSE, optimizer="adamw", max_steps=3), tmp_path, shards)
+    row = last_row(tmp_path)
+    assert {f"train/{name}" for name in EVERYWHERE} <= set(row)
+    assert not {f"train/{name}" for name in PARTS | {"muon_lr"}} & set(row)
+    (said,) = (m for m in caplog.messages if m.startswith("step 3/3"))
+    assert re.fullmatch(
+        r"step 3/3 \| bpb [\d.]+  loss [\d.]+ \| lr \S+  grad \S+ \| [\d,]+ bytes/s  mfu unknown  "
+        r"data wait [\d.]+% \| ram [\d,]+ MB \| eta \d:\d\d:\d\d",
+        said,
+    )
+
+
+# ------------------------------------------------------------------------------------ terminal or no terminal
+
+_CHILD = """
+import json, logging, sys
+from pathlib import Path
+import torch
+from spider.config import StageSpec
+from spider.training.loop import train
+file = logging.FileHandler(sys.argv[2])
+logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[logging.StreamHandler(), file])
+torch.set_num_threads(1)
+spec, folder, data = json.loads(sys.argv[1])
+warn = lambda step: logging.warning("attention") if step == 4 else None
+train(StageSpec.model_validate(spec), Path(folder), Path(data), on_step=warn)
+"""
+
+
+def command(tmp_path, make_spec, shards):
+    spec = make_spec(model=DENSE, max_steps=6).model_dump(mode="json")
+    given = json.dumps([spec, str(tmp_path / "stage"), str(shards)])
+    return [sys.executable, "-c", _CHILD, given, str(tmp_path / "train.log")]
+
+
+def test_without_a_terminal_there_are_lines_and_no_bar(tmp_path, make_spec, shards):
+    said = subprocess.run(
+        command(tmp_path, make_spec, shards), cwd=REPO, capture_output=True, text=True, check=True
+    ).stderr
+    assert said == (tmp_path / "train.log").read_text()
+    assert "\r" not in said and "step/s" not in said
+    assert re.findall(r"^(step \d/6) \| bpb|^(attention)$", said, re.M) == [
+        ("step 3/6", ""),
+        ("", "attention"),
+        ("step 6/6", ""),
+    ]
+
+
+def test_on_a_terminal_there_is_a_bar_and_the_lines_are_in_the_log_file(tmp_path, make_spec, shards):
+    here, there = pty.openpty()
+    termios.tcsetwinsize(there, (24, 120))
+    process = subprocess.Popen(command(tmp_path, make_spec, shards), cwd=REPO, stderr=there)
+    os.close(there)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(here, 4096)
+        except OSError:  # how a terminal tells that its last user has gone
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(here)
+    assert process.wait() == 0
+    screen = shown.decode()
+    assert "6/6" in screen and "bytes/s" in screen and "mfu unknown  data" not in screen
+    assert re.search(r"\rattention\s*\r?\n", re.sub(r"\x1b\[\w", "", screen).replace(" \r", "\r"))
+    lines = (tmp_path / "train.log").read_text()
+    assert re.findall(r"^step \d/6", lines, re.M) == ["step 3/6", "step 6/6"] and "attention" in lines
