@@ -14,26 +14,28 @@ Hours at full size; what is done is kept in ``--folder`` and not done again, so 
 
 from __future__ import annotations
 
-import copy
-import multiprocessing
-import os
 import tempfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
-import yaml
-from common import interleaved, parser, report
+from common import report
+from variants import (
+    EVALUATED_BYTES,
+    TOKENS,
+    Task,
+    difference,
+    equal_time,
+    key,
+    prepare_data,
+    run_all,
+    spec_of,
+    spread,
+    step_seconds,
+    trainings_parser,
+)
 
-from spider.config import Config, StageSpec, load_config, merged
+from spider.config import merged
 from spider.files import digest, read_json, write_json
-
-ROOT = Path(__file__).parents[1]
-TOKENS = 500_000
-EVALUATED_BYTES = 100_000
-DATASET = "pydocs"
 
 PLAIN: dict[str, Any] = {
     "boundary": {"kind": "none"},
@@ -69,35 +71,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Task:
-    """One training of one variant."""
-
-    variant: str
-    model: dict[str, Any]
-    seed: int
-    tokens: int
-
-
-def configuration(task: Task, precision: str) -> Config:
-    """The default run with another model, one stage, and no frills."""
-    raw = copy.deepcopy(yaml.safe_load((ROOT / "config.yaml").read_text()))
-    (run,) = raw["runs"].values()
-    stage = {"name": "only", "tokens": task.tokens, "schedule": "linear", "warmup_steps": 30}
-    model = {"preset": run["model"]} if isinstance(run["model"], str) else run["model"]
-    run |= {
-        "model": merged(merged(model, FULL), task.model),
-        "seed": task.seed,
-        "precision": precision,
-        "compile": False,
-        "stages": [stage | {"min_lr_ratio": 0.0, "ckpt_every": 10**6}],
-    }
-    raw["runs"] = {"ablation": run}
-    return load_config(raw)
-
-
-def spec_of(task: Task, precision: str) -> StageSpec:
-    return configuration(task, precision).stage("ablation", "only")
+def task_of(variant: str, model: dict[str, Any], seed: int, tokens: int) -> Task:
+    return Task(variant, {"model": merged(FULL, model)}, seed, tokens)
 
 
 def flops(model: dict[str, Any]) -> tuple[float, int]:
@@ -106,7 +81,7 @@ def flops(model: dict[str, Any]) -> tuple[float, int]:
 
     from spider.model import build_model
 
-    spec = spec_of(Task("", model, 0, TOKENS), "fp32")
+    spec = spec_of(task_of("", model, 0, TOKENS), "fp32")
     with torch.device("meta"):
         built = build_model(spec.model)
     return built.flops_per_token(spec.settings.seq_len, spec.settings.n_loops), built.num_parameters()
@@ -125,118 +100,8 @@ def equal_flops(model: dict[str, Any], wanted: float) -> dict[str, Any]:
     return merged(model, size(layers, min(range(256, 1025, 16), key=lambda f: off(layers, f))))
 
 
-def prepare_data(folder: Path) -> Path:
-    """The embedded corpus as shards."""
-    from spider.data.corpus import write_pydocs
-    from spider.data.encode import encode_part
-    from spider.data.shards import build_metadata
-
-    shards = folder / "shards"
-    if not (shards / "metadata.json").exists():
-        dataset = load_config(ROOT / "config.yaml").dataset(DATASET)
-        settings = dataset.model_dump(exclude={"source"})
-        for part in dataset.source.parts():
-            raw = folder / f"{part}.parquet"
-            write_pydocs(int(part), len(dataset.source.parts()), raw)
-            encode_part(raw, shards, part, **settings)
-        parts = dataset.source.parts()
-        build_metadata(shards, DATASET, source=dataset.source.model_dump(), parts=parts, **settings)
-    return shards
-
-
-def step_seconds(models: dict[str, dict[str, Any]], precision: str, rounds: int) -> dict[str, float]:
-    """Processor seconds of one optimizer step of each variant, all in turn."""
-    import torch
-
-    from spider.model import build_model
-    from spider.training.optim import build_optimizer
-    from spider.training.precision import Precision
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-    def stepper(model: dict[str, Any]) -> Any:
-        spec = spec_of(Task("", model, 0, TOKENS), precision)
-        arithmetic = Precision(spec.precision, "asked for")  # type: ignore[arg-type]
-        built = build_model(spec.model).train()
-        optimizer = build_optimizer(built, spec.optimizer, spec.settings.lr, arithmetic.compute)
-        x = torch.randint(32, 127, (spec.settings.micro_batch, spec.settings.seq_len + 1))
-
-        def step() -> None:
-            with arithmetic.autocast(x.device):
-                loss = built(x[:, :-1], x[:, 1:]).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        step()
-        return step
-
-    return interleaved({name: stepper(model) for name, model in models.items()}, rounds)[1]
-
-
-def run(task: Task, shards: Path, folder: Path, precision: str, scored_bytes: int) -> dict[str, Any]:
-    """Train and score one variant, unless that was done before."""
-    import torch
-
-    from spider.evaluation.bpb import score
-    from spider.evaluation.evaluate import validation_stream
-    from spider.training.checkpoint import load_model
-    from spider.training.loop import train
-    from spider.training.memory import keep_freed_memory
-
-    spec = spec_of(task, precision)
-    stage = folder / "trained" / spec.identity
-    done = stage / "score.json"
-    if done.exists():
-        return read_json(done)
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    receipt = train(spec, stage, shards)
-    model, _ = load_model(stage)
-    tokens_N, _ = validation_stream(shards, scored_bytes)
-    asked = spec.evaluation
-    scored = score(
-        model,
-        tokens_N,
-        seq_len=asked.seq_len or spec.settings.seq_len,
-        overlap=asked.overlap,
-        autocast=precision == "bf16",
-    )
-    found = {"bpb": scored.bpb, "bytes": receipt["bytes"], "seconds": receipt["seconds"], **scored.metrics}
-    write_json(done, found)
-    return found
-
-
-def run_all(tasks: list[Task], jobs: int, *where: Any) -> dict[Task | str, dict[str, Any]]:
-    """Each task's score, by the digest of the task; ``jobs`` processes at a time."""
-    found = {}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        waiting = {pool.submit(run, task, *where): task for task in tasks}
-        for number, future in enumerate(as_completed(waiting), 1):
-            task = waiting[future]
-            found[key(task)] = future.result()
-            print(
-                f"[{number}/{len(tasks)}] {task.variant}, seed {task.seed}, {task.tokens:,} tokens: "
-                f"{found[key(task)]['bpb']:.4f}",
-                flush=True,
-            )
-    return found
-
-
-def key(task: Task) -> str:
-    return digest([task.variant, task.model, task.seed, task.tokens])
-
-
 def main() -> None:
-    options_parser = parser(__doc__.splitlines()[0])
-    options_parser.add_argument("--folder", type=Path, help="keep trained models here, and go on from them")
-    options_parser.add_argument("--seeds", type=int, default=3)
-    options_parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at a time")
-    options_parser.add_argument("--tokens", type=int, default=TOKENS, help="of the full model's trainings")
-    options_parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
-    options = options_parser.parse_args()
+    options = trainings_parser(__doc__.splitlines()[0]).parse_args()
     tokens, seeds, rounds, scored_bytes = options.tokens, range(options.seeds), 15, EVALUATED_BYTES
     if options.quick:
         tokens, seeds, rounds, scored_bytes = 20_000, range(1), 3, 5_000
@@ -253,13 +118,16 @@ def main() -> None:
     shards = prepare_data(folder)
     timed = folder / f"step-seconds-{digest(models)}.json"
     if not timed.exists():
-        write_json(timed, step_seconds(models, options.precision, rounds))
+        specs = {
+            name: spec_of(task_of(name, model, 0, tokens), options.precision)
+            for name, model in models.items()
+        }
+        write_json(timed, step_seconds(specs, rounds))
     seconds = read_json(timed)
 
-    in_time = {name: round(tokens * seconds["full"] / took) for name, took in seconds.items()}
-    in_time = {name: tokens if abs(n / tokens - 1) < 0.03 else n for name, n in in_time.items()}
+    in_time = equal_time(tokens, seconds, "full")
     plan = {
-        (name, budget, seed): Task(name, model, seed, count)
+        (name, budget, seed): task_of(name, model, seed, count)
         for seed in seeds
         for budget in ("bytes", "time")
         for name, model in models.items()
@@ -315,16 +183,6 @@ def main() -> None:
         options,
         ["torch"],
     )
-
-
-def spread(values: list[float], sign: str = "") -> str:
-    """Mean and sample standard deviation over seeds."""
-    return f"{mean(values):{sign}.3f}" + (f" +- {stdev(values):.3f}" if len(values) > 1 else "")
-
-
-def difference(values: list[float], full: list[float]) -> str:
-    """The same of the differences from the full model, seed by seed: what the seed does to both drops out."""
-    return spread([v - f for v, f in zip(values, full, strict=True)], sign="+")
 
 
 if __name__ == "__main__":

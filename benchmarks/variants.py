@@ -1,0 +1,196 @@
+"""Training variants of the default run to compare them: same data, same held-out text, one thread each.
+
+A variant is a change to the run of config.yaml, which is trained by the real engine in one stage (a rise of
+30 steps, then linearly to zero) and scored. What two variants may spend is made equal in bytes, or in
+processor time by `step_seconds`. Scores are kept in a folder by the identity of the stage's spec, so that a
+benchmark of hours may be stopped, and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import yaml
+from common import interleaved, parser
+
+from spider.config import Config, StageSpec, load_config, merged
+from spider.files import digest, read_json, write_json
+
+ROOT = Path(__file__).parents[1]
+TOKENS = 500_000
+EVALUATED_BYTES = 100_000
+DATASET = "pydocs"
+#: Part of a spec's identity, and so of the names of kept folders, whatever the benchmark.
+RUN = "ablation"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training of one variant: ``changes`` are laid on the run of config.yaml."""
+
+    variant: str
+    changes: dict[str, Any]
+    seed: int
+    tokens: int
+
+
+def trainings_parser(description: str) -> argparse.ArgumentParser:
+    """The options of every benchmark that trains variants."""
+    options = parser(description)
+    options.add_argument("--folder", type=Path, help="keep trained models here, and go on from them")
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at a time")
+    options.add_argument("--tokens", type=int, default=TOKENS, help="of a training at equal bytes")
+    options.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
+    return options
+
+
+def configuration(task: Task, precision: str) -> Config:
+    """The default run with a task's changes, one stage, and no frills."""
+    raw = yaml.safe_load((ROOT / "config.yaml").read_text())
+    (run,) = raw["runs"].values()
+    stage = {"name": "only", "tokens": task.tokens, "schedule": "linear", "warmup_steps": 30}
+    if isinstance(run["model"], str):
+        run["model"] = {"preset": run["model"]}
+    run = merged(run, task.changes) | {
+        "seed": task.seed,
+        "precision": precision,
+        "compile": False,
+        "stages": [stage | {"min_lr_ratio": 0.0, "ckpt_every": 10**6}],
+    }
+    raw["runs"] = {RUN: run}
+    return load_config(raw)
+
+
+def spec_of(task: Task, precision: str) -> StageSpec:
+    return configuration(task, precision).stage(RUN, "only")
+
+
+def prepare_data(folder: Path) -> Path:
+    """The embedded corpus as shards."""
+    from spider.data.corpus import write_pydocs
+    from spider.data.encode import encode_part
+    from spider.data.shards import build_metadata
+
+    shards = folder / "shards"
+    if not (shards / "metadata.json").exists():
+        dataset = load_config(ROOT / "config.yaml").dataset(DATASET)
+        settings = dataset.model_dump(exclude={"source"})
+        for part in dataset.source.parts():
+            raw = folder / f"{part}.parquet"
+            write_pydocs(int(part), len(dataset.source.parts()), raw)
+            encode_part(raw, shards, part, **settings)
+        parts = dataset.source.parts()
+        build_metadata(shards, DATASET, source=dataset.source.model_dump(), parts=parts, **settings)
+    return shards
+
+
+def step_seconds(specs: dict[str, StageSpec], rounds: int) -> dict[str, float]:
+    """Processor seconds of one optimizer step of each, all in turn, on one thread."""
+    import torch
+
+    from spider.model import build_model
+    from spider.training.optim import build_optimizer
+    from spider.training.precision import Precision
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+    def stepper(spec: StageSpec) -> Callable[[], None]:
+        arithmetic = Precision(spec.precision, "asked for")  # type: ignore[arg-type]
+        built = build_model(spec.model).train()
+        optimizer = build_optimizer(built, spec.optimizer, spec.settings.lr, arithmetic.compute)
+        x = torch.randint(32, 127, (spec.settings.micro_batch, spec.settings.seq_len + 1))
+
+        def step() -> None:
+            with arithmetic.autocast(x.device):
+                loss = built(x[:, :-1], x[:, 1:]).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        step()
+        return step
+
+    return interleaved({name: stepper(spec) for name, spec in specs.items()}, rounds)[1]
+
+
+def run(task: Task, shards: Path, folder: Path, precision: str, scored_bytes: int) -> dict[str, Any]:
+    """Train and score one variant, unless that was done before."""
+    import torch
+
+    from spider.evaluation.bpb import score
+    from spider.evaluation.evaluate import validation_stream
+    from spider.training.checkpoint import load_model
+    from spider.training.loop import train
+    from spider.training.memory import keep_freed_memory
+
+    spec = spec_of(task, precision)
+    stage = folder / "trained" / spec.identity
+    done = stage / "score.json"
+    if done.exists():
+        return read_json(done)
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    receipt = train(spec, stage, shards)
+    model, _ = load_model(stage)
+    tokens_N, _ = validation_stream(shards, scored_bytes)
+    asked = spec.evaluation
+    scored = score(
+        model,
+        tokens_N,
+        seq_len=asked.seq_len or spec.settings.seq_len,
+        overlap=asked.overlap,
+        autocast=precision == "bf16",
+    )
+    found = {"bpb": scored.bpb, "bytes": receipt["bytes"], "seconds": receipt["seconds"], **scored.metrics}
+    write_json(done, found)
+    return found
+
+
+def run_all(tasks: list[Task], jobs: int, *where: Any) -> dict[Task | str, dict[str, Any]]:
+    """Each task's score, by the digest of the task; ``jobs`` processes at a time."""
+    found = {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        waiting = {pool.submit(run, task, *where): task for task in tasks}
+        for number, future in enumerate(as_completed(waiting), 1):
+            task = waiting[future]
+            found[key(task)] = future.result()
+            print(
+                f"[{number}/{len(tasks)}] {task.variant}, seed {task.seed}, {task.tokens:,} tokens: "
+                f"{found[key(task)]['bpb']:.4f}",
+                flush=True,
+            )
+    return found
+
+
+def key(task: Task) -> str:
+    return digest([task.variant, task.changes, task.seed, task.tokens])
+
+
+def equal_time(tokens: int, seconds: dict[str, float], reference: str) -> dict[str, int]:
+    """Tokens each variant trains on in the time that ``reference`` needs for ``tokens``.
+
+    Within 3% of them it is just these, so that one training serves for both comparisons.
+    """
+    fitting = {name: round(tokens * seconds[reference] / took) for name, took in seconds.items()}
+    return {name: tokens if abs(n / tokens - 1) < 0.03 else n for name, n in fitting.items()}
+
+
+def spread(values: list[float], sign: str = "") -> str:
+    """Mean and sample standard deviation over seeds."""
+    return f"{mean(values):{sign}.3f}" + (f" +- {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def difference(values: list[float], reference: list[float]) -> str:
+    """The same of the differences from a reference, seed by seed: what the seed does to both drops out."""
+    return spread([v - f for v, f in zip(values, reference, strict=True)], sign="+")
