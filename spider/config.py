@@ -392,6 +392,8 @@ class StageSettings(Block):
     """Average the weights (null: do not)."""
     nan_patience: Positive = 10
     """Steps with a non-finite loss that are skipped before the run stops."""
+    stall_minutes: Annotated[float, Field(gt=0)] | None = 30
+    """End a step that takes longer (the first: four times as long) with status 75 (null: wait for ever)."""
     log_every: Positive = 10
     """Steps between log lines."""
     ckpt_every: Positive = 50
@@ -402,7 +404,9 @@ class StageSettings(Block):
     """Also keep those whose step in the stage is a multiple of this, a multiple of ``ckpt_every``."""
 
     #: Settings that never touch the weights: they may change in the middle of a stage.
-    BOOKKEEPING: ClassVar[frozenset[str]] = frozenset({"log_every", "ckpt_every", "keep_last", "keep_every"})
+    BOOKKEEPING: ClassVar[frozenset[str]] = frozenset(
+        {"log_every", "ckpt_every", "keep_last", "keep_every", "stall_minutes"}
+    )
 
 
 class Stage(StageSettings):

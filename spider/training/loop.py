@@ -51,6 +51,7 @@ from spider.training.schedule import end_in_time, horizon, lr_factor
 from spider.training.signals import StopSignals
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 from spider.training.warmup import load_compile_cache
+from spider.training.watchdog import Watchdog
 from spider.vocab import PAD
 
 log = logging.getLogger(__name__)
@@ -174,13 +175,17 @@ class Trainer:
         window = Window()
         self.model.train()
         try:
-            with progress_bar(progress.step, progress.end) as bar:
+            with (
+                progress_bar(progress.step, progress.end) as bar,
+                Watchdog(self.settings.stall_minutes) as watchdog,
+            ):
                 while progress.end is None or progress.step < progress.end:
                     if stop.received is not None:
                         self._leave(stop.received)
                     self.saver.poll()
                     began = time.perf_counter()
-                    self._step(window)
+                    with watchdog.step(progress.global_step + 1):
+                        self._step(window)
                     took = time.perf_counter() - began
                     window.steps += 1
                     window.tokens += self.spec.tokens_per_step

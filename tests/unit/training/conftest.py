@@ -130,13 +130,13 @@ except ValueError as error:
 
 @pytest.fixture
 def start(shards: Path):
-    """Start a trainer in its own process; it prints the number of each step it has done."""
+    """Start a trainer, after the code ``before``, in its own process; it prints the number of each step."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(spec: StageSpec, folder: Path, **options: Any) -> subprocess.Popen[str]:
+    def begin(spec: StageSpec, folder: Path, *, before: str = "", **options: Any) -> subprocess.Popen[str]:
         given = json.dumps([spec.model_dump(mode="json"), str(folder), str(shards)])
         process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, given],
+            [sys.executable, "-c", before + _CHILD, given],
             cwd=REPO,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
