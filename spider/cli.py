@@ -29,8 +29,6 @@ from spider.results import Results
 
 log = logging.getLogger("spider")
 
-EXIT_RESUME = 75
-
 
 class Session:
     """What the options before the verb say: which configuration, and where its results are."""
@@ -298,12 +296,17 @@ def train(
     """
     from spider.training.byhand import Places, choose, plan
     from spider.training.loop import data_digest, train
+    from spider.training.world import join
 
     session: Session = context.obj
+    world = context.with_resource(join())
+    if not world.first:  # what happens is told and recorded once
+        log.setLevel(logging.ERROR)
+        os.environ["SPIDER_TRACKING"] = "off"
     run, stage = choose(session.config, run, stage)
     given = _given(context, settings)
     places = Places(data_dir, mock_data, resume, reset_steps, ckpt_dir)
-    planned = plan(session.config, run, stage, given, places)
+    planned = world.first_before_others(lambda: plan(session.config, run, stage, given, places))
     spec, folder, data = planned.spec, planned.folder, planned.data
     results, start = session.results, planned.resume or planned.previous
     warmup = planned.warmup if planned.warmup.exists() else None
@@ -327,6 +330,7 @@ def train(
                 resume=planned.resume,
                 reset_steps=reset_steps,
                 warmup=warmup,
+                world=world,
             )
         if at_home:
             tracking.log_checkpoint(results.root, spec.run, stage, receipt)
@@ -680,10 +684,11 @@ def main() -> None:
         log.error("error: %s", _remedy(error))
         sys.exit(1)
     except Exception as error:
-        if getattr(error, "exit_code", None) != EXIT_RESUME:
+        code = getattr(error, "exit_code", None)
+        if code is None:
             raise
         log.warning("%s", error)
-        sys.exit(EXIT_RESUME)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -447,6 +447,8 @@ class Resources(Block):
 
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs a job asks a scheduler for."""
+    processes: Positive | None = None
+    """Processes that train together (default: one a GPU, at least one)."""
     threads: Positive = 2
     """CPU threads, at most those there are."""
     mem_mb: Positive = 6000
@@ -466,6 +468,8 @@ class Run(Block):
     """auto: what the warm-up measured to be fastest."""
     compile: bool | None = None
     """null: compile on a GPU, not on a CPU."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Of several processes: each holds the whole model (ddp), or a share of it (fsdp)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     defaults: StageSettings = StageSettings()
     stages: Annotated[list[Stage], Field(min_length=1)]
@@ -495,13 +499,14 @@ class StageSpec(Block):
     seed: int
     precision: Literal["auto", "fp8", "bf16", "fp32"]
     compile: bool | None
+    parallel: Literal["ddp", "fsdp"]
     optimizer: OptimizerConfig
     settings: StageSettings
     evaluation: EvaluationConfig
 
     def deciding(self) -> dict[str, Any]:
         """The fields that decide the weights, as plain JSON."""
-        plain = self.model_dump(mode="json", exclude={"evaluation", "format"})
+        plain = self.model_dump(mode="json", exclude={"evaluation", "format", "parallel"})
         for name in StageSettings.BOOKKEEPING:
             del plain["settings"][name]
         return plain
@@ -575,6 +580,7 @@ class Config(Block):
             seed=run.seed,
             precision=run.precision,
             compile=run.compile,
+            parallel=run.parallel,
             optimizer=run.optimizer,
             settings=settings.model_copy(update={"data": data, "n_loops": loops}),
             evaluation=run.evaluation.model_copy(update={"data": run.evaluation.data or run.data}),

@@ -46,13 +46,14 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     import torch
 
     from spider.model import build_model
-    from spider.training.optim import build_optimizer
+    from spider.training.optim import build_optimizer, narrow_weights
     from spider.training.schedule import horizon
 
     block = config.run(run)
     specs = [config.stage(run, stage.name) for stage in block.stages]
     with torch.device("meta"):
         model = build_model(block.model)
+    narrow_weights(model, block.optimizer)
     state = build_optimizer(model, block.optimizer, specs[0].settings.lr).tensors(model)
     parts = model.parameters_by_part()
     narrow = block.precision in ("bf16", "fp8") or (block.precision == "auto" and block.resources.gpus > 0)

@@ -42,7 +42,7 @@ class Halting(nn.Module):
         super().__init__()
         self.epsilon, self.eps = epsilon, eps
         self.weight = nn.Parameter(torch.empty(dim))
-        self.bias = nn.Parameter(torch.empty(()))
+        self.bias = nn.Parameter(torch.empty(1))  # FSDP shards no scalar
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.weight)

@@ -171,11 +171,12 @@ class Spider(nn.Module):
         """A stream of at most ``context`` ids that this model reads piece by piece."""
         return Incremental(self, context, n_loops)
 
-    def after_step(self) -> None:
-        """Balance the experts; call once after every optimizer step."""
+    def after_step(self, *, updated: bool = True) -> None:
+        """Balance the experts; call once after every step, with ``updated`` false if its update was skipped:
+        then their load is forgotten."""
         for module in self.modules():
             if isinstance(module, MoE):
-                module.rebalance()
+                module.rebalance() if updated else module.load.zero_()
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from spider.config import EmaConfig
+from spider.training.parallel import local
 
 
 class Ema:
@@ -40,8 +41,9 @@ class Ema:
         if not self._averages:
             self.begin()
             return
-        weights = [p.detach().float() for p in self._parameters.values()]
-        torch._foreach_lerp_(list(self._averages.values()), weights, 1 - self._config.decay)
+        weights = [local(p.detach()).float() for p in self._parameters.values()]
+        averages = [local(average) for average in self._averages.values()]
+        torch._foreach_lerp_(averages, weights, 1 - self._config.decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """The live averages as ``ema.{parameter}``: save them, or copy saved ones into them."""

@@ -12,6 +12,12 @@ class TrainingError(ValueError):
     """Training cannot start or go on; the message says why, where, and what to do."""
 
 
+class Ended(Exception):
+    """Another process of this training stopped, and says why; there is nothing left to do here."""
+
+    exit_code = 1
+
+
 class Preempted(Exception):
     """A signal asked the run to stop; its state was saved. The command line exits with `RESUME_ME`."""
 

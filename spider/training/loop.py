@@ -10,12 +10,17 @@ threads). Only ``max_hours`` lets a clock decide something: when the stage ends.
 receipt is a pure function of the final checkpoint's manifest, hence calling a finished stage again only
 writes it again.
 
+Several processes (`spider.training.world`) share the windows of a step. A step is the same work for any
+number of them: the same windows in the same order, cut into micro-batches that draw the same noise, so only
+the order of sums differs. ``micro_batch`` times ``grad_accum`` is the size of a step, not of one share.
+
 A GPU is waited for once a step, after the backward pass, to learn whether the gradient is finite. The
 optimizer's kernels are then queued together with the next forward pass, so the device does not idle for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -42,7 +47,8 @@ from spider.training.ema import Ema
 from spider.training.errors import Preempted, TrainingError
 from spider.training.folder import CHECKPOINTS, METRICS, claim, hold
 from spider.training.metrics import Means, MetricsLog
-from spider.training.optim import build_optimizer
+from spider.training.optim import build_optimizer, narrow_weights
+from spider.training.parallel import compile_forward, exchange_gradients, micro_batches, replica, shard, whole
 from spider.training.precision import Precision, decide, device_name
 from spider.training.progress import Progress
 from spider.training.receipt import read_parent, read_receipt, write_receipt
@@ -52,6 +58,7 @@ from spider.training.signals import StopSignals
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 from spider.training.warmup import load_compile_cache
 from spider.training.watchdog import Watchdog
+from spider.training.world import ALONE, World
 from spider.vocab import PAD
 
 log = logging.getLogger(__name__)
@@ -67,6 +74,7 @@ def train(
     reset_steps: bool = False,
     warmup: Path | None = None,
     on_step: Callable[[int], None] | None = None,
+    world: World = ALONE,
 ) -> dict[str, Any]:
     """Train one stage, or go on with it, or, if it is finished, write its receipt again.
 
@@ -79,6 +87,7 @@ def train(
         reset_steps: of ``resume`` take the weights only.
         warmup: what was measured for this stage's shape.
         on_step: called after every step (and its checkpoint) with the number of steps done in this stage.
+        world: the processes that train it together; each calls this with the same arguments.
 
     Returns:
         the receipt.
@@ -87,13 +96,15 @@ def train(
         TrainingError: cannot start or go on; says why and what to do.
         CheckpointError: a checkpoint could not be written, or ``previous`` or ``resume`` could not be read.
         Preempted: a signal asked to stop; everything is saved, run again to go on.
+        Ended: another of several processes raised one of these.
     """
     folder, data = Path(folder), Path(data)
     if spec.index and previous is None and resume is None:
         raise TrainingError(
             f"{spec.run}/{spec.stage}: needs the receipt of the stage before (it is stage {spec.index})"
         )
-    with hold(folder), StopSignals() as stop:
+    with contextlib.ExitStack() as held, StopSignals() as stop:
+        world.from_first(lambda: held.enter_context(hold(folder)))
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
         if resume is not None:
             origin["parent_weights"] = ckpt.read_manifest(ckpt.locate(resume))["weights"]
@@ -101,11 +112,17 @@ def train(
         elif previous is not None:
             origin["parent_weights"] = read_receipt(previous)["weights"]
         try:
-            good = claim(folder, {"identity": spec.identity, "fields": {**spec.deciding(), **origin}})
+            identity = {"identity": spec.identity, "fields": {**spec.deciding(), **origin}}
+            good = world.from_first(lambda: claim(folder, identity))
             if good is None or not good.manifest["final"]:
                 parent = resume or previous
-                good = Trainer(spec, folder, data, origin, parent, good, warmup).run(stop, on_step)
-            return write_receipt(folder, good)
+                good = Trainer(spec, folder, data, origin, parent, good, warmup, world).run(stop, on_step)
+
+            def finish() -> dict[str, Any]:
+                assert good is not None, "the first process holds what it saved"
+                return write_receipt(folder, good)
+
+            return world.from_first(finish)
         except OSError as error:
             raise TrainingError(
                 f"{error.filename or folder}: {error.strerror or error}; what was saved is intact, run again"
@@ -121,6 +138,7 @@ class Trainer:
         parent: receipt of the stage before, or what is resumed; None to start from nothing.
         good: checkpoint of this stage to go on from, None to begin.
         warmup: what was measured for this stage's shape.
+        world: the processes that train together; with more than one, each has a trainer.
     """
 
     def __init__(
@@ -132,15 +150,20 @@ class Trainer:
         parent: Path | None,
         good: ckpt.Checkpoint | None,
         warmup: Path | None,
+        world: World = ALONE,
     ) -> None:
         self.spec, self.settings = spec, spec.settings
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.world, self.device = world, world.device
         self.origin, self.good = origin, good
+        self.rows = self.settings.micro_batch * self.settings.grad_accum
+        self.micro_batches = micro_batches(self.rows, self.settings.micro_batch, world.size)
         self.precision = self._decide_precision(files.read_json(warmup) if warmup else None)
 
         torch.manual_seed(_seed(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)
         self.precision.prepare(self.model)
+        narrow_weights(self.model, spec.optimizer)
+        self.called = self._share()
         self.optimizer = build_optimizer(
             self.model,
             spec.optimizer,
@@ -157,31 +180,31 @@ class Trainer:
                 load_compile_cache(warmup)
             if spec.model.recurrence.sample_loops:  # one graph a depth; torch gives up at 8 of them
                 torch._dynamo.config.recompile_limit = max(8, 2 * spec.loops)
-            self.model.compile()
-        self.metrics = MetricsLog(folder / METRICS)
-        self.saver = Saver(folder / CHECKPOINTS, self.settings, good)
+            compile_forward(self.model)
+        self.metrics = MetricsLog(folder / METRICS) if world.first else None
+        self.saver = Saver(folder / CHECKPOINTS, self.settings, good, world)
         self.telemetry = Telemetry(
             self.device,
             device_name(self.device),
             self.precision.kind,
-            self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops),
+            self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / world.size,
         )
 
     # ------------------------------------------------------------------------------------------- the loop
 
-    def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> ckpt.Checkpoint:
-        """Train to the stage's end and return its final checkpoint."""
+    def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> ckpt.Checkpoint | None:
+        """Train to the stage's end and return its final checkpoint, in the process that saved it."""
         progress = self.progress
         window = Window()
         self.model.train()
         try:
             with (
-                progress_bar(progress.step, progress.end) as bar,
+                progress_bar(progress.step, progress.end, hidden=not self.world.first) as bar,
                 Watchdog(self.settings.stall_minutes) as watchdog,
             ):
                 while progress.end is None or progress.step < progress.end:
-                    if stop.received is not None:
-                        self._leave(stop.received)
+                    if signum := self.world.highest(stop.received or 0):
+                        self._leave(signum)
                     self.saver.poll()
                     began = time.perf_counter()
                     with watchdog.step(progress.global_step + 1):
@@ -202,72 +225,89 @@ class Trainer:
                     if on_step is not None:
                         on_step(progress.step)
         finally:
-            self.metrics.close()
+            if self.metrics is not None:
+                self.metrics.close()
             self.loader.close()
             self.saver.close()
-        assert self.saver.newest is not None
         return self.saver.newest
 
     def _step(self, window: Window) -> None:
         progress, settings = self.progress, self.settings
-        torch.manual_seed(_seed(self.spec.seed, "step", self.spec.index, progress.step, 0))
         began = time.perf_counter()
         batch = next(self.loader)
-        rows_BT1 = batch.rows_BT1
+        targets_BT = batch.rows_BT1[:, 1:]
         window.waited += time.perf_counter() - began
+        targets, real_bytes = self.world.total(int((targets_BT != PAD).sum()), int((targets_BT < 256).sum()))
 
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:
-            measured = self._forward_backward(rows_BT1)
-            measured["grad_norm"] = nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip)
+            measured = self.world.sum(self._forward_backward(batch.rows_BT1, targets))
+            measured["grad_norm"] = whole(nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip))
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                 raise TrainingError(self._out_of_memory(error)) from error
             raise
-        finite = torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])
-        if finite.item():
+        finite = bool((torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])).item())
+        if finite:
+            self._draw("update")
             self.optimizer.set_lr(lr_factor(progress.step, progress.end, settings))
             self.optimizer.step()
-            self.model.after_step()
             if self.ema is not None:
                 self.ema.update(progress.step + 1)
             self.means.add(measured)
             progress.streak = 0
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.after_step(updated=finite)
+        self.optimizer.zero_grad()
 
         progress.step += 1
         progress.global_step += 1
-        progress.tokens += rows_BT1.shape[0] * (rows_BT1.shape[1] - 1)
-        progress.bytes += int((rows_BT1[:, 1:] < 256).sum())
+        progress.tokens += self.spec.tokens_per_step
+        progress.bytes += real_bytes
         progress.position = batch.position
-        if not finite.item():
+        if not finite:
             self._skip()
 
-    def _forward_backward(self, rows_BT1: np.ndarray) -> dict[str, Tensor]:
-        """Accumulate the gradient of the mean loss over all the step's targets; returns means over the step.
+    def _forward_backward(self, rows_BT1: np.ndarray, targets: int) -> dict[str, Tensor]:
+        """Accumulate the gradient of the mean loss over all the step's targets.
 
         A micro-batch weighs by its share of the targets, so that padding does not make ``grad_accum`` change
         the loss.
+
+        Args:
+            rows_BT1: this process's windows.
+            targets: of the step, in all processes.
+
+        Returns:
+            this process's share of the means over the step.
         """
-        targets = int((rows_BT1[:, 1:] != PAD).sum())
+        self._draw("depth")
         n_loops = draw_depth(self.spec)
         measured: dict[str, Tensor] = {}
-        for micro_BT1 in np.split(rows_BT1, self.settings.grad_accum):
+        for i, micro_BT1 in enumerate(np.split(rows_BT1, self.micro_batches), start=1):
             weight = int((micro_BT1[:, 1:] != PAD).sum()) / targets
             tokens_BT, labels_BT = to_device(micro_BT1, self.device)
-            with self.precision.autocast(self.device):
-                out = self.model(tokens_BT, labels_BT, n_loops=n_loops)
-            (out.loss * weight).backward()
+            self._draw("micro-batch", self.world.rank * self.micro_batches + i)
+            with exchange_gradients(self.called, i == self.micro_batches):
+                with self.precision.autocast(self.device):
+                    out = self.called(tokens_BT, labels_BT, n_loops=n_loops)
+                # What is averaged over processes is to be their sum.
+                (out.loss * (weight * self.world.size)).backward()
             for name, value in {"loss": out.loss.detach(), **out.metrics}.items():
                 value = value * weight
                 measured[name] = measured[name] + value if name in measured else value
         return measured
 
+    def _draw(self, *what: object) -> None:
+        """Seed what is drawn at random next in this step."""
+        torch.manual_seed(_seed(self.spec.seed, "step", self.spec.index, self.progress.step, *what))
+
     def _end_in_time(self, bar: tqdm) -> bool:
         """Fix the stage's end if its hours are running out; a checkpoint then has to keep that."""
         progress = self.progress
+        if self.settings.max_hours is None:
+            return False
         spent = progress.seconds + progress.checkpoint_seconds
-        end = end_in_time(progress.step, spent, progress.end, self.settings)
+        end = self.world.from_first(lambda: end_in_time(progress.step, spent, progress.end, self.settings))
         if end is None:
             return False
         progress.end = bar.total = end
@@ -289,7 +329,7 @@ class Trainer:
         progress.streak += 1
         log.warning("step %d: the loss or its gradient is not finite, update skipped", progress.global_step)
         if progress.streak >= self.settings.nan_patience:
-            self.saver.settle()
+            self.world.from_first(self.saver.settle)
             kept = self.saver.newest.path if self.saver.newest else "none in this stage"
             raise TrainingError(
                 f"step {progress.global_step}: {progress.streak} steps in a row without a finite loss; the "
@@ -301,10 +341,9 @@ class Trainer:
         """Save what no checkpoint holds yet and stop."""
         progress = self.progress
         self.saver.settle()
-        saved = self.saver.newest.manifest["global_step"] if self.saver.newest else None
-        if progress.step and saved != progress.global_step:
+        if progress.step and self.saver.begun != progress.global_step:
             self._save(final=False)
-            self.saver.settle()
+        self.world.from_first(self.saver.settle)  # whoever leaves before the others ends them
         raise Preempted(signum, progress.global_step)
 
     # -------------------------------------------------------------------------- checkpoints and the log
@@ -331,15 +370,20 @@ class Trainer:
             "precision": {**asdict(self.precision), "layers": sorted(self.precision.layers or [])},
             "device": device_name(self.device),
             "threads": torch.get_num_threads(),
+            "processes": self.world.size,
+            "parallel": self.spec.parallel if self.world.size > 1 else None,
             "torch": torch.__version__,
             **asdict(self.progress),
         }
         self.saver.start(self._tensors(), record)
         if final:
-            self.saver.settle()
+            self.world.from_first(self.saver.settle)
         self.progress.checkpoint_seconds += time.perf_counter() - began
 
     def _log(self, window: Window, bar: tqdm) -> None:
+        if self.metrics is None:
+            self.means = Means()
+            return
         progress, left = self.progress, self._steps_left()
         factor = lr_factor(progress.step - 1, progress.end, self.settings)
         rates = {"lr": self.settings.lr * factor}
@@ -367,18 +411,39 @@ class Trainer:
         log.info("precision: %s (%s)", chosen.kind, chosen.reason)
         return chosen
 
+    def _share(self) -> nn.Module:
+        """Share the model with the other processes; returns what to call in its place."""
+        if self.world.size == 1:
+            return self.model
+        parallel = self.spec.parallel
+        log.info(
+            "%d processes (%s): each takes %d of a step's %d windows, in micro-batches of %d",
+            self.world.size,
+            parallel,
+            self.rows // self.world.size,
+            self.rows,
+            self.rows // self.world.size // self.micro_batches,
+        )
+        if parallel == "fsdp":
+            shard(self.model, self.world)
+            return self.model
+        return replica(self.model, self.world, skips_parameters=self.spec.model.recurrence.halting)
+
     def _restore(self, start: Path | None) -> Progress:
         """Load weights and optimizer state: this stage's, or those it starts from, or none."""
         if self.good is not None:
             self._load(self.good)
-            threads = torch.get_num_threads()
-            if self.good.manifest["threads"] != threads:
-                log.warning(
-                    "this stage began with %d CPU threads and goes on with %d: sums round differently, the "
-                    "result will not be bit-equal to an uninterrupted run",
-                    self.good.manifest["threads"],
-                    threads,
-                )
+            before = self.good.manifest
+            now = {"CPU threads": torch.get_num_threads(), "processes": self.world.size}
+            for what, number in zip(now, (before["threads"], before["processes"]), strict=True):
+                if number != now[what]:
+                    log.warning(
+                        "this stage began with %d %s and goes on with %d: sums round differently, the "
+                        "result will not be bit-equal to an uninterrupted run",
+                        number,
+                        what,
+                        now[what],
+                    )
             return _saved_progress(self.good)
         end = horizon(self.spec, self.model)
         if start is None:
@@ -434,7 +499,9 @@ class Trainer:
         position = self.progress.position
         place: dict[str, Any] = {
             "seq_len": self.settings.seq_len,
-            "rows": self.settings.micro_batch * self.settings.grad_accum,
+            "rows": self.rows // self.world.size,
+            "rank": self.world.rank,
+            "world": self.world.size,
             "seed": position["seed"] if position else _seed(self.spec.seed, "order", self.spec.index),
             "position": position,
         }

@@ -2,9 +2,10 @@
 
 A moment is kept in blocks (256 values at 8 bits, 128 at 4) as codes into a fixed table of values and one fp32
 scale a block (Dettmers et al., arXiv:2110.02861; Li et al., arXiv:2309.01507). An update reads it into fp32,
-computes there, and quantizes it again. Against fp32 moments that saves 6 or 7 bytes a parameter. Moments of
-fewer than 4,096 values stay fp32. So would those that are no whole number of blocks, which hash tables, with
-their prime numbers of rows, hardly ever are: these have smaller blocks, of 32 values at least.
+computes there, and quantizes it again. Against fp32 moments that saves 6 or 7 bytes a parameter. A block
+never reaches from one row of a parameter into the next (of a stack, from one matrix into the next), so rows
+can be dealt to any number of processes: blocks are smaller where a row is no whole number of them. Moments of
+fewer than 4,096 values stay fp32, and those whose blocks would have fewer than 32.
 
 Master weights in bf16 save 2 more in the weights and 2 in the gradients. bf16 has 8 bits of precision, so
 rounding to nearest would drop every update below 1/256 of the weight; torchao rounds at random instead, up
@@ -26,10 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spider.training.parallel import cut_like, local
 from spider.training.precision import quiet_torchao
 
 BITS = {"adamw8bit": 8, "adamw4bit": 4}
-_SMALLEST_BLOCK = 32
+_SMALLEST_MOMENT, _SMALLEST_BLOCK = 4096, 32
 
 
 class LowBitAdamW:
@@ -45,54 +47,70 @@ class LowBitAdamW:
         with quiet_torchao():
             from torchao.optim import AdamW4bit, AdamW8bit
         kind = {8: AdamW8bit, 4: AdamW4bit}[bits]
+        # torchao's optimizer sees this process's slices, which for a parameter that is not cut is all of it.
+        self._slices = {p: nn.Parameter(local(p.detach())) for group in groups for p in group["params"]}
         for group in groups:
             group["lr"] = group["peak_lr"]
         self.bits, self.compiled = bits, compiled
         # Where weights are fp32 there is nothing to round and this says nothing.
-        self._inner = kind(groups, bf16_stochastic_round=True)
-        self._block_size = self._inner.block_size
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
-        for group in self.param_groups:
-            for p in group["params"]:
-                # As torchao does in its first step; a checkpoint is loaded before that.
-                self.state[p] = {
-                    "step": torch.tensor(0.0),
-                    "exp_avg": self._moment(p, signed=True),
-                    "exp_avg_sq": self._moment(p, signed=False),
-                }
+        self._inner = kind(
+            [{**group, "params": [self._slices[p] for p in group["params"]]} for group in groups],
+            bf16_stochastic_round=True,
+        )
+        self.param_groups = [
+            {**inner, "params": group["params"]}
+            for group, inner in zip(groups, self._inner.param_groups, strict=True)
+        ]
+        for p, slice_ in self._slices.items():
+            # As torchao does in its first step; a checkpoint is loaded before that.
+            self._inner.state[slice_] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": self._moment(p, signed=True),
+                "exp_avg_sq": self._moment(p, signed=False),
+            }
 
     def _moment(self, p: Tensor, *, signed: bool) -> Tensor:
-        block = math.gcd(p.numel(), self._block_size)
-        self._inner.block_size = block if block >= _SMALLEST_BLOCK else self._block_size
-        moment: Tensor = self._inner._new_buffer(p, signed)
-        return moment if _is_quantized(moment) else moment.float()
+        block = math.gcd(p.numel() // p.shape[0], self._inner.block_size)
+        if p.numel() < _SMALLEST_MOMENT or block < _SMALLEST_BLOCK:
+            return torch.zeros_like(local(p), dtype=torch.float32)
+        moment: Tensor = self._inner._subclass_zeros(local(p), signed, block)
+        return moment
 
     def set_lr(self, factor: float) -> None:
         for group in self.param_groups:
-            group["lr"].fill_(group["peak_lr"] * factor)
+            group["lr"].fill_(group["peak_lr"] * factor)  # one tensor with torchao's own group
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self._inner.zero_grad(set_to_none)
+    def zero_grad(self) -> None:
+        for p, slice_ in self._slices.items():
+            p.grad = slice_.grad = None
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The live state as plain tensors, ``{parameter name}.{state name}``, of a quantized moment
         ``{parameter name}.{state name}.{bits}bit.{codes, scale or qmap}``."""
         named: dict[str, Tensor] = {}
         for name, p in model.named_parameters():
-            for key, value in self.state.get(p, {}).items():
-                named |= {f"{name}.{key}{suffix}": part for suffix, part in self._parts(value)}
+            state = self._inner.state[self._slices[p]] if p in self._slices else {}
+            for key, value in state.items():
+                named |= {f"{name}.{key}{suffix}": part for suffix, part in self._parts(p, value)}
         return named
 
-    def _parts(self, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def _parts(self, p: Tensor, value: Tensor) -> Iterator[tuple[str, Tensor]]:
         if not _is_quantized(value):
-            yield "", value
+            yield "", cut_like(value, p) if value.ndim else value
             return
         parts, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
         for part in parts:
-            yield f".{self.bits}bit.{part}", getattr(value, part)
+            held: Tensor = getattr(value, part)
+            if part != "qmap":  # codes and scales, by the parameter's rows
+                rows = len(local(p))
+                held = cut_like(held.view(rows, held.numel() // max(1, rows)), p)
+            yield f".{self.bits}bit.{part}", held
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
+        for p, slice_ in self._slices.items():
+            slice_.data = local(p.detach())
+            slice_.grad = None if p.grad is None or not slice_.numel() else local(p.grad)
         eager = contextlib.nullcontext() if self.compiled else torch.compiler.set_stance("force_eager")
         with eager:
             self._inner.step()

@@ -21,6 +21,10 @@ same way as the update. Vectors, and tables of which a batch touches few rows, a
 
 State is kept in fp32, by parameter; `Optimizer.tensors` names it by the parameter's own name, so a checkpoint
 does not depend on the order of groups.
+
+Of parameters that are cut over processes (`spider.training.parallel`) each process updates its slice. Only
+Muon's matrices need more than that: they are gathered, and every process computes their polar factors. A
+stack of experts is cut between experts and needs nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from torch.optim.adamw import adamw
 
 from spider.config import OptimizerConfig
 from spider.training.lowbit import BITS, LowBitAdamW
+from spider.training.parallel import apply_whole, local
 
 Coefficients = tuple[tuple[float, float, float], ...]
 
@@ -110,7 +115,7 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
+            params = [p for p in group["params"] if p.grad is not None and local(p).numel()]
             if group["muon"]:
                 self._muon(group, params)
             elif params:
@@ -119,10 +124,10 @@ class Optimizer(torch.optim.Optimizer):
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
         states = [self.state[p] for p in params]
         adamw(
-            params,
-            [p.grad for p in params if p.grad is not None],
-            [s["exp_avg"] for s in states],
-            [s["exp_avg_sq"] for s in states],
+            [local(p) for p in params],
+            _gradients(params),
+            [local(s["exp_avg"]) for s in states],
+            [local(s["exp_avg_sq"]) for s in states],
             [],
             [s["step"] for s in states],
             fused=True,
@@ -145,21 +150,38 @@ class Optimizer(torch.optim.Optimizer):
                 self._muon_batch(group, same[i : i + per_batch])
 
     def _muon_batch(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        shape, mu = params[0].shape, group["momentum"]
+        pattern, mu = params[0], group["momentum"]
+        shape = pattern.shape
         rows, cols = shape[-2:]
         # A linear map is stored (out, in), a stack of experts (E, in, out).
         gain = max(1.0, rows / cols if len(shape) == 2 else cols / rows) ** 0.5
-        grads = [p.grad.float() for p in params if p.grad is not None]
-        momenta = [self.state[p]["momentum"] for p in params]
+        grads = [g.float() for g in _gradients(params)]
+        momenta = [local(self.state[p]["momentum"]) for p in params]
         torch._foreach_lerp_(momenta, grads, 1 - mu)
-        u_Nrc = torch.stack(torch._foreach_lerp(grads, momenta, mu)).view(-1, rows, cols)
-        update = polar(u_Nrc.to(group["compute"]), group["coefficients"], group["safety"]).float()
+        steps = torch._foreach_lerp(grads, momenta, mu)
+
+        def directions(matrices: Tensor) -> Tensor:
+            u_Nrc = matrices.reshape(-1, rows, cols).to(group["compute"])
+            return polar(u_Nrc, group["coefficients"], group["safety"]).float().view_as(matrices)
+
+        if len(shape) == 3:
+            update = directions(torch.stack(steps)).unbind()
+        else:
+            # Rows first, so that one gathering serves the whole batch of matrices.
+            by_row = torch.stack(steps, dim=1)
+            update = apply_whole(
+                lambda u: directions(u.transpose(0, 1)).transpose(0, 1), by_row, pattern
+            ).unbind(1)
         lr, decay = group["lr"], group["weight_decay"]
-        for p, u in zip(params, update.view(len(params), *shape).unbind(), strict=True):
+        for p, u in zip(map(local, params), update, strict=True):
             if decay:
                 pull = p * (u * p > 0) if group["cautious"] else p
                 p.sub_(pull, alpha=lr * decay)
             p.sub_(u, alpha=lr * gain)
+
+
+def _gradients(params: list[Tensor]) -> list[Tensor]:
+    return [local(p.grad) for p in params if p.grad is not None]
 
 
 def build_optimizer(
@@ -173,8 +195,7 @@ def build_optimizer(
     """Deal every trainable parameter to exactly one group.
 
     Parameters marked ``_is_embedding`` (tables that are looked up) and the weights of convolutions are never
-    Muon's; those, vectors, and parameters marked ``_no_weight_decay`` go to AdamW and are not decayed. Under
-    ``master_weights: bf16`` the matrices of the model become bf16, in place.
+    Muon's; those, vectors, and parameters marked ``_no_weight_decay`` go to AdamW and are not decayed.
 
     Args:
         lr: peak learning rate.
@@ -185,8 +206,6 @@ def build_optimizer(
     dealt: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)
     for p in model.parameters():
         if p.requires_grad:
-            if id(p) in matrices and config.master_weights == "bf16":
-                p.data = p.data.to(torch.bfloat16)
             decayed = id(p) in matrices and not getattr(p, "_no_weight_decay", False)
             dealt[decayed and config.kind == "muon", decayed].append(p)
     groups: list[dict[str, Any]] = [
@@ -208,6 +227,15 @@ def build_optimizer(
     if config.kind in BITS:
         return LowBitAdamW(groups, BITS[config.kind], compiled=compiled)
     return Optimizer(groups)
+
+
+def narrow_weights(model: nn.Module, config: OptimizerConfig) -> None:
+    """Under ``master_weights: bf16`` make the model's matrices bf16, in place; the optimizer comes after."""
+    if config.master_weights == "bf16":
+        matrices = matrix_ids(model)
+        for p in model.parameters():
+            if id(p) in matrices:
+                p.data = p.data.to(torch.bfloat16)
 
 
 def matrix_ids(model: nn.Module) -> set[int]:

@@ -16,25 +16,42 @@ from torch import Tensor
 
 from spider.config import StageSettings
 from spider.training import checkpoint as ckpt
+from spider.training.parallel import whole
+from spider.training.world import ALONE, World
 
 
 class Saver:
     """Write checkpoints into ``root`` in the background and delete those that ``settings`` keeps no longer.
 
-    ``newest`` is the newest checkpoint that is safely on disk.
+    Of several processes the first one writes, and the others help to gather what it does not hold.
+    ``newest`` is the newest checkpoint that is safely on disk, as far as this process knows; ``begun`` the
+    run's step of the last one that was begun, in every process.
     """
 
-    def __init__(self, root: Path, settings: StageSettings, newest: ckpt.Checkpoint | None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        settings: StageSettings,
+        newest: ckpt.Checkpoint | None,
+        world: World = ALONE,
+    ) -> None:
         self.newest = newest
-        self._root, self._settings = root, settings
+        self.begun: int | None = newest.manifest["global_step"] if newest else None
+        self._root, self._settings, self._world = root, settings, world
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self._pending: Future[ckpt.Checkpoint] | None = None
 
     def start(self, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
         """Copy the tensors and begin to save the copy, after the save before has ended."""
         self.settle()
-        copies = {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
-        self._pending = self._thread.submit(self._save, copies, record)
+        self.begun = record["global_step"]
+        copies = {}
+        for name, tensor in tensors.items():
+            held = whole(tensor.detach())
+            if self._world.first:
+                copies[name] = held.to("cpu", copy=True)
+        if self._world.first:
+            self._pending = self._thread.submit(self._save, copies, record)
 
     def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> ckpt.Checkpoint:
         saved = ckpt.save(self._root, tensors, record)

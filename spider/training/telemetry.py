@@ -178,13 +178,13 @@ def line(row: Mapping[str, float], step: int, end: int) -> str:
 
 
 @contextlib.contextmanager
-def progress_bar(step: int, end: int | None) -> Iterator[tqdm]:
+def progress_bar(step: int, end: int | None, *, hidden: bool = False) -> Iterator[tqdm]:
     """A bar over the steps, on a terminal; elsewhere a disabled one, which does nothing.
 
     While it is there, what is logged to the terminal is written above it, except this module's lines, whose
     place it takes.
     """
-    with tqdm(total=end, initial=step, unit="step", disable=not sys.stderr.isatty()) as bar:
+    with tqdm(total=end, initial=step, unit="step", disable=hidden or not sys.stderr.isatty()) as bar:
         diverted = [
             (handler, functools.partial(_write_above, handler))
             for handler in logging.getLogger().handlers

@@ -35,7 +35,8 @@ from spider import files
 from spider.config import StageSpec
 from spider.model import build_model
 from spider.training.batch import to_device
-from spider.training.optim import build_optimizer
+from spider.training.optim import build_optimizer, narrow_weights
+from spider.training.parallel import compile_forward
 from spider.training.precision import (
     Kind,
     Precision,
@@ -256,9 +257,10 @@ def _time_steps(
     torch.manual_seed(spec.seed)
     model = build_model(spec.model).to(device)
     precision.prepare(model)
+    narrow_weights(model, spec.optimizer)
     optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute, compiled=compiled)
     if compiled:
-        model.compile()
+        compile_forward(model)
     tokens_BT, labels_BT = _random_bytes(spec, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -269,7 +271,7 @@ def _time_steps(
         loss.backward()
         optimizer.step()
         model.after_step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
 
     began = time.perf_counter()
     once()

@@ -405,7 +405,7 @@ def test_grad_accum_gives_the_gradient_of_the_big_micro_batch(tmp_path, make_spe
     rows_BT1[:3, 20:] = 256  # padding: micro-batches then differ in how many targets they hold
     found = []
     for trainer in (big, small):
-        measured = trainer._forward_backward(rows_BT1)
+        measured = trainer._forward_backward(rows_BT1, int((rows_BT1[:, 1:] != 256).sum()))
         found.append((measured["loss"], {n: p.grad for n, p in trainer.model.named_parameters()}))
     torch.testing.assert_close(found[0][0], found[1][0])
     for name, gradient in found[0][1].items():
@@ -427,12 +427,10 @@ def poison(trainer, at_steps):
 def test_a_step_without_a_finite_loss_leaves_every_tensor_as_it_was(tmp_path, make_spec, shards, caplog):
     trainer = trainer_of(make_spec(), tmp_path, shards)
     poison(trainer, {0})
-    parameters = {n for n, _ in trainer.model.named_parameters()}
     before = {n: t.clone() for n, t in trainer._tensors().items()}
     trainer._step(Window())
     for name, tensor in trainer._tensors().items():
-        if name.startswith("optimizer.") or name.removeprefix("model.") in parameters:
-            assert torch.equal(tensor, before[name]), name
+        assert torch.equal(tensor, before[name]), name
     assert (trainer.progress.step, trainer.progress.skipped, trainer.means.count) == (1, 1, 0)
     assert "not finite, update skipped" in caplog.text
 

@@ -1,0 +1,130 @@
+"""One model in several processes: a whole copy in each (DDP), or a share of it in each (FSDP2).
+
+Both give every process a part of the step's windows and add the gradients up, so the update is that of one
+process up to the order of sums.
+
+``ddp``   every process holds weights, gradients and optimizer state whole. The least to send.
+``fsdp``  a process holds a slice of each of them (ZeRO, Rajbhandari et al., arXiv:1910.02054), cut along a
+          parameter's first axis: rows of a matrix, experts of a stack. Before a micro-batch the weights are
+          gathered, after the last one gradients are scattered. All of the model is one unit: its core runs
+          many times in a micro-batch and is gathered once for all of them, and the forward pass that is
+          compiled is that of a single device. The price is that gathered weights are whole while a
+          micro-batch runs, in fp32, which keeps the numbers those of one process.
+
+Checkpoints do not know of any of it: the first process gathers and writes whole tensors, and a process that
+loads reads its slices. So any number of processes, cut either way, goes on from any other's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from spider.training.errors import TrainingError
+from spider.training.world import World
+
+Kind = Literal["ddp", "fsdp"]
+
+
+def micro_batches(rows: int, micro_batch: int, processes: int) -> int:
+    """Into how many micro-batches each process cuts its windows of a step of ``rows`` windows.
+
+    The fewest equal ones of at most ``micro_batch`` windows, so with ``grad_accum`` a multiple of
+    ``processes`` they are exactly the micro-batches of one process.
+
+    Raises:
+        TrainingError: the windows cannot be dealt evenly.
+    """
+    if rows % processes:
+        raise TrainingError(
+            f"a step has micro_batch x grad_accum = {rows} windows, which {processes} processes cannot share "
+            f"evenly; make that product a multiple of {processes}, or start another number of processes"
+        )
+    mine = rows // processes
+    return next(n for n in range(-(-mine // micro_batch), mine + 1) if mine % n == 0)
+
+
+def shard(model: nn.Module, world: World) -> None:
+    """Leave each process its slice of every parameter, in place; marks on parameters stay."""
+    marks = {name: dict(vars(p)) for name, p in model.named_parameters()}
+    fully_shard(model, mesh=init_device_mesh(world.device.type, (world.size,)))
+    for name, p in model.named_parameters():
+        vars(p).update(marks[name])
+
+
+def replica(model: nn.Module, world: World, *, skips_parameters: bool) -> nn.Module:
+    """The model to call so that gradients are averaged over all processes.
+
+    Args:
+        skips_parameters: whether a step may use only some of the parameters.
+    """
+    return DistributedDataParallel(
+        model,
+        device_ids=[world.local_rank] if world.device.type == "cuda" else None,
+        broadcast_buffers=False,  # they are equal after every step, and counts within one must not be lost
+        gradient_as_bucket_view=True,
+        find_unused_parameters=skips_parameters,
+    )
+
+
+@contextlib.contextmanager
+def exchange_gradients(called: nn.Module, when: bool) -> Iterator[None]:
+    """Whether a backward pass in here sends gradients: only that of a step's last micro-batch needs to."""
+    if isinstance(called, FSDPModule):
+        called.set_requires_gradient_sync(when)
+        yield
+    elif isinstance(called, DistributedDataParallel) and not when:
+        with called.no_sync():
+            yield
+    else:
+        yield
+
+
+def compile_forward(model: nn.Module) -> None:
+    """Compile the forward pass, without what FSDP or DDP hang around it."""
+    model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The slice that this process holds, in place; all of a tensor that is not cut."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, gathered where it is cut; every process has to call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut_like(slice_: Tensor, pattern: Tensor) -> Tensor:
+    """The tensor of which ``slice_`` is this process's, if it is cut along its first axis as ``pattern`` is.
+
+    Args:
+        slice_: as many rows as `local` of the pattern has; other axes as they like.
+    """
+    if not isinstance(pattern, DTensor):
+        return slice_
+    shape = torch.Size([pattern.shape[0], *slice_.shape[1:]])
+    strides = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        slice_, pattern.device_mesh, pattern.placements, run_check=False, shape=shape, stride=strides
+    )
+
+
+def apply_whole(operation: Callable[[Tensor], Tensor], slice_: Tensor, pattern: Tensor) -> Tensor:
+    """This process's slice of ``operation`` applied to all of what ``slice_`` is a slice of."""
+    if not isinstance(pattern, DTensor):
+        return operation(slice_)
+    done = operation(whole(cut_like(slice_, pattern)))
+    return (
+        DTensor.from_local(done, pattern.device_mesh, run_check=False)
+        .redistribute(placements=pattern.placements)
+        .to_local()
+    )
