@@ -1,0 +1,81 @@
+"""What torch compiled, kept in one file, so that another process compiles nothing.
+
+Torch looks up graphs (traced, differentiated, lowered) and machine code in a folder, by the digest of what
+they were made from. `kept` compiles into an empty one and packs it; `unpack` puts it where this process's
+compiler looks. ``torch.compiler.save_cache_artifacts`` would keep the graphs alone, and on a CPU nine tenths
+of the time is the C++ compiler's. What nobody can keep is the analysis of the bytecode; nor, in fp8, the
+derivative's graph, because torchao's product is a function that cannot be pickled.
+
+An archive holds *code*. Unpack none but the run's own, nor one made for another processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from spider import files
+
+
+@contextlib.contextmanager
+def kept(archive: Path) -> Iterator[None]:
+    """Compile into an empty folder; what is in it at the end becomes ``archive``."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch._inductor.utils import fresh_cache
+
+    _keep_whole_steps()
+    with fresh_cache():
+        yield
+        folder = Path(cache_dir())
+        with files.replacing(archive) as beside, tarfile.open(beside, "w:gz", compresslevel=1) as tar:
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and path.suffix != ".lock":
+                    tar.add(path, path.relative_to(folder))
+
+
+def unpack(archive: Path) -> None:
+    """Make this process's compiler find what is in ``archive``; has to come before its first compilation.
+
+    The files go into a folder of the machine's own (below ``TORCHINDUCTOR_CACHE_DIR``), once for all
+    processes on it. From then on the variables that name torch's and Triton's cache point there.
+
+    Raises:
+        ValueError: the archive is damaged.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    _keep_whole_steps()
+    around = Path(cache_dir())
+    folder = around / f"spider-{files.sha256(archive)[:16]}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=around) as beside:
+            whole = Path(beside) / "whole"
+            try:
+                with tarfile.open(archive, "r:gz") as tar:
+                    tar.extractall(whole, filter="data")
+            except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+                raise ValueError(f"{archive}: damaged ({error}); delete it and warm up again") from None
+            with contextlib.suppress(OSError):  # another process was first
+                whole.rename(folder)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")  # where `fresh_cache` had it
+
+
+def _keep_whole_steps() -> None:
+    """Let torch keep the graphs of steps that enter and leave autocast inside.
+
+    It keeps graphs of functions that it knows to depend on nothing but their arguments, and these two are
+    not on its list. They do: device, dtype and switch are arguments, and so part of the graph's digest.
+    """
+    from torch._inductor import config
+
+    for name in ("_enter_autocast", "_exit_autocast"):
+        config.unsafe_marked_cacheable_functions[f"torch.amp.autocast_mode.{name}"] = torch.__version__

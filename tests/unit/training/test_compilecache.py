@@ -1,0 +1,75 @@
+"""What one process compiles, another need not; each in a process and a folder of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from spider.training import compilecache
+
+# Autocast is left and entered inside, as where the model routes; and there is a backward pass.
+COMPILE = """
+import json, sys
+from pathlib import Path
+import torch
+from spider.training import compilecache
+from torch._dynamo.utils import counters
+
+@torch.compile
+def step(x, w):
+    y = x @ w
+    with torch.autocast("cpu", enabled=False):
+        z = x.float() @ w.float()
+    return (torch.nn.functional.silu(y) + z).square().mean()
+
+def run():
+    x, w = torch.ones(16, 16), torch.ones(16, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        step(x, w).backward()
+
+archive = Path(sys.argv[2])
+if sys.argv[1] == "keep":
+    with compilecache.kept(archive):
+        run()
+else:
+    compilecache.unpack(archive)
+    run()
+print(json.dumps({"graphs": counters["inductor"], "steps": counters["aot_autograd"]}))
+"""
+
+
+@pytest.fixture
+def compile_in(tmp_path):
+    """Compile in another process, whose cache is the folder named; returns torch's counters."""
+
+    def begin(what, folder):
+        command = [sys.executable, "-c", COMPILE, what, str(tmp_path / "a.cache")]
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / folder)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return begin
+
+
+@pytest.mark.inductor
+def test_another_process_compiles_nothing(compile_in, tmp_path):
+    cold = compile_in("keep", "cold")
+    assert cold["graphs"]["fxgraph_cache_miss"] == 2 and cold["steps"]["autograd_cache_saved"] == 1
+    began = time.time()
+    warm = compile_in("take", "warm")
+    assert warm["steps"]["autograd_cache_hit"] == 1 and "fxgraph_cache_miss" not in warm["graphs"]
+    libraries = list((tmp_path / "warm").rglob("*.so"))
+    assert libraries and all(path.stat().st_mtime < began for path in libraries)
+
+
+@pytest.mark.parametrize("bytes_", [b"", b"PK not a tar", b"\x1f\x8b\x08\x00broken"])
+def test_a_damaged_archive_is_said_to_be_so(tmp_path, monkeypatch, bytes_):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    archive = tmp_path / "warmup.compile-cache"
+    archive.write_bytes(bytes_)
+    with pytest.raises(ValueError, match=r"warmup\.compile-cache: damaged .*warm up again"):
+        compilecache.unpack(archive)
+    assert list((tmp_path / "torch").iterdir()) == []
