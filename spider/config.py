@@ -24,6 +24,7 @@ from spider.files import digest
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
 
 class Block(BaseModel):
@@ -466,6 +467,8 @@ class Run(Block):
     """Of the weights, the order of the data, and every step's noise."""
     precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
     """auto: what the warm-up measured to be fastest."""
+    fp8_recipe: Fp8Recipe = "tensorwise"
+    """What shares a scale in fp8: a tensor, a row, or a row with weight gradients left in bf16."""
     compile: bool | None = None
     """null: compile on a GPU, not on a CPU."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -498,6 +501,7 @@ class StageSpec(Block):
     model: ModelConfig
     seed: int
     precision: Literal["auto", "fp8", "bf16", "fp32"]
+    fp8_recipe: Fp8Recipe
     compile: bool | None
     parallel: Literal["ddp", "fsdp"]
     optimizer: OptimizerConfig
@@ -520,7 +524,8 @@ class StageSpec(Block):
         """The fields that decide what the warm-up measures: which matrices, in which arithmetic."""
         batch = {k: getattr(self.settings, k) for k in ("seq_len", "micro_batch", "n_loops")}
         optimizer = {"kind": self.optimizer.kind, "master_weights": self.optimizer.master_weights}
-        chosen = {"precision": self.precision, "compile": self.compile, "optimizer": optimizer}
+        chosen = {k: getattr(self, k) for k in ("precision", "fp8_recipe", "compile")}
+        chosen["optimizer"] = optimizer
         return {"model": self.model.model_dump(mode="json"), **chosen, **batch}
 
     @property
@@ -579,6 +584,7 @@ class Config(Block):
             model=run.model,
             seed=run.seed,
             precision=run.precision,
+            fp8_recipe=run.fp8_recipe,
             compile=run.compile,
             parallel=run.parallel,
             optimizer=run.optimizer,

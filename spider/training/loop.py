@@ -400,15 +400,16 @@ class Trainer:
 
     def _decide_precision(self, warmup: dict[str, Any] | None) -> Precision:
         """The configuration's choice; a resumed stage keeps the arithmetic that it began with."""
-        chosen = decide(self.spec.precision, self.device, warmup)
+        spec = self.spec
+        chosen = decide(spec.precision, spec.fp8_recipe, self.device, warmup)
         if self.good is not None:
             before = self.good.manifest["precision"]
             layers = frozenset(before["layers"]) if before["layers"] else None
-            if (before["kind"], layers) != (chosen.kind, chosen.layers):
-                kept = Precision(before["kind"], "this stage began so", layers)
-                decide(kept.kind, self.device, warmup)
+            kept = Precision(before["kind"], "this stage began so", layers, before["recipe"])
+            if dataclasses.replace(kept, reason=chosen.reason) != chosen:
+                decide(kept.kind, spec.fp8_recipe, self.device, warmup)
                 chosen = kept
-        log.info("precision: %s (%s)", chosen.kind, chosen.reason)
+        log.info("precision: %s", chosen)
         return chosen
 
     def _share(self) -> nn.Module:

@@ -1,10 +1,15 @@
 """Which arithmetic a run computes in, and why.
 
 Weights, gradients and optimizer state are fp32 always; precision is about the matrix products. ``bf16`` runs
-them under autocast. ``fp8`` is bf16 whose linear layers are torchao's Float8Linear: operands scaled by one
-dynamic factor a tensor, cast, multiplied, in forward and backward. It skips the layers whose output decides
-something discrete or is tiny: boundary predictor, router, halting, loop embedding, Engram, embeddings, head,
-norms (DESIGN section 6).
+them under autocast. ``fp8`` is bf16 whose linear layers are torchao's Float8Linear: operands scaled, cast to
+8 bits, multiplied, in forward and backward. It skips the layers whose output decides something discrete or is
+tiny: boundary predictor, router, halting, loop embedding, Engram, embeddings, head, norms (DESIGN section 6).
+
+A *recipe* says what shares a scale. ``tensorwise``: one a tensor, e4m3 forward and e5m2 for gradients; the
+cheapest casts, but one outlier costs all others their last bits. ``rowwise``: one a row of the left and a
+column of the right operand, powers of two, e4m3 throughout; closer, and slower to cast, since an operand
+needs other scales for each product it enters. ``rowwise_with_gw_hp`` leaves the weight gradient, whose errors
+add up over steps, in bf16: two of three products are narrow.
 
 ``auto`` follows the warm-up's measurements. On a CPU: fp32 or bf16, whichever made a whole step faster. On a
 GPU: bf16, and fp8 for exactly the layers whose product was measured faster in it, casts included. Without a
@@ -15,6 +20,7 @@ numbers, slow) is for tests and for the warm-up on a CPU, and has to be asked fo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
 from collections.abc import Collection, Iterator
@@ -22,8 +28,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spider.config import Fp8Recipe
+from spider.model.layers import compute_dtype
 from spider.training.errors import TrainingError
 
 Kind = Literal["fp32", "bf16", "fp8"]
@@ -33,12 +41,17 @@ _NEVER_FP8 = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora")
 
 @dataclass(frozen=True)
 class Precision:
-    """A decision: the arithmetic, the reason, and which linear layers take part in fp8 (None: all eligible
-    ones)."""
+    """A decision: the arithmetic and the reason; of fp8 also how operands are scaled, and which linear layers
+    take part (None: all eligible ones)."""
 
     kind: Kind
     reason: str
     layers: frozenset[str] | None = None
+    recipe: Fp8Recipe | None = None
+
+    def __str__(self) -> str:
+        what = f"{self.kind} {self.recipe}" if self.recipe else self.kind
+        return f"{what} ({self.reason})"
 
     @property
     def compute(self) -> torch.dtype:
@@ -54,7 +67,8 @@ class Precision:
     def prepare(self, model: nn.Module, *, emulate: bool = False) -> None:
         """Swap the chosen linear layers for Float8Linear, in place; parameter names stay as they are."""
         if self.kind == "fp8":
-            to_fp8(model, self.layers, emulate=emulate)
+            assert self.recipe is not None
+            to_fp8(model, self.recipe, self.layers, emulate=emulate)
 
 
 def has_fp8(device: torch.device) -> bool:
@@ -73,10 +87,11 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def decide(asked: str, device: torch.device, warmup: dict[str, Any] | None) -> Precision:
-    """Turn ``precision`` of the configuration into a decision for this device.
+def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: dict[str, Any] | None) -> Precision:
+    """Turn ``precision`` and ``fp8_recipe`` of the configuration into a decision for this device.
 
     Args:
+        recipe: how fp8 scales, where it comes to that.
         warmup: the warm-up's record; used by ``auto`` when it was measured on this kind of device.
 
     Raises:
@@ -95,12 +110,11 @@ def decide(asked: str, device: torch.device, warmup: dict[str, Any] | None) -> P
     if asked == "bf16":
         return Precision("bf16", "asked for")
     if asked == "fp8":
-        return Precision("fp8", "asked for")
+        return Precision("fp8", "asked for", recipe=recipe)
     if warmup is not None and warmup["device"] == name:
-        layers = frozenset(warmup["fp8_layers"])
-        return Precision(
-            warmup["precision"], warmup["reason"], layers if warmup["precision"] == "fp8" else None
-        )
+        if warmup["precision"] == "fp8":
+            return Precision("fp8", warmup["reason"], frozenset(warmup["fp8_layers"]), recipe)
+        return Precision(warmup["precision"], warmup["reason"])
     why = "not measured: no warm-up on this device"
     if device.type == "cuda" and has_bf16(device):
         return Precision("bf16", why)
@@ -108,8 +122,16 @@ def decide(asked: str, device: torch.device, warmup: dict[str, Any] | None) -> P
 
 
 def eligible(module: nn.Module, name: str) -> bool:
-    """Whether a layer may run in fp8 at all (DESIGN section 6)."""
-    return isinstance(module, nn.Linear) and _NEVER_FP8.search(name) is None
+    """Whether a layer may run in fp8 at all: DESIGN section 6 allows it, and the hardware can.
+
+    Each side of the weight is an outer dimension of one of the three products, and those have to be multiples
+    of 16. The rows of a batch are only ever summed over, or come first, and are padded.
+    """
+    return (
+        isinstance(module, nn.Linear)
+        and _NEVER_FP8.search(name) is None
+        and not (module.in_features % 16 or module.out_features % 16)
+    )
 
 
 @contextlib.contextmanager
@@ -126,16 +148,29 @@ def quiet_torchao() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def to_fp8(model: nn.Module, layers: Collection[str] | None = None, *, emulate: bool = False) -> None:
-    """Swap eligible linear layers (only those named, where ``layers`` is given) for Float8Linear, in place.
-
-    Tensorwise scaling; inner dimensions are padded to the multiple of 16 that the hardware wants.
-    """
+def to_fp8(
+    model: nn.Module,
+    recipe: Fp8Recipe,
+    layers: Collection[str] | None = None,
+    *,
+    emulate: bool = False,
+) -> None:
+    """Swap eligible linear layers (of those named, where ``layers`` is given) for Float8Linear, in place."""
     with quiet_torchao():
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8.float8_linear import Float8Linear
 
+    config = Float8LinearConfig.from_recipe_name(recipe)
     convert_to_float8_training(
         model,
         module_filter_fn=lambda m, name: eligible(m, name) and (layers is None or name in layers),
-        config=Float8LinearConfig(pad_inner_dim=True, emulate=emulate),
+        config=dataclasses.replace(config, pad_inner_dim=True, emulate=emulate),
     )
+    for module in model.modules():
+        if emulate and isinstance(module, Float8Linear):
+            module.register_forward_pre_hook(_autocast_input)
+
+
+def _autocast_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Float8Linear casts its input under a GPU's autocast, and knows of no other."""
+    return tuple(x.to(compute_dtype(x)) for x in args)

@@ -1,22 +1,25 @@
 """Measure before training: which arithmetic each matrix product of the run should use, and what a step costs.
 
 The warm-up runs the real model at the run's real shapes, notes every linear layer's product (M rows, K in, N
-out), and times each distinct one forward and backward in fp32, bf16 and fp8, casts included. Then it times
-whole training steps in the candidates that are left, because a product that wins alone may lose in company (a
-CPU spends more on bf16's casts of everything else than it saves). `decide` in ``precision.py`` reads the
-outcome.
+out), and times each distinct one forward and backward in fp32, bf16 and, where a layer may run in it, the
+run's fp8 recipe, casts included. Then it times whole training steps in the candidates that are left, because
+a product that wins alone may lose in company (a CPU spends more on bf16's casts of everything else than it
+saves). `decide` in ``precision.py`` reads the outcome.
 
 Where the device has no fp8 the products are timed with emulated fp8 and marked so: the path is exercised
 everywhere, and never chosen. Every measurement stops after its share of a time budget, one repetition at
 least.
 
-For a compiled run the cold first step is timed and the compiler's caches are kept in a file beside the
-record, where a training stage finds them. That file holds compiled *code*: it is loaded only
-from the run's own folder.
+The steps of a compiled run begin with nothing compiled, so the first is timed cold, and what the compiler
+made is kept in an archive beside the record (``compilecache.py``): a training stage of this shape, on
+processors of this kind, finds it there and compiles nothing. One process measures for all that train
+together, because each compiles the forward pass of a single device.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import platform
 import resource
@@ -32,8 +35,9 @@ import torch
 from torch import Tensor, nn
 
 from spider import files
-from spider.config import StageSpec
+from spider.config import Fp8Recipe, StageSpec
 from spider.model import build_model
+from spider.training import compilecache
 from spider.training.batch import to_device
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.parallel import compile_forward
@@ -74,20 +78,23 @@ def warm_up(spec: StageSpec, output: Path) -> dict[str, Any]:
         TrainingError: the run asks for a precision that this device does not have.
     """
     began = time.perf_counter()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    asked = spec.precision
-    decide(asked, device, None)
+    device = _device()
+    asked, recipe = spec.precision, spec.fp8_recipe
+    decide(asked, recipe, device, None)
     compiled = spec.compiled_on(device.type)
 
-    products = _products(spec, device)
-    gemms = _time_products(products, device, compiled and has_fp8(device))
-    fp8_layers = _fp8_layers(products, gemms) if has_fp8(device) else []
-    step = {
-        kind: _time_steps(spec, Precision(kind, "measured", frozenset(fp8_layers)), device, compiled)
-        for kind in _candidates(asked, device, fp8_layers)
-        # torch compiles the grouped expert product in bf16 only
-        if not (compiled and kind == "fp32" and spec.model.groups_experts)
-    }
+    products, may = _products(spec, device)
+    gemms = _time_products(products, may, recipe, device, compiled and has_fp8(device))
+    fp8_layers = _fp8_layers(products, may, gemms) if has_fp8(device) else []
+    plan = frozenset(fp8_layers) if asked == "auto" else None
+    archive = output.with_suffix(_CACHE)
+    with compilecache.kept(archive) if compiled else contextlib.nullcontext():
+        step = {
+            kind: _time_steps(spec, _precision(kind, plan, recipe), device, compiled)
+            for kind in _candidates(asked, device, fp8_layers)
+            # torch compiles the grouped expert product in bf16 only
+            if not (compiled and kind == "fp32" and spec.model.groups_experts)
+        }
     fastest = _fastest(step)
     record = {
         "format": FORMAT,
@@ -101,34 +108,58 @@ def warm_up(spec: StageSpec, output: Path) -> dict[str, Any]:
         },
         "precision": fastest if asked == "auto" else asked,
         "reason": _reason(asked, step, device),
+        "fp8_recipe": recipe,
         "fp8_layers": fp8_layers,
         "fp8_emulated": not has_fp8(device),
         "step_shape": {k: getattr(spec.settings, k) for k in ("seq_len", "micro_batch", "n_loops")},
         "step": step,
         "gemms": gemms,
-        "compile": _save_compile_cache(output) if compiled else None,
+        "compile": _describe(archive, device) if compiled else None,
         "seconds": round(time.perf_counter() - began, 2),
     }
     files.write_json(output, record)
     return record
 
 
+def _precision(kind: Kind, layers: frozenset[str] | None, recipe: Fp8Recipe) -> Precision:
+    return Precision(kind, "measured", layers, recipe) if kind == "fp8" else Precision(kind, "measured")
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _describe(archive: Path, device: torch.device) -> dict[str, Any]:
+    return {"cache": archive.name, "bytes": archive.stat().st_size, "made_for": _processors(device)}
+
+
+def _processors(device: torch.device) -> str:
+    """What machine code is made for: the processor with the instructions that it has, and the GPU."""
+    name = features = platform.machine()
+    if (cpuinfo := Path("/proc/cpuinfo")).exists():
+        about = dict(line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
+        about = {key.strip(): value.strip() for key, value in about.items()}
+        name = about.get("model name", name)
+        features = files.digest(about.get("flags") or about.get("Features"))
+    gpu = f", {device_name(device)}" if device.type == "cuda" else ""
+    return f"{name} ({features[:8]}){gpu}"
+
+
 def load_compile_cache(warmup: Path) -> None:
-    """Give the compiler what the warm-up compiled, if it left anything."""
-    path = warmup.with_suffix(_CACHE)
-    if path.exists():
-        torch.compiler.load_cache_artifacts(path.read_bytes())
-        log.info("compile: caches of the warm-up loaded (%.1f MB)", path.stat().st_size / 1e6)
-
-
-def _save_compile_cache(warmup: Path) -> dict[str, Any]:
-    saved = torch.compiler.save_cache_artifacts()
-    if saved is None:
-        return {"cache": None}
-    path = warmup.with_suffix(_CACHE)
-    with files.replacing(path) as beside:
-        beside.write_bytes(saved[0])
-    return {"cache": path.name, "bytes": len(saved[0])}
+    """Give the compiler what the warm-up compiled, if it left anything that runs here."""
+    archive = warmup.with_suffix(_CACHE)
+    if not archive.exists():
+        return
+    made_for, here = files.read_json(warmup)["compile"]["made_for"], _processors(_device())
+    if made_for != here:
+        log.info("compile: the warm-up compiled for %s, this is %s; compiling again", made_for, here)
+        return
+    try:
+        compilecache.unpack(archive)
+    except ValueError as error:
+        log.warning("compile: %s; compiling again", error)
+        return
+    log.info("compile: found what the warm-up compiled (%.1f MB)", archive.stat().st_size / 1e6)
 
 
 def _candidates(asked: str, device: torch.device, fp8_layers: list[str]) -> list[Kind]:
@@ -149,17 +180,20 @@ def _fastest(step: dict[Kind, dict[str, Any]]) -> Kind:
 
 
 def _reason(asked: str, step: dict[Kind, dict[str, Any]], device: torch.device) -> str:
-    if asked != "auto":
-        return "asked for"
-    times = ", ".join(f"{kind} {1000 * s['seconds']:.0f} ms" for kind, s in step.items())
-    return f"measured on {device_name(device)}, a step of one micro-batch: {times}"
+    costs = "; ".join(
+        f"{kind} {1000 * s['seconds']:.0f} ms, {s['peak_memory_mb'] / 1000:.2f} GB"
+        for kind, s in step.items()
+    )
+    chosen = "" if asked == "auto" else "asked for, "
+    return f"{chosen}measured on {device_name(device)}, a step of one micro-batch: {costs}"
 
 
 # ---------------------------------------------------------------------------------------- matrix products
 
 
-def _products(spec: StageSpec, device: torch.device) -> dict[Shape, dict[str, int]]:
-    """Each distinct (M, K, N) with the layers that compute it and how often in one forward pass."""
+def _products(spec: StageSpec, device: torch.device) -> tuple[dict[Shape, dict[str, int]], frozenset[str]]:
+    """Each distinct (M, K, N) with the layers that compute it and how often in one forward pass; and which
+    layers may run in fp8."""
     found: dict[Shape, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     model = build_model(spec.model).to(device)
 
@@ -175,9 +209,10 @@ def _products(spec: StageSpec, device: torch.device) -> dict[Shape, dict[str, in
         if isinstance(module, nn.Linear):
             module.register_forward_pre_hook(note(name))
     tokens_BT, _ = _random_bytes(spec, device)
-    with torch.no_grad():
+    # A GPU groups experts in bf16 only; the shapes are the same in any arithmetic.
+    with torch.no_grad(), decide("auto", spec.fp8_recipe, device, None).autocast(device):
         model(tokens_BT, n_loops=spec.settings.n_loops)
-    return found
+    return found, frozenset(name for name, module in model.named_modules() if eligible(module, name))
 
 
 def _random_bytes(spec: StageSpec, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -186,15 +221,20 @@ def _random_bytes(spec: StageSpec, device: torch.device) -> tuple[Tensor, Tensor
 
 
 def _time_products(
-    products: dict[Shape, dict[str, int]], device: torch.device, compiled: bool
+    products: dict[Shape, dict[str, int]],
+    may: frozenset[str],
+    recipe: Fp8Recipe,
+    device: torch.device,
+    compiled: bool,
 ) -> list[dict[str, Any]]:
-    """Milliseconds of forward and backward of every distinct product, by precision."""
+    """Milliseconds of forward and backward of every distinct product, by precision; of fp8 where a layer
+    ``may`` run in it."""
     budget = _GEMM_SECONDS / max(1, 3 * len(products))
     rows = []
     for (m, k, n), layers in sorted(products.items()):
         ms = {
-            kind: round(1000 * _time_product((m, k, n), kind, device, compiled, budget), 4)
-            for kind in ("fp32", "bf16", "fp8")
+            kind: round(1000 * _time_product((m, k, n), kind, recipe, device, compiled, budget), 4)
+            for kind in ("fp32", "bf16", *(["fp8"] if may & layers.keys() else []))
         }
         usable = [kind for kind in ms if kind != "fp8" or has_fp8(device)]
         rows.append(
@@ -211,11 +251,13 @@ def _time_products(
     return rows
 
 
-def _time_product(shape: Shape, kind: str, device: torch.device, compiled: bool, budget: float) -> float:
+def _time_product(
+    shape: Shape, kind: str, recipe: Fp8Recipe, device: torch.device, compiled: bool, budget: float
+) -> float:
     m, k, n = shape
     holder = nn.Sequential(nn.Linear(k, n, bias=False, device=device))
     if kind == "fp8":
-        to_fp8(holder, emulate=not has_fp8(device))
+        to_fp8(holder, recipe, emulate=not has_fp8(device))
         if compiled:
             # Else the shapes count as recompilations of one function, which soon falls back to eager.
             torch.compiler.reset()
@@ -237,14 +279,12 @@ def _time_product(shape: Shape, kind: str, device: torch.device, compiled: bool,
     return _seconds(once, device, budget)
 
 
-def _fp8_layers(products: dict[Shape, dict[str, int]], gemms: list[dict[str, Any]]) -> list[str]:
-    """Eligible layers whose every product was measured fastest in fp8."""
-    wins: dict[str, bool] = {}
-    for row in gemms:
-        for name in products[row["m"], row["k"], row["n"]]:
-            wins[name] = wins.get(name, True) and row["fastest"] == "fp8"
-    dummy = nn.Linear(1, 1)
-    return sorted(name for name, won in wins.items() if won and eligible(dummy, name))
+def _fp8_layers(
+    products: dict[Shape, dict[str, int]], may: frozenset[str], gemms: list[dict[str, Any]]
+) -> list[str]:
+    """Layers that may run in fp8 and whose every product was measured fastest in it."""
+    lost = [products[row["m"], row["k"], row["n"]] for row in gemms if row["fastest"] != "fp8"]
+    return sorted(may.difference(*lost))
 
 
 # -------------------------------------------------------------------------------------------- whole steps
@@ -254,20 +294,23 @@ def _time_steps(
     spec: StageSpec, precision: Precision, device: torch.device, compiled: bool
 ) -> dict[str, Any]:
     """First step, later steps, and peak memory of one micro-batch's forward, backward and update."""
+    torch.compiler.reset()
+    gc.collect()  # what was timed before is in cycles, and would count as memory of this
     torch.manual_seed(spec.seed)
     model = build_model(spec.model).to(device)
     precision.prepare(model)
     narrow_weights(model, spec.optimizer)
     optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute, compiled=compiled)
     if compiled:
+        if spec.model.recurrence.sample_loops:  # as in training, a graph a depth
+            torch._dynamo.config.recompile_limit = max(8, 2 * spec.loops)
         compile_forward(model)
     tokens_BT, labels_BT = _random_bytes(spec, device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    _forget_peak(device)
 
-    def once() -> None:
+    def once(n_loops: int | None = spec.settings.n_loops) -> None:
         with precision.autocast(device):
-            loss = model(tokens_BT, labels_BT, n_loops=spec.settings.n_loops).loss
+            loss = model(tokens_BT, labels_BT, n_loops=n_loops).loss
         loss.backward()
         optimizer.step()
         model.after_step()
@@ -278,15 +321,29 @@ def _time_steps(
     _wait(device)
     first = time.perf_counter() - began
     seconds = _seconds(once, device, _STEP_SECONDS - first)
-    return {
+    measured = {
         "first_seconds": round(first, 4),
         "seconds": round(seconds, 5),
         "peak_memory_mb": _peak_memory_mb(device),
     }
+    if compiled and spec.model.recurrence.sample_loops:
+        for depth in range(1, 2 * spec.loops):
+            once(depth)
+    return measured
+
+
+def _forget_peak(device: torch.device) -> None:
+    """Start counting the most memory in use anew; the process's goes on where the kernel does not
+    let it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak_memory_mb(device: torch.device) -> float:
-    """Of the allocator on a GPU; of the whole process, so far, on a CPU."""
+    """Of the allocator on a GPU; of the whole process on a CPU."""
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1)
