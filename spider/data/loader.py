@@ -137,7 +137,10 @@ class Loader(Iterator[Batch]):
         if rows.max() >= VOCAB_SIZE:
             i, t = np.argwhere(rows >= VOCAB_SIZE)[0].tolist()
             where = self._shards.locate((int(starts[i]) + t) % tokens)
-            raise ValueError(f"{where}: {rows[i, t]} is not one of the {VOCAB_SIZE} ids; run `spider verify`")
+            raise ValueError(
+                f"{where}: {rows[i, t]} is not one of the {VOCAB_SIZE} ids, the shard is damaged; encode its "
+                "part again and run again to go on (`spider verify` finds other damaged ones)"
+            )
         return rows
 
     def starts(self, samples: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from spider.data.hub import DownloadError, Patience, explain, look_up
 from spider.data.loader import DEPTH, Batch
@@ -152,8 +153,8 @@ class StreamLoader(Iterator[Batch]):
                         found = True
                         yield epoch, before, tokens
                     before = dataset.state_dict()
-            except (OSError, RuntimeError) as error:
-                raise self._broken(error, f"epoch {epoch}") from error
+            except (OSError, RuntimeError, pa.ArrowInvalid) as error:
+                raise self._broken(error, self._reading(epoch, dataset)) from error
             if not found:
                 raise ValueError(f"{self._name()}: holds no document to train on; look at its text column")
             epoch, state = epoch + 1, None
@@ -176,11 +177,23 @@ class StreamLoader(Iterator[Batch]):
         tokens[1:-1] = np.frombuffer(raw, dtype=np.uint8)
         return tokens
 
+    def _in_order(self, epoch: int) -> list[str]:
+        """The files as that epoch reads them."""
+        order = np.random.default_rng([self._order["seed"], epoch]).permutation(len(self._files))
+        return [self._files[i] for i in order]
+
+    def _reading(self, epoch: int, dataset: Any) -> str:
+        """What is being read: the state that resumes a stream counts files and the rows of each."""
+        state = dataset.state_dict()
+        while "examples_iterable" in state:
+            state = state["examples_iterable"]
+        file = self._in_order(epoch)[state["shard_idx"]]
+        return f"reading {file} behind row {state['shard_example_idx']}, epoch {epoch}"
+
     def _open(self, epoch: int, columns: list[str] | None = None) -> Any:
         from datasets import load_dataset
 
-        order = np.random.default_rng([self._order["seed"], epoch]).permutation(len(self._files))
-        urls = [f"hf://datasets/{self._repo}@{self._revision}/{self._files[i]}" for i in order]
+        urls = [f"hf://datasets/{self._repo}@{self._revision}/{file}" for file in self._in_order(epoch)]
         try:
             return load_dataset(
                 "parquet",
@@ -189,7 +202,7 @@ class StreamLoader(Iterator[Batch]):
                 streaming=True,
                 columns=columns or self._columns,
             )
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, pa.ArrowInvalid) as error:
             raise self._broken(error, "opening it") from error
 
     def _look_up(self, patience: Patience) -> list[str] | None:
@@ -220,7 +233,11 @@ class StreamLoader(Iterator[Batch]):
         if isinstance(cause, HTTPError):
             return DownloadError(explain(cause, self._repo, self._revision, self._files[0]))
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return DownloadError(f"{self._name()}: the stream broke while {when} ({first}); run again to resume")
+        where = f"{self._repo}@{self._revision}"
+        return DownloadError(
+            f"{where}: the stream broke while {when} ({first}); run again to go on. Where it breaks at the "
+            "same place again, that file is damaged: leave it out, or name a revision where it is whole"
+        )
 
     def _name(self) -> str:
         return f"{self._files[0]} of {self._repo}@{self._revision}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -146,3 +147,13 @@ def test_cut_connection_is_survived_and_no_network_is_said(hub, tmp_path, uninte
     assert hub.cut == 0
     (message,) = run(f"http://127.0.0.1:{closed_port()}", tmp_path, 1)
     assert "cannot reach http://127.0.0.1" in message and len(message.splitlines()) == 1
+
+
+def test_a_damaged_file_is_named_with_the_row(hub, tmp_path):
+    whole = parquet(80, 130)
+    middle = len(whole) // 2
+    damaged = whole[:middle] + bytes([255] * 200) + whole[middle + 200 :]
+    with serving({FILES[0]: parquet(0, 80), FILES[1]: damaged}) as server:
+        (message,) = run(server.endpoint, tmp_path, 60)
+    assert re.search(r"the stream broke while reading sample/1.parquet behind row \d+, epoch 0 \(", message)
+    assert "that file is damaged: leave it out" in message
