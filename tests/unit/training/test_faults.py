@@ -1,0 +1,114 @@
+"""What can go wrong around a training: it ends with a message that says what to do, and then goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import DEFAULTS, MODEL
+from disturb import Stop, crash_at
+from outcomes import outcome
+
+from spider.data import loader
+from spider.data.shards import Shards
+from spider.training.checkpoint import steps
+from spider.training.errors import RESUME_ME, TrainingError
+from spider.training.loop import Trainer, train
+
+
+def test_the_warning_of_a_scheduler_makes_the_command_save_and_ask_to_be_run_again(tmp_path, shards):
+    stages = [{"name": "a", "max_steps": 100_000}]
+    run = {"data": "toy", "model": MODEL, "precision": "fp32", "defaults": DEFAULTS, "stages": stages}
+    config = {"datasets": {"toy": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "spider.cli", "train", "--data_dir", shards, "--ckpt_dir", "here"]
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        cwd=tmp_path,
+        env={**os.environ, "SPIDER_TRACKING": "off", "SPIDER_WORKFLOW": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    checkpoints, deadline = tmp_path / "here/checkpoints", time.monotonic() + 120
+    while process.poll() is None and not steps(checkpoints) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == RESUME_ME, errors
+    assert f"SIGUSR1: stopped after step {int(steps(checkpoints)[-1].name[5:])}, run again to go on" in errors
+
+
+# ------------------------------------------------------------------------------------------------- the data
+
+
+@pytest.fixture
+def own_shards(shards, tmp_path):
+    """The shards, to be damaged."""
+    return shutil.copytree(shards, tmp_path / "shards")
+
+
+def test_an_impossible_id_stops_the_training_naming_shard_and_token_and_a_new_shard_goes_on(
+    tmp_path, make_spec, own_shards, monkeypatch
+):
+    monkeypatch.setattr(loader, "BLOCK", 4)  # read ahead by a few steps, not to the end
+    spec, file = make_spec(), own_shards / "train/000.bin"
+    order = train(spec, tmp_path / "undisturbed", own_shards)["position"]["seed"]
+    rows = loader.Loader(Shards(own_shards, "train"), seq_len=32, rows=4, seed=order)
+    token = int(rows.starts(np.array([4 * 11]))[0]) + 5  # of the twelfth step's first row
+    whole = file.read_bytes()
+    with open(file, "r+b") as f:
+        f.seek(2 * token)
+        f.write(b"\xff\xff")
+    place = rf"train/000\.bin, token {token}: 65535 is not one of the 272 ids"
+    with pytest.raises(ValueError, match=place + ", the shard is damaged; encode its part again"):
+        train(spec, tmp_path / "disturbed", own_shards)
+    assert steps(tmp_path / "disturbed/checkpoints")[-1].name == "step-00000010"
+    file.write_bytes(whole)
+    train(spec, tmp_path / "disturbed", own_shards)
+    assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
+
+
+def test_a_shard_cut_off_between_two_starts_is_named_before_a_step_is_done(tmp_path, make_spec, own_shards):
+    with pytest.raises(Stop):
+        train(make_spec(), tmp_path / "a", own_shards, on_step=crash_at(6))
+    file = own_shards / "train/000.bin"
+    size = file.stat().st_size
+    os.truncate(file, size - 2)
+    says = rf"train/000\.bin: truncated, {size - 2} bytes instead of {size}; encode its part again"
+    with pytest.raises(ValueError, match=says):
+        train(make_spec(), tmp_path / "a", own_shards, on_step=lambda step: pytest.fail("it trained"))
+
+
+# ----------------------------------------------------------------------------------------------- the memory
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_running_out_of_memory_names_the_settings_to_change(
+    tmp_path, make_spec, shards, monkeypatch, checkpointing
+):
+    spec = make_spec(
+        grad_accum=2, model={"recurrence": {**MODEL["recurrence"], "checkpointing": checkpointing}}
+    )
+    forward_backward = Trainer._forward_backward
+
+    def too_much(self, *arguments):
+        if self.progress.step == 3:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return forward_backward(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_forward_backward", too_much)
+    with pytest.raises(
+        TrainingError,
+        match=r"out of memory at step 3 with micro_batch 4, seq_len 32, grad_accum 2: halve micro_batch and "
+        r"double grad_accum \(.*\), or lower seq_len",
+    ) as raised:
+        train(spec, tmp_path, shards)
+    assert ("set model.recurrence.checkpointing: true" in str(raised.value)) is not checkpointing
