@@ -306,7 +306,7 @@ def _time_steps(
             torch._dynamo.config.recompile_limit = max(8, 2 * spec.loops)
         compile_forward(model)
     tokens_BT, labels_BT = _random_bytes(spec, device)
-    _forget_peak(device)
+    forget_peak(device)
 
     def once(n_loops: int | None = spec.settings.n_loops) -> None:
         with precision.autocast(device):
@@ -324,7 +324,7 @@ def _time_steps(
     measured = {
         "first_seconds": round(first, 4),
         "seconds": round(seconds, 5),
-        "peak_memory_mb": _peak_memory_mb(device),
+        "peak_memory_mb": peak_memory_mb(device),
     }
     if compiled and spec.model.recurrence.sample_loops:
         for depth in range(1, 2 * spec.loops):
@@ -332,7 +332,7 @@ def _time_steps(
     return measured
 
 
-def _forget_peak(device: torch.device) -> None:
+def forget_peak(device: torch.device) -> None:
     """Start counting the most memory in use anew; the process's goes on where the kernel does not
     let it."""
     if device.type == "cuda":
@@ -342,7 +342,7 @@ def _forget_peak(device: torch.device) -> None:
             Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak_memory_mb(device: torch.device) -> float:
+def peak_memory_mb(device: torch.device) -> float:
     """Of the allocator on a GPU; of the whole process on a CPU."""
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 1e6, 1)

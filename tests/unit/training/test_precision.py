@@ -164,7 +164,10 @@ def test_only_the_layers_of_the_plan_are_converted(model):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_whole_step_in_emulated_fp8_is_close_to_bf16(model, recipe):
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_whole_step_in_emulated_fp8_is_close_to_bf16(make_spec, recipe, checkpointing):
+    torch.manual_seed(0)
+    model = build_model(make_spec(model={"recurrence": {"checkpointing": checkpointing}}).model)
     tokens_BT = torch.randint(0, 256, (2, 32))
     for matrix in model.parameters():
         if matrix.ndim > 1 and not matrix.any():  # the last of a branch, at the start

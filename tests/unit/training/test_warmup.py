@@ -52,13 +52,13 @@ def test_it_says_what_each_choice_costs(tmp_path, make_spec, quick):
 
 
 def test_memory_is_counted_for_each_choice_by_itself():
-    warmup._forget_peak(torch.device("cpu"))
-    before = warmup._peak_memory_mb(torch.device("cpu"))
+    warmup.forget_peak(torch.device("cpu"))
+    before = warmup.peak_memory_mb(torch.device("cpu"))
     block = torch.ones(25_000_000)
-    assert warmup._peak_memory_mb(torch.device("cpu")) > before + 90
+    assert warmup.peak_memory_mb(torch.device("cpu")) > before + 90
     del block
-    warmup._forget_peak(torch.device("cpu"))
-    assert warmup._peak_memory_mb(torch.device("cpu")) < before + 50
+    warmup.forget_peak(torch.device("cpu"))
+    assert warmup.peak_memory_mb(torch.device("cpu")) < before + 50
 
 
 @pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])
