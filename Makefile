@@ -6,11 +6,12 @@ ARGS ?=
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help run test lint format ui report clean
+.PHONY: help run test test-long lint format ui report clean
 
 help:
 	@echo "make run      train and evaluate what config.yaml says (CONFIG=presets/smoke.yaml for another)"
 	@echo "make test     run the tests"
+	@echo "make test-long  run the tests that take minutes"
 	@echo "make lint     check style, types and the Snakefile"
 	@echo "make ui       look at all runs in MLflow"
 	@echo "make report   write results/report.html, Snakemake's report of the last run"
@@ -21,6 +22,9 @@ run: .venv/run-ready
 
 test: .venv/dev-ready
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-long: .venv/dev-ready
+	@$(BIN)/python -m pytest -m long $(ARGS)
 
 lint: .venv/dev-ready
 	@$(BIN)/ruff check .

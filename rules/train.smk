@@ -41,7 +41,9 @@ rule train:
         gpus=job_resource("gpus"),
         mem_mb=job_resource("mem_mb"),
         runtime=job_resource("runtime"),
+        processes=job_resource("processes"),
     params:
         identity=lambda wildcards: stage_spec(wildcards).identity,
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} train {wildcards.run} {wildcards.stage} --threads {threads} --output {output:q}"
+        "spider --config {SNAPSHOT:q} --log {log:q} train {wildcards.run} {wildcards.stage} "
+        "--threads {threads} --processes {resources.processes} --output {output:q}"

@@ -273,7 +273,8 @@ def _setting(name: str, *, environment: bool = False, off: str = "", **options: 
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Receipt to write (default: train.json of the stage)."
 )
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads (default: all).")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of all processes (default: all).")
+@click.option("--processes", type=click.IntRange(min=1), default=1, help="Start so many, to train together.")
 @click.pass_context
 def train(
     context: click.Context,
@@ -286,6 +287,7 @@ def train(
     ckpt_dir: Path | None,
     output: Path | None,
     threads: int | None,
+    processes: int,
     **settings: Any,
 ) -> None:
     """Train one stage, or go on with it from its last good checkpoint.
@@ -293,7 +295,13 @@ def train(
     Without RUN it is the configuration's only one, without STAGE its first. A setting comes from the command
     line, else from the environment, else from the configuration. A training that differs from the
     configuration's becomes a run of its own, in a folder beside the run's.
+
+    Several processes share the windows of every step: --processes on one machine, torchrun on several.
     """
+    if processes > 1 and "WORLD_SIZE" not in os.environ:
+        from spider.training.launch import launch
+
+        sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]]))
     from spider.training.byhand import Places, choose, plan
     from spider.training.loop import data_digest, train
     from spider.training.world import join
@@ -314,7 +322,7 @@ def train(
     receipt_path = output or folder / "train.json"
     name = f"{spec.run}/{stage}"
     with session.tracked("train", name, spec.deciding(), inputs, [receipt_path]) as job:
-        _prepare_torch(threads)
+        _prepare_torch(threads, world.local_size)
         digest = data_digest(spec, data)
         foreign = data != results.shards(spec.data)
         card = (spec.data, digest, str(data)) if foreign else session.dataset_card(spec.data, digest)
@@ -625,14 +633,14 @@ def ui(session: Session, port: int) -> None:
 # ------------------------------------------------------------------------------------------------ plumbing
 
 
-def _prepare_torch(threads: int | None) -> None:
+def _prepare_torch(threads: int | None, processes: int = 1) -> None:
+    """Let each of so many processes use its share of the threads (default: of those that torch would use)."""
     import torch
 
     from spider.training.memory import keep_freed_memory
 
     keep_freed_memory()
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(max(1, (threads or torch.get_num_threads()) // processes))
 
 
 def _plain(value: Any, indent: str = "") -> str:

@@ -448,7 +448,7 @@ class Resources(Block):
 
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs a job asks a scheduler for."""
-    processes: Positive | None = None
+    processes: Positive = Field(default_factory=lambda given: max(1, given.get("gpus", 0)))
     """Processes that train together (default: one a GPU, at least one)."""
     threads: Positive = 2
     """CPU threads, at most those there are."""

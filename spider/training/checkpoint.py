@@ -8,10 +8,10 @@
 
 Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``; where a stage averages its
 weights, the average stands in a third file as ``ema.{parameter}``, and is what `model_of` loads. They go
-through DCP (so that sharded tensors of a later, larger world can be saved and resharded) but through its
-safetensors storage, not its default one: the default keeps its index in ``.metadata``, which DCP reads with a
-plain ``pickle.load``, and that would run whatever a checkpoint someone gave you says. All that is not a
-tensor stands in the manifest as JSON.
+through DCP (so that each of several processes reads only its slices) but through its safetensors storage, not
+its default one: the default keeps its index in ``.metadata``, which DCP reads with a plain ``pickle.load``,
+and that would run whatever a checkpoint someone gave you says. All that is not a tensor stands in the
+manifest as JSON. One process writes, whole tensors: a checkpoint does not tell how many trained.
 
 A checkpoint is written into a hidden sibling, flushed to disk, and renamed. It is deleted the other way
 round: renamed to a hidden name, then removed. So whatever the moment of a kill, a directory named
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# One process and no process group is what `no_dist` says; the reminder would come with every save.
+# One process is what `no_dist` says; the reminder would come with every save.
 warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
 
 FORMAT = 1
@@ -142,7 +142,7 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
             warnings.filterwarnings(
                 "ignore", message=".*assuming the intent is to save in a single process.*"
             )
-            dcp.save(dict(tensors), storage_writer=writer, no_dist=not torch.distributed.is_initialized())
+            dcp.save(dict(tensors), storage_writer=writer, no_dist=True)
     except dcp.CheckpointException as error:
         raise _cause(error) from error
     for file in folder.glob("*.safetensors"):
@@ -334,7 +334,7 @@ def load_into(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
     if problems:
         shown = "; ".join(sorted(problems)[:3]) + (f"; and {len(problems) - 3} more" if problems[3:] else "")
         raise CheckpointError(f"{checkpoint.path}: a checkpoint of another architecture: {shown}")
-    dcp.load(dict(tensors), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
 
 
 def holds_optimizer(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> bool:

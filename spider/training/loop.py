@@ -428,7 +428,7 @@ class Trainer:
         if parallel == "fsdp":
             shard(self.model, self.world)
             return self.model
-        return replica(self.model, self.world, skips_parameters=self.spec.model.recurrence.halting)
+        return replica(self.model, self.world)
 
     def _restore(self, start: Path | None) -> Progress:
         """Load weights and optimizer state: this stage's, or those it starts from, or none."""

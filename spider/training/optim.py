@@ -115,13 +115,14 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None and local(p).numel()]
+            params = [p for p in group["params"] if p.grad is not None]
             if group["muon"]:
                 self._muon(group, params)
             elif params:
                 self._adamw(group, params)
 
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        params = [p for p in params if local(p).numel()]
         states = [self.state[p] for p in params]
         adamw(
             [local(p) for p in params],

@@ -18,6 +18,7 @@ loads reads its slices. So any number of processes, cut either way, goes on from
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -53,26 +54,32 @@ def micro_batches(rows: int, micro_batch: int, processes: int) -> int:
 
 
 def shard(model: nn.Module, world: World) -> None:
-    """Leave each process its slice of every parameter, in place; marks on parameters stay."""
+    """Leave each process its slice of every parameter, in place; marks on parameters stay.
+
+    Raises:
+        TrainingError: the parameters are of several dtypes, which cannot be gathered as one unit.
+    """
+    if len({p.dtype for p in model.parameters()}) > 1:
+        raise TrainingError(
+            "parallel: fsdp needs all weights in fp32; set optimizer.master_weights: fp32 (each process then "
+            "holds a share of them), or parallel: ddp"
+        )
     marks = {name: dict(vars(p)) for name, p in model.named_parameters()}
     fully_shard(model, mesh=init_device_mesh(world.device.type, (world.size,)))
     for name, p in model.named_parameters():
         vars(p).update(marks[name])
 
 
-def replica(model: nn.Module, world: World, *, skips_parameters: bool) -> nn.Module:
-    """The model to call so that gradients are averaged over all processes.
-
-    Args:
-        skips_parameters: whether a step may use only some of the parameters.
-    """
-    return DistributedDataParallel(
-        model,
-        device_ids=[world.local_rank] if world.device.type == "cuda" else None,
-        broadcast_buffers=False,  # they are equal after every step, and counts within one must not be lost
-        gradient_as_bucket_view=True,
-        find_unused_parameters=skips_parameters,
-    )
+def replica(model: nn.Module, world: World) -> nn.Module:
+    """The model to call so that gradients are averaged over all processes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # its successor came in 2.12
+        return DistributedDataParallel(
+            model,
+            device_ids=[world.local_rank] if world.device.type == "cuda" else None,
+            broadcast_buffers=False,  # equal after every step; within one they count what each has seen
+            gradient_as_bucket_view=True,
+        )
 
 
 @contextlib.contextmanager

@@ -31,11 +31,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many processes this one is; ``local_rank`` counts those on this machine."""
+    """Which of how many processes this one is, and which of how many on this machine."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    local_size: int = 1
 
     @property
     def first(self) -> bool:
@@ -122,7 +123,8 @@ def join() -> Iterator[World]:
     if size == 1:
         yield ALONE
         return
-    world = World(int(os.environ["RANK"]), size, int(os.environ["LOCAL_RANK"]))
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    world = World(*(int(os.environ[name]) for name in names))
     if torch.cuda.is_available():
         if world.local_rank >= torch.cuda.device_count():
             raise ValueError(
@@ -131,7 +133,6 @@ def join() -> Iterator[World]:
             )
         torch.cuda.set_device(world.device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    log.info("%d processes train together", size)
     yield world
     # After an error the process ends, and its connections with it: waiting for the others might be for ever.
     dist.destroy_process_group()
