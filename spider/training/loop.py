@@ -156,8 +156,12 @@ class Trainer:
         self.world, self.device = world, world.device
         self.origin, self.good = origin, good
         self.rows = self.settings.micro_batch * self.settings.grad_accum
-        self.micro_batches = micro_batches(self.rows, self.settings.micro_batch, world.size)
-        self.precision = self._decide_precision(files.read_json(warmup) if warmup else None)
+        self.micro_batches = world.from_first(
+            lambda: micro_batches(self.rows, self.settings.micro_batch, world.size)
+        )
+        self.precision = world.from_first(
+            lambda: self._decide_precision(files.read_json(warmup) if warmup else None)
+        )
 
         torch.manual_seed(_seed(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)

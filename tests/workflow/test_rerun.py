@@ -57,6 +57,12 @@ def test_saving_more_often_retrains_nothing(workflow):
     assert workflow.planned() == {}
 
 
+def test_training_in_several_processes_retrains_nothing(workflow):
+    workflow.run["resources"]["processes"] = 2
+    workflow.run["parallel"] = "fsdp"
+    assert workflow.planned() == {}
+
+
 def test_a_new_warm_up_retrains_nothing(workflow):
     """Its rule makes the stages' jobs run; the trainer sees that it has finished and trains no step."""
     before, log = weights(workflow, "first", "second"), workflow.stage("first") / "metrics.jsonl"

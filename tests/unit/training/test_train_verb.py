@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from spider.config import ConfigError, load_config
 from spider.data.shards import verify
 from spider.training.byhand import Places, choose, make_mock_data, override, plan
 from spider.training.checkpoint import steps
-from spider.training.errors import TrainingError
+from spider.training.errors import RESUME_ME, TrainingError
 from spider.training.exchange import export
 
 VARIABLES = ("SEQ_LEN", "MICRO_BATCH", "GRAD_ACCUM", "N_LOOPS", "LR", "TARGET_TOKENS", "CKPT_EVERY")
@@ -381,3 +382,42 @@ def test_resuming_what_is_over_or_lies_in_the_same_folder_is_refused(trained, tm
     said = trained.train("--resume", trained.configured, "--ckpt_dir", trained.configured)
     assert isinstance(said.exception, ConfigError)
     assert "lies in the folder that is trained in" in str(said.exception)
+
+
+# ---------------------------------------------------------------------------------------- several processes
+
+
+def spider_train(folder, *arguments):
+    """`spider train` of two processes on made-up text."""
+    command = [sys.executable, "-m", "spider.cli", "train", "--mock_data", "--ckpt_dir", str(folder / "here")]
+    return subprocess.Popen(
+        [*command, "--processes", "2", "--threads", "2", *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_several_processes_speak_with_one_voice_leave_together_and_go_on(project):
+    (project.folder / "config.yaml").write_text(yaml.safe_dump(project.plain))
+    whole = ("--micro_batch", "2", "--grad_accum", "2", "--max_steps", "4000")
+    first = spider_train(project.folder, *whole)
+    assert first.stderr is not None
+    said = []
+    for line in first.stderr:
+        said.append(line)
+        if "step 6/4000" in line:
+            first.send_signal(signal.SIGUSR1)
+    assert first.wait() == RESUME_ME, said
+    assert sum("2 processes (ddp): each takes 2 of a step's 4 windows" in line for line in said) == 1
+    assert sum("step 3/4000" in line for line in said) == 1
+    (saved,) = steps(project.folder / "here/checkpoints")[-1:]
+    manifest = files.read_json(saved / "manifest.json")
+    assert (manifest["processes"], manifest["parallel"], manifest["threads"]) == (2, "ddp", 1)
+    assert manifest["step"] >= 6
+
+    uneven = spider_train(project.folder, "--micro_batch", "3", "--ckpt_dir", str(project.folder / "other"))
+    _, error = uneven.communicate()
+    assert uneven.returncode == 1
+    assert error.count("3 windows, which 2 processes cannot share evenly") == 1 and "Traceback" not in error
