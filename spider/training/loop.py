@@ -165,7 +165,7 @@ class Trainer:
 
         torch.manual_seed(_seed(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)
-        self.precision.prepare(self.model)
+        self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)
         self.called = self._share()
         self.optimizer = build_optimizer(
@@ -256,6 +256,7 @@ class Trainer:
             self._draw("update")
             self.optimizer.set_lr(lr_factor(progress.step, progress.end, settings))
             self.optimizer.step()
+            self.precision.after_update(self.model)
             if self.ema is not None:
                 self.ema.update(progress.step + 1)
             self.means.add(measured)

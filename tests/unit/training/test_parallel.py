@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outcomes import rows
 from safetensors.torch import load_file
+from together import emulate_fp8
 
 from spider import files
 from spider.training import loop
@@ -27,10 +28,10 @@ KINDS = ("ddp", "fsdp")
 SPECS = {
     "muon": {"optimizer": "muon", "ema": {"decay": 0.9, "start_step": 2}},
     "adamw8bit": {"optimizer": "adamw8bit", "model": {"hidden": 64}},
-    "bf16": {"optimizer": "adamw", "precision": "bf16"},
+    "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}},
 }
 #: Share by which a logged figure may differ from one process's: sums in another order, amplified by training.
-TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "bf16": 2e-2}
+TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
 
 
 def run_together(processes, jobs, scratch):
@@ -65,6 +66,7 @@ def trained(tmp_path_factory, shards, specs):
     ``moved-{kind}`` is left at step 4 by two, left at step 8 by four, and finished by one."""
     root = tmp_path_factory.mktemp("trained")
     torch.set_num_threads(1)
+    emulate_fp8(monkeypatch := pytest.MonkeyPatch())
     for name, spec in specs.items():
         loop.train(spec, root / f"{name}-one", shards)
     whole = [
@@ -75,6 +77,7 @@ def trained(tmp_path_factory, shards, specs):
     run_together(4, [job(*m, stop=8) for m in moved], root)
     for _, spec, name, *_ in moved:
         loop.train(spec, root / name, shards)
+    monkeypatch.undo()
     return root
 
 
@@ -89,7 +92,8 @@ def assert_alike(folder, one, tolerance):
         n: (t.shape, t.dtype) for n, t in others.items()
     }
     for name, tensor in found.items():
-        if name.startswith(("model.", "ema.")):
+        # The experts' bias moves by whole steps: a token more or less makes one.
+        if name.startswith(("model.", "ema.")) and not name.endswith("balance_bias"):
             off = (tensor.double() - others[name].double()).norm()
             assert off <= 10 * tolerance * others[name].double().norm() + 1e-6, name
 

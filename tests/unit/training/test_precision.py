@@ -237,3 +237,10 @@ def test_evaluation_of_weights_trained_in_fp8_is_in_bf16(tmp_path, shards, rowwi
     spec = rowwise.model_copy(update={"evaluation": little})
     found = evaluate(folder / "train.json", spec, shards, folder)
     assert read_json(folder / "train.json")["precision"] == "fp8" and found["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(("recipe", "gathered"), [("tensorwise", True), ("rowwise", False)])
+def test_a_weight_that_is_shared_is_gathered_in_fp8_where_one_factor_scales_it(recipe, gathered):
+    model = nn.Sequential(nn.Linear(32, 32))
+    Precision("fp8", "", recipe=recipe).prepare(model, emulate=True, sharded=True)
+    assert hasattr(model[0].weight, "fsdp_pre_all_gather") == gathered

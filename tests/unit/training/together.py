@@ -3,6 +3,7 @@
     torchrun --nproc-per-node N together.py JOBS.json
 
 A job is ``{"spec", "folder", "data", "stop"}``; after ``stop`` steps the last process alone gets a SIGTERM.
+What asks for fp8 computes it emulated.
 Process r of N leaves ``seen-N-r.npy``, the windows of its steps, and ``told-N-r.json``: ``held`` and ``all``
 count the values of the parameters, here and altogether, and ``alike`` says after which of two micro-batches
 the gradients of all processes were alike.
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
 from spider.config import StageSpec
 from spider.data.loader import Loader
 from spider.model import build_model
-from spider.training import loop
+from spider.training import loop, precision
 from spider.training.errors import Preempted
 from spider.training.parallel import exchange_gradients, local, replica, shard, whole
 from spider.training.world import World, join
@@ -73,8 +75,15 @@ def look(spec: StageSpec, world: World) -> dict[str, Any]:
     return {**sizes, "alike": alike}
 
 
+def emulate_fp8(patch: pytest.MonkeyPatch) -> None:
+    swap = precision.to_fp8
+    patch.setattr(precision, "has_fp8", lambda device: True)
+    patch.setattr(precision, "to_fp8", lambda *args, **options: swap(*args, **{**options, "emulate": True}))
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    emulate_fp8(pytest.MonkeyPatch())
     with join() as world:
         for job in json.loads(Path(sys.argv[1]).read_text()):
             train_one(job, world)
