@@ -504,13 +504,15 @@ class StageSpec(Block):
     fp8_recipe: Fp8Recipe
     compile: bool | None
     parallel: Literal["ddp", "fsdp"]
+    processes: int
+    """That the workflow starts; by hand there may be more or fewer."""
     optimizer: OptimizerConfig
     settings: StageSettings
     evaluation: EvaluationConfig
 
     def deciding(self) -> dict[str, Any]:
         """The fields that decide the weights, as plain JSON."""
-        plain = self.model_dump(mode="json", exclude={"evaluation", "format", "parallel"})
+        plain = self.model_dump(mode="json", exclude={"evaluation", "format", "parallel", "processes"})
         for name in StageSettings.BOOKKEEPING:
             del plain["settings"][name]
         return plain
@@ -522,7 +524,8 @@ class StageSpec(Block):
 
     def shape_fields(self) -> dict[str, Any]:
         """The fields that decide what the warm-up measures: which matrices, in which arithmetic."""
-        batch = {k: getattr(self.settings, k) for k in ("seq_len", "micro_batch", "n_loops")}
+        batch = {"seq_len": self.settings.seq_len, "n_loops": self.settings.n_loops}
+        batch["micro_batch"] = self.micro_batch(self.processes)
         optimizer = {"kind": self.optimizer.kind, "master_weights": self.optimizer.master_weights}
         chosen = {k: getattr(self, k) for k in ("precision", "fp8_recipe", "compile")}
         chosen["optimizer"] = optimizer
@@ -548,9 +551,31 @@ class StageSpec(Block):
         return self.evaluation.seq_len or self.settings.seq_len
 
     @property
+    def windows_per_step(self) -> int:
+        """Windows of an optimizer step, however many processes share them."""
+        return self.settings.micro_batch * self.settings.grad_accum
+
+    @property
     def tokens_per_step(self) -> int:
-        s = self.settings
-        return s.seq_len * s.micro_batch * s.grad_accum
+        return self.settings.seq_len * self.windows_per_step
+
+    def micro_batch(self, processes: int) -> int:
+        """Windows of one forward pass, where so many processes share a step.
+
+        As many as ``micro_batch`` allows such that all passes are equal; so with ``grad_accum`` a multiple of
+        ``processes`` the passes are exactly those of one process.
+
+        Raises:
+            ConfigError: the windows cannot be dealt evenly.
+        """
+        mine, rest = divmod(self.windows_per_step, processes)
+        if rest:
+            raise ConfigError(
+                f"a step has micro_batch x grad_accum = {self.windows_per_step} windows, which {processes} "
+                f"processes cannot share evenly; make that product a multiple of {processes}, or start "
+                "another number of processes"
+            )
+        return next(n for n in range(min(mine, self.settings.micro_batch), 0, -1) if mine % n == 0)
 
 
 class Config(Block):
@@ -587,6 +612,7 @@ class Config(Block):
             fp8_recipe=run.fp8_recipe,
             compile=run.compile,
             parallel=run.parallel,
+            processes=run.resources.processes,
             optimizer=run.optimizer,
             settings=settings.model_copy(update={"data": data, "n_loops": loops}),
             evaluation=run.evaluation.model_copy(update={"data": run.evaluation.data or run.data}),
@@ -693,6 +719,11 @@ def _cross_check(config: Config) -> list[str]:
                 f"{where}.optimizer.master_weights: bf16 weights cannot be multiplied in fp32, which "
                 f"precision: {run.precision} may come to; set precision: bf16 or fp8"
             )
+        if run.optimizer.master_weights == "bf16" and run.parallel == "fsdp":
+            problems.append(
+                f"{where}.optimizer.master_weights: parallel: fsdp shares fp32 weights only; set fp32 (each "
+                "process then holds a share of them), or parallel: ddp"
+            )
         stages = [s.name for s in run.stages]
         for i, stage in enumerate(run.stages):
             at = f"{where}.stages[{i}]"
@@ -703,6 +734,10 @@ def _cross_check(config: Config) -> list[str]:
                 continue
             resolved = config.stage(run_name, stage.name)
             problems += [f"{at}{problem}" for problem in _horizon_problems(resolved.settings)]
+            try:
+                resolved.micro_batch(resolved.processes)
+            except ConfigError as error:
+                problems.append(f"{at}: {error}")
             keep_every, ckpt_every = resolved.settings.keep_every, resolved.settings.ckpt_every
             if keep_every and keep_every % ckpt_every:
                 problems.append(

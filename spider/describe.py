@@ -2,7 +2,8 @@
 
 The model is built on the meta device, so a description of a billion parameters takes a second and no memory,
 and its counts are the model's own. Weights, gradients and optimizer state are exact: the optimizer is built
-as well.
+as well. Memory is that of one process: under FSDP it holds a share of these three, and while a micro-batch
+runs all weights and gradients (fp8 weights would be smaller than what is counted here).
 
 Activations are an estimate of what the forward pass keeps for the backward pass, in elements for each byte
 (prelude, coda), or for each patch slot, layer and loop (core), of a micro-batch:
@@ -65,10 +66,15 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     if narrow and block.optimizer.master_weights == "fp32":
         looked_up = parts.get("embedding", 0) + parts.get("engram", 0)
         fixed["autocast_copies"] = 2 * (model.num_parameters() - looked_up)
+    shares = block.resources.processes if block.parallel == "fsdp" else 1
+    if shares > 1:
+        gathered = fixed["weights"] + fixed["gradients"]
+        fixed |= {name: fixed[name] // shares for name in ("weights", "gradients", "optimizer")}
+        fixed["gathered"] = gathered
     stages = []
     for spec in specs:
         s = spec.settings
-        average = {"average": 4 * model.num_parameters()} if s.ema else {}
+        average = {"average": 4 * model.num_parameters() // shares} if s.ema else {}
         memory = {**fixed, **average, "activations": activation_bytes(spec, narrow=narrow)}
         flops = model.flops_per_token(s.seq_len, s.n_loops)
         steps = horizon(spec, model)
@@ -120,8 +126,9 @@ def activation_bytes(spec: StageSpec, *, narrow: bool) -> int:
     c, s = spec.model, spec.settings
     wide_size, narrow_size = 4, 2 if narrow else 4
     D, r = c.hidden, c.recurrence
-    bytes_ = s.micro_batch * s.seq_len
-    slots = s.micro_batch * _slots(c, s.seq_len)
+    micro_batch = spec.micro_batch(spec.processes)
+    bytes_ = micro_batch * s.seq_len
+    slots = micro_batch * _slots(c, s.seq_len)
     loops = spec.loops
     loops = min(loops, r.bptt or loops)
 
@@ -213,7 +220,8 @@ def render(found: dict[str, Any]) -> None:
     else:
         work = quantity(found["flops"], "FLOP")
         console.print(f"{quantity(found['bytes'], 'B')} in {found['steps']:,} steps, {work} in all.")
-    console.print(f"Memory, counted as {found['counted_as']}: {', '.join(parts)} (activations: an estimate).")
+    counted = f"Memory of a process, counted as {found['counted_as']}"
+    console.print(f"{counted}: {', '.join(parts)} (activations: an estimate).")
 
 
 def quantity(value: float, unit: str) -> str:

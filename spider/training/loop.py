@@ -48,7 +48,7 @@ from spider.training.errors import Preempted, TrainingError
 from spider.training.folder import CHECKPOINTS, METRICS, claim, hold
 from spider.training.metrics import Means, MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
-from spider.training.parallel import compile_forward, exchange_gradients, micro_batches, replica, shard, whole
+from spider.training.parallel import compile_forward, exchange_gradients, replica, shard, whole
 from spider.training.precision import Precision, decide, device_name
 from spider.training.progress import Progress
 from spider.training.receipt import read_parent, read_receipt, write_receipt
@@ -155,10 +155,9 @@ class Trainer:
         self.spec, self.settings = spec, spec.settings
         self.world, self.device = world, world.device
         self.origin, self.good = origin, good
-        self.rows = self.settings.micro_batch * self.settings.grad_accum
-        self.micro_batches = world.from_first(
-            lambda: micro_batches(self.rows, self.settings.micro_batch, world.size)
-        )
+        self.micro_batch = world.from_first(lambda: spec.micro_batch(world.size))
+        self.windows = spec.windows_per_step // world.size
+        self.micro_batches = self.windows // self.micro_batch
         self.precision = world.from_first(
             lambda: self._decide_precision(files.read_json(warmup) if warmup else None)
         )
@@ -426,9 +425,9 @@ class Trainer:
             "%d processes (%s): each takes %d of a step's %d windows, in micro-batches of %d",
             self.world.size,
             parallel,
-            self.rows // self.world.size,
-            self.rows,
-            self.rows // self.world.size // self.micro_batches,
+            self.windows,
+            self.spec.windows_per_step,
+            self.micro_batch,
         )
         if parallel == "fsdp":
             shard(self.model, self.world)
@@ -505,7 +504,7 @@ class Trainer:
         position = self.progress.position
         place: dict[str, Any] = {
             "seq_len": self.settings.seq_len,
-            "rows": self.rows // self.world.size,
+            "rows": self.windows,
             "rank": self.world.rank,
             "world": self.world.size,
             "seed": position["seed"] if position else _seed(self.spec.seed, "order", self.spec.index),

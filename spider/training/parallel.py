@@ -29,41 +29,13 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from spider.training.errors import TrainingError
 from spider.training.world import World
 
 Kind = Literal["ddp", "fsdp"]
 
 
-def micro_batches(rows: int, micro_batch: int, processes: int) -> int:
-    """Into how many micro-batches each process cuts its windows of a step of ``rows`` windows.
-
-    The fewest equal ones of at most ``micro_batch`` windows, so with ``grad_accum`` a multiple of
-    ``processes`` they are exactly the micro-batches of one process.
-
-    Raises:
-        TrainingError: the windows cannot be dealt evenly.
-    """
-    if rows % processes:
-        raise TrainingError(
-            f"a step has micro_batch x grad_accum = {rows} windows, which {processes} processes cannot share "
-            f"evenly; make that product a multiple of {processes}, or start another number of processes"
-        )
-    mine = rows // processes
-    return next(n for n in range(-(-mine // micro_batch), mine + 1) if mine % n == 0)
-
-
 def shard(model: nn.Module, world: World) -> None:
-    """Leave each process its slice of every parameter, in place; marks on parameters stay.
-
-    Raises:
-        TrainingError: the parameters are of several dtypes, which cannot be gathered as one unit.
-    """
-    if len({p.dtype for p in model.parameters()}) > 1:
-        raise TrainingError(
-            "parallel: fsdp needs all weights in fp32; set optimizer.master_weights: fp32 (each process then "
-            "holds a share of them), or parallel: ddp"
-        )
+    """Leave each process its slice of every parameter, in place; all are of one dtype, marks on them stay."""
     marks = {name: dict(vars(p)) for name, p in model.named_parameters()}
     fully_shard(model, mesh=init_device_mesh(world.device.type, (world.size,)))
     for name, p in model.named_parameters():

@@ -111,7 +111,7 @@ def warm_up(spec: StageSpec, output: Path) -> dict[str, Any]:
         "fp8_recipe": recipe,
         "fp8_layers": fp8_layers,
         "fp8_emulated": not has_fp8(device),
-        "step_shape": {k: getattr(spec.settings, k) for k in ("seq_len", "micro_batch", "n_loops")},
+        "step_shape": {k: spec.shape_fields()[k] for k in ("seq_len", "micro_batch", "n_loops")},
         "step": step,
         "gemms": gemms,
         "compile": _describe(archive, device) if compiled else None,
@@ -216,7 +216,7 @@ def _products(spec: StageSpec, device: torch.device) -> tuple[dict[Shape, dict[s
 
 
 def _random_bytes(spec: StageSpec, device: torch.device) -> tuple[Tensor, Tensor]:
-    shape = (spec.settings.micro_batch, spec.settings.seq_len + 1)
+    shape = (spec.micro_batch(spec.processes), spec.settings.seq_len + 1)
     return to_device(np.random.default_rng(spec.seed).integers(32, 127, shape, dtype=np.uint16), device)
 
 

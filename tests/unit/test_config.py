@@ -75,6 +75,11 @@ def changed(path: str, value) -> dict:
             "runs.demo.optimizer.master_weights: bf16 weights cannot be multiplied in fp32, which precision: "
             "auto may come to",
         ),
+        (
+            "runs.demo.resources",
+            {"processes": 7},
+            "runs.demo.stages[0]: a step has micro_batch x grad_accum = 4 windows, which 7 processes cannot",
+        ),
         ("runs.demo.stages.1.name", "a", "runs.demo.stages[1].name: 'a' is used twice in this run"),
         ("runs.demo.stages.1.name", "../x", "runs.demo.stages[1].name: a name is letters, digits"),
         ("datasets.docs.source", {"kind": "hib"}, "datasets.docs.source: kind must be one of 'pydocs'"),
@@ -157,3 +162,10 @@ def test_a_stream_needs_another_dataset_to_be_evaluated_on():
 @pytest.mark.parametrize("path", ["config.yaml", *(f"presets/{p.name}" for p in ROOT.glob("presets/*.yaml"))])
 def test_the_configurations_that_we_ship_are_valid(path):
     load_config(ROOT / path)
+
+
+def test_fsdp_shares_fp32_weights_only():
+    plain = changed("runs.demo.optimizer", {"kind": "adamw8bit", "master_weights": "bf16"})
+    plain["runs"]["demo"] |= {"parallel": "fsdp", "precision": "bf16"}
+    with pytest.raises(ConfigError, match=r"runs.demo.optimizer.master_weights: parallel: fsdp shares fp32"):
+        load_config(plain)

@@ -180,3 +180,14 @@ def test_the_table_shows_parts_stages_and_totals(capsys):
 def test_quantities_have_three_figures():
     values = [0, 512, 999.6, 3_200_000, 12_345, 1.5e21]
     assert [quantity(v, "B") for v in values] == ["0 B", "512 B", "1.00 kB", "3.20 MB", "12.3 kB", "1.50 ZB"]
+
+
+def test_a_process_holds_its_share_under_fsdp_and_gathers_the_rest():
+    alone = describe(configuration(), "r")["stages"][0]["memory"]
+    two = {"resources": {"processes": 2}, "parallel": "fsdp"}
+    shared = describe(configuration(**two), "r")["stages"][0]["memory"]
+    for name in ("weights", "gradients", "optimizer"):
+        assert shared[name] == alone[name] // 2
+    assert shared["gathered"] == alone["weights"] + alone["gradients"]
+    copies = describe(configuration(**{**two, "parallel": "ddp"}), "r")["stages"][0]["memory"]
+    assert copies["optimizer"] == alone["optimizer"] and copies["activations"] < alone["activations"]

@@ -18,10 +18,8 @@ from safetensors.torch import load_file
 from together import emulate_fp8
 
 from spider import files
+from spider.config import ConfigError
 from spider.training import loop
-from spider.training.errors import TrainingError
-from spider.training.parallel import micro_batches, shard
-from spider.training.world import ALONE
 
 HERE = Path(__file__).parent
 KINDS = ("ddp", "fsdp")
@@ -158,25 +156,21 @@ def test_a_share_of_a_compiled_model_trains_what_a_whole_one_does(tmp_path, make
     assert_alike(tmp_path / "two", tmp_path / "one", TOLERANCE["muon"])
 
 
-def test_weights_of_two_dtypes_cannot_be_shared():
-    model = torch.nn.Linear(4, 4)
-    model.weight.data = model.weight.data.bfloat16()
-    with pytest.raises(TrainingError, match=r"master_weights: fp32.* or parallel: ddp"):
-        shard(model, ALONE)
-
-
-def test_windows_that_cannot_be_dealt_evenly_are_refused():
-    with pytest.raises(TrainingError, match="6 windows, which 4 processes cannot share evenly; make that"):
-        micro_batches(6, 3, 4)
-
-
 @given(st.integers(1, 8), st.integers(1, 12), st.integers(1, 12))
 def test_micro_batches_are_equal_as_large_as_they_may_be_and_those_of_one_where_they_can(
-    processes, micro_batch, grad_accum
+    specs, processes, micro_batch, grad_accum
 ):
-    rows = micro_batch * grad_accum * processes
-    mine = rows // processes
-    pieces = micro_batches(rows, micro_batch, processes)
-    assert mine % pieces == 0 and mine // pieces <= micro_batch
-    assert all(mine % n or mine // n > micro_batch for n in range(1, pieces))
-    assert micro_batches(rows, micro_batch, 1) == grad_accum * processes and pieces == grad_accum
+    settings = specs["muon"].settings.model_copy(
+        update={"micro_batch": micro_batch, "grad_accum": grad_accum * processes}
+    )
+    spec = specs["muon"].model_copy(update={"settings": settings})
+    assert spec.micro_batch(1) == spec.micro_batch(processes) == micro_batch
+    for others in range(1, 9):
+        mine, rest = divmod(spec.windows_per_step, others)
+        if rest:
+            with pytest.raises(ConfigError, match=f"windows, which {others} processes cannot share evenly"):
+                spec.micro_batch(others)
+        else:
+            found = spec.micro_batch(others)
+            assert mine % found == 0 and found <= micro_batch
+            assert all(mine % n for n in range(found + 1, min(mine, micro_batch) + 1))
