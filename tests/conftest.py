@@ -21,3 +21,12 @@ def pytest_runtest_setup(item):
             pytest.skip("NOT COMPILED: torch.compile needs a C++ compiler, there is no g++")
         if " " in torch.__file__:
             pytest.skip("NOT COMPILED: torch.compile cannot link where torch's own path has a space")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Registers and spills of the kernels that were compiled."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    kernels = [told for report in reports for name, told in report.user_properties if name == "kernel"]
+    if kernels:
+        terminalreporter.section("kernels compiled")
+        terminalreporter.write_line("\n".join(sorted(set(kernels))))

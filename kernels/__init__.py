@@ -1,0 +1,15 @@
+"""Triton kernels for the mixture of experts, each with a torch twin; knows nothing of ``spider``.
+
+===================== ==========================================================================
+``switch``            which implementation runs: ``choose("auto" | "triton" | "torch")``
+``expand_to_fused``   copy each token's row to the places of its experts, zeros in the padding
+``reduce_fused``      sum a token's rows, weighted or not, back into one
+===================== ==========================================================================
+
+One op a file. ``<op>`` is the op registered with ``torch.library`` in the namespace ``spider`` (fake kernel
+and autograd included, so ``torch.compile`` sees it), ``<op>_torch`` its twin of the same signature: the path
+on a CPU, and what the kernel is compared with. Without Triton the package imports, and only the twins run.
+
+Letters in names: N tokens, D features, E experts, K experts a token, P rows of the fused buffer, in which the
+rows of an expert are contiguous. Each expert's segment is padded to a multiple of an alignment.
+"""

@@ -1,0 +1,79 @@
+"""Which implementation an op runs: its Triton kernel or its torch twin.
+
+One choice holds for the process. It is read when an op runs, not when it is traced: a compiled model follows
+a new choice without a recompilation. Triton itself is imported here and nowhere else. torch's CPU build does
+not need it; where it is missing ``jit`` and ``tl`` are stand-ins that let a kernel be defined, never run.
+
+float64 always takes the twin: kernels accumulate in float32, and float64 serves proofs.
+"""
+
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+jit: Any
+tl: Any
+try:
+    import triton
+
+    jit, tl, INTERPRETED = triton.jit, triton.language, triton.knobs.runtime.interpret
+except ModuleNotFoundError:
+    triton = None
+    jit, tl, INTERPRETED = lambda kernel: kernel, SimpleNamespace(constexpr=None), False
+
+Mode = Literal["auto", "triton", "torch"]
+
+
+class Choice(NamedTuple):
+    """What runs on CUDA tensors (elsewhere it is the twin), and why, in words for a log."""
+
+    implementation: Literal["triton", "torch"]
+    reason: str
+
+
+_choice: Choice
+
+
+def choose(mode: Mode) -> Choice:
+    """Set the implementation of every op of this process from now on, and return what was chosen and why.
+
+    ``auto`` takes the kernels where Triton is installed and there is a CUDA device. ``triton`` takes them or
+    raises ``ValueError`` where they cannot run. Under ``TRITON_INTERPRET=1`` they run on CPU tensors too.
+    """
+    global _choice
+    if mode not in get_args(Mode):
+        raise ValueError(f"kernels: {mode!r} is not one of {', '.join(get_args(Mode))}")
+    missing = _what_is_missing()
+    if mode == "triton" and missing:
+        raise ValueError(f"kernels: triton cannot run here: {missing}; choose auto or torch")
+    if mode == "torch":
+        _choice = Choice("torch", "asked for")
+    elif missing:
+        _choice = Choice("torch", missing)
+    else:
+        where = "in Triton's interpreter" if INTERPRETED else f"on {torch.cuda.get_device_name()}"
+        _choice = Choice("triton", f"triton {triton.__version__} {where}")
+    return _choice
+
+
+def _what_is_missing() -> str:
+    if triton is None:
+        return "triton is not installed"
+    if not INTERPRETED and not torch.cuda.is_available():
+        return "there is no CUDA device"
+    return ""
+
+
+def use_triton(x: Tensor) -> bool:
+    """Whether an op on ``x`` launches its kernel."""
+    return _choice.implementation == "triton" and (x.is_cuda or INTERPRETED) and x.dtype != torch.float64
+
+
+def tile(size: int, largest: int) -> int:
+    """The power of two that covers ``size``, at most ``largest``."""
+    return min(1 << max(size - 1, 0).bit_length(), largest)
+
+
+choose("auto")

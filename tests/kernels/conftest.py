@@ -1,0 +1,77 @@
+"""What the tests of kernels share: the interpreter, and compilation for GPUs that are not there.
+
+Tests marked ``interpreter`` run kernels on CPU tensors in Triton's interpreter. A kernel is interpreted or
+compiled from the moment it is decorated, so they run in a process of their own, which ``test_interpreter.py``
+starts; there ``TRITON_INTERPRET`` is set before anything is imported. By hand:
+``TRITON_INTERPRET=1 pytest tests/kernels -m interpreter``.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+import torch
+
+from kernels import switch
+
+
+@pytest.fixture(autouse=True)
+def kernels(request):
+    """Kernels under the interpreter; twins elsewhere, where the choice is the process's own."""
+    if request.node.get_closest_marker("interpreter"):
+        if not switch.INTERPRETED:
+            pytest.skip("needs TRITON_INTERPRET=1 in the environment")
+        switch.choose("triton")
+        # Makes torch fill what it allocates with NaN, or the largest integer: a place left unwritten shows.
+        torch.use_deterministic_algorithms(True)
+    yield
+    switch.choose("auto")
+
+
+@pytest.fixture
+def compiles(record_property, tmp_path):
+    """``compiles(kernel, num_warps=4, argument="*bf16", CONSTANT=4, ...)``: to machine code, with no spill.
+
+    A string is an argument's type, anything else is a constant. Pointers and sizes are taken to be multiples
+    of 16, as torch's allocations and real widths are: that is what lets a load be 16 bytes wide. Registers
+    and spills of every kernel are printed at the end of the test run.
+    """
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    def compile(kernel, num_warps: int = 4, **arguments) -> None:
+        signature = {name: a if isinstance(a, str) else "constexpr" for name, a in arguments.items()}
+        constants = {name: a for name, a in arguments.items() if not isinstance(a, str)}
+        wide = {
+            (i,): [["tt.divisibility", 16]] for i, a in enumerate(arguments.values()) if isinstance(a, str)
+        }
+        source = ASTSource(kernel, signature, constants, wide)
+        for capability in (90, 120):
+            target = GPUTarget("cuda", capability, 32)
+            built = triton.compile(source, target=target, options={"num_warps": num_warps})
+            registers, spilled = _resources(built.asm["cubin"], tmp_path)
+            shown = " ".join(str(a) for a in arguments.values())
+            row = (
+                f"{kernel.__name__:24} sm_{capability:<4} {registers:4} registers  {spilled} spilled  {shown}"
+            )
+            record_property("kernel", row)
+            assert spilled == 0, f"{kernel.__name__} spills {spilled} bytes on sm_{capability}"
+
+    return compile
+
+
+def _resources(cubin: bytes, folder) -> tuple[int, int]:
+    """Registers a thread, and bytes a thread keeps in local memory, which is where a spill goes."""
+    from triton import knobs
+
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    told = subprocess.run(
+        [knobs.nvidia.cuobjdump.path, "-res-usage", path], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
+    assert found, told
+    return int(found[1]), int(found[2])

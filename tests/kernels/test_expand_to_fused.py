@@ -1,0 +1,92 @@
+"""Expand against a loop in plain Python, its kernel against its twin, and its adjoint."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.expand_to_fused import _expand, expand_to_fused, expand_to_fused_torch
+from kernels.reduce_fused import reduce_fused
+from tests.kernels.maps import Maps, maps
+
+
+def by_hand(x_ND: torch.Tensor, made: Maps) -> torch.Tensor:
+    rows = [[0.0] * x_ND.shape[1] for _ in made.pos_to_expert.tolist()]
+    for n, places in enumerate(made.token_to_pos.tolist()):
+        for p in places:
+            if p >= 0:
+                rows[p] = x_ND[n].tolist()
+    return torch.tensor(rows, dtype=x_ND.dtype).view(len(rows), x_ND.shape[1])
+
+
+def poison(made: Maps, D: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows in which NaN and both infinities occur."""
+    x_ND = torch.randn(len(made.token_to_pos), D, generator=torch.Generator().manual_seed(D)).to(dtype)
+    x_ND.view(-1)[::7], x_ND.view(-1)[::11], x_ND.view(-1)[::13] = torch.nan, torch.inf, -torch.inf
+    return x_ND
+
+
+@settings(max_examples=50, deadline=None)
+@given(maps(), st.integers(1, 9))
+def test_every_row_is_copied_and_padding_is_zero(made, D):
+    x_ND = poison(made, D, torch.float64)
+    torch.testing.assert_close(
+        expand_to_fused(x_ND, *made[:2]), by_hand(x_ND, made), rtol=0, atol=0, equal_nan=True
+    )
+
+
+@pytest.mark.interpreter
+@settings(max_examples=25, deadline=None)
+@given(maps(), st.sampled_from([1, 3, 16, 100, 4097]), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_kernel_copies_as_the_twin_does(made, D, dtype):
+    x_ND = poison(made, D, dtype)
+    got, want = expand_to_fused(x_ND, *made[:2]), expand_to_fused_torch(x_ND, *made[:2])
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@settings(max_examples=25, deadline=None)
+@given(maps())
+def test_reduce_is_its_adjoint(made):
+    generator = torch.Generator().manual_seed(1)
+    x_ND = torch.randn(len(made.token_to_pos), 4, generator=generator, dtype=torch.float64)
+    y_PD = torch.randn(len(made.pos_to_expert), 4, generator=generator, dtype=torch.float64)
+    expanded = (expand_to_fused(x_ND, *made[:2]) * y_PD).sum()
+    reduced = (x_ND * reduce_fused(y_PD, None, *made[:2])).sum()
+    torch.testing.assert_close(expanded, reduced)
+
+
+@settings(max_examples=10, deadline=None)
+@given(maps(max_tokens=4))
+def test_gradients_of_op_and_twin(made):
+    x_ND = torch.randn(len(made.token_to_pos), 3, dtype=torch.float64, requires_grad=True)
+    for op in (expand_to_fused, expand_to_fused_torch):
+        assert torch.autograd.gradcheck(lambda x, op=op: op(x, *made[:2]), x_ND)
+
+
+def test_torch_library_finds_nothing_wrong():
+    x_ND = torch.randn(2, 3, requires_grad=True)
+    torch.library.opcheck(expand_to_fused, (x_ND, torch.tensor([[0], [2]]), torch.tensor([0, -1, 1])))
+
+
+def test_other_shapes_are_refused():
+    with pytest.raises(ValueError, match="same N"):
+        expand_to_fused(torch.zeros(3, 2), torch.zeros(2, 1, dtype=torch.int32), torch.zeros(4))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_compiles(compiles, dtype):
+    compiles(
+        _expand,
+        x=f"*{dtype}",
+        token_to_pos="*i32",
+        pos_to_expert="*i32",
+        out=f"*{dtype}",
+        N="i32",
+        P="i32",
+        D="i32",
+        K=2,
+        TILE=2048,
+        PLACES=32,
+    )
