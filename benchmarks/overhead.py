@@ -46,11 +46,11 @@ from spider.config import StageSettings, StageSpec, load_config
 from spider.model import build_model
 from spider.tracking.sync import sync
 from spider.training.checkpoint import model_tensors
-from spider.training.loop import data_digest, train
 from spider.training.memory import keep_freed_memory
 from spider.training.metrics import Means, MetricsLog
 from spider.training.optim import build_optimizer
 from spider.training.saver import Saver
+from spider.training.stage import data_digest, train
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 
 DEFAULT_INTERVAL: int = StageSettings.model_fields["ckpt_every"].default

@@ -89,7 +89,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     """What `first_steps` describes, in this process."""
     import torch
 
-    from spider.training import loop
+    from spider.training import stage
     from spider.training.byhand import make_mock_data
     from spider.training.precision import device_name
     from spider.training.warmup import forget_peak, peak_memory_mb
@@ -104,7 +104,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
             torch.cuda.synchronize()
         marks.append(time.perf_counter())
 
-    class Trainer(loop.Trainer):
+    class Trainer(stage.Trainer):
         def run(self, *args: Any, **options: Any) -> Any:
             mark()
             return super().run(*args, **options)
@@ -125,10 +125,10 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
             profiler.__exit__(None, None, None)
             raise Enough
 
-    loop.Trainer = Trainer  # type: ignore[misc]
+    stage.Trainer = Trainer  # type: ignore[misc]
     mark()
     try:
-        loop.train(
+        stage.train(
             StageSpec.model_validate(order["spec"]),
             Path(order["folder"], "training"),
             data,

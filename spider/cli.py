@@ -303,7 +303,7 @@ def train(
 
         sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]]))
     from spider.training.byhand import Places, choose, plan
-    from spider.training.loop import data_digest, train
+    from spider.training.stage import data_digest, train
     from spider.training.world import join
 
     session: Session = context.obj

@@ -1,14 +1,10 @@
-"""The training loop: one stage of a run, resumable anywhere, with the same result to the last bit.
+"""The training loop: the steps of one stage, resumable anywhere, with the same result to the last bit.
 
 One step reads: batch, forward, backward, clip, optimizer, schedule, log. What a step computes is a function
 of the state it starts from and of (seed, stage, step): the global generator is seeded anew at every step, the
 learning rate is a function of the step, and the batch one of the loader's position. So a checkpoint needs no
 generator state, and a run killed anywhere and resumed equals one that never was (same machine, same number of
 threads). Only ``max_hours`` lets a clock decide something: when the stage ends.
-
-`Trainer` holds the live objects; `Progress` is all else that a checkpoint must bring back, as plain JSON. The
-receipt is a pure function of the final checkpoint's manifest, hence calling a finished stage again only
-writes it again.
 
 Several processes (`spider.training.world`) share the windows of a step. A step is the same work for any
 number of them: the same windows in the same order, cut into micro-batches that draw the same noise, so only
@@ -20,7 +16,6 @@ optimizer's kernels are then queued together with the next forward pass, so the 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -38,23 +33,23 @@ from tqdm import tqdm
 from spider import files
 from spider.config import StageSpec
 from spider.data.loader import Loader
-from spider.data.shards import Shards, load_metadata
+from spider.data.shards import Shards
 from spider.data.stream import StreamLoader
 from spider.model import build_model
 from spider.training import checkpoint as ckpt
 from spider.training.batch import to_device
 from spider.training.ema import Ema
 from spider.training.errors import Preempted, TrainingError
-from spider.training.folder import CHECKPOINTS, METRICS, claim, hold
+from spider.training.folder import CHECKPOINTS, METRICS
 from spider.training.metrics import Means, MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.parallel import compile_forward, exchange_gradients, replica, shard, whole
 from spider.training.precision import Precision, decide, device_name
 from spider.training.progress import Progress
-from spider.training.receipt import read_parent, read_receipt, write_receipt
 from spider.training.saver import Saver
 from spider.training.schedule import end_in_time, horizon, lr_factor
 from spider.training.signals import StopSignals
+from spider.training.state import State
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 from spider.training.warmup import load_compile_cache
 from spider.training.watchdog import Watchdog
@@ -62,71 +57,6 @@ from spider.training.world import ALONE, World
 from spider.vocab import PAD
 
 log = logging.getLogger(__name__)
-
-
-def train(
-    spec: StageSpec,
-    folder: Path,
-    data: Path,
-    *,
-    previous: Path | None = None,
-    resume: Path | None = None,
-    reset_steps: bool = False,
-    warmup: Path | None = None,
-    on_step: Callable[[int], None] | None = None,
-    world: World = ALONE,
-) -> dict[str, Any]:
-    """Train one stage, or go on with it, or, if it is finished, write its receipt again.
-
-    Args:
-        folder: ``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there.
-        data: ``shards/{dataset}``.
-        previous: receipt of the stage before; its weights and optimizer state are where this one starts.
-        resume: start from this instead, anything that `spider.training.checkpoint.locate` finds; where it
-            holds this optimizer's state, its step count goes on as well.
-        reset_steps: of ``resume`` take the weights only.
-        warmup: what was measured for this stage's shape.
-        on_step: called after every step (and its checkpoint) with the number of steps done in this stage.
-        world: the processes that train it together; each calls this with the same arguments.
-
-    Returns:
-        the receipt.
-
-    Raises:
-        TrainingError: cannot start or go on; says why and what to do.
-        CheckpointError: a checkpoint could not be written, or ``previous`` or ``resume`` could not be read.
-        Preempted: a signal asked to stop; everything is saved, run again to go on.
-        Ended: another of several processes raised one of these.
-    """
-    folder, data = Path(folder), Path(data)
-    if spec.index and previous is None and resume is None:
-        raise TrainingError(
-            f"{spec.run}/{spec.stage}: needs the receipt of the stage before (it is stage {spec.index})"
-        )
-    with contextlib.ExitStack() as held, StopSignals() as stop:
-        world.from_first(lambda: held.enter_context(hold(folder)))
-        origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
-        if resume is not None:
-            origin["parent_weights"] = ckpt.read_manifest(ckpt.locate(resume))["weights"]
-            origin["resumed"] = "weights" if reset_steps else "training"
-        elif previous is not None:
-            origin["parent_weights"] = read_receipt(previous)["weights"]
-        try:
-            identity = {"identity": spec.identity, "fields": {**spec.deciding(), **origin}}
-            good = world.from_first(lambda: claim(folder, identity))
-            if good is None or not good.manifest["final"]:
-                parent = resume or previous
-                good = Trainer(spec, folder, data, origin, parent, good, warmup, world).run(stop, on_step)
-
-            def finish() -> dict[str, Any]:
-                assert good is not None, "the first process holds what it saved"
-                return write_receipt(folder, good)
-
-            return world.from_first(finish)
-        except OSError as error:
-            raise TrainingError(
-                f"{error.filename or folder}: {error.strerror or error}; what was saved is intact, run again"
-            ) from error
 
 
 class Trainer:
@@ -175,7 +105,8 @@ class Trainer:
             compiled=spec.compiled_on(self.device.type),
         )
         self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
-        self.progress = self._restore(parent)
+        self.state = State(spec, origin, self.model, self.optimizer, self.ema)
+        self.progress = self._begin(parent)
         self.means = Means.restore(self.progress.means, self.device)
         self.loader = self._open(data)
         if spec.compiled_on(self.device.type):
@@ -352,15 +283,6 @@ class Trainer:
 
     # -------------------------------------------------------------------------- checkpoints and the log
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint holds."""
-        return {**self._inherited(), **(self.ema.tensors() if self.ema else {})}
-
-    def _inherited(self) -> dict[str, Tensor]:
-        """What the next stage goes on from."""
-        state = self.optimizer.tensors(self.model)
-        return {**ckpt.model_tensors(self.model), **{f"optimizer.{name}": t for name, t in state.items()}}
-
     def _save(self, *, final: bool) -> None:
         began = time.perf_counter()
         self.progress.means = self.means.state()
@@ -379,7 +301,7 @@ class Trainer:
             "torch": torch.__version__,
             **asdict(self.progress),
         }
-        self.saver.start(self._tensors(), record)
+        self.saver.start(self.state.tensors(), record)
         if final:
             self.world.from_first(self.saver.settle)
         self.progress.checkpoint_seconds += time.perf_counter() - began
@@ -434,71 +356,11 @@ class Trainer:
             return self.model
         return replica(self.model, self.world)
 
-    def _restore(self, start: Path | None) -> Progress:
-        """Load weights and optimizer state: this stage's, or those it starts from, or none."""
+    def _begin(self, parent: Path | None) -> Progress:
+        """Where this process starts: in the middle of the stage, or at its beginning."""
         if self.good is not None:
-            self._load(self.good)
-            before = self.good.manifest
-            now = {"CPU threads": torch.get_num_threads(), "processes": self.world.size}
-            for what, number in zip(now, (before["threads"], before["processes"]), strict=True):
-                if number != now[what]:
-                    log.warning(
-                        "this stage began with %d %s and goes on with %d: sums round differently, the "
-                        "result will not be bit-equal to an uninterrupted run",
-                        number,
-                        what,
-                        now[what],
-                    )
-            return _saved_progress(self.good)
-        end = horizon(self.spec, self.model)
-        if start is None:
-            return Progress(end=end)
-        parent, resumed = read_parent(self.spec, start), self.origin.get("resumed")
-        whole = resumed != "weights" and ckpt.holds_optimizer(parent, self._inherited())
-        if resumed != "weights" and not whole:
-            log.warning(
-                "%s: holds %s, this stage's begins afresh%s",
-                parent.path,
-                "no optimizer's state" if parent.exported else "the state of another optimizer",
-                " at step 0" if resumed else "",
-            )
-        if resumed and whole:
-            return self._go_on(parent, end)
-        ckpt.load_into(parent, self._inherited() if whole else ckpt.model_tensors(self.model))
-        if resumed:
-            return Progress(end=end)
-        position = self._next_position(parent.manifest)
-        return Progress(global_step=parent.manifest["global_step"], position=position, end=end)
-
-    def _go_on(self, parent: ckpt.Checkpoint, end: int | None) -> Progress:
-        """Take over another folder's training where it stood, towards an end of our own."""
-        before = _saved_progress(parent)
-        if end is not None and before.step >= end:
-            raise TrainingError(
-                f"{parent.path}: is at step {before.step}, and this stage ends after {end}; give it more "
-                "steps (max_steps, target_tokens), or take its weights only (reset_steps)"
-            )
-        self._load(parent)
-        log.info("%s: going on from its step %d", parent.path, before.step)
-        return dataclasses.replace(before, position=self._next_position(parent.manifest), end=end, streak=0)
-
-    def _load(self, checkpoint: ckpt.Checkpoint) -> None:
-        """All that a checkpoint of this training holds, its average of the weights included."""
-        if self.ema is not None and checkpoint.manifest["averaged_weights"] is not None:
-            self.ema.begin()
-        ckpt.load_into(checkpoint, self._tensors())
-
-    def _next_position(self, before: dict[str, Any]) -> dict[str, Any] | None:
-        """Where what we start from stopped; other data or windows begin a new order."""
-        position = before["position"]
-        if (
-            before["data_digest"] == self.origin["data_digest"]
-            and position["seq_len"] == self.settings.seq_len
-        ):
-            log.info("data: going on where that training stopped")
-            return position
-        log.info("data: other data or seq_len than that training's, beginning a new order")
-        return None
+            return self.state.resume(self.good, self.world.size)
+        return self.state.start(parent, horizon(self.spec, self.model))
 
     def _open(self, data: Path) -> Loader | StreamLoader:
         position = self.progress.position
@@ -529,15 +391,6 @@ def draw_depth(spec: StageSpec) -> int:
     """Loops of one step's forward passes: the stage's, or drawn from torch's RNG with the stage's as mean."""
     sampled = spec.model.recurrence.sample_loops
     return int(torch.randint(1, 2 * spec.loops, ())) if sampled else spec.loops
-
-
-def data_digest(spec: StageSpec, data: Path) -> str:
-    """What the training data is known by: its index, or, of a stream, its definition."""
-    return load_metadata(data)["digest"] if spec.stream is None else files.digest(spec.stream.model_dump())
-
-
-def _saved_progress(checkpoint: ckpt.Checkpoint) -> Progress:
-    return Progress(**{name: checkpoint.manifest[name] for name in Progress.__dataclass_fields__})
 
 
 def _seed(*parts: object) -> int:

@@ -113,7 +113,7 @@ from pathlib import Path
 import torch
 from spider.config import StageSpec
 from spider.training.errors import Preempted
-from spider.training.loop import train
+from spider.training.stage import train
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 torch.set_num_threads(1)
 spec, folder, data = json.loads(sys.argv[1])

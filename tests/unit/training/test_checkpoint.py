@@ -8,7 +8,7 @@ import spider
 from spider import files
 from spider.model import build_model
 from spider.training import checkpoint as ckpt
-from spider.training.loop import train
+from spider.training.stage import train
 
 
 def write(root, step, value=0.0):

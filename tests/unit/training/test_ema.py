@@ -17,7 +17,8 @@ from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate, validation_stream
 from spider.training import checkpoint as ckpt
 from spider.training.ema import Ema
-from spider.training.loop import Trainer, train
+from spider.training.loop import Trainer
+from spider.training.stage import train
 from spider.training.telemetry import Window
 
 EMA = {"decay": 0.8, "start_step": 6}

@@ -25,7 +25,7 @@ from spider.training import checkpoint as ckpt
 from spider.training import exchange
 from spider.training.checkpoint import CheckpointError
 from spider.training.exchange import export, import_file
-from spider.training.loop import train
+from spider.training.stage import train
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from spider.data import loader
 from spider.data.shards import Shards
 from spider.training.checkpoint import steps
 from spider.training.errors import RESUME_ME, TrainingError
-from spider.training.loop import Trainer, train
+from spider.training.loop import Trainer
+from spider.training.stage import train
 
 
 def test_the_warning_of_a_scheduler_makes_the_command_save_and_ask_to_be_run_again(tmp_path, shards):

@@ -17,7 +17,7 @@ from spider import files
 from spider.cli import cli, main
 from spider.evaluation.generate import generate
 from spider.training import checkpoint as ckpt
-from spider.training.loop import train
+from spider.training.stage import train
 
 
 @pytest.fixture(scope="module")

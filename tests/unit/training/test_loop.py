@@ -20,7 +20,8 @@ from spider import files
 from spider.training import loop
 from spider.training.checkpoint import CheckpointError, newest_good, steps
 from spider.training.errors import RESUME_ME, Preempted, TrainingError
-from spider.training.loop import Trainer, train
+from spider.training.loop import Trainer
+from spider.training.stage import train
 from spider.training.telemetry import Window
 
 
@@ -333,7 +334,7 @@ def test_the_next_stage_takes_over_weights_optimizer_data_and_step_number(
     original = Trainer.run
 
     def run(self, *arguments):
-        started["tensors"] = {n: t.clone() for n, t in self._tensors().items()}
+        started["tensors"] = {n: t.clone() for n, t in self.state.tensors().items()}
         started["position"] = self.progress.position
         return original(self, *arguments)
 
@@ -427,9 +428,9 @@ def poison(trainer, at_steps):
 def test_a_step_without_a_finite_loss_leaves_every_tensor_as_it_was(tmp_path, make_spec, shards, caplog):
     trainer = trainer_of(make_spec(), tmp_path, shards)
     poison(trainer, {0})
-    before = {n: t.clone() for n, t in trainer._tensors().items()}
+    before = {n: t.clone() for n, t in trainer.state.tensors().items()}
     trainer._step(Window())
-    for name, tensor in trainer._tensors().items():
+    for name, tensor in trainer.state.tensors().items():
         assert torch.equal(tensor, before[name]), name
     assert (trainer.progress.step, trainer.progress.skipped, trainer.means.count) == (1, 1, 0)
     assert "not finite, update skipped" in caplog.text
@@ -442,7 +443,7 @@ def test_too_many_of_them_in_a_row_stop_the_run_naming_the_last_good_checkpoint(
     with pytest.raises(TrainingError, match=r"step 10: 3 steps in a row .*checkpoints/step-00000005"):
         trainer.run(loop.StopSignals())
     assert trainer.progress.skipped == 5
-    assert all(t.isfinite().all() for t in trainer._tensors().values())
+    assert all(t.isfinite().all() for t in trainer.state.tensors().values())
 
 
 def test_every_log_line_holds_the_mean_of_its_steps(tmp_path, make_spec, shards):

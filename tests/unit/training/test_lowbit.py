@@ -11,8 +11,8 @@ from torchao.optim import AdamW4bit, AdamW8bit
 
 from spider.config import OptimizerConfig
 from spider.training import checkpoint as ckpt
-from spider.training.loop import train
 from spider.training.optim import build_optimizer, narrow_weights
+from spider.training.stage import train
 
 KINDS = {"adamw8bit": AdamW8bit, "adamw4bit": AdamW4bit}
 BF16 = {"kind": "adamw8bit", "master_weights": "bf16"}

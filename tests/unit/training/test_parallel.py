@@ -19,7 +19,7 @@ from together import emulate_fp8
 
 from spider import files
 from spider.config import ConfigError
-from spider.training import loop
+from spider.training import loop, stage
 
 HERE = Path(__file__).parent
 KINDS = ("ddp", "fsdp")
@@ -66,7 +66,7 @@ def trained(tmp_path_factory, shards, specs):
     torch.set_num_threads(1)
     emulate_fp8(monkeypatch := pytest.MonkeyPatch())
     for name, spec in specs.items():
-        loop.train(spec, root / f"{name}-one", shards)
+        stage.train(spec, root / f"{name}-one", shards)
     whole = [
         job(root, spec, f"{name}-{kind}", kind, shards) for name, spec in specs.items() for kind in KINDS
     ]
@@ -74,7 +74,7 @@ def trained(tmp_path_factory, shards, specs):
     run_together(2, [*whole, *(job(*m, stop=4) for m in moved)], root)
     run_together(4, [job(*m, stop=8) for m in moved], root)
     for _, spec, name, *_ in moved:
-        loop.train(spec, root / name, shards)
+        stage.train(spec, root / name, shards)
     monkeypatch.undo()
     return root
 
@@ -151,7 +151,7 @@ def test_a_share_of_a_compiled_model_trains_what_a_whole_one_does(tmp_path, make
     """Without experts and drawn boundaries, so that fp32 compiles and draws nothing."""
     model = {"moe": None, "boundary": {"kind": "whitespace"}}
     settings = {"micro_batch": 2, "grad_accum": 2, "max_steps": 3, "log_every": 1, "model": model}
-    loop.train(make_spec(**settings), tmp_path / "one", shards)
+    stage.train(make_spec(**settings), tmp_path / "one", shards)
     run_together(2, [job(tmp_path, make_spec(**settings, compile=True), "two", "fsdp", shards)], tmp_path)
     assert_alike(tmp_path / "two", tmp_path / "one", TOLERANCE["muon"])
 

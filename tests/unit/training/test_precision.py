@@ -12,8 +12,8 @@ from spider.model import build_model
 from spider.training import precision
 from spider.training.checkpoint import load_model
 from spider.training.errors import TrainingError
-from spider.training.loop import train
 from spider.training.precision import Precision, decide, eligible, to_fp8
+from spider.training.stage import train
 
 CPU = torch.device("cpu")
 RECIPES = get_args(Fp8Recipe)

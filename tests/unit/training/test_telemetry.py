@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spider.training.loop import train
+from spider.training.stage import train
 from spider.training.telemetry import Telemetry, Window, line, peak_flops
 
 REPO = Path(__file__).parents[3]
@@ -145,7 +145,7 @@ import json, logging, sys
 from pathlib import Path
 import torch
 from spider.config import StageSpec
-from spider.training.loop import train
+from spider.training.stage import train
 file = logging.FileHandler(sys.argv[2])
 logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[logging.StreamHandler(), file])
 torch.set_num_threads(1)

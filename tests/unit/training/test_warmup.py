@@ -7,8 +7,8 @@ from spider import files
 from spider.model import build_model
 from spider.training import precision, warmup
 from spider.training.errors import TrainingError
-from spider.training.loop import train
 from spider.training.precision import decide
+from spider.training.stage import train
 from spider.training.warmup import warm_up
 
 

@@ -12,7 +12,7 @@ from outcomes import outcome
 
 from spider.training.checkpoint import steps
 from spider.training.errors import RESUME_ME
-from spider.training.loop import train
+from spider.training.stage import train
 
 #: The disk under the shards dies: the thread that reads ahead waits for ever from the eighth step's rows on.
 DEAD_DISK = """

@@ -30,6 +30,7 @@ from spider.model import build_model
 from spider.training import loop, precision
 from spider.training.errors import Preempted
 from spider.training.parallel import exchange_gradients, local, replica, shard, whole
+from spider.training.stage import train
 from spider.training.world import World, join
 
 
@@ -48,7 +49,7 @@ def train_one(job: dict[str, Any], world: World) -> None:
 
     loop.Loader = Noting
     with contextlib.suppress(Preempted):
-        loop.train(spec, folder, Path(job["data"]), on_step=on_step, world=world)
+        train(spec, folder, Path(job["data"]), on_step=on_step, world=world)
     name = f"{world.size}-{world.rank}"
     np.save(folder / f"seen-{name}.npy", np.stack(seen))
     (folder / f"told-{name}.json").write_text(json.dumps(look(spec, world)))

@@ -1,0 +1,133 @@
+"""All that training moves, and how checkpoints bring it back: weights, optimizer state, their average.
+
+A stage that goes on takes everything from its own newest checkpoint. One that begins takes weights from its
+parent, the stage before or what ``--resume`` names, and the optimizer's state where that is of this
+optimizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spider.config import StageSpec
+from spider.model import Spider
+from spider.training import checkpoint as ckpt
+from spider.training.ema import Ema
+from spider.training.errors import TrainingError
+from spider.training.lowbit import LowBitAdamW
+from spider.training.optim import Optimizer
+from spider.training.progress import Progress
+from spider.training.receipt import read_parent
+
+log = logging.getLogger(__name__)
+
+
+class State:
+    """The tensors of one training.
+
+    Args:
+        origin: ``data_digest`` of the data to train on; ``resumed``, where it is there, says what to take
+            from the parent: its ``weights``, or all of its ``training``, step count included.
+    """
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        origin: dict[str, str | None],
+        model: Spider,
+        optimizer: Optimizer | LowBitAdamW,
+        ema: Ema | None,
+    ) -> None:
+        self._spec, self._origin = spec, origin
+        self._model, self._optimizer, self._ema = model, optimizer, ema
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds."""
+        return {**self._inherited(), **(self._ema.tensors() if self._ema else {})}
+
+    def _inherited(self) -> dict[str, Tensor]:
+        """What the next stage goes on from."""
+        state = self._optimizer.tensors(self._model)
+        return {**ckpt.model_tensors(self._model), **{f"optimizer.{name}": t for name, t in state.items()}}
+
+    def resume(self, good: ckpt.Checkpoint, processes: int) -> Progress:
+        """Load this stage's own checkpoint, and return how far it had come."""
+        self._load(good)
+        now = {"CPU threads": torch.get_num_threads(), "processes": processes}
+        before = {"CPU threads": good.manifest["threads"], "processes": good.manifest["processes"]}
+        for what, number in before.items():
+            if number != now[what]:
+                log.warning(
+                    "this stage began with %d %s and goes on with %d: sums round differently, the result "
+                    "will not be bit-equal to an uninterrupted run",
+                    number,
+                    what,
+                    now[what],
+                )
+        return _saved_progress(good)
+
+    def start(self, path: Path | None, end: int | None) -> Progress:
+        """Load what a stage of ``end`` steps begins from, if anything, and return where it begins.
+
+        Raises:
+            CheckpointError: there is no good checkpoint at ``path``, or it is of another architecture.
+            TrainingError: it is of another model, or has gone further than ``end``.
+        """
+        if path is None:
+            return Progress(end=end)
+        parent, resumed = read_parent(self._spec, path), self._origin.get("resumed")
+        whole = resumed != "weights" and ckpt.holds_optimizer(parent, self._inherited())
+        if resumed != "weights" and not whole:
+            log.warning(
+                "%s: holds %s, this stage's begins afresh%s",
+                parent.path,
+                "no optimizer's state" if parent.exported else "the state of another optimizer",
+                " at step 0" if resumed else "",
+            )
+        if resumed and whole:
+            return self._go_on(parent, end)
+        ckpt.load_into(parent, self._inherited() if whole else ckpt.model_tensors(self._model))
+        if resumed:
+            return Progress(end=end)
+        position = self._next_position(parent.manifest)
+        return Progress(global_step=parent.manifest["global_step"], position=position, end=end)
+
+    def _go_on(self, parent: ckpt.Checkpoint, end: int | None) -> Progress:
+        """Take over another folder's training where it stood, towards an end of our own."""
+        before = _saved_progress(parent)
+        if end is not None and before.step >= end:
+            raise TrainingError(
+                f"{parent.path}: is at step {before.step}, and this stage ends after {end}; give it more "
+                "steps (max_steps, target_tokens), or take its weights only (reset_steps)"
+            )
+        self._load(parent)
+        log.info("%s: going on from its step %d", parent.path, before.step)
+        return dataclasses.replace(before, position=self._next_position(parent.manifest), end=end, streak=0)
+
+    def _load(self, checkpoint: ckpt.Checkpoint) -> None:
+        """All that a checkpoint of this training holds, its average of the weights included."""
+        if self._ema is not None and checkpoint.manifest["averaged_weights"] is not None:
+            self._ema.begin()
+        ckpt.load_into(checkpoint, self.tensors())
+
+    def _next_position(self, before: dict[str, Any]) -> dict[str, Any] | None:
+        """Where what we start from stopped; other data or windows begin a new order."""
+        position = before["position"]
+        if (
+            before["data_digest"] == self._origin["data_digest"]
+            and position["seq_len"] == self._spec.settings.seq_len
+        ):
+            log.info("data: going on where that training stopped")
+            return position
+        log.info("data: other data or seq_len than that training's, beginning a new order")
+        return None
+
+
+def _saved_progress(checkpoint: ckpt.Checkpoint) -> Progress:
+    return Progress(**{name: checkpoint.manifest[name] for name in Progress.__dataclass_fields__})
