@@ -70,6 +70,17 @@ def expand_to_fused_torch(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P
 
 
 @jit
+def clear_padding(out, pos_to_expert, first, P, D, d, TILE: tl.constexpr, PLACES: tl.constexpr):
+    """Zero the features ``d`` of the padding rows of ``out`` (P, D) among PLACES rows from ``first``."""
+    p_range = first + tl.arange(0, PLACES)
+    if tl.min(tl.load(pos_to_expert + p_range, mask=p_range < P, other=0)) < 0:
+        zero = tl.zeros((TILE,), out.dtype.element_ty)
+        for p in range(first, min(first + PLACES, P)):
+            padding = tl.load(pos_to_expert + p) < 0
+            tl.store(out + tl.cast(p, tl.int64) * D + d, zero, mask=(d < D) & padding)
+
+
+@jit
 def _expand(
     x, token_to_pos, pos_to_expert, out, N, P, D, K: tl.constexpr, TILE: tl.constexpr, PLACES: tl.constexpr
 ):
@@ -82,13 +93,7 @@ def _expand(
             p = tl.load(token_to_pos + n * K + k).to(tl.int64)
             tl.store(out + p * D + d, row, mask=inside & (p >= 0))
     else:
-        first = (n - N) * PLACES
-        p_range = first + tl.arange(0, PLACES)
-        if tl.min(tl.load(pos_to_expert + p_range, mask=p_range < P, other=0)) < 0:
-            zero = tl.zeros((TILE,), out.dtype.element_ty)
-            for p in range(first, min(first + PLACES, P)):
-                padding = tl.load(pos_to_expert + p) < 0
-                tl.store(out + tl.cast(p, tl.int64) * D + d, zero, mask=inside & padding)
+        clear_padding(out, pos_to_expert, (n - N) * PLACES, P, D, d, TILE, PLACES)
 
 
 def _launch(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor) -> Tensor:
@@ -96,7 +101,7 @@ def _launch(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor) -> T
     out_PD = x_ND.new_empty(P, D)
     if out_PD.numel() == 0:
         return out_PD
-    size = tile(D, 4096)
+    size = tile(D, 2048)
     grid = (N + -(-P // PLACES), -(-D // size))
     _expand[grid](
         x_ND.contiguous(),

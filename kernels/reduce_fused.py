@@ -1,18 +1,27 @@
 """Reduce: sum each token's K rows of the fused buffer, weighted or not, back into one row.
 
-    out[n] = sum over k, ascending, of w[n, k] * y[token_to_pos[n, k]]      where token_to_pos[n, k] >= 0
+    out[n]  = sum over k, ascending, of w[n, k] y[token_to_pos[n, k]]       where token_to_pos[n, k] >= 0
 
-The sum is in float32 whatever the rows are, and in a fixed order, so it is the same on every run.
+    dy[token_to_pos[n, k]] = w[n, k] dout[n],  zero in rows of no token
+    dw[n, k] = <dout[n], y[token_to_pos[n, k]]>,  zero where masked
 
-Bytes: each row of y that has a token is read once and every row of the result written once, (P + N) D.
+All sums are in float32 whatever the rows are, and in a fixed order: every run gives the same bits.
 
-Layout: a program takes a token, or a tile of its row, and adds its K rows one after the other; the K loads
-do not wait for one another.
+Bytes, forward: the rows of y that have a token once, the result once, (N K + N) D. Backward: y, dout and dy
+once each, (N K + N + P) D, in one kernel. Unweighted, the backward is ``expand_to_fused``.
+
+Layout, forward: a program takes a token, or a tile of its row, and adds its K rows one after the other; the K
+loads do not wait for one another. Backward: a program holds a tile of dout[n] and of its K rows of y at once,
+so that each is read once. The tile is narrower for large K, and 8 warps share it: with 4, some tiles do not
+fit the registers. Rows of no token must be zero and not merely unread, because the experts' weight gradient
+sums over whole segments, padding included. Programs behind the N tokens clear them, for which they look at
+``pos_to_expert``, an argument that only the backward uses.
 """
 
 import torch
 from torch import Tensor
 
+from kernels.expand_to_fused import PLACES, clear_padding, expand_to_fused
 from kernels.switch import jit, tile, tl, use_triton
 
 
@@ -24,10 +33,13 @@ def reduce_fused(
 
     ``w_NK``: float32 weights, or None for ones. ``token_to_pos_NK``: int32 or int64, -1 where masked; such a
     term is left out, whatever its weight. Rows of no token are not read, NaN in them does not matter.
+    ``pos_to_expert_P`` says which rows those are, -1; without it the backward finds out, in some small
+    launches more. Differentiable once in ``y_PD`` and ``w_NK``. Raises ``ValueError`` for shapes that do not
+    fit.
     """
     if (
-        token_to_pos_NK.dim() != 2
-        or y_PD.dim() != 2
+        y_PD.dim() != 2
+        or token_to_pos_NK.dim() != 2
         or (w_NK is not None and w_NK.shape != token_to_pos_NK.shape)
     ):
         raise ValueError(
@@ -44,22 +56,75 @@ def _(y_PD, w_NK, token_to_pos_NK, pos_to_expert_P=None):
     return y_PD.new_empty(token_to_pos_NK.shape[0], y_PD.shape[1])
 
 
+@torch.library.custom_op("spider::reduce_fused_backward", mutates_args=())
+def reduce_fused_backward(
+    grad_ND: Tensor, y_PD: Tensor, w_NK: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of ``y_PD`` and ``w_NK``, in their dtypes."""
+    if use_triton(y_PD):
+        return _launch_backward(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
+    return reduce_fused_backward_torch(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
+
+
+@reduce_fused_backward.register_fake
+def _(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P):
+    return y_PD.new_empty(y_PD.shape), w_NK.new_empty(w_NK.shape)
+
+
+def _remember(ctx, inputs, output) -> None:
+    y_PD, w_NK, token_to_pos_NK, pos_to_expert_P = inputs
+    ctx.rows = y_PD.shape[0]
+    ctx.save_for_backward(None if w_NK is None else y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
+
+
+def _adjoint(ctx, grad_ND: Tensor):
+    y_PD, w_NK, token_to_pos_NK, pos_to_expert_P = ctx.saved_tensors
+    if pos_to_expert_P is None:
+        # Row P takes what is masked, and is cut off.
+        taken_P = token_to_pos_NK.new_full((ctx.rows + 1,), -1)
+        places = torch.where(token_to_pos_NK < 0, ctx.rows, token_to_pos_NK).flatten().long()
+        pos_to_expert_P = taken_P.index_fill(0, places, 0)[: ctx.rows].contiguous()
+    if w_NK is None:
+        return expand_to_fused(grad_ND, token_to_pos_NK, pos_to_expert_P), None, None, None
+    return *reduce_fused_backward(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P), None, None
+
+
+reduce_fused.register_autograd(_adjoint, setup_context=_remember)
+
+
 def reduce_fused_torch(
     y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor | None = None
 ) -> Tensor:
     """The same in torch, one k after the other."""
-    sum_ND = y_PD.new_zeros(
-        len(token_to_pos_NK), y_PD.shape[1], dtype=torch.promote_types(y_PD.dtype, torch.float32)
-    )
-    if len(y_PD) == 0:
-        return sum_ND.to(y_PD.dtype)
+    wide = torch.promote_types(y_PD.dtype, torch.float32)
+    sum_ND = y_PD.new_zeros(len(token_to_pos_NK), y_PD.shape[1], dtype=wide)
     for k in range(token_to_pos_NK.shape[1]):
-        pos_N = token_to_pos_NK[:, k]
-        term_ND = y_PD.index_select(0, pos_N.clamp(min=0)).to(sum_ND.dtype)
+        term_ND = _rows(y_PD, token_to_pos_NK[:, k]).to(wide)
         if w_NK is not None:
             term_ND = term_ND * w_NK[:, k, None]
-        sum_ND = sum_ND + term_ND.masked_fill(pos_N[:, None] < 0, 0)
+        sum_ND = sum_ND + term_ND.masked_fill(token_to_pos_NK[:, k, None] < 0, 0)
     return sum_ND.to(y_PD.dtype)
+
+
+def reduce_fused_backward_torch(
+    grad_ND: Tensor, y_PD: Tensor, w_NK: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same in torch."""
+    wide = torch.promote_types(y_PD.dtype, torch.float32)
+    places = torch.where(token_to_pos_NK < 0, len(y_PD), token_to_pos_NK).long()
+    dy_PD, dw_NK = y_PD.new_zeros(len(y_PD) + 1, y_PD.shape[1]), torch.zeros_like(w_NK)
+    for k in range(token_to_pos_NK.shape[1]):
+        dy_PD[places[:, k]] = (w_NK[:, k, None] * grad_ND.to(wide)).to(y_PD.dtype)
+        dot_N = (grad_ND.to(wide) * _rows(y_PD, token_to_pos_NK[:, k])).sum(1)
+        dw_NK[:, k] = dot_N.masked_fill(token_to_pos_NK[:, k] < 0, 0)
+    return dy_PD[:-1].clone(), dw_NK
+
+
+def _rows(y_PD: Tensor, pos_N: Tensor) -> Tensor:
+    """The rows at ``pos_N``; any row where it is -1, and zeros where there are no rows at all."""
+    if len(y_PD) == 0:
+        return y_PD.new_zeros(len(pos_N), y_PD.shape[1])
+    return y_PD.index_select(0, pos_N.clamp(min=0))
 
 
 @jit
@@ -83,10 +148,10 @@ def _launch(y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor) -> Tenso
     out_ND = y_PD.new_empty(N, D)
     if out_ND.numel() == 0:
         return out_ND
-    size = tile(D, 4096)
+    size = tile(D, 2048)
     _reduce[N, -(-D // size)](
         y_PD.contiguous(),
-        w_NK.contiguous() if w_NK is not None else y_PD,
+        y_PD if w_NK is None else w_NK.contiguous(),
         token_to_pos_NK.contiguous(),
         out_ND,
         D,
@@ -95,3 +160,69 @@ def _launch(y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor) -> Tenso
         TILE=size,
     )
     return out_ND
+
+
+@jit
+def _reduce_backward(
+    grad,
+    y,
+    w,
+    token_to_pos,
+    pos_to_expert,
+    dy,
+    dw,
+    N,
+    P,
+    D,
+    K: tl.constexpr,
+    WIDE_K: tl.constexpr,
+    TILE: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    n = tl.program_id(0)
+    if n < N:
+        k = tl.arange(0, WIDE_K)
+        p = tl.load(token_to_pos + n * K + k, mask=k < K, other=-1).to(tl.int64)
+        real = p >= 0
+        weight = tl.load(w + n * K + k, mask=real, other=0).to(tl.float32)
+        dot = tl.zeros((WIDE_K,), tl.float32)
+        for first in range(0, D, TILE):
+            d = first + tl.arange(0, TILE)
+            g = tl.load(grad + n.to(tl.int64) * D + d, mask=d < D, other=0).to(tl.float32)
+            place, inside = p[:, None] * D + d[None, :], real[:, None] & (d < D)[None, :]
+            row = tl.load(y + place, mask=inside, other=0).to(tl.float32)
+            dot += tl.sum(tl.where(inside, row * g[None, :], 0), axis=1)
+            tl.store(dy + place, (weight[:, None] * g[None, :]).to(dy.dtype.element_ty), mask=inside)
+        tl.store(dw + n * K + k, dot, mask=k < K)
+    else:
+        for first in range(0, D, TILE):
+            d = first + tl.arange(0, TILE)
+            clear_padding(dy, pos_to_expert, (n - N) * PLACES, P, D, d, TILE, PLACES)
+
+
+def _launch_backward(
+    grad_ND: Tensor, y_PD: Tensor, w_NK: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    (N, K), (P, D) = w_NK.shape, y_PD.shape
+    dy_PD, dw_NK = y_PD.new_empty(P, D), w_NK.new_empty(N, K)
+    programs = N + -(-P // PLACES)
+    if programs:
+        wide_k = tile(K, K * 2)
+        _reduce_backward[programs,](
+            grad_ND.contiguous(),
+            y_PD.contiguous(),
+            w_NK.contiguous(),
+            token_to_pos_NK.contiguous(),
+            pos_to_expert_P.contiguous(),
+            dy_PD,
+            dw_NK,
+            N,
+            P,
+            D,
+            K=K,
+            WIDE_K=wide_k,
+            TILE=tile(D, 4096 // wide_k),
+            PLACES=PLACES,
+            num_warps=8,
+        )
+    return dy_PD, dw_NK

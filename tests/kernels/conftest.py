@@ -8,8 +8,10 @@ starts; there ``TRITON_INTERPRET`` is set before anything is imported. By hand:
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import tempfile
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ def kernels(request):
 
 
 @pytest.fixture
-def compiles(record_property, tmp_path):
+def compiles(record_property):
     """``compiles(kernel, num_warps=4, argument="*bf16", CONSTANT=4, ...)``: to machine code, with no spill.
 
     A string is an argument's type, anything else is a constant. Pointers and sizes are taken to be multiples
@@ -52,7 +54,7 @@ def compiles(record_property, tmp_path):
         for capability in (90, 120):
             target = GPUTarget("cuda", capability, 32)
             built = triton.compile(source, target=target, options={"num_warps": num_warps})
-            registers, spilled = _resources(built.asm["cubin"], tmp_path)
+            registers, spilled = _resources(built.asm["ptx"], capability)
             shown = " ".join(str(a) for a in arguments.values())
             row = (
                 f"{kernel.__name__:24} sm_{capability:<4} {registers:4} registers  {spilled} spilled  {shown}"
@@ -63,15 +65,20 @@ def compiles(record_property, tmp_path):
     return compile
 
 
-def _resources(cubin: bytes, folder) -> tuple[int, int]:
-    """Registers a thread, and bytes a thread keeps in local memory, which is where a spill goes."""
-    from triton import knobs
+def _resources(ptx: str, capability: int) -> tuple[int, int]:
+    """Registers a thread, and bytes a thread stores to memory for want of registers, from the assembler."""
+    from triton.backends.nvidia.compiler import get_ptxas
 
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    told = subprocess.run(
-        [knobs.nvidia.cuobjdump.path, "-res-usage", path], capture_output=True, text=True, check=True
-    ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
-    assert found, told
-    return int(found[1]), int(found[2])
+    arch = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert arch
+    command = [get_ptxas(capability).path, f"--gpu-name={arch[1]}", "--verbose", "-o", os.devnull]
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        told = subprocess.run([*command, file.name], capture_output=True, text=True, check=True).stderr
+    registers, spilled = (
+        re.search(r"Used (\d+) registers", told),
+        re.search(r"(\d+) bytes spill stores", told),
+    )
+    assert registers and spilled, told
+    return int(registers[1]), int(spilled[1])
