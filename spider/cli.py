@@ -16,14 +16,14 @@ import traceback
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
 
 import spider
 from spider import tracking
-from spider.config import Config, Dataset, HubSource, PydocsSource, StreamSource, load_config
+from spider.config import Config, Dataset, Fp8Recipe, HubSource, PydocsSource, StreamSource, load_config
 from spider.files import read_json, sha256, write_json
 from spider.results import Results
 
@@ -209,7 +209,7 @@ def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     spec = session.config.stage(run, stage)
     output = session.results.warmup(run, spec.shape)
     with session.tracked("warmup", f"{run}/{spec.shape}", spec.shape_fields(), [], [output]) as job:
-        _prepare_torch(threads)
+        _prepare_torch(threads, spec.processes)
         record = warm_up(spec, output)
         job.artifact(output)
     log.info("%s: %s, %s", record["device"], record["precision"], record["reason"])
@@ -251,6 +251,8 @@ def _setting(name: str, *, environment: bool = False, off: str = "", **options: 
 @_setting("ckpt_every", environment=True, type=click.IntRange(min=1), help="Steps between checkpoints.")
 @_setting("max_steps", type=click.IntRange(min=0), help="Steps; 0: no such limit.")
 @_setting("precision", type=click.Choice(["auto", "fp8", "bf16", "fp32"]))
+@_setting("fp8_recipe", type=click.Choice(get_args(Fp8Recipe)), help="What shares a scale in fp8.")
+@_setting("parallel", type=click.Choice(["ddp", "fsdp"]), help="What each of several processes holds.")
 @_setting("compile", off="/--no-compile", default=None, help="Use torch.compile.")
 @_setting(
     "no_gradient_checkpointing",

@@ -546,6 +546,11 @@ class StageSpec(Block):
         return self.settings.n_loops or self.model.recurrence.loops
 
     @property
+    def depths(self) -> int:
+        """How many different numbers of loops a step may draw."""
+        return 2 * self.loops - 1 if self.model.recurrence.sample_loops else 1
+
+    @property
     def window(self) -> int:
         """Bytes that a trained model is given at a time: those it is evaluated with."""
         return self.evaluation.seq_len or self.settings.seq_len

@@ -4,7 +4,7 @@
         model-00001-of-00002.safetensors    the weights, written by torch.distributed.checkpoint (DCP)
         model-00002-of-00002.safetensors    the optimizer's state
         model.safetensors.index.json        which tensor lies in which file
-        manifest.json                       written last: step, spec, position, ..., and the files' hashes
+        manifest.json                       written last: step, spec, ..., the hashes of the files and its own
 
 Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``; where a stage averages its
 weights, the average stands in a third file as ``ema.{parameter}``, and is what `model_of` loads. They go
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 # One process is what `no_dist` says; the reminder would come with every save.
 warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 EXPORTED = "config.json"
 _NAME = re.compile(r"step-\d+")
@@ -171,6 +171,9 @@ def _cause(error: dcp.CheckpointException) -> Exception:
 def seal(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """Finish a folder of tensor files: write its manifest with their sizes and hashes, and flush everything.
 
+    A checkpoint's manifest is hashed too: a flipped bit in a position does as much harm as one in a weight.
+    An exported folder's may be edited.
+
     Returns:
         the manifest as it was written.
     """
@@ -179,6 +182,8 @@ def seal(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
         for file in sorted(folder.iterdir())
     }
     manifest = {**manifest, "files": listed}
+    if name == MANIFEST:
+        manifest["digest"] = files.digest(manifest)
     files.write_json(folder / name, manifest)
     for file in folder.iterdir():
         with open(file, "rb") as f:
@@ -290,6 +295,9 @@ def verify(path: Path) -> Checkpoint:
 
 def damage(path: Path, manifest: dict[str, Any], *, quick: bool = False) -> list[str]:
     """Each file that is not as the manifest says, and how; ``quick`` compares sizes, not contents."""
+    said = {key: value for key, value in manifest.items() if key != "digest"}
+    if not is_exported(path) and manifest.get("digest") != files.digest(said):
+        return [f"{path / MANIFEST}: its contents do not match its digest"]
     found = []
     for name, expected in manifest["files"].items():
         file = path / name

@@ -112,9 +112,7 @@ class Trainer:
         if spec.compiled_on(self.device.type):
             if warmup:
                 load_compile_cache(warmup)
-            if spec.model.recurrence.sample_loops:  # one graph a depth; torch gives up at 8 of them
-                torch._dynamo.config.recompile_limit = max(8, 2 * spec.loops)
-            compile_forward(self.model)
+            compile_forward(self.model, spec.depths)
         self.metrics = MetricsLog(folder / METRICS) if world.first else None
         self.saver = Saver(folder / CHECKPOINTS, self.settings, good, world)
         self.telemetry = Telemetry(
@@ -166,7 +164,7 @@ class Trainer:
         return self.saver.newest
 
     def _step(self, window: Window) -> None:
-        progress, settings = self.progress, self.settings
+        progress = self.progress
         began = time.perf_counter()
         batch = next(self.loader)
         targets_BT = batch.rows_BT1[:, 1:]
@@ -177,20 +175,15 @@ class Trainer:
         try:
             measured = self.world.sum(self._forward_backward(batch.rows_BT1, targets))
             measured["grad_norm"] = whole(nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip))
+            finite = bool((torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])).item())
+            if finite:
+                self._update()
+                self.means.add(measured)
+                progress.streak = 0
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                 raise TrainingError(self._out_of_memory(error)) from error
             raise
-        finite = bool((torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])).item())
-        if finite:
-            self._draw("update")
-            self.optimizer.set_lr(lr_factor(progress.step, progress.end, settings))
-            self.optimizer.step()
-            self.precision.after_update(self.model)
-            if self.ema is not None:
-                self.ema.update(progress.step + 1)
-            self.means.add(measured)
-            progress.streak = 0
         self.model.after_step(updated=finite)
         self.optimizer.zero_grad()
 
@@ -231,6 +224,16 @@ class Trainer:
                 value = value * weight
                 measured[name] = measured[name] + value if name in measured else value
         return measured
+
+    def _update(self) -> None:
+        """Move the weights, and what follows them."""
+        step = self.progress.step
+        self._draw("update")
+        self.optimizer.set_lr(lr_factor(step, self.progress.end, self.settings))
+        self.optimizer.step()
+        self.precision.after_update(self.model)
+        if self.ema is not None:
+            self.ema.update(step + 1)
 
     def _draw(self, *what: object) -> None:
         """Seed what is drawn at random next in this step."""

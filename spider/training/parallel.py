@@ -67,9 +67,16 @@ def exchange_gradients(called: nn.Module, when: bool) -> Iterator[None]:
         yield
 
 
-def compile_forward(model: nn.Module) -> None:
-    """Compile the forward pass, without what FSDP or DDP hang around it."""
-    model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
+def compile_forward(model: nn.Module, graphs: int = 1) -> None:
+    """Compile the forward pass, without what FSDP or DDP hang around it.
+
+    Args:
+        graphs: numbers of loops that it will be called with: each is a graph of its own.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs)
+    # DDP would have the graph cut where its buckets end; one graph is what the warm-up has compiled.
+    torch._dynamo.config.optimize_ddp = False
+    model.forward = torch.compile(model.forward, dynamic=False)  # type: ignore[method-assign]
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from spider.config import Fp8Recipe, StageSpec
 from spider.model import build_model
 from spider.training import compilecache
 from spider.training.batch import to_device
+from spider.training.memory import return_freed_memory
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.parallel import compile_forward
 from spider.training.precision import (
@@ -302,9 +303,7 @@ def _time_steps(
     narrow_weights(model, spec.optimizer)
     optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute, compiled=compiled)
     if compiled:
-        if spec.model.recurrence.sample_loops:  # as in training, a graph a depth
-            torch._dynamo.config.recompile_limit = max(8, 2 * spec.loops)
-        compile_forward(model)
+        compile_forward(model, spec.depths)
     tokens_BT, labels_BT = _random_bytes(spec, device)
     forget_peak(device)
 
@@ -338,6 +337,7 @@ def forget_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
+        return_freed_memory()
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 

@@ -98,6 +98,8 @@ def rewrite(stage: Path, tmp_path: Path, change) -> Path:
         (copy / file.name).write_bytes(file.read_bytes())
     manifest = json.loads((copy / ckpt.MANIFEST).read_text())
     change(manifest["spec"]["model"])
+    del manifest["digest"]
+    manifest["digest"] = files.digest(manifest)
     files.write_json(copy / ckpt.MANIFEST, manifest)
     return copy
 

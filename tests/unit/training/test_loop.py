@@ -74,6 +74,13 @@ def flip_a_bit(file):
     file.write_bytes(content)
 
 
+def another_sample(file):
+    """One flipped bit of the position, still a number."""
+    content = file.read_bytes()
+    at = content.index(b'"sample"') + len(b'"sample": ')
+    file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+
+
 def truncate(file):
     os.truncate(file, file.stat().st_size - 7)
 
@@ -85,6 +92,7 @@ def truncate(file):
         (flip_a_bit, "model-00002-of-00002.safetensors"),
         (truncate, "model-00001-of-00002.safetensors"),
         (truncate, "manifest.json"),
+        (another_sample, "manifest.json"),
         (os.unlink, "model-00002-of-00002.safetensors"),
         (os.unlink, "manifest.json"),
     ],

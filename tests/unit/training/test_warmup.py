@@ -7,6 +7,7 @@ from spider import files
 from spider.model import build_model
 from spider.training import precision, warmup
 from spider.training.errors import TrainingError
+from spider.training.memory import keep_freed_memory
 from spider.training.precision import decide
 from spider.training.stage import train
 from spider.training.warmup import warm_up
@@ -52,6 +53,7 @@ def test_it_says_what_each_choice_costs(tmp_path, make_spec, quick):
 
 
 def test_memory_is_counted_for_each_choice_by_itself():
+    keep_freed_memory()
     warmup.forget_peak(torch.device("cpu"))
     before = warmup.peak_memory_mb(torch.device("cpu"))
     block = torch.ones(25_000_000)
