@@ -48,7 +48,6 @@ from spider.training.checkpoint import EXPORTED, Checkpoint, CheckpointError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 _SHARD_BYTES = 5_000_000_000
@@ -115,7 +114,7 @@ def _write(output: Path, tensors: Mapping[str, Tensor], card: dict[str, Any]) ->
                 beside / INDEX, {"metadata": {"total_size": _size(tensors)}, "weight_map": weight_map}
             )
         digest = ckpt.weights_digest({f"model.{name}": t for name, t in tensors.items()})
-        head = {"format": FORMAT, "spider": spider.__version__}
+        head = {"format": ckpt.FORMAT, "spider": spider.__version__}
         manifest = ckpt.seal(beside, EXPORTED, {**head, **card, "weights": digest})
         _replace(output, beside)
     except (OSError, SafetensorError) as error:
