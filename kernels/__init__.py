@@ -4,6 +4,10 @@
 ``switch``            which implementation runs: ``choose("auto" | "triton" | "torch")``
 ``expand_to_fused``   copy each token's row to the places of its experts, zeros in the padding
 ``reduce_fused``      sum a token's rows, weighted or not, back into one
+``get_fused_mapping`` where each expert's rows lie, from the choices
+``topk_gate``         the k experts with the largest scores
+``normalize_weight``  divide a token's gates by their sum
+``aux_fi``            each expert's load as a share of the mean
 ===================== ==========================================================================
 
 One op a file. ``<op>`` is the op registered with ``torch.library`` in the namespace ``spider`` (fake kernel

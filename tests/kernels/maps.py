@@ -36,3 +36,21 @@ def maps(draw, max_tokens: int = 9) -> Maps:
         torch.tensor(pos_to_expert + [-1] * tail, dtype=dtype),
         torch.rand(N, K, generator=generator),
     )
+
+
+@st.composite
+def scores(draw) -> Tensor:
+    """(N, E) float32 with many ties, some NaN and infinities; N from 0, E any number."""
+    N, E = draw(st.integers(0, 9)), draw(st.integers(1, 19))
+    value = st.one_of(st.integers(-3, 3), st.floats(width=32))
+    return torch.tensor(draw(st.lists(value, min_size=N * E, max_size=N * E)), dtype=torch.float32).view(N, E)
+
+
+@st.composite
+def choices(draw) -> tuple[Tensor, int, int]:
+    """Choices (N, K), the number of experts, an alignment. Half of the time all tokens take few experts."""
+    N, K, E = draw(st.integers(0, 20)), draw(st.integers(1, 8)), draw(st.integers(1, 11))
+    choice = st.integers(draw(st.sampled_from([-1, 0])), draw(st.integers(0, E - 1)))
+    chosen = draw(st.lists(choice, min_size=N * K, max_size=N * K))
+    dtype = draw(st.sampled_from([torch.int32, torch.int64]))
+    return torch.tensor(chosen, dtype=dtype).view(N, K), E, draw(st.sampled_from([1, 3, 16, 128]))

@@ -1,0 +1,221 @@
+"""Mapping: where the rows of each expert lie, so that an expert's rows are contiguous.
+
+Token n's k-th choice is entry ``n K + k``. Entries are sorted by expert, and within an expert keep their
+order, so the mapping is stable and the same on every run. Each expert's segment is padded to a multiple of
+``alignment`` (grouped products in FP8 want 16); an expert without tokens has an empty one. An index outside
+0..E-1 is masked: it gets no row.
+
+P has to be known before the indices are, or the host waits for the device. So P is the largest that N, K, E
+and the alignment allow, and the rows behind the last segment are padding. ``exact=True`` waits and cuts them
+off.
+
+Bytes: the choices twice, the maps once, 16 N K + 4 N K + 12 P. Launches are what costs; there are two. The
+first counts each block's entries by expert. In the second every block sums the counts of all blocks (E
+integers for each 1024 entries, from the L2 cache), which tells it the segments and the rank of its first
+entry in each; it numbers its own entries by a cumulative sum over a one-hot tile. More programs mark the
+padding. A sort would be several launches and passes.
+
+Letters: I the N K entries.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.switch import jit, tile, tl, use_triton
+
+BLOCK = 1024
+"""Entries, or rows of the result, of one program."""
+
+
+class FusedMapping(NamedTuple):
+    """All int32; -1 is padding in the maps from rows, and masked in ``token_to_pos_NK``."""
+
+    pos_to_expert_P: Tensor
+    pos_to_token_P: Tensor
+    pos_to_entry_P: Tensor
+    """``token * K + k``, the place of the row's weight among all weights."""
+    token_to_pos_NK: Tensor
+    start_E: Tensor
+    end_E: Tensor
+    """Ends with the padding: the offsets that ``torch.nn.functional.grouped_mm`` takes."""
+    count_E: Tensor
+    """Rows that are not padding."""
+
+
+def get_fused_mapping(
+    chosen_NK: Tensor, experts: int, alignment: int = 1, *, exact: bool = False
+) -> FusedMapping:
+    """The rows of each expert for the choices ``chosen_NK``, int32 or int64, -1 where masked.
+
+    Raises ``ValueError`` where the shape is not (N, K) or a number is not positive.
+    """
+    mapping = FusedMapping(*fused_mapping(chosen_NK, experts, alignment))
+    if not exact:
+        return mapping
+    rows = int(mapping.end_E[-1])
+    expert_P, token_P, entry_P = (m[:rows] for m in mapping[:3])
+    return mapping._replace(pos_to_expert_P=expert_P, pos_to_token_P=token_P, pos_to_entry_P=entry_P)
+
+
+def static_rows(entries: int, experts: int, alignment: int) -> int:
+    """The most rows that so many entries can need: each expert that has one pads alignment - 1."""
+    return (entries + min(experts, entries) * (alignment - 1)) // alignment * alignment
+
+
+@torch.library.custom_op("spider::get_fused_mapping", mutates_args=())
+def fused_mapping(
+    chosen_NK: Tensor, experts: int, alignment: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The fields of ``FusedMapping`` at their static size: the registered op."""
+    if chosen_NK.dim() != 2 or experts < 1 or alignment < 1:
+        raise ValueError(
+            f"get_fused_mapping: the choices {tuple(chosen_NK.shape)} must be (N, K), and the number of "
+            f"experts {experts} and the alignment {alignment} positive"
+        )
+    return (_launch if use_triton(chosen_NK) else get_fused_mapping_torch)(chosen_NK, experts, alignment)
+
+
+@fused_mapping.register_fake
+def _(chosen_NK, experts, alignment):
+    return _empty(chosen_NK, experts, alignment)
+
+
+def _empty(chosen_NK: Tensor, experts: int, alignment: int) -> FusedMapping:
+    N, K = chosen_NK.shape
+    P = static_rows(N * K, experts, alignment)
+    shapes = (P,), (P,), (P,), (N, K), (experts,), (experts,), (experts,)
+    return FusedMapping(*(chosen_NK.new_empty(shape, dtype=torch.int32) for shape in shapes))
+
+
+def get_fused_mapping_torch(chosen_NK: Tensor, experts: int, alignment: int = 1) -> FusedMapping:
+    """The same in torch: a stable sort. Masked entries are an expert of their own, which is cut off."""
+    (N, K), device = chosen_NK.shape, chosen_NK.device
+    P = static_rows(N * K, experts, alignment)
+    expert_I = chosen_NK.flatten().long()
+    expert_I = torch.where((expert_I >= 0) & (expert_I < experts), expert_I, experts)
+    sorted_I, entry_I = expert_I.sort(stable=True)
+    count = torch.zeros(experts + 1, dtype=torch.int64, device=device).scatter_add(
+        0, expert_I, torch.ones_like(expert_I)
+    )
+    count_E = count[:experts]
+    end_E = ((count_E + alignment - 1) // alignment * alignment).cumsum(0)
+    start_E = end_E - (count_E + alignment - 1) // alignment * alignment
+    rank_I = torch.arange(N * K, device=device) - (count.cumsum(0) - count)[sorted_I]
+    masked_I = sorted_I == experts
+    pos_I = torch.where(masked_I, P, start_E[sorted_I.clamp(max=experts - 1)] + rank_I)
+
+    def at_rows(value_I: Tensor) -> Tensor:
+        return torch.full((P + 1,), -1, device=device).scatter(0, pos_I, value_I)[:P].to(torch.int32)
+
+    token_to_pos_I = torch.empty_like(pos_I).scatter(0, entry_I, pos_I.masked_fill(masked_I, -1))
+    maps = at_rows(sorted_I), at_rows(entry_I // max(K, 1)), at_rows(entry_I), token_to_pos_I.view(N, K)
+    return FusedMapping(*(m.to(torch.int32) for m in (*maps, start_E, end_E, count_E)))
+
+
+@jit
+def _experts_of(chosen, entry, last, E):
+    """The experts that the entries before ``last`` chose, -1 where masked."""
+    e = tl.load(chosen + entry, mask=entry < last, other=-1)
+    return tl.where((e >= 0) & (e < E), e, -1).to(tl.int32)
+
+
+@jit
+def count_blocks(chosen, counts, entries, E, WIDE_E: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """The choices of each expert among each block's entries of ``chosen``, counts (blocks, WIDE_E) int32."""
+    block, experts = tl.program_id(0), tl.arange(0, WIDE_E)
+    count = tl.zeros((WIDE_E,), tl.int32)
+    for i in range(block * BLOCK, min(block * BLOCK + BLOCK, entries), STEP):
+        e = _experts_of(chosen, i + tl.arange(0, STEP), entries, E)
+        count += tl.sum((e[:, None] == experts[None, :]).to(tl.int32), axis=0)
+    tl.store(counts + block * WIDE_E + experts, count)
+
+
+@jit
+def sum_blocks(counts, until, blocks, WIDE_E: tl.constexpr, STEP: tl.constexpr):
+    """The counts of each expert in all blocks, and in those before the block ``until``."""
+    experts = tl.arange(0, WIDE_E)
+    total, before = tl.zeros((WIDE_E,), tl.int32), tl.zeros((WIDE_E,), tl.int32)
+    for i in range(0, blocks, STEP):
+        block = i + tl.arange(0, STEP)[:, None]
+        count = tl.load(counts + block * WIDE_E + experts[None, :], mask=block < blocks, other=0)
+        total += tl.sum(count, axis=0)
+        before += tl.sum(tl.where(block < until, count, 0), axis=0)
+    return total, before
+
+
+@jit
+def _place(
+    chosen,
+    counts,
+    pos_to_expert,
+    pos_to_token,
+    pos_to_entry,
+    token_to_pos,
+    start_of,
+    end_of,
+    count_of,
+    entries,
+    P,
+    E,
+    blocks,
+    K: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    WIDE_E: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    block, experts = tl.program_id(0), tl.arange(0, WIDE_E)
+    total, before = sum_blocks(counts, block, blocks, WIDE_E, STEP)
+    padded = (total + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    end = tl.cumsum(padded, axis=0)
+    start = end - padded
+    if block == 0:
+        tl.store(start_of + experts, start, mask=experts < E)
+        tl.store(end_of + experts, end, mask=experts < E)
+        tl.store(count_of + experts, total, mask=experts < E)
+    if block < blocks:
+        place = start + before
+        for i in range(block * BLOCK, min(block * BLOCK + BLOCK, entries), STEP):
+            entry = i + tl.arange(0, STEP)
+            e = _experts_of(chosen, entry, entries, E)
+            hit = (e[:, None] == experts[None, :]).to(tl.int32)
+            # The cumulative sum counts the entry itself, too.
+            pos = tl.sum(hit * (place[None, :] + tl.cumsum(hit, axis=0) - 1), axis=1)
+            real = e >= 0
+            tl.store(token_to_pos + entry, tl.where(real, pos, -1), mask=entry < entries)
+            tl.store(pos_to_expert + pos, e, mask=real)
+            tl.store(pos_to_token + pos, entry // K, mask=real)
+            tl.store(pos_to_entry + pos, entry, mask=real)
+            place += tl.sum(hit, axis=0)
+    else:
+        first = (block - blocks) * BLOCK
+        for i in range(first, min(first + BLOCK, P), STEP):
+            p = i + tl.arange(0, STEP)
+            filled = (p[:, None] >= start[None, :]) & (p[:, None] < (start + total)[None, :])
+            padding = (p < P) & (tl.sum(filled.to(tl.int32), axis=1) == 0)
+            nothing = tl.full((STEP,), -1, tl.int32)
+            tl.store(pos_to_expert + p, nothing, mask=padding)
+            tl.store(pos_to_token + p, nothing, mask=padding)
+            tl.store(pos_to_entry + p, nothing, mask=padding)
+
+
+def block_counts(chosen_NK: Tensor, experts: int) -> tuple[Tensor, dict[str, int]]:
+    """Launch ``count_blocks``: the counts (blocks, WIDE_E), at least one block, and the sizes it took."""
+    wide = tile(experts, experts * 2)
+    sizes = dict(WIDE_E=wide, BLOCK=BLOCK, STEP=max(4096 // wide, 1))
+    blocks = max(-(-chosen_NK.numel() // BLOCK), 1)
+    counts = chosen_NK.new_empty(blocks, wide, dtype=torch.int32)
+    count_blocks[blocks,](chosen_NK.contiguous(), counts, chosen_NK.numel(), experts, **sizes)
+    return counts, sizes
+
+
+def _launch(chosen_NK: Tensor, experts: int, alignment: int) -> FusedMapping:
+    (N, K), mapping = chosen_NK.shape, _empty(chosen_NK, experts, alignment)
+    counts, sizes = block_counts(chosen_NK, experts)
+    P, blocks = len(mapping.pos_to_expert_P), len(counts)
+    _place[blocks - (-P // BLOCK),](
+        chosen_NK.contiguous(), counts, *mapping, N * K, P, experts, blocks, K=K, ALIGNMENT=alignment, **sizes
+    )
+    return mapping

@@ -1,0 +1,82 @@
+"""Top-k gate: the k experts with the largest scores, the largest first, equal scores by the lower index.
+
+NaN counts as larger than every number, as ``torch.sort`` has it, and -0 equals 0; the indices are k different
+experts whatever the scores.
+
+Bytes: the scores once and the indices, N (4 E + 8 k); at that size the launch is what costs.
+
+Layout: a program takes rows enough for a tile of 2048 scores. It makes one int64 of a score and its index
+whose order is the order wanted, so that a maximum needs no rule for ties, and takes the maximum k times.
+Sorting whole rows would be more work for the small k of a gate.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.switch import jit, tile, tl, use_triton
+
+
+@torch.library.custom_op("spider::topk_gate", mutates_args=())
+def topk_gate(scores_NE: Tensor, k: int) -> Tensor:
+    """The indices (N, k), int64, of the k largest of each row. No derivative.
+
+    Raises ``ValueError`` where k is not in 1..E.
+    """
+    if scores_NE.dim() != 2 or not 1 <= k <= scores_NE.shape[1]:
+        raise ValueError(
+            f"topk_gate: k = {k} must be in 1..E for scores (N, E), here {tuple(scores_NE.shape)}"
+        )
+    return _launch(scores_NE, k) if use_triton(scores_NE) else topk_gate_torch(scores_NE, k)
+
+
+@topk_gate.register_fake
+def _(scores_NE: Tensor, k: int) -> Tensor:
+    return scores_NE.new_empty(scores_NE.shape[0], k, dtype=torch.int64)
+
+
+def topk_gate_torch(scores_NE: Tensor, k: int) -> Tensor:
+    """The same in torch: a stable sort, because ``torch.topk`` promises nothing about equal scores."""
+    return scores_NE.sort(dim=1, descending=True, stable=True).indices[:, :k].contiguous()
+
+
+@jit
+def sortable(scores, e, E, WIDE_E: tl.constexpr):
+    """int64 keys of ``scores`` (ROWS, WIDE_E) float32 at columns ``e``, all different in a row.
+
+    A larger key is a better choice. Columns from E on are below every score.
+    """
+    bits = tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    order = tl.where(scores != scores, 0x7FFFFFFF, order)
+    keys = (order.to(tl.int64) << 32) | (WIDE_E - 1 - e).to(tl.int64)
+    return tl.where(e < E, keys, -0x8000000000000000)
+
+
+@jit
+def take_best(keys, WIDE_E: tl.constexpr):
+    """The column of each row's best key, and the keys without it."""
+    best = tl.max(keys, axis=1)
+    e = WIDE_E - 1 - (best & 0xFFFFFFFF).to(tl.int32)
+    return e, tl.where(keys == best[:, None], -0x8000000000000000, keys)
+
+
+@jit
+def _topk(scores, chosen, N, E, K: tl.constexpr, WIDE_E: tl.constexpr, ROWS: tl.constexpr):
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    e = tl.arange(0, WIDE_E)[None, :]
+    inside = (n < N)[:, None] & (e < E)
+    row = tl.load(scores + n[:, None].to(tl.int64) * E + e, mask=inside, other=0).to(tl.float32)
+    keys = sortable(row, e, E, WIDE_E)
+    for k in tl.static_range(K):
+        best, keys = take_best(keys, WIDE_E)
+        tl.store(chosen + n.to(tl.int64) * K + k, best.to(tl.int64), mask=n < N)
+
+
+def _launch(scores_NE: Tensor, k: int) -> Tensor:
+    N, E = scores_NE.shape
+    chosen_NK = scores_NE.new_empty(N, k, dtype=torch.int64)
+    if N:
+        wide = tile(E, E * 2)
+        rows = max(2048 // wide, 1)
+        _topk[-(-N // rows),](scores_NE.contiguous(), chosen_NK, N, E, K=k, WIDE_E=wide, ROWS=rows)
+    return chosen_NK

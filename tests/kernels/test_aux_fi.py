@@ -1,0 +1,50 @@
+"""The load of experts against counting in plain Python, and its kernels against its twin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+
+from kernels.aux_fi import _scale_counts, aux_fi, aux_fi_torch
+from kernels.get_fused_mapping import BLOCK
+from tests.kernels.maps import choices
+
+
+@settings(max_examples=100, deadline=None)
+@given(choices())
+def test_counts_are_scaled(case):
+    chosen_NK, E, _ = case
+    N, K = chosen_NK.shape
+    chosen = chosen_NK.flatten().tolist()
+    want = [chosen.count(e) * E / (N * K) if N else 0.0 for e in range(E)]
+    assert aux_fi(chosen_NK, E, K).tolist() == pytest.approx(want)
+
+
+@pytest.mark.interpreter
+@settings(max_examples=40, deadline=None)
+@given(choices())
+@example((torch.arange(2 * BLOCK + 2).view(-1, 2) % 7, 7, 1))
+def test_kernels_count_as_the_twin_does(case):
+    chosen_NK, E, _ = case
+    arguments = chosen_NK, E, chosen_NK.shape[1]
+    torch.testing.assert_close(aux_fi(*arguments), aux_fi_torch(*arguments), rtol=1e-6, atol=0)
+
+
+def test_even_load_is_one():
+    assert aux_fi(torch.arange(12).view(6, 2) % 4, 4, 2).tolist() == [1.0] * 4
+
+
+def test_torch_library_finds_nothing_wrong():
+    torch.library.opcheck(aux_fi, (torch.tensor([[0, 2], [2, -1]]), 3, 2))
+
+
+def test_other_arguments_are_refused():
+    with pytest.raises(ValueError, match="aux_fi"):
+        aux_fi(torch.zeros(3, 2, dtype=torch.int64), 2, 0)
+
+
+@pytest.mark.parametrize("E", [32, 256])
+def test_compiles(compiles, E):
+    numbers = dict(scale="fp32", E="i32", blocks="i32", WIDE_E=E, STEP=4096 // E)
+    compiles(_scale_counts, counts="*i32", out="*fp32", **numbers)

@@ -1,0 +1,61 @@
+"""The gate against sorting in plain Python, and its kernel against its twin."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.topk_gate import _topk, topk_gate, topk_gate_torch
+from tests.kernels.maps import scores
+
+SPECIAL = torch.tensor(
+    [[0.0, -0.0, math.nan], [math.inf, math.nan, -math.inf], [-math.inf] * 3, [math.nan] * 3]
+)
+
+
+def by_hand(scores_NE: Tensor, k: int) -> Tensor:
+    def best(row: list[float]) -> list[int]:
+        return sorted(
+            range(len(row)), key=lambda e: (not math.isnan(row[e]), -row[e] if row[e] == row[e] else 0, e)
+        )
+
+    return torch.tensor([best(row)[:k] for row in scores_NE.tolist()], dtype=torch.int64).view(-1, k)
+
+
+@settings(max_examples=100, deadline=None)
+@given(scores(), st.integers(1, 8))
+@example(SPECIAL, 3)
+def test_largest_first_and_ties_to_the_lower_index(scores_NE, k):
+    k = min(k, scores_NE.shape[1])
+    assert torch.equal(topk_gate(scores_NE, k), by_hand(scores_NE, k))
+
+
+@pytest.mark.interpreter
+@settings(max_examples=40, deadline=None)
+@given(scores(), st.integers(1, 8))
+@example(SPECIAL, 3)
+@example(torch.randn(65, 32), 2)
+@example(torch.randn(3, 3000), 2)
+def test_kernel_chooses_as_the_twin_does(scores_NE, k):
+    k = min(k, scores_NE.shape[1])
+    assert torch.equal(topk_gate(scores_NE, k), topk_gate_torch(scores_NE, k))
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_other_k_is_refused(k):
+    with pytest.raises(ValueError, match=r"must be in 1\.\.E"):
+        topk_gate(torch.zeros(2, 3), k)
+
+
+def test_torch_library_finds_nothing_wrong():
+    torch.library.opcheck(topk_gate, (torch.randn(3, 4), 2))
+
+
+@pytest.mark.parametrize("E, K", [(32, 2), (256, 8)])
+def test_compiles(compiles, E, K):
+    compiles(_topk, scores="*fp32", chosen="*i64", N="i32", E="i32", K=K, WIDE_E=E, ROWS=2048 // E)
