@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +29,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from spider.training.world import World
-
-Kind = Literal["ddp", "fsdp"]
 
 
 def shard(model: nn.Module, world: World) -> None:
