@@ -1,0 +1,129 @@
+"""The hash against integers without a bound in plain Python, its kernel against its twin."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.engram_hash import BLOCK, _hash, constants, engram_hash, engram_hash_torch
+from spider.model.engram import Tables, mix_ngrams, multiplier, primes_from
+from spider.vocab import BOS, PAD
+
+
+class Case(NamedTuple):
+    ids: Tensor
+    orders: list[int]
+    multipliers: list[int]
+    primes: list[int]
+    bos: int = BOS
+    pad: int = PAD
+
+
+def case(ids: Tensor, orders: list[int], heads: int, start: int) -> Case:
+    """With the model's multipliers and primes."""
+    return Case(
+        ids, orders, [multiplier(i) for i in range(max(orders))], primes_from(start, len(orders) * heads)
+    )
+
+
+@st.composite
+def cases(draw) -> Case:
+    """Few bytes and many BOS; windows shorter than the n-grams; orders in any order; extreme multipliers."""
+    B, T = draw(st.integers(0, 3)), draw(st.integers(0, 12))
+    byte = st.one_of(st.sampled_from([BOS, BOS, PAD, 0, 97]), st.integers(0, 271))
+    ids = torch.tensor(draw(st.lists(byte, min_size=B * T, max_size=B * T)), dtype=torch.int64)
+    orders = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True))
+    start = draw(st.sampled_from([2, 81_307, 2**31, 2**40]))
+    made = case(ids.view(B, T), orders, draw(st.integers(1, 3)), start if start < 2**31 else 2)
+    if start >= 2**31:
+        # Any modulus will do for the arithmetic; the next primes so large take long to find.
+        made = made._replace(primes=[start + 1 + 2 * g for g in range(len(made.primes))])
+    if draw(st.booleans()):
+        extreme = st.sampled_from([-(2**63), 2**63 - 1, -1, 2**62])
+        made = made._replace(multipliers=[draw(extreme) for _ in made.multipliers])
+    return made._replace(ids=made.ids.to(draw(st.sampled_from([torch.int32, torch.int64]))))
+
+
+LONG = torch.randint(90, 110, (2, BLOCK + 3), generator=torch.Generator().manual_seed(0))
+LONG[:, ::97] = BOS
+AS_CONFIGURED = case(LONG, [3, 4, 5, 6], 4, 81_307)
+
+
+def by_hand(made: Case) -> list[list[list[int]]]:
+    """Sums and products without a bound, cut to 64 bits once at the end of an n-gram."""
+    rows = []
+    for ids in made.ids.tolist():
+        rows.append([])
+        for t in range(len(ids)):
+            start = max((s for s in range(t + 1) if ids[s] == made.bos), default=0)
+            of_byte, offset, heads = [], 0, len(made.primes) // len(made.orders)
+            for g, prime in enumerate(made.primes):
+                mix = 0
+                for i in range(made.orders[g // heads]):
+                    mix ^= (ids[t - i] if t - i >= start else made.pad) * made.multipliers[i]
+                signed = (mix + 2**63) % 2**64 - 2**63
+                of_byte.append(signed % prime + offset)
+                offset += prime
+            rows[-1].append(of_byte)
+    return rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+@example(AS_CONFIGURED)
+def test_rows_are_those_of_unbounded_integers(made):
+    rows_BTG = engram_hash(*made)
+    assert rows_BTG.dtype == torch.int64 and rows_BTG.shape == (*made.ids.shape, len(made.primes))
+    assert rows_BTG.tolist() == by_hand(made)
+
+
+@pytest.mark.interpreter
+@settings(max_examples=60, deadline=None)
+@given(cases())
+@example(AS_CONFIGURED)
+def test_kernel_hashes_as_the_twin_does(made):
+    assert torch.equal(engram_hash(*made), engram_hash_torch(*made))
+
+
+@pytest.mark.parametrize("op", [engram_hash, engram_hash_torch])
+def test_rows_are_the_models(op):
+    tables = Tables(AS_CONFIGURED.primes, heads=4, dim=1, std=1.0)
+    assert torch.equal(op(*AS_CONFIGURED), tables.rows(mix_ngrams(LONG, AS_CONFIGURED.orders)))
+
+
+def test_no_ngram_reaches_across_a_document():
+    ids = torch.tensor([[97, 98, BOS, 99, 100], [1, 2, BOS, 99, 100]])
+    first, second = engram_hash(*case(ids, [6], 2, 81_307))
+    assert torch.equal(first[2:], second[2:]) and (first[:2] != second[:2]).all()
+
+
+def test_torch_library_finds_nothing_wrong():
+    torch.library.opcheck(engram_hash, AS_CONFIGURED._replace(ids=LONG[:, :5]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ids": LONG[0]},
+        {"ids": LONG.float()},
+        {"orders": []},
+        {"orders": [0, 1, 2, 3]},
+        {"orders": [3, 4, 5, 7]},
+        {"primes": [5, 7, 11]},
+        {"primes": [0, 5, 7, 11]},
+    ],
+)
+def test_other_arguments_are_refused(wrong):
+    with pytest.raises(ValueError, match="engram_hash"):
+        engram_hash(*AS_CONFIGURED._replace(**wrong))
+
+
+@pytest.mark.parametrize("dtype", ["i32", "i64"])
+def test_compiles(compiles, dtype):
+    fixed = constants(*AS_CONFIGURED[1:4])
+    compiles(_hash, ids=f"*{dtype}", out="*i64", T="i32", **fixed, BOS=BOS, PAD=PAD, BLOCK=BLOCK)
