@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from spider.training.errors import RESUME_ME
+
+log = logging.getLogger(__name__)
 
 #: Seconds that a training has to save after a signal before it is killed; what is saved is saved whole.
 _GRACE = "600"
@@ -47,6 +50,10 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     except SignalException:
         return RESUME_ME
     except ChildFailedError as error:
-        codes = {failure.exitcode for failure in error.failures.values()}
-        return RESUME_ME if RESUME_ME in codes else 1
+        logging.disable(logging.NOTSET)
+        failures = error.failures.values()
+        for failure in failures:
+            if failure.exitcode == -signal.SIGKILL:
+                log.error("process %d was killed (is there memory enough?)", failure.local_rank)
+        return RESUME_ME if RESUME_ME in {failure.exitcode for failure in failures} else 1
     return 0

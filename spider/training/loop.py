@@ -53,7 +53,7 @@ from spider.training.state import State
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 from spider.training.warmup import load_compile_cache
 from spider.training.watchdog import Watchdog
-from spider.training.world import ALONE, World
+from spider.training.world import ALONE, World, together
 from spider.vocab import PAD
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class Trainer:
                         self._leave(signum)
                     self.saver.poll()
                     began = time.perf_counter()
-                    with watchdog.step(progress.global_step + 1):
+                    with watchdog.step(progress.global_step + 1), together():
                         self._step(window)
                     took = time.perf_counter() - began
                     window.steps += 1

@@ -58,7 +58,7 @@ class World:
             return make()
         outcome: list[Any] = [None, True]
         if not self.first:
-            with _together():
+            with together():
                 dist.broadcast_object_list(outcome, device=torch.device("cpu"))
             if outcome[1]:
                 raise Ended("the first process stopped")
@@ -74,7 +74,7 @@ class World:
         if self.first:
             made = make()
         if self.size > 1:
-            with _together():
+            with together():
                 dist.barrier()
         return made if self.first else make()
 
@@ -90,7 +90,7 @@ class World:
         if self.size == 1:
             return list(numbers)
         found = torch.tensor(numbers, dtype=torch.int64)
-        with _together():
+        with together():
             dist.all_reduce(found, how)
         return [int(n) for n in found]
 
@@ -99,7 +99,7 @@ class World:
         if self.size == 1:
             return values
         found = torch.stack([value.double() for value in values.values()])
-        with _together():
+        with together():
             dist.all_reduce(found)
         return dict(zip(values, found.unbind(), strict=True))
 
@@ -108,12 +108,14 @@ ALONE = World()
 
 
 @contextlib.contextmanager
-def _together() -> Iterator[None]:
-    """An exchange that breaks off because another process is gone ends this one too."""
+def together() -> Iterator[None]:
+    """What breaks off in here because another process is gone ends this one too, as `Ended`."""
     try:
         yield
     except RuntimeError as error:
-        raise Ended(f"another process is gone ({str(error).splitlines()[0]})") from error
+        if isinstance(error, dist.DistError) or "by peer" in str(error):
+            raise Ended("another process of this training is gone; what was saved is safe") from error
+        raise
 
 
 @contextlib.contextmanager

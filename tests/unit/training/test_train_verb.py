@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -421,6 +422,18 @@ def test_several_processes_speak_with_one_voice_leave_together_and_go_on(project
     manifest = files.read_json(saved / "manifest.json")
     assert (manifest["processes"], manifest["parallel"], manifest["threads"]) == (2, "ddp", 1)
     assert manifest["step"] >= 6
+
+    again = spider_train(project.folder, *whole)
+    assert again.stderr is not None
+    for line in again.stderr:
+        if f"step {manifest['step'] + 3 - manifest['step'] % 3}/4000" in line:
+            (second,) = (p for p in psutil.Process(again.pid).children() if p.environ()["RANK"] == "1")
+            second.kill()
+            break
+    rest = again.stderr.read()
+    assert again.wait() == 1
+    assert "process 1 was killed" in rest and "another process of this training is gone" in rest
+    assert "Traceback" not in rest
 
     uneven = spider_train(project.folder, "--micro_batch", "3", "--ckpt_dir", str(project.folder / "other"))
     _, error = uneven.communicate()
