@@ -8,6 +8,7 @@
 ``topk_gate``         the k experts with the largest scores
 ``normalize_weight``  divide a token's gates by their sum
 ``aux_fi``            each expert's load as a share of the mean
+``route``             the whole router fused: scores, choice, gates, counts
 ===================== ==========================================================================
 
 One op a file. ``<op>`` is the op registered with ``torch.library`` in the namespace ``spider`` (fake kernel

@@ -1,0 +1,360 @@
+"""The whole router behind its matrix product, fused: scores, selection, gates and counts.
+
+    s[n]      = softmax(logits[n])  or  sigmoid(logits[n])
+    chosen[n] = the k largest of s[n] + bias, the largest first, ties to the lower index
+    gates[n]  = s[n, chosen] / (1e-20 + sum of them)
+
+The bias only selects, the gates are made of the unbiased scores (Wang et al., Auxiliary-Loss-Free Load
+Balancing, 2024). ``logsumexp`` of the logits is there for the z-loss, and the scores for the auxiliary loss.
+
+Derivatives, with ``a_k = (dgates_k - <dgates, gates>) / (1e-20 + sum)`` scattered to the chosen experts and
+the gradient of the scores added, giving ``ds``: softmax ``s (ds - <ds, s>)``, sigmoid ``ds s (1 - s)``; and
+``dlogsumexp softmax(logits)`` in both. Counts and choices have none.
+
+NaN and inf: with softmax a NaN or +inf among a token's logits, or -inf in all, makes its scores and gates
+NaN; with sigmoid NaN stays at its expert, is chosen first and makes the token's gates NaN. The choices are k
+different experts in any case.
+
+Bytes: logits and scores once each, 8 N E, and 12 N k: at N = 28,672, E = 32, k = 2 about 8 MB, so launches
+are what costs. Forward: one clears the counts, one does the rest. Backward: one, which makes the scores again
+from the logits.
+
+Layout: a program holds rows for a tile of 1024 scores. The k maxima are taken as in ``topk_gate``. Counts are
+added with integer atomics, whose order does not matter.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.normalize_weight import TINY
+from kernels.switch import jit, tile, tl, use_triton
+from kernels.topk_gate import sortable, take_best, topk_gate_torch
+
+TILE = 1024
+"""Scores that one program holds."""
+
+
+class Routing(NamedTuple):
+    gates_NK: Tensor
+    """float32, sum 1; 0 for tokens that are not valid."""
+    chosen_NK: Tensor
+    """int64; -1 for tokens that are not valid."""
+    count_E: Tensor
+    """Choices of each expert, int32."""
+    scores_NE: Tensor
+    """float32, of all tokens."""
+    logsumexp_N: Tensor
+    """Of the logits, float32, of all tokens."""
+
+
+def route(
+    logits_NE: Tensor,
+    bias_E: Tensor | None,
+    k: int,
+    score: str = "softmax",
+    valid_N: Tensor | None = None,
+) -> Routing:
+    """Choose ``k`` experts for every token, with their gates.
+
+    ``bias_E``: float32, added for the choice only. ``score``: softmax or sigmoid. ``valid_N``: bool; other
+    tokens go to no expert and are not counted. Differentiable once in the logits through gates, scores and
+    logsumexp. Raises ``ValueError`` where k is not in 1..E, the score is unknown or a shape does not fit.
+    """
+    return Routing(*_route_op(logits_NE, bias_E, k, score, valid_N))
+
+
+@torch.library.custom_op("spider::route", mutates_args=())
+def _route_op(
+    logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str, valid_N: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    if logits_NE.dim() != 2 or not 1 <= k <= logits_NE.shape[1]:
+        raise ValueError(f"route: k = {k} must be in 1..E for logits (N, E) {tuple(logits_NE.shape)}")
+    N, E = logits_NE.shape
+    for name, given, wanted in (("bias", bias_E, (E,)), ("valid", valid_N, (N,))):
+        if given is not None and given.shape != wanted:
+            raise ValueError(f"route: {name} {tuple(given.shape)} must be {wanted}")
+    if score not in ("softmax", "sigmoid"):
+        raise ValueError(f"route: score {score!r} is not softmax or sigmoid")
+    return (_launch if use_triton(logits_NE) else route_torch)(logits_NE, bias_E, k, score, valid_N)
+
+
+@_route_op.register_fake
+def _(logits_NE, bias_E, k, score, valid_N):
+    return _empty(logits_NE, k)
+
+
+def _empty(logits_NE: Tensor, k: int) -> Routing:
+    N, E = logits_NE.shape
+    wide = torch.promote_types(logits_NE.dtype, torch.float32)
+    new = logits_NE.new_empty
+    chosen_NK, count_E = new(N, k, dtype=torch.int64), new(E, dtype=torch.int32)
+    return Routing(new(N, k, dtype=wide), chosen_NK, count_E, new(N, E, dtype=wide), new(N, dtype=wide))
+
+
+@torch.library.custom_op("spider::route_backward", mutates_args=())
+def _route_backward_op(
+    grad_gates_NK: Tensor | None,
+    grad_scores_NE: Tensor | None,
+    grad_logsumexp_N: Tensor | None,
+    logits_NE: Tensor,
+    gates_NK: Tensor,
+    chosen_NK: Tensor,
+    logsumexp_N: Tensor,
+    score: str,
+) -> Tensor:
+    backward = _launch_backward if use_triton(logits_NE) else _route_backward_torch
+    gradients = grad_gates_NK, grad_scores_NE, grad_logsumexp_N
+    return backward(*gradients, logits_NE, gates_NK, chosen_NK, logsumexp_N, score)
+
+
+@_route_backward_op.register_fake
+def _(grad_gates_NK, grad_scores_NE, grad_logsumexp_N, logits_NE, gates_NK, chosen_NK, logsumexp_N, score):
+    return logits_NE.new_empty(logits_NE.shape)
+
+
+def _remember(ctx, inputs, output) -> None:
+    gates_NK, chosen_NK, _, _, logsumexp_N = output
+    ctx.score = inputs[3]
+    ctx.save_for_backward(inputs[0], gates_NK, chosen_NK, logsumexp_N)
+    # A loss that does not use the scores costs no zeros of their size.
+    ctx.set_materialize_grads(False)
+
+
+def _adjoint(ctx, grad_gates_NK, _chosen, _count, grad_scores_NE, grad_logsumexp_N):
+    gradients = grad_gates_NK, grad_scores_NE, grad_logsumexp_N
+    return _route_backward_op(*gradients, *ctx.saved_tensors, ctx.score), None, None, None, None
+
+
+_route_op.register_autograd(_adjoint, setup_context=_remember)
+
+
+def route_torch(
+    logits_NE: Tensor,
+    bias_E: Tensor | None,
+    k: int,
+    score: str = "softmax",
+    valid_N: Tensor | None = None,
+) -> Routing:
+    """The same in torch, differentiable by torch."""
+    logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
+    scores_NE = logits_NE.softmax(1) if score == "softmax" else logits_NE.sigmoid()
+    biased_NE = scores_NE.detach() if bias_E is None else scores_NE.detach() + bias_E
+    chosen_NK = topk_gate_torch(biased_NE, k)
+    picked_NK = scores_NE.gather(1, chosen_NK)
+    gates_NK = picked_NK / (TINY + picked_NK.sum(1, keepdim=True))
+    hits_NKE = chosen_NK[:, :, None] == torch.arange(logits_NE.shape[1], device=logits_NE.device)
+    if valid_N is not None:
+        gates_NK = torch.where(valid_N[:, None], gates_NK, 0)
+        chosen_NK = torch.where(valid_N[:, None], chosen_NK, -1)
+        hits_NKE = hits_NKE & valid_N[:, None, None]
+    count_E = hits_NKE.sum((0, 1)).to(torch.int32)
+    return Routing(gates_NK, chosen_NK, count_E, scores_NE, logits_NE.logsumexp(1))
+
+
+def _route_backward_torch(
+    grad_gates_NK: Tensor | None,
+    grad_scores_NE: Tensor | None,
+    grad_logsumexp_N: Tensor | None,
+    logits_NE: Tensor,
+    gates_NK: Tensor,
+    chosen_NK: Tensor,
+    logsumexp_N: Tensor,
+    score: str,
+) -> Tensor:
+    wide_NE = logits_NE.to(gates_NK.dtype)
+    probs_NE = torch.exp(wide_NE - logsumexp_N[:, None])
+    scores_NE = probs_NE if score == "softmax" else wide_NE.sigmoid()
+    ds_NE = torch.zeros_like(scores_NE) if grad_scores_NE is None else grad_scores_NE.clone()
+    if grad_gates_NK is not None:
+        real_NK, column_NK = chosen_NK >= 0, chosen_NK.clamp(min=0)
+        sum_N1 = TINY + scores_NE.gather(1, column_NK).sum(1, keepdim=True)
+        a_NK = (grad_gates_NK - (grad_gates_NK * gates_NK).sum(1, keepdim=True)) / sum_N1
+        ds_NE.scatter_add_(1, column_NK, a_NK.masked_fill(~real_NK, 0))
+    if score == "softmax":
+        grad_NE = scores_NE * (ds_NE - (ds_NE * scores_NE).sum(1, keepdim=True))
+    else:
+        grad_NE = ds_NE * scores_NE * (1 - scores_NE)
+    if grad_logsumexp_N is not None:
+        grad_NE = grad_NE + grad_logsumexp_N[:, None] * probs_NE
+    return grad_NE.to(logits_NE.dtype)
+
+
+@jit
+def _route(
+    logits,
+    bias,
+    valid,
+    gates,
+    chosen,
+    counts,
+    scores,
+    logsumexp,
+    N,
+    E,
+    TINY: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    BIASED: tl.constexpr,
+    MASKED: tl.constexpr,
+    K: tl.constexpr,
+    WIDE_K: tl.constexpr,
+    WIDE_E: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    experts = tl.arange(0, WIDE_E)
+    e = experts[None, :]
+    place, inside = n[:, None].to(tl.int64) * E + e, (n < N)[:, None] & (e < E)
+    logit = tl.load(logits + place, mask=inside, other=float("-inf")).to(tl.float32)
+
+    # The peak of a row of -inf is taken as 0, that its logsumexp be -inf.
+    peak = tl.max(logit, axis=1)
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    power = tl.where(e < E, tl.exp(logit - peak[:, None]), 0.0)
+    total = tl.sum(power, axis=1)
+    # inf - inf above is NaN, where the logarithm of a sum with inf in it is inf.
+    tl.store(logsumexp + n, tl.where(peak == float("inf"), peak, peak + tl.log(total)), mask=n < N)
+    score = power / total[:, None] if SOFTMAX else 1 / (1 + tl.exp(-logit))
+    tl.store(scores + place, score, mask=inside)
+
+    selection = score
+    if BIASED:
+        selection += tl.load(bias + experts, mask=experts < E, other=0)[None, :]
+    keys = sortable(selection, e, E, WIDE_E)
+    slot = tl.arange(0, WIDE_K)[None, :]
+    picked = tl.zeros((ROWS, WIDE_K), tl.float32)
+    column = tl.full((ROWS, WIDE_K), -1, tl.int32)
+    hits = tl.zeros((ROWS, WIDE_E), tl.int32)
+    for k in tl.static_range(K):
+        best, keys = take_best(keys, WIDE_E)
+        hit = e == best[:, None]
+        picked = tl.where(slot == k, tl.sum(tl.where(hit, score, 0.0), axis=1)[:, None], picked)
+        column = tl.where(slot == k, best[:, None], column)
+        hits += hit.to(tl.int32)
+
+    real = n < N
+    if MASKED:
+        real = real & (tl.load(valid + n, mask=n < N, other=0) != 0)
+    gate = tl.where(real[:, None], picked / (TINY + tl.sum(picked, axis=1))[:, None], 0.0)
+    column = tl.where(real[:, None], column, -1)
+    out, written = n[:, None].to(tl.int64) * K + slot, (n < N)[:, None] & (slot < K)
+    tl.store(gates + out, gate, mask=written)
+    tl.store(chosen + out, column.to(tl.int64), mask=written)
+    count = tl.sum(tl.where(real[:, None], hits, 0), axis=0)
+    tl.atomic_add(counts + experts, count, mask=(experts < E) & (count > 0))
+
+
+def _launch(logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str, valid_N: Tensor | None) -> Routing:
+    (N, E), out = logits_NE.shape, _empty(logits_NE, k)
+    out.count_E.zero_()
+    if N:
+        wide = tile(E, E * 2)
+        rows = max(TILE // wide, 1)
+        _route[-(-N // rows),](
+            logits_NE.contiguous(),
+            logits_NE if bias_E is None else bias_E.contiguous(),
+            logits_NE if valid_N is None else valid_N.contiguous(),
+            *out,
+            N,
+            E,
+            TINY=TINY,
+            SOFTMAX=score == "softmax",
+            BIASED=bias_E is not None,
+            MASKED=valid_N is not None,
+            K=k,
+            WIDE_K=tile(k, 2 * k),
+            WIDE_E=wide,
+            ROWS=rows,
+        )
+    return out
+
+
+@jit
+def _route_backward(
+    grad_gates,
+    grad_scores,
+    grad_logsumexp,
+    logits,
+    gates,
+    chosen,
+    logsumexp,
+    out,
+    N,
+    E,
+    TINY: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    OF_GATES: tl.constexpr,
+    OF_SCORES: tl.constexpr,
+    OF_LOGSUMEXP: tl.constexpr,
+    K: tl.constexpr,
+    WIDE_E: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    e = tl.arange(0, WIDE_E)[None, :]
+    place, inside = n[:, None].to(tl.int64) * E + e, (n < N)[:, None] & (e < E)
+    logit = tl.load(logits + place, mask=inside, other=float("-inf")).to(tl.float32)
+    prob = tl.exp(logit - tl.load(logsumexp + n, mask=n < N, other=0)[:, None])
+    score = prob if SOFTMAX else 1 / (1 + tl.exp(-logit))
+
+    ds = tl.zeros((ROWS, WIDE_E), tl.float32)
+    if OF_SCORES:
+        ds += tl.load(grad_scores + place, mask=inside, other=0)
+    if OF_GATES:
+        first = n.to(tl.int64) * K
+        total, inner = tl.zeros((ROWS,), tl.float32) + TINY, tl.zeros((ROWS,), tl.float32)
+        for k in tl.static_range(K):
+            hit = e == tl.load(chosen + first + k, mask=n < N, other=-1)[:, None]
+            total += tl.sum(tl.where(hit, score, 0.0), axis=1)
+            gate = tl.load(gates + first + k, mask=n < N, other=0)
+            inner += gate * tl.load(grad_gates + first + k, mask=n < N, other=0)
+        for k in tl.static_range(K):
+            hit = e == tl.load(chosen + first + k, mask=n < N, other=-1)[:, None]
+            a = (tl.load(grad_gates + first + k, mask=n < N, other=0) - inner) / total
+            ds += tl.where(hit, a[:, None], 0.0)
+
+    if SOFTMAX:
+        grad = score * (ds - tl.sum(tl.where(inside, ds * score, 0.0), axis=1)[:, None])
+    else:
+        grad = ds * score * (1 - score)
+    if OF_LOGSUMEXP:
+        grad += tl.load(grad_logsumexp + n, mask=n < N, other=0)[:, None] * prob
+    tl.store(out + place, grad.to(out.dtype.element_ty), mask=inside)
+
+
+def _launch_backward(
+    grad_gates_NK: Tensor | None,
+    grad_scores_NE: Tensor | None,
+    grad_logsumexp_N: Tensor | None,
+    logits_NE: Tensor,
+    gates_NK: Tensor,
+    chosen_NK: Tensor,
+    logsumexp_N: Tensor,
+    score: str,
+) -> Tensor:
+    (N, E), k = logits_NE.shape, chosen_NK.shape[1]
+    out_NE = logits_NE.new_empty(N, E)
+    if N:
+        wide = tile(E, E * 2)
+        rows = max(TILE // wide, 1)
+        gradients = grad_gates_NK, grad_scores_NE, grad_logsumexp_N
+        _route_backward[-(-N // rows),](
+            *(gates_NK if g is None else g.contiguous() for g in gradients),
+            logits_NE.contiguous(),
+            gates_NK,
+            chosen_NK,
+            logsumexp_N,
+            out_NE,
+            N,
+            E,
+            TINY=TINY,
+            SOFTMAX=score == "softmax",
+            OF_GATES=grad_gates_NK is not None,
+            OF_SCORES=grad_scores_NE is not None,
+            OF_LOGSUMEXP=grad_logsumexp_N is not None,
+            K=k,
+            WIDE_E=wide,
+            ROWS=rows,
+        )
+    return out_NE

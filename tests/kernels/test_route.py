@@ -1,0 +1,163 @@
+"""The fused router against plain Python, its kernels against their twins, and its gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.normalize_weight import TINY
+from kernels.route import Routing, _route, _route_backward, route, route_torch
+from tests.kernels.maps import scores
+
+SCORE = st.sampled_from(["softmax", "sigmoid"])
+NAN, INF = math.nan, math.inf
+SPECIAL = torch.tensor([[NAN, 1, 2], [INF, 1, 2], [-INF] * 3, [-INF, 1, 2], [100.0, -100, 0]])
+
+
+@st.composite
+def cases(draw) -> tuple[Tensor, Tensor | None, int, str, Tensor | None]:
+    """Logits on a coarse grid: ties are exact, and nothing else is near one. A bias, a mask or none."""
+    N, E = draw(st.integers(0, 9)), draw(st.integers(1, 19))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    logits_NE = torch.randint(-6, 7, (N, E), generator=generator) / 2
+    bias_E = torch.randint(-3, 4, (E,), generator=generator) / 3 if draw(st.booleans()) else None
+    valid_N = torch.rand(N, generator=generator) < 0.7 if draw(st.booleans()) else None
+    return logits_NE, bias_E, draw(st.integers(1, min(E, 8))), draw(SCORE), valid_N
+
+
+def by_hand(logits_NE, bias_E, k, score, valid_N) -> list[list]:
+    """Gates, choices, counts and scores by lists."""
+    E = logits_NE.shape[1]
+    gates, chosen, count, all_scores = [], [], [0] * E, []
+    for n, row in enumerate(logits_NE.tolist()):
+        total = math.fsum(math.exp(x) for x in row)
+        s = [math.exp(x) / total if score == "softmax" else 1 / (1 + math.exp(-x)) for x in row]
+        # Rounded, that scores of equal logits and biases are equal.
+        key = [round(s[e] + (0 if bias_E is None else float(bias_E[e])), 6) for e in range(E)]
+        best = sorted(range(E), key=lambda e, key=key: (-key[e], e))[:k]
+        valid = valid_N is None or bool(valid_N[n])
+        chosen.append(best if valid else [-1] * k)
+        gates.append([s[e] / (TINY + sum(s[e] for e in best)) if valid else 0.0 for e in best])
+        all_scores.append(s)
+        for e in best if valid else ():
+            count[e] += 1
+    return [gates, chosen, count, all_scores]
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_routing_is_what_lists_give(case):
+    got = route(*case)
+    gates, chosen, count, all_scores = by_hand(*case)
+    assert got.chosen_NK.tolist() == chosen and got.count_E.tolist() == count
+    for tensor, rows in ((got.gates_NK, gates), (got.scores_NE, all_scores)):
+        torch.testing.assert_close(tensor, torch.tensor(rows).view(tensor.shape), rtol=1e-5, atol=1e-6)
+    assert got.chosen_NK.dtype == torch.int64 and got.count_E.dtype == torch.int32
+
+
+@settings(max_examples=50, deadline=None)
+@given(scores(), SCORE)
+@example(SPECIAL, "softmax")
+def test_choices_are_different_experts_whatever_the_logits(logits_NE, score):
+    k = min(3, logits_NE.shape[1])
+    chosen_NK = route(logits_NE, None, k, score).chosen_NK
+    assert ((chosen_NK >= 0) & (chosen_NK < logits_NE.shape[1])).all()
+    assert all(len(set(row)) == k for row in chosen_NK.tolist())
+
+
+def test_bias_selects_but_does_not_weigh():
+    logits = torch.tensor([[1.0, 1.0, 3.0]])
+    out = route(logits, torch.tensor([0.0, 2.0, 0.0]), 2)
+    assert out.chosen_NK.tolist() == [[1, 2]]
+    torch.testing.assert_close(out.gates_NK, torch.tensor([[1.0, 3.0]]).softmax(1))
+
+
+def close(got: Routing, want: Routing) -> None:
+    assert torch.equal(got.chosen_NK, want.chosen_NK) and torch.equal(got.count_E, want.count_E)
+    for name in ("gates_NK", "scores_NE", "logsumexp_N"):
+        a, b = getattr(got, name), getattr(want, name)
+        torch.testing.assert_close(
+            a, b, rtol=1e-5, atol=1e-6, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.interpreter
+@settings(max_examples=40, deadline=None)
+@given(cases())
+@example((SPECIAL, None, 2, "softmax", None))
+@example((SPECIAL, None, 2, "sigmoid", None))
+@example((torch.arange(70.0 * 33).view(70, 33) % 11, None, 8, "softmax", torch.arange(70) % 3 > 0))
+def test_kernel_routes_as_the_twin_does(case):
+    close(route(*case), route_torch(*case))
+
+
+@pytest.mark.interpreter
+@settings(max_examples=40, deadline=None)
+@given(cases(), st.sets(st.sampled_from([0, 3, 4]), min_size=1))
+def test_kernel_of_the_backward_gives_torchs_gradient(case, used):
+    logits_NE = case[0].requires_grad_()
+    gradients = []
+    for router in (route, route_torch):
+        out = router(logits_NE, *case[1:])
+        generator = torch.Generator().manual_seed(7)
+        loss = sum((out[i] * torch.randn(out[i].shape, generator=generator)).sum() for i in sorted(used))
+        gradients.append(torch.autograd.grad(loss, logits_NE)[0])
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases())
+def test_gradients_of_op_and_twin(case):
+    logits_NE, _, k, score, valid_N = case
+    # A bias that decides alone: a small step of a logit then changes no choice.
+    bias_E = 2.0 * torch.randperm(logits_NE.shape[1])
+    for router in (route, route_torch):
+
+        def differentiable(x_NE, router=router):
+            out = router(x_NE, bias_E, k, score, valid_N)
+            return out.gates_NK, out.scores_NE, out.logsumexp_N
+
+        assert torch.autograd.gradcheck(differentiable, logits_NE.double().requires_grad_())
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_torch_library_finds_nothing_wrong(score):
+    arguments = (
+        torch.randn(3, 4, requires_grad=True),
+        torch.rand(4),
+        2,
+        score,
+        torch.tensor([True, False, True]),
+    )
+    torch.library.opcheck(torch.ops.spider.route.default, arguments)
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [({"k": 5}, "must be in"), ({"bias_E": torch.zeros(3)}, "bias"), ({"score": "relu"}, "relu")],
+)
+def test_other_arguments_are_refused(change, problem):
+    with pytest.raises(ValueError, match=problem):
+        route(**{"logits_NE": torch.zeros(2, 4), "bias_E": None, "k": 2} | change)
+
+
+@pytest.mark.parametrize("softmax", [True, False])
+@pytest.mark.parametrize("E, K", [(32, 2), (256, 8)])
+def test_compiles(compiles, E, K, softmax):
+    sizes = dict(K=K, WIDE_E=E, ROWS=1024 // E)
+    names = {name: "*fp32" for name in ("logits", "bias")} | {
+        "valid": "*i1",
+        "gates": "*fp32",
+        "chosen": "*i64",
+    }
+    names |= {"counts": "*i32", "scores": "*fp32", "logsumexp": "*fp32", "N": "i32", "E": "i32"}
+    compiles(_route, **names, TINY=TINY, SOFTMAX=softmax, BIASED=True, MASKED=True, WIDE_K=K, **sizes)
+    names = {name: "*fp32" for name in ("grad_gates", "grad_scores", "grad_logsumexp", "logits", "gates")}
+    names |= {"chosen": "*i64", "logsumexp": "*fp32", "out": "*fp32", "N": "i32", "E": "i32"}
+    flags = dict(SOFTMAX=softmax, OF_GATES=True, OF_SCORES=True, OF_LOGSUMEXP=True)
+    compiles(_route_backward, **names, TINY=TINY, **flags, **sizes)
