@@ -129,9 +129,9 @@ def run(task: Task, shards: Path, folder: Path, precision: str, scored_bytes: in
 
     from spider.evaluation.bpb import score
     from spider.evaluation.evaluate import validation_stream
-    from spider.training.checkpoint import load_model
     from spider.training.memory import keep_freed_memory
     from spider.training.stage import train
+    from spider.training.trained import load_model
 
     spec = spec_of(task, precision)
     stage = folder / "trained" / spec.identity

@@ -24,6 +24,6 @@ def load_model(path: str | Path) -> tuple[Spider, ModelConfig]:
     Raises:
         ValueError: no readable checkpoint at ``path``.
     """
-    from spider.training.checkpoint import load_model
+    from spider.training.trained import load_model
 
     return load_model(Path(path))

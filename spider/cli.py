@@ -457,7 +457,7 @@ def generate(
     import torch
 
     from spider.evaluation.generate import generate, stream_text
-    from spider.training.checkpoint import find, model_of, window_of
+    from spider.training.trained import find, model_of, window_of
 
     if prompt is not None and prompt_file is not None:
         raise click.UsageError("give --prompt or --prompt-file, not both")
@@ -498,7 +498,7 @@ def boundaries(
 
     from spider.evaluation import patch_views
     from spider.evaluation.boundaries import caption, cut, read_beginning
-    from spider.training.checkpoint import config_of, find, model_of, window_of
+    from spider.training.trained import config_of, find, model_of, window_of
     from spider.vocab import BOS
 
     text = read_beginning(file, count)

@@ -32,8 +32,8 @@ from spider.evaluation.inside import Inside, loops_curve
 from spider.evaluation.inside_plots import plot_inside, plot_loops
 from spider.evaluation.patch_views import plot_boundaries, write_page
 from spider.evaluation.plots import Curve, plot_loss
-from spider.training.checkpoint import load_model
 from spider.training.receipt import read_receipt
+from spider.training.trained import load_model
 from spider.vocab import BOS
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from spider.data.encode import encode_part
 from spider.data.shards import build_metadata, load_metadata
 from spider.files import digest, replacing
 from spider.results import Results
-from spider.training.checkpoint import locate
+from spider.training.trained import locate
 
 #: The command line's names of settings that a stage has (``target_tokens`` is its ``tokens``), and a run.
 STAGE_SETTINGS = (

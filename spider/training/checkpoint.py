@@ -7,7 +7,7 @@
         manifest.json                       written last: step, spec, ..., the hashes of the files and its own
 
 Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``; where a stage averages its
-weights, the average stands in a third file as ``ema.{parameter}``, and is what `model_of` loads. They go
+weights, the average stands in a third file as ``ema.{parameter}``, and is what is evaluated. They go
 through DCP (so that each of several processes reads only its slices) but through its safetensors storage, not
 its default one: the default keeps its index in ``.metadata``, which DCP reads with a plain ``pickle.load``,
 and that would run whatever a checkpoint someone gave you says. All that is not a tensor stands in the
@@ -33,19 +33,14 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from spider import files
-from spider.config import ModelConfig
-
-if TYPE_CHECKING:
-    from spider.model import Spider
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +53,7 @@ EXPORTED = "config.json"
 _NAME = re.compile(r"step-\d+")
 _HIDDEN = re.compile(r"\.step-\d+\..*")
 _FILE_BYTES = 2 << 30
-_AVERAGE = "ema."
+AVERAGE = "ema."
 
 
 class CheckpointError(ValueError):
@@ -105,7 +100,7 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
         hidden.mkdir()
         _write_tensors(hidden, tensors)
         averaged = {
-            "model." + n.removeprefix(_AVERAGE): t for n, t in tensors.items() if n.startswith(_AVERAGE)
+            "model." + n.removeprefix(AVERAGE): t for n, t in tensors.items() if n.startswith(AVERAGE)
         }
         digests = {
             "weights": weights_digest(tensors),
@@ -358,104 +353,3 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     kept = model.state_dict()
     named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
     return {f"model.{name}": tensor.detach() for name, tensor in named.items()}
-
-
-def locate(path: Path) -> Path:
-    """The checkpoint directory meant by a checkpoint directory, an exported folder, a stage folder, or a
-    stage's ``train.json``.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    if path.is_file():
-        receipt = files.read_json(path) if path.suffix == ".json" else None
-        if not isinstance(receipt, dict) or "checkpoint" not in receipt:
-            raise CheckpointError(
-                f"{path}: not a training receipt; give a checkpoint, a stage folder, or its train.json"
-            )
-        return path.parent / receipt["checkpoint"]
-    if (path / "checkpoints").is_dir():
-        return _newest(path).path
-    if (path / MANIFEST).is_file() or is_exported(path):
-        return path
-    raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor an exported folder")
-
-
-def find(path: Path) -> Checkpoint:
-    """The checkpoint that `locate` means, every file of it checked, and checked once.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
-    return _newest(path) if (path / "checkpoints").is_dir() else verify(locate(path))
-
-
-def _newest(stage: Path) -> Checkpoint:
-    good, _ = newest_good(stage / "checkpoints")
-    if good is None:
-        raise CheckpointError(f"{stage / 'checkpoints'}: no usable checkpoint; train the stage first")
-    return good
-
-
-def config_of(checkpoint: Checkpoint) -> ModelConfig:
-    """The architecture of the model that a checkpoint or an exported folder holds.
-
-    Only that is read of what a manifest says: settings of training may have changed their names since.
-
-    Raises:
-        CheckpointError: described in words that this Spider does not know, or imported and not a Spider.
-    """
-    manifest = checkpoint.manifest
-    described = manifest["model"] if checkpoint.exported else manifest["spec"]["model"]
-    if described is None:
-        raise CheckpointError(
-            f"{checkpoint.path}: imported tensors that do not form a Spider; {EXPORTED} there says which "
-            "have a place in one and which do not"
-        )
-    try:
-        return ModelConfig.model_validate(described)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in ("model", *first["loc"]))
-        raise CheckpointError(
-            f"{checkpoint.path}: a checkpoint of another architecture or of another version of Spider "
-            f"({key}: {first['msg']})"
-        ) from None
-
-
-def window_of(checkpoint: Checkpoint) -> int:
-    """Bytes to give the model at a time: those it is evaluated with, 1,024 where nobody knows."""
-    if checkpoint.exported:
-        return checkpoint.manifest["window"] or 1024
-    spec = checkpoint.manifest["spec"]
-    return spec["evaluation"]["seq_len"] or spec["settings"]["seq_len"]
-
-
-def model_of(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Spider:
-    """The model that a checkpoint holds, in evaluation mode; of averaged weights, if it holds an average.
-
-    Raises:
-        CheckpointError: the checkpoint is not of the architecture that it says.
-    """
-    from spider.model import build_model
-
-    model = build_model(config_of(checkpoint)).to(device)
-    load_into(checkpoint, model_tensors(model))
-    if checkpoint.manifest.get("averaged_weights"):
-        averaged = {_AVERAGE + n: p.detach() for n, p in model.named_parameters()}
-        dcp.load(averaged, storage_reader=HuggingFaceStorageReader(str(checkpoint.path)), no_dist=True)
-    return model.eval()
-
-
-def load_model(path: Path | str, device: str | torch.device = "cpu") -> tuple[Spider, ModelConfig]:
-    """The model of a checkpoint directory, of an exported folder, of a stage folder (its newest good
-    checkpoint), or of a ``train.json``.
-
-    Returns:
-        the model in evaluation mode, and its configuration.
-
-    Raises:
-        CheckpointError: no checkpoint there, a damaged one, or one of another architecture.
-    """
-    model = model_of(find(Path(path)), device)
-    return model, model.config

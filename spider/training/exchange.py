@@ -45,6 +45,7 @@ from spider.config import ModelConfig
 from spider.model import build_model
 from spider.training import checkpoint as ckpt
 from spider.training.checkpoint import EXPORTED, Checkpoint, CheckpointError
+from spider.training.trained import find, model_of, window_of
 
 log = logging.getLogger(__name__)
 
@@ -82,12 +83,12 @@ def export(source: Path, output: Path) -> Checkpoint:
     """
     output = output.resolve()
     _check_replaceable(output)
-    found = ckpt.find(source)
-    model = ckpt.model_of(found)
+    found = find(source)
+    model = model_of(found)
     if found.exported:
         card = {key: value for key, value in found.manifest.items() if key not in _WRITTEN}
     else:
-        card = {"model": model.config.model_dump(mode="json"), "window": ckpt.window_of(found)}
+        card = {"model": model.config.model_dump(mode="json"), "window": window_of(found)}
         card |= {name: found.manifest[name] for name in _ORIGIN}
     return _write(output, _named(model), card)
 

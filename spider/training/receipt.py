@@ -11,9 +11,10 @@ from typing import Any
 
 from spider import files
 from spider.config import StageSpec
-from spider.training import checkpoint as ckpt
+from spider.training.checkpoint import Checkpoint
 from spider.training.errors import TrainingError
 from spider.training.folder import CHECKPOINTS, differences
+from spider.training.trained import config_of, find
 
 FORMAT = 1
 RECEIPT = "train.json"
@@ -38,7 +39,7 @@ _KEPT = (
 )
 
 
-def write_receipt(folder: Path, final: ckpt.Checkpoint) -> dict[str, Any]:
+def write_receipt(folder: Path, final: Checkpoint) -> dict[str, Any]:
     """Write and return the receipt of the stage in ``folder``."""
     manifest = final.manifest
     receipt = {
@@ -67,7 +68,7 @@ def read_receipt(path: Path) -> dict[str, Any]:
     return receipt
 
 
-def read_parent(spec: StageSpec, start: Path) -> ckpt.Checkpoint:
+def read_parent(spec: StageSpec, start: Path) -> Checkpoint:
     """The verified checkpoint that a stage starts from: at ``start``, or by the receipt there.
 
     Activation checkpointing, which no weight knows of, may differ.
@@ -76,8 +77,8 @@ def read_parent(spec: StageSpec, start: Path) -> ckpt.Checkpoint:
         CheckpointError: missing or damaged.
         TrainingError: of another model than ``spec``'s.
     """
-    parent = ckpt.find(start)
-    before, now = (m.model_dump(mode="json") for m in (ckpt.config_of(parent), spec.model))
+    parent = find(start)
+    before, now = (m.model_dump(mode="json") for m in (config_of(parent), spec.model))
     for model in (before, now):
         del model["recurrence"]["checkpointing"]
     if changed := differences(before, now, "model"):

@@ -14,12 +14,13 @@ from typing import Any
 from spider import files
 from spider.config import StageSpec
 from spider.data.shards import load_metadata
-from spider.training import checkpoint as ckpt
+from spider.training.checkpoint import read_manifest
 from spider.training.errors import TrainingError
 from spider.training.folder import claim, hold
 from spider.training.loop import Trainer
 from spider.training.receipt import read_receipt, write_receipt
 from spider.training.signals import StopSignals
+from spider.training.trained import locate
 from spider.training.world import ALONE, World
 
 
@@ -66,7 +67,7 @@ def train(
         world.from_first(lambda: held.enter_context(hold(folder)))
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
         if resume is not None:
-            origin["parent_weights"] = ckpt.read_manifest(ckpt.locate(resume))["weights"]
+            origin["parent_weights"] = read_manifest(locate(resume))["weights"]
             origin["resumed"] = "weights" if reset_steps else "training"
         elif previous is not None:
             origin["parent_weights"] = read_receipt(previous)["weights"]

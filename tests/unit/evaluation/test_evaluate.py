@@ -22,7 +22,7 @@ from spider.evaluation.evaluate import OUTPUTS, evaluate, validation_stream
 from spider.files import write_json
 from spider.model import build_model
 from spider.training import checkpoint
-from spider.training.checkpoint import load_model
+from spider.training.trained import load_model
 
 MAX_BYTES = 1500
 

@@ -20,6 +20,7 @@ from spider.training.ema import Ema
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.training.telemetry import Window
+from spider.training.trained import model_of
 
 EMA = {"decay": 0.8, "start_step": 6}
 
@@ -96,7 +97,7 @@ def test_a_skipped_step_is_not_averaged(tmp_path, make_spec, shards):
 
 def test_the_model_of_a_checkpoint_is_the_averaged_one(averaged):
     _, receipt, good = averaged
-    model = ckpt.model_of(good)
+    model = model_of(good)
     raw, average = saved(good, "model."), saved(good, "ema.")
     names = {n for n, _ in model.named_parameters()}
     assert names == set(average) and names < set(raw)  # buffers are not averaged
@@ -124,4 +125,4 @@ def test_evaluation_measures_the_average_and_says_so(tmp_path, make_spec, shards
     assert found["averaged"] is True and found["weights"] == receipt["averaged_weights"]
     tokens_N, _ = validation_stream(shards, 500)
     reading = {"seq_len": 32, "overlap": small.overlap, "batch": small.batch, "n_loops": 2}
-    assert score(ckpt.model_of(good), tokens_N, **reading).bpb == found["bpb"]
+    assert score(model_of(good), tokens_N, **reading).bpb == found["bpb"]

@@ -13,6 +13,7 @@ from spider.config import OptimizerConfig
 from spider.training import checkpoint as ckpt
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.stage import train
+from spider.training.trained import load_model
 
 KINDS = {"adamw8bit": AdamW8bit, "adamw4bit": AdamW4bit}
 BF16 = {"kind": "adamw8bit", "master_weights": "bf16"}
@@ -168,5 +169,5 @@ def test_killed_and_crashed_it_ends_with_the_same_bytes(tmp_path, make_spec, sha
     train(spec, tmp_path / "disturbed", shards)
     assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
     # Whatever the weights were, a model to be used is fp32.
-    model, _ = ckpt.load_model(tmp_path / "disturbed")
+    model, _ = load_model(tmp_path / "disturbed")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
