@@ -77,7 +77,7 @@ def clear_padding(out, pos_to_expert, first, P, D, d, TILE: tl.constexpr, PLACES
         zero = tl.zeros((TILE,), out.dtype.element_ty)
         for p in range(first, min(first + PLACES, P)):
             padding = tl.load(pos_to_expert + p) < 0
-            tl.store(out + tl.cast(p, tl.int64) * D + d, zero, mask=(d < D) & padding)
+            tl.store(out + tl.cast(p, tl.int64) * D + d, zero, mask=d < tl.where(padding, D, 0))
 
 
 @jit
@@ -85,13 +85,12 @@ def _expand(
     x, token_to_pos, pos_to_expert, out, N, P, D, K: tl.constexpr, TILE: tl.constexpr, PLACES: tl.constexpr
 ):
     d = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    inside = d < D
     n = tl.program_id(0)
     if n < N:
-        row = tl.load(x + n.to(tl.int64) * D + d, mask=inside)
+        row = tl.load(x + n.to(tl.int64) * D + d, mask=d < D)
         for k in tl.static_range(K):
             p = tl.load(token_to_pos + n * K + k).to(tl.int64)
-            tl.store(out + p * D + d, row, mask=inside & (p >= 0))
+            tl.store(out + p * D + d, row, mask=d < tl.where(p >= 0, D, 0))
     else:
         clear_padding(out, pos_to_expert, (n - N) * PLACES, P, D, d, TILE, PLACES)
 

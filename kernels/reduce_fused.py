@@ -131,16 +131,15 @@ def _rows(y_PD: Tensor, pos_N: Tensor) -> Tensor:
 def _reduce(y, w, token_to_pos, out, D, K: tl.constexpr, WEIGHTED: tl.constexpr, TILE: tl.constexpr):
     n = tl.program_id(0)
     d = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    inside = d < D
     total = tl.zeros((TILE,), tl.float32)
     for k in tl.static_range(K):
         p = tl.load(token_to_pos + n * K + k).to(tl.int64)
-        term = tl.load(y + p * D + d, mask=inside & (p >= 0), other=0).to(tl.float32)
+        term = tl.load(y + p * D + d, mask=d < tl.where(p >= 0, D, 0), other=0).to(tl.float32)
         if WEIGHTED:
             # A masked term is zero even where its weight is NaN or inf.
             term *= tl.load(w + n * K + k, mask=p >= 0, other=0)
         total += term
-    tl.store(out + n.to(tl.int64) * D + d, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + n.to(tl.int64) * D + d, total.to(out.dtype.element_ty), mask=d < D)
 
 
 def _launch(y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor) -> Tensor:

@@ -1,0 +1,59 @@
+"""Which implementation runs, and that the package does without Triton."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from kernels import switch
+from kernels.get_fused_mapping import get_fused_mapping_torch
+from kernels.route import route_torch
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import torch
+from kernels.expand_to_fused import expand_to_fused
+from kernels.switch import choose
+assert choose("auto") == ("torch", "triton is not installed")
+rows = expand_to_fused(torch.ones(1, 2), torch.tensor([[1]]), torch.tensor([-1, 0]))
+assert rows.tolist() == [[0, 0], [1, 1]]
+choose("triton")
+"""
+
+
+def test_without_triton_the_twins_run_and_kernels_are_refused():
+    run = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True)
+    assert run.stderr.endswith(
+        "ValueError: kernels: triton cannot run here: triton is not installed; choose auto or torch\n"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_auto_says_that_there_is_no_device(monkeypatch):
+    monkeypatch.setattr(switch, "triton", object())
+    assert switch.choose("auto") == ("torch", "there is no CUDA device")
+    with pytest.raises(ValueError, match="there is no CUDA device"):
+        switch.choose("triton")
+
+
+def test_torch_is_chosen_when_asked_for_and_other_names_are_refused():
+    assert switch.choose("torch") == ("torch", "asked for")
+    with pytest.raises(ValueError, match="'cuda' is not one of auto, triton, torch"):
+        switch.choose("cuda")
+
+
+@pytest.mark.interpreter
+def test_float64_takes_the_twin():
+    assert switch.use_triton(torch.zeros(1)) and not switch.use_triton(torch.zeros(1, dtype=torch.float64))
+
+
+def test_twins_never_wait_for_the_device():
+    with FakeTensorMode():  # in which reading a value raises
+        routing = route_torch(torch.zeros(5, 3), None, 2, valid_N=torch.ones(5, dtype=torch.bool))
+        mapping = get_fused_mapping_torch(routing.chosen_NK, 3, 16)
+    assert mapping.pos_to_expert_P.shape == (48,)
