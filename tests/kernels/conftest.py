@@ -55,12 +55,11 @@ def compiles(record_property):
             target = GPUTarget("cuda", capability, 32)
             built = triton.compile(source, target=target, options={"num_warps": num_warps})
             registers, spilled = _resources(built.asm["ptx"], capability)
+            name = f"{kernel.__module__.removeprefix('kernels.')}.{kernel.__name__}"
             shown = " ".join(str(a) for a in arguments.values())
-            row = (
-                f"{kernel.__name__:24} sm_{capability:<4} {registers:4} registers  {spilled} spilled  {shown}"
-            )
+            row = f"{name:40} sm_{capability:<4} {registers:4} registers  {spilled} spilled  {shown:.60}"
             record_property("kernel", row)
-            assert spilled == 0, f"{kernel.__name__} spills {spilled} bytes on sm_{capability}"
+            assert spilled == 0, f"{name} spills {spilled} bytes on sm_{capability}"
 
     return compile
 
