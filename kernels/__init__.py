@@ -9,11 +9,14 @@
 ``normalize_weight``  divide a token's gates by their sum
 ``aux_fi``            each expert's load as a share of the mean
 ``route``             the whole router fused: scores, choice, gates, counts
+``engram_hash``       the table rows of hashed byte n-grams
+``engram_gate``       how much of a memory each state takes
 ===================== ==========================================================================
 
 One op a file. ``<op>`` is the op registered with ``torch.library`` in the namespace ``spider`` (fake kernel
-and autograd included, so ``torch.compile`` sees it), ``<op>_torch`` its twin of the same signature: the path
-on a CPU, and what the kernel is compared with. Without Triton the package imports, and only the twins run.
+and autograd included, so ``torch.compile`` sees it), or gives names to its results; ``<op>_torch`` is its twin
+of the same signature: the path on a CPU, and what the kernel is compared with. Without Triton the package
+imports, and only the twins run.
 
 Letters in names: N tokens, D features, E experts, K experts a token, P rows of the fused buffer, in which the
 rows of an expert are contiguous. Each expert's segment is padded to a multiple of an alignment.

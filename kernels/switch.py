@@ -4,7 +4,8 @@ One choice holds for the process. It is read when an op runs, not when it is tra
 a new choice without a recompilation. Triton itself is imported here and nowhere else. torch's CPU build does
 not need it; where it is missing ``jit`` and ``tl`` are stand-ins that let a kernel be defined, never run.
 
-float64 always takes the twin: kernels accumulate in float32, and float64 serves proofs.
+float64 always takes the twin: kernels accumulate in float32, and float64 serves proofs. A kernel runs on the
+current CUDA device, where its tensors must lie.
 """
 
 from types import SimpleNamespace
