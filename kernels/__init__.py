@@ -14,7 +14,7 @@
 ===================== ==========================================================================
 
 One op a file. ``<op>`` is the op registered with ``torch.library`` in the namespace ``spider`` (fake kernel
-and autograd included, so ``torch.compile`` sees it), or gives names to its results; ``<op>_torch`` is its twin
+and autograd included, so ``torch.compile`` sees it), or names that op's results. ``<op>_torch`` is its twin
 of the same signature: the path on a CPU, and what the kernel is compared with. Without Triton the package
 imports, and only the twins run.
 
