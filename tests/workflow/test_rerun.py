@@ -57,10 +57,12 @@ def test_saving_more_often_retrains_nothing(workflow):
     assert workflow.planned() == {}
 
 
-def test_training_in_several_processes_retrains_nothing(workflow):
-    workflow.run["resources"]["processes"] = 2
+def test_sharing_the_model_among_processes_retrains_nothing(workflow):
+    """Another number of processes may have smaller micro-batches, which need a warm-up of their own."""
     workflow.run["parallel"] = "fsdp"
     assert workflow.planned() == {}
+    workflow.run["resources"]["processes"] = 2
+    assert "download" not in workflow.planned() and workflow.planned()["warmup"] == 1
 
 
 def test_a_new_warm_up_retrains_nothing(workflow):
