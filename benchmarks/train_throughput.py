@@ -204,7 +204,7 @@ def _ratio(speed: dict[str, float], way: str, base: str) -> str:
 
 
 def goals_of(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each goal of issue 5 with its figure, and whether it is met, missed, or not measured."""
+    """Each goal with its figure, and whether it is met, missed, or not measured."""
     speed = {way: of["bytes_per_second"] for way, of in found.items() if "error" not in of}
     best = max(speed.keys() - {"seed"}, key=speed.__getitem__, default=None)
     fp8 = max((way for way in speed if way.startswith("fp8")), key=speed.__getitem__, default=None)
