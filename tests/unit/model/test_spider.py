@@ -145,12 +145,13 @@ def test_metrics_name_the_parts_that_are_on(make, tokens):
     assert set(make(**SWITCHES["bare"])(tokens, tokens).metrics) == {"cross_entropy"}
 
 
-def test_recomputation_changes_neither_gradients_nor_load(make, tokens):
+@pytest.mark.parametrize("n_loops", [1, 4])
+def test_recomputation_changes_neither_gradients_nor_load(make, tokens, n_loops):
     plain = make(recurrence={"checkpointing": False}).train()
     recomputed = make(recurrence={"checkpointing": True}).train()
     for model in (plain, recomputed):
         torch.manual_seed(9)
-        model(tokens, tokens.roll(-1, 1)).loss.backward()
+        model(tokens, tokens.roll(-1, 1), n_loops=n_loops).loss.backward()
     for (name, a), b in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad), name
     for a, b in zip(plain.core.layers, recomputed.core.layers, strict=True):
