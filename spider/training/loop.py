@@ -46,6 +46,7 @@ from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.parallel import compile_forward, exchange_gradients, replica, shard, whole
 from spider.training.precision import Precision, decide, device_name
 from spider.training.progress import Progress
+from spider.training.receipt import read_parent
 from spider.training.saver import Saver
 from spider.training.schedule import end_in_time, horizon, lr_factor
 from spider.training.signals import StopSignals
@@ -363,7 +364,9 @@ class Trainer:
         """Where this process starts: in the middle of the stage, or at its beginning."""
         if self.good is not None:
             return self.state.resume(self.good, self.world.size)
-        return self.state.start(parent, horizon(self.spec, self.model))
+        # Verified once: it is read whole for that, and what is wrong with it is said by one process.
+        found = self.world.from_first(lambda: read_parent(self.spec, parent)) if parent else None
+        return self.state.start(found, horizon(self.spec, self.model))
 
     def _open(self, data: Path) -> Loader | StreamLoader:
         position = self.progress.position

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from spider.training.errors import TrainingError
 from spider.training.lowbit import LowBitAdamW
 from spider.training.optim import Optimizer
 from spider.training.progress import Progress
-from spider.training.receipt import read_parent
 
 log = logging.getLogger(__name__)
 
@@ -72,16 +70,16 @@ class State:
                 )
         return _saved_progress(good)
 
-    def start(self, path: Path | None, end: int | None) -> Progress:
+    def start(self, parent: ckpt.Checkpoint | None, end: int | None) -> Progress:
         """Load what a stage of ``end`` steps begins from, if anything, and return where it begins.
 
         Raises:
-            CheckpointError: there is no good checkpoint at ``path``, or it is of another architecture.
-            TrainingError: it is of another model, or has gone further than ``end``.
+            CheckpointError: it is of another architecture.
+            TrainingError: it has gone further than ``end``.
         """
-        if path is None:
+        if parent is None:
             return Progress(end=end)
-        parent, resumed = read_parent(self._spec, path), self._origin.get("resumed")
+        resumed = self._origin.get("resumed")
         whole = resumed != "weights" and ckpt.holds_optimizer(parent, self._inherited())
         if resumed != "weights" and not whole:
             log.warning(
