@@ -675,7 +675,25 @@ def _remedy(error: OSError) -> str:
 
 
 def main() -> None:
-    """Run the command line; errors for people go to stderr as one message, bugs keep their traceback."""
+    """Run the command line; one of several processes leaves without taking torch down.
+
+    A process group that goes down while an exchange is being forgotten waits for the interpreter's lock,
+    which its own destructor holds: for ever, and all other processes with it.
+    """
+    try:
+        _main()
+    except SystemExit as leaving:
+        if "LOCAL_WORLD_SIZE" not in os.environ:
+            raise
+        logging.shutdown()
+        os._exit(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        logging.shutdown()
+        os._exit(0)
+
+
+def _main() -> None:
+    """Errors for people go to stderr as one message, bugs keep their traceback."""
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:

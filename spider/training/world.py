@@ -135,11 +135,6 @@ def join() -> Iterator[World]:
             )
         torch.cuda.set_device(world.device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    try:
-        yield world
-    except BaseException:
-        # NCCL would wait for what the others may never send; the process ends, and its connections with it.
-        if not torch.cuda.is_available():
-            dist.destroy_process_group()
-        raise
+    yield world
+    # After an error the process ends, and its connections with it: waiting for the others might be for ever.
     dist.destroy_process_group()
