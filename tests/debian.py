@@ -1,6 +1,6 @@
 """Programs that tests run for real and that pip does not have: they are taken from Debian.
 
-A test that needs one asks here. Where it is missing and cannot be installed, the test is skipped and says why.
+A test that needs one asks here. Where it is missing and cannot be installed, the test skips and says why.
 """
 
 from __future__ import annotations
