@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chromium import PROGRAM, chromium
+from tests.debian import need
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, installed where it is missing."""
+    need({"chromium": PROGRAM})
+    with chromium() as opened:
+        yield opened
