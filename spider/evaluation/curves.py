@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,40 @@ def stage_curve(metrics: Path, receipt: dict[str, Any], begin: float, held_out: 
         begin: bytes trained in the stages before.
         held_out: bpb on the validation text, to be marked at the stage's end.
     """
-    first = receipt["global_step"] - receipt["steps"]
-    steps, bpb = [], []
-    for row in read_rows(metrics):
-        values = row["metrics"]
-        bits = values.get("train/bpb", values.get("train/loss", math.nan) / math.log(2))
-        if first < row["step"] <= receipt["global_step"] and math.isfinite(bits):
-            steps.append(row["step"] - first)
-            bpb.append(bits)
+    bytes_S, bpb_S = points(read_rows(metrics), receipt, begin, bits_per_byte)
     return Curve(
         run=receipt["run"],
         stage=receipt["stage"],
         begin=begin,
         end=begin + receipt["bytes"],
-        bytes_S=begin + np.array(steps, float) / max(1, receipt["steps"]) * receipt["bytes"],
-        bpb_S=np.array(bpb, float),
+        bytes_S=bytes_S,
+        bpb_S=bpb_S,
         held_out=held_out,
     )
+
+
+def points(
+    rows: list[dict[str, Any]],
+    receipt: dict[str, Any],
+    begin: float,
+    read: Callable[[dict[str, float]], float],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes trained and a value at each row of a stage that has the value.
+
+    Args:
+        receipt, begin: as for `stage_curve`.
+        read: takes the value out of a row's metrics; one that is not finite is left out.
+    """
+    first = receipt["global_step"] - receipt["steps"]
+    found = [
+        (row["step"] - first, value)
+        for row in rows
+        if first < row["step"] <= receipt["global_step"] and math.isfinite(value := read(row["metrics"]))
+    ]
+    steps_S, value_S = np.array(found, float).reshape(-1, 2).T
+    return begin + steps_S / max(1, receipt["steps"]) * receipt["bytes"], value_S
+
+
+def bits_per_byte(metrics: dict[str, float]) -> float:
+    """Training loss of a row; NaN where it has none."""
+    return metrics.get("train/bpb", metrics.get("train/loss", math.nan) / math.log(2))

@@ -152,7 +152,7 @@ def plot_loss(curves: list[Curve], path: Path, title: str = "Training loss") -> 
             x = np.concatenate([c.bytes_S for c in own])
             y = np.concatenate([c.bpb_S for c in own])
             if len(x):
-                smooth = _smoothed(y)
+                smooth = smoothed(y)
                 axes.plot(x, y, color=colour, alpha=0.25, lw=0.8)
                 axes.plot(
                     x, smooth, color=colour, lw=1.8, label=f"{run}: training" if len(runs) > 1 else "training"
@@ -215,7 +215,7 @@ def _shade(axes: Axes, stages: list[Curve]) -> None:
         )
 
 
-def _smoothed(y_S: np.ndarray) -> np.ndarray:
+def smoothed(y_S: np.ndarray) -> np.ndarray:
     """Mean of about a twentieth of the points, centred so that it does not lag; narrower at both ends."""
     n = len(y_S)
     at_S = np.arange(n)

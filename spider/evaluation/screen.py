@@ -60,9 +60,7 @@ def _run_panel(run: str, one: dict[str, Any], summary: dict[str, Any]) -> Panel:
             _stages(one),
             Text(),
             Text("A sample, the prompt in bold:", style="dim"),
-            Text(_printable(last["prompt"]), style="bold").append(
-                _printable(last["sample"]), style="not bold"
-            ),
+            Text(printable(last["prompt"]), style="bold").append(printable(last["sample"]), style="not bold"),
         ),
         title=f"[bold]{escape(run)}[/]",
         title_align="left",
@@ -124,12 +122,12 @@ def _closing(summary: dict[str, Any], path: Path, next_steps: tuple[tuple[str, s
     steps.add_row("Tables and figures", Text(f"{_short(path.parent)}/", style="cyan"))
     for what, command in next_steps:
         steps.add_row(what, Text(command, style="cyan"))
-    spent = [f"{rule} {_duration(s)}" for rule, s in summary["seconds_by_rule"].items()]
+    spent = [f"{rule} {duration(s)}" for rule, s in summary["seconds_by_rule"].items()]
     total = sum(summary["seconds_by_rule"].values())
     parts: list[Any] = [steps]
     if spent:
         parts.append(
-            Text(f"Time by rule: {', '.join(spent)}; {_duration(total)} of jobs in all.", style="dim")
+            Text(f"Time by rule: {', '.join(spent)}; {duration(total)} of jobs in all.", style="dim")
         )
     return Group(*parts)
 
@@ -140,7 +138,8 @@ def _short(path: Path) -> Path:
     return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """``3.2 s``, ``1 min 01 s`` or ``2 h 03 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -148,7 +147,7 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Generated text without what would move a terminal's cursor or change its colours."""
     return "".join(
         c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.expandtabs(4)

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from spider.evaluation.plots import Curve, _smoothed, _spread, plot_bpb, plot_loss
+from spider.evaluation.plots import Curve, smoothed, _spread, plot_bpb, plot_loss
 
 
 def curve(run="demo", stage="main", begin=0.0, n=50):
@@ -61,9 +61,9 @@ def test_labels_are_moved_apart_and_stay_in_order():
 
 def test_smoothing_neither_lags_nor_shifts_the_ends():
     line = np.linspace(5, 2, 200)
-    np.testing.assert_allclose(_smoothed(line), line)
+    np.testing.assert_allclose(smoothed(line), line)
     noisy = line + np.random.default_rng(0).normal(0, 0.2, 200)
-    assert np.abs(_smoothed(noisy) - line)[10:-10].max() < 0.3 < np.abs(noisy - line).max()
+    assert np.abs(smoothed(noisy) - line)[10:-10].max() < 0.3 < np.abs(noisy - line).max()
 
 
 def test_importing_the_report_pulls_in_neither_torch_nor_matplotlib():

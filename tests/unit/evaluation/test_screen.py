@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from spider.evaluation.compare import compare
-from spider.evaluation.screen import _duration, final_screen
+from spider.evaluation.screen import duration, final_screen
 from tests.unit.evaluation.stages import demo, write_benchmark
 
 
@@ -70,4 +70,4 @@ def test_a_summary_of_another_version_is_refused(tmp_path):
 
 
 def test_durations_read_well():
-    assert [_duration(s) for s in (3.24, 42.4, 61, 7384)] == ["3.2 s", "42 s", "1 min 01 s", "2 h 03 min"]
+    assert [duration(s) for s in (3.24, 42.4, 61, 7384)] == ["3.2 s", "42 s", "1 min 01 s", "2 h 03 min"]
