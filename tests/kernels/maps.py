@@ -1,4 +1,4 @@
-"""Maps between tokens and places of the fused buffer, drawn at random and made in plain Python."""
+"""What kernels are tried with: scores, choices, and maps between tokens and places of the fused buffer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import NamedTuple
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+
+from kernels.get_fused_mapping import get_fused_mapping_torch
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+WIDTHS = st.sampled_from([1, 3, 16, 100, 2049])
+"""Of rows: less than a tile, a whole number of 16 bytes and not, more than a tile."""
 
 
 class Maps(NamedTuple):
@@ -36,6 +42,26 @@ def maps(draw, max_tokens: int = 9) -> Maps:
         torch.tensor(pos_to_expert + [-1] * tail, dtype=dtype),
         torch.rand(N, K, generator=generator),
     )
+
+
+def maps_of(chosen_NK: Tensor, experts: int, alignment: int = 16) -> Maps:
+    """The maps of given choices, by the twin of the mapping, at their static size."""
+    mapping = get_fused_mapping_torch(chosen_NK, experts, alignment)
+    weights_NK = torch.rand(chosen_NK.shape, generator=torch.Generator().manual_seed(0))
+    return Maps(mapping.token_to_pos_NK, mapping.pos_to_expert_P, weights_NK)
+
+
+SOME = (
+    # An odd number of tokens, some masked; all to one expert; none at all.
+    (
+        maps_of(torch.randint(-1, 5, (67, 3), generator=torch.Generator().manual_seed(0)), 5),
+        2049,
+        torch.bfloat16,
+    ),
+    (maps_of(torch.full((33, 1), 2), 7), 100, torch.float32),
+    (maps_of(torch.zeros(0, 2, dtype=torch.int64), 3), 16, torch.bfloat16),
+)
+"""Maps, width and dtype of rows."""
 
 
 @st.composite

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 
 from kernels.aux_fi import _scale_counts, aux_fi, aux_fi_torch
 from kernels.get_fused_mapping import BLOCK
 from tests.kernels.maps import choices
+from tests.kernels.twins import Pair
 
 
 @settings(max_examples=100, deadline=None)
@@ -21,14 +22,13 @@ def test_counts_are_scaled(case):
     assert aux_fi(chosen_NK, E, K).tolist() == pytest.approx(want)
 
 
-@pytest.mark.interpreter
-@settings(max_examples=40, deadline=None)
-@given(choices())
-@example((torch.arange(2 * BLOCK + 2).view(-1, 2) % 7, 7, 1))
-def test_kernels_count_as_the_twin_does(case):
-    chosen_NK, E, _ = case
-    arguments = chosen_NK, E, chosen_NK.shape[1]
-    torch.testing.assert_close(aux_fi(*arguments), aux_fi_torch(*arguments), rtol=1e-6, atol=0)
+LOAD = Pair(
+    aux_fi,
+    aux_fi_torch,
+    choices().map(lambda case: (case[0], case[1], case[0].shape[1])),
+    [(torch.arange(2 * BLOCK + 2).view(-1, 2) % 7, 7, 2), (torch.zeros(0, 2, dtype=torch.int64), 3, 2)],
+    rtol=1e-6,
+)
 
 
 def test_even_load_is_one():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,10 +26,11 @@ from kernels.engram_gate import (
 )
 from spider.config import EngramConfig
 from spider.model.engram import Engram, Memory
+from tests.kernels.maps import DTYPES
+from tests.kernels.twins import Pair
 
 EPS = 1e-5
 SHAPES = st.tuples(st.sampled_from([0, 1, 5, ROWS, ROWS + 1]), st.sampled_from([1, 3, 64, 100, 2050]))
-DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 
 
 class Case(NamedTuple):
@@ -70,47 +71,35 @@ def test_values_are_gated(shape):
     torch.testing.assert_close(engram_gate(*made), want)
 
 
-def close(got: Tensor, want: Tensor) -> None:
-    """Equal but for the order of roundings; the interpreter cuts bfloat16 off where torch rounds."""
-    assert got.dtype == want.dtype
-    rtol = 2**-6 if got.dtype == torch.bfloat16 else 1e-4
-    torch.testing.assert_close(got, want, rtol=rtol, atol=1e-4, equal_nan=True)
-
-
-@pytest.mark.interpreter
-@settings(max_examples=25, deadline=None)
-@given(SHAPES, DTYPES, DTYPES)
-@example((ROWS + 1, 2050), torch.float32, torch.bfloat16)
-def test_kernel_gates_as_the_twin_does(shape, dtype, narrow):
-    made = case(shape, dtype, narrow)
-    # The twin as if in float32: in bfloat16 its own roundings are the larger.
-    exact = engram_gate_torch(*(x.float() for x in made[:4]), EPS)
-    close(engram_gate(*made), exact.to(torch.promote_types(dtype, narrow)))
-
-
-@pytest.mark.interpreter
-@settings(max_examples=25, deadline=None)
-@given(SHAPES, DTYPES, DTYPES)
-@example((ROWS + 1, 2050), torch.float32, torch.bfloat16)
-def test_kernel_of_the_backward_gives_what_the_twin_gives(shape, dtype, narrow):
-    made = case(shape, dtype, narrow)
-    grad = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(
-        torch.promote_types(dtype, narrow)
-    )
-    got, want = engram_gate_backward(grad, *made), engram_gate_backward_torch(grad, *made)
-    for one, other in zip(got, want, strict=True):
-        close(one, other)
-
-
-@pytest.mark.interpreter
-def test_kernels_spread_nan_and_inf_as_the_twins_do():
+def with_special_values() -> Case:
     made = case((6, 20))
     made.h[0, 1], made.key[1, 2], made.key[4, 3], made.value[5, 4] = math.nan, math.inf, -math.inf, math.nan
-    grad = torch.randn(6, 20)
-    close(engram_gate(*made), engram_gate_torch(*made))
-    got, want = engram_gate_backward(grad, *made), engram_gate_backward_torch(grad, *made)
-    for one, other in zip(got, want, strict=True):
-        close(one, other)
+    return made
+
+
+def gate_in_float32(*made) -> Tensor:
+    """The twin in float32: in bfloat16 its own roundings are the larger."""
+    out = engram_gate_torch(*(x.float() for x in made[:4]), made[4])
+    return out.to(torch.promote_types(made[0].dtype, made[1].dtype))
+
+
+def backward_arguments(made: Case) -> tuple:
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(made.h.shape, generator=generator)
+    return grad.to(torch.promote_types(made.h.dtype, made.key.dtype)), *made
+
+
+CASES = st.builds(case, SHAPES, DTYPES, DTYPES)
+EDGES = [case((ROWS + 1, 2050), torch.float32, torch.bfloat16), with_special_values(), case((0, 16))]
+CLOSE = dict(rtol=1e-4, atol=1e-4)
+GATE = Pair(engram_gate, gate_in_float32, CASES, EDGES, **CLOSE)
+GATE_BACKWARD = Pair(
+    engram_gate_backward,
+    engram_gate_backward_torch,
+    CASES.map(backward_arguments),
+    [backward_arguments(made) for made in EDGES],
+    **CLOSE,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

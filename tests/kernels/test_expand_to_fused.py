@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kernels.expand_to_fused import _expand, expand_to_fused, expand_to_fused_torch
 from kernels.reduce_fused import reduce_fused
-from tests.kernels.maps import Maps, maps
+from tests.kernels.maps import DTYPES, SOME, WIDTHS, Maps, maps
+from tests.kernels.twins import Pair
 
 
 def by_hand(x_ND: torch.Tensor, made: Maps) -> torch.Tensor:
@@ -37,13 +38,16 @@ def test_every_row_is_copied_and_padding_is_zero(made, D):
     )
 
 
-@pytest.mark.interpreter
-@settings(max_examples=25, deadline=None)
-@given(maps(), st.sampled_from([1, 3, 16, 100, 2049]), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_kernel_copies_as_the_twin_does(made, D, dtype):
-    x_ND = poison(made, D, dtype)
-    got, want = expand_to_fused(x_ND, *made[:2]), expand_to_fused_torch(x_ND, *made[:2])
-    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+def arguments(made: Maps, D: int, dtype: torch.dtype) -> tuple:
+    return poison(made, D, dtype), *made[:2]
+
+
+EXPAND = Pair(
+    expand_to_fused,
+    expand_to_fused_torch,
+    st.builds(arguments, maps(), WIDTHS, DTYPES),
+    [arguments(*some) for some in SOME],
+)
 
 
 @settings(max_examples=25, deadline=None)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from torch import Tensor
 
 from kernels.get_fused_mapping import (
     BLOCK,
-    FusedMapping,
     _place,
     count_blocks,
     fused_mapping,
@@ -18,6 +17,7 @@ from kernels.get_fused_mapping import (
     static_rows,
 )
 from tests.kernels.maps import choices
+from tests.kernels.twins import Pair
 
 
 def by_hand(chosen_NK: Tensor, E: int, alignment: int) -> list[list[int]]:
@@ -78,17 +78,14 @@ def large(N: int, K: int, E: int) -> Tensor:
     return torch.randint(-2, E + 1, (N, K), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.interpreter
-@settings(max_examples=40, deadline=None)
-@given(choices())
-@example((large(BLOCK + 3, 2, 5), 5, 16))
-@example((large(400, 6, 300), 300, 8))
-@example((torch.zeros(BLOCK, 2, dtype=torch.int64), 3, 1))
-def test_kernels_map_as_the_twin_does(case):
-    for name, got, want in zip(
-        FusedMapping._fields, get_fused_mapping(*case), get_fused_mapping_torch(*case), strict=True
-    ):
-        torch.testing.assert_close(got, want, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+EDGES = [
+    (large(BLOCK + 3, 2, 5), 5, 16),
+    (large(180, 6, 300), 300, 8),
+    (torch.zeros(BLOCK, 2, dtype=torch.int64), 3, 1),
+    (torch.full((5, 2), -1), 3, 16),
+    (torch.zeros(0, 2, dtype=torch.int32), 3, 16),
+]
+MAPPING = Pair(get_fused_mapping, get_fused_mapping_torch, choices(), EDGES)
 
 
 def test_torch_library_finds_nothing_wrong():

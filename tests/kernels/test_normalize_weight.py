@@ -18,6 +18,7 @@ from kernels.normalize_weight import (
     normalize_weight_backward_torch,
     normalize_weight_torch,
 )
+from tests.kernels.twins import Pair
 
 SHAPES = st.tuples(st.sampled_from([0, 1, 7, ROWS + 1]), st.integers(1, 8))
 
@@ -39,22 +40,27 @@ def test_rows_are_divided_by_their_sums(shape):
         assert normal == pytest.approx([w / (TINY + sum(row)) for w in row], nan_ok=True)
 
 
-def close(got: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+def backward_arguments(shape: tuple[int, int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.randn(shape[0], generator=generator), torch.randn(shape, generator=generator)
+    return [*gradients, *normalize_weight_torch(weights(shape) + 0.1)]
 
 
-@pytest.mark.interpreter
-@settings(max_examples=20, deadline=None)
-@given(SHAPES)
-def test_kernels_give_what_the_twins_give(shape):
-    w_NK = weights(shape)
-    for got, want in zip(normalize_weight(w_NK), normalize_weight_torch(w_NK), strict=True):
-        close(got, want)
-    normal = normalize_weight_torch(w_NK + 0.1)
-    gradients = torch.randn(shape[0]), torch.randn(shape)
-    close(
-        normalize_weight_backward(*gradients, *normal), normalize_weight_backward_torch(*gradients, *normal)
-    )
+CLOSE = dict(rtol=1e-5, atol=1e-5)
+FORWARD = Pair(
+    normalize_weight,
+    normalize_weight_torch,
+    SHAPES.map(lambda shape: [weights(shape)]),
+    [[weights((2 * ROWS + 1, 2))]],
+    **CLOSE,
+)
+BACKWARD = Pair(
+    normalize_weight_backward,
+    normalize_weight_backward_torch,
+    SHAPES.map(backward_arguments),
+    [backward_arguments((2 * ROWS + 1, 2))],
+    **CLOSE,
+)
 
 
 def test_gradients_of_op_and_twin():

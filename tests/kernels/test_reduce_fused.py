@@ -16,10 +16,8 @@ from kernels.reduce_fused import (
     reduce_fused_backward_torch,
     reduce_fused_torch,
 )
-from tests.kernels.maps import Maps, maps
-
-DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
-WIDTHS = st.sampled_from([1, 3, 16, 100, 2049])
+from tests.kernels.maps import DTYPES, SOME, WIDTHS, Maps, maps
+from tests.kernels.twins import Pair
 
 
 def rows(made: Maps, D: int, dtype: torch.dtype) -> Tensor:
@@ -49,39 +47,30 @@ def test_rows_are_summed(made, D, weighted):
     torch.testing.assert_close(reduce_fused(y_PD, w_NK, made.token_to_pos), by_hand(y_PD, w_NK, made))
 
 
-def close(got: Tensor, want: Tensor) -> None:
-    """Equal but for the order of roundings; the interpreter cuts bfloat16 off where torch rounds."""
-    assert got.dtype == want.dtype
-    rtol = 2**-7 if got.dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(got, want, rtol=rtol, atol=1e-4)
+def forward_arguments(made: Maps, D: int, dtype: torch.dtype, weighted: bool = True) -> tuple:
+    return rows(made, D, dtype), spoiled(made) if weighted else None, made.token_to_pos
 
 
-@pytest.mark.interpreter
-@settings(max_examples=25, deadline=None)
-@given(maps(), WIDTHS, DTYPES, st.booleans())
-def test_kernel_sums_as_the_twin_does(made, D, dtype, weighted):
-    arguments = rows(made, D, dtype), spoiled(made) if weighted else None, made.token_to_pos
-    close(reduce_fused(*arguments), reduce_fused_torch(*arguments))
-
-
-@pytest.mark.interpreter
-@settings(max_examples=25, deadline=None)
-@given(maps(), WIDTHS, DTYPES)
-def test_kernel_of_the_backward_gives_what_the_twin_gives(made, D, dtype):
+def backward_arguments(made: Maps, D: int, dtype: torch.dtype) -> tuple:
     grad_ND = torch.randn(len(made.token_to_pos), D, generator=torch.Generator().manual_seed(0)).to(dtype)
-    arguments = grad_ND, rows(made, D, dtype), spoiled(made), made.token_to_pos, made.pos_to_expert
-    for got, want in zip(
-        reduce_fused_backward(*arguments), reduce_fused_backward_torch(*arguments), strict=True
-    ):
-        close(got, want)
+    return grad_ND, rows(made, D, dtype), spoiled(made), made.token_to_pos, made.pos_to_expert
 
 
-@pytest.mark.interpreter
-@settings(max_examples=5, deadline=None)
-@given(maps())
-def test_order_of_the_sum_is_fixed(made):
-    arguments = rows(made, 100, torch.float32), made.weights, made.token_to_pos
-    assert torch.equal(reduce_fused(*arguments), reduce_fused(*arguments))
+CLOSE = dict(rtol=1e-5, atol=1e-4)
+FORWARD = Pair(
+    reduce_fused,
+    reduce_fused_torch,
+    st.builds(forward_arguments, maps(), WIDTHS, DTYPES, st.booleans()),
+    [forward_arguments(*some) for some in SOME],
+    **CLOSE,
+)
+BACKWARD = Pair(
+    reduce_fused_backward,
+    reduce_fused_backward_torch,
+    st.builds(backward_arguments, maps(), WIDTHS, DTYPES),
+    [backward_arguments(*some) for some in SOME],
+    **CLOSE,
+)
 
 
 @settings(max_examples=25, deadline=None)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.topk_gate import _topk, topk_gate, topk_gate_torch
 from tests.kernels.maps import scores
+from tests.kernels.twins import Pair
 
 SPECIAL = torch.tensor(
     [[0.0, -0.0, math.nan], [math.inf, math.nan, -math.inf], [-math.inf] * 3, [math.nan] * 3]
@@ -35,15 +36,12 @@ def test_largest_first_and_ties_to_the_lower_index(scores_NE, k):
     assert torch.equal(topk_gate(scores_NE, k), by_hand(scores_NE, k))
 
 
-@pytest.mark.interpreter
-@settings(max_examples=40, deadline=None)
-@given(scores(), st.integers(1, 8))
-@example(SPECIAL, 3)
-@example(torch.randn(65, 32), 2)
-@example(torch.randn(3, 3000), 2)
-def test_kernel_chooses_as_the_twin_does(scores_NE, k):
-    k = min(k, scores_NE.shape[1])
-    assert torch.equal(topk_gate(scores_NE, k), topk_gate_torch(scores_NE, k))
+GATE = Pair(
+    topk_gate,
+    topk_gate_torch,
+    st.builds(lambda scores_NE, k: (scores_NE, min(k, scores_NE.shape[1])), scores(), st.integers(1, 8)),
+    [(SPECIAL, 3), (torch.randn(65, 32), 2), (torch.randn(3, 3000), 8), (torch.zeros(0, 5), 2)],
+)
 
 
 @pytest.mark.parametrize("k", [0, 4])
