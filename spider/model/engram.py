@@ -1,10 +1,9 @@
 """Engram: a memory of hashed byte n-grams (DeepSeek, conditional memory).
 
-Hash. With ``x_i`` the byte ``i`` places back and ``m_i`` fixed odd 64-bit multipliers, an n-gram of order n
-mixes to ``x_0 m_0 ^ x_1 m_1 ^ ... ^ x_{n-1} m_{n-1}`` in wrapping int64, so an order costs one more product
-and xor. Each of an order's heads reduces the mix modulo its own prime (floored: a negative mix still gives
-a row), which makes a collision in all heads at once rare. Bytes before the document's BOS, or before the
-window, read as PAD. Integers only: the same row on every device.
+Hash (``kernels/engram_hash.py`` has the equations). The n-gram that ends at a byte is mixed with fixed odd
+64-bit multipliers; each of an order's heads reduces the mix modulo its own prime, which makes a collision in
+all heads at once rare. Bytes before the document's BOS, or before the window, read as PAD. Integers only: the
+same row on every device.
 
 At patch level (`Engram`), an n-gram ends at the patch's closing byte. Rows ``m`` are looked up, and their
 key and value made, once a forward; every loop gates them with its own state (W_k, W_v matrices, RMS norms
@@ -13,12 +12,13 @@ with weights)::
     s = <RMS(W_k m), RMS(h)> / sqrt(D)      g = sigmoid(sign(s) sqrt|s|)
     v = g W_v m                             h += v + SiLU(conv(RMS(v)))
 
-conv is depthwise, causal, over patches, and starts at zero. At byte level (`NgramEmbedding`, optional) rows
+conv is depthwise, causal, over patches, and starts at zero. Up to ``g W_v m`` it is one kernel
+(``kernels/engram_gate.py``). At byte level (`NgramEmbedding`, optional) rows
 of width D are added to the byte embedding: at small sizes this gives the first layers the statistics they
 would spend depth on.
 
-Shapes: B batch, T bytes, L patches, D features, O orders, G = O * heads tables, M features of all rows of a
-position.
+Shapes: B batch, T bytes, L patches, N = B L, D features, O orders, G = O * heads tables, M features of all
+rows of a position.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.engram_gate import engram_gate, engram_gate_torch
+from kernels.engram_hash import engram_hash, engram_hash_torch
+from kernels.switch import use_triton
 from spider.config import EngramConfig
 from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay
 from spider.vocab import BOS, PAD
@@ -56,44 +59,33 @@ def primes_from(start: int, count: int) -> list[int]:
     return found
 
 
-def mix_ngrams(tokens_BT: Tensor, orders: list[int]) -> Tensor:
-    """Mixed int64 hash of the n-gram ending at each byte, (B, T, O); no n-gram reaches across a document's
-    BOS."""
-    T = tokens_BT.shape[1]
-    t = torch.arange(T, device=tokens_BT.device)
-    start_BT = torch.where(tokens_BT == BOS, t, 0).cummax(1).values
-    mixed = torch.zeros_like(tokens_BT)
-    by_order = {}
-    for i in range(max(orders)):
-        back_BT = F.pad(tokens_BT, (i, 0), value=PAD)[:, :T]
-        mixed = mixed ^ torch.where(t - i >= start_BT, back_BT, PAD) * multiplier(i)
-        by_order[i + 1] = mixed
-    return torch.stack([by_order[order] for order in orders], dim=-1)
+def ngram_rows(tokens_BT: Tensor, orders: list[int], primes: list[int]) -> Tensor:
+    """Row of every table for the n-grams that end at each byte: int64 (B, T, G), an order's heads side by
+    side; no n-gram reaches across a document's BOS."""
+    multipliers = [multiplier(i) for i in range(max(orders))]
+    hashed = engram_hash if use_triton(tokens_BT) else engram_hash_torch
+    return hashed(tokens_BT, orders, multipliers, primes, BOS, PAD)
 
 
 class Tables(nn.Module):
     """The hash tables of one memory, back to back in one embedding of ``sum(primes)`` rows."""
 
-    def __init__(self, primes: list[int], heads: int, dim: int, std: float) -> None:
+    def __init__(self, orders: list[int], primes: list[int], dim: int, std: float) -> None:
         super().__init__()
-        self.primes, self.heads, self.std = primes, heads, std
+        self.orders, self.primes, self.std = orders, primes, std
         self.weight = nn.Parameter(torch.empty(sum(primes), dim))
 
     def init_weights(self) -> None:
         nn.init.normal_(self.weight, std=self.std)
         embedding_like(self.weight)
 
-    def rows(self, mixed_O: Tensor) -> Tensor:
-        """Row of every table for mixes (..., O): int64 (..., G), the heads of an order side by side."""
-        rows, offset = [], 0
-        for g, prime in enumerate(self.primes):
-            rows.append(mixed_O[..., g // self.heads] % prime + offset)
-            offset += prime
-        return torch.stack(rows, dim=-1)
+    def rows(self, tokens_BT: Tensor) -> Tensor:
+        """`ngram_rows` of these tables, (B, T, G)."""
+        return ngram_rows(tokens_BT, self.orders, self.primes)
 
-    def forward(self, mixed_O: Tensor) -> Tensor:
-        """Rows of width ``dim`` for mixes (..., O): (..., G, dim)."""
-        return F.embedding(self.rows(mixed_O), self.weight)
+    def forward(self, rows_G: Tensor) -> Tensor:
+        """What stands in rows (..., G): (..., G, dim)."""
+        return F.embedding(rows_G, self.weight)
 
 
 class NgramEmbedding(nn.Module):
@@ -105,11 +97,10 @@ class NgramEmbedding(nn.Module):
 
     def __init__(self, dim: int, orders: list[int], primes: list[int]) -> None:
         super().__init__()
-        self.orders = orders
-        self.tables = Tables(primes, heads=1, dim=dim, std=0.0)
+        self.tables = Tables(orders, primes, dim, std=0.0)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        rows_BTOD = self.tables(mix_ngrams(tokens_BT, self.orders))
+        rows_BTOD = self.tables(self.tables.rows(tokens_BT))
         return rows_BTOD.sum(-2) * rows_BTOD.shape[-1] ** 0.5
 
 
@@ -140,7 +131,7 @@ class Engram(nn.Module):
     def __init__(self, dim: int, config: EngramConfig, primes: list[int], eps: float) -> None:
         super().__init__()
         width = len(primes) * config.head_dim
-        self.tables = Tables(primes, config.heads, config.head_dim, std=1.0)
+        self.tables = Tables(config.orders, primes, config.head_dim, std=1.0)
         self.key = Linear(width, dim)
         self.value = Linear(width, dim)
         self.key_norm = RMSNorm(dim, eps)
@@ -152,17 +143,20 @@ class Engram(nn.Module):
         nn.init.zeros_(self.conv)
         no_decay(self.conv)
 
-    def read(self, mixed_BLO: Tensor, filled_BL: Tensor) -> Memory:
-        """Look the n-grams up; slots that no byte has closed (the null patch, the padding) read zeros."""
-        m_BLM = self.tables(mixed_BLO).flatten(-2) * filled_BL[..., None]
+    def read(self, tokens_BT: Tensor, close_BL: Tensor, filled_BL: Tensor) -> Memory:
+        """Look up the n-grams that end at bytes ``close_BL``; slots that no byte has closed, not ``filled_BL``
+        (the null patch, the padding), read zeros."""
+        rows_BTG = self.tables.rows(tokens_BT)
+        rows_BLG = rows_BTG.gather(1, close_BL[..., None].expand(-1, -1, rows_BTG.shape[-1]))
+        m_BLM = self.tables(rows_BLG).flatten(-2) * filled_BL[..., None]
         return Memory(self.key_norm(self.key(m_BLM)), self.value(m_BLM))
 
     def forward(self, h_BLD: Tensor, memory: Memory, cache: ConvCache | None = None) -> Tensor:
         """What to add to ``h_BLD``; with a ``cache`` its patches follow those that the cache has seen."""
-        s_BL1 = (memory.key_BLD * self.query_norm(h_BLD)).sum(-1, keepdim=True) * h_BLD.shape[-1] ** -0.5
-        # The floor keeps the square root's slope finite where key and state are orthogonal.
-        gate_BL1 = torch.sigmoid(s_BL1.sign() * s_BL1.abs().clamp(min=1e-6).sqrt())
-        v_BLD = gate_BL1 * memory.value_BLD
+        gate = engram_gate if use_triton(h_BLD) else engram_gate_torch
+        h_ND, key_ND, value_ND = (x_BLD.flatten(0, 1) for x_BLD in (h_BLD, *memory))
+        norm = self.query_norm
+        v_BLD = gate(h_ND, key_ND, value_ND, norm.weight, norm.eps).view_as(h_BLD)
         return v_BLD + F.silu(self._conv(self.value_norm(v_BLD), cache))
 
     def _conv(self, x_BLD: Tensor, cache: ConvCache | None) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from spider.model.attention import LatentCache, rope_table
 from spider.model.chunking import Stream
-from spider.model.engram import Memory, mix_ngrams
+from spider.model.engram import Memory
 from spider.model.recurrence import LayerCache
 
 if TYPE_CHECKING:
@@ -94,5 +94,5 @@ class Incremental:
         """What the core's Engrams hold for the patches that this piece closes."""
         if not self.orders:
             return [None] * len(self.model.core.layers)
-        mixed_1KO = mix_ngrams(tokens_1T, self.orders)[:, -N:][:, close_K]
-        return self.model.core.read_memories(mixed_1KO, (close_K >= 0)[None])
+        at_K = (close_K + tokens_1T.shape[1] - N).clamp(min=0)
+        return self.model.core.read_memories(tokens_1T, at_K[None], (close_K >= 0)[None])

@@ -142,10 +142,11 @@ class RecurrentCore(nn.Module):
         """The layers of one loop, in order."""
         return [cast(CoreLayer, layer) for layer in self.layers]
 
-    def read_memories(self, mixed_BLO: Tensor, filled_BL: Tensor) -> list[Memory | None]:
-        """What each layer's Engram holds for this batch (None for layers without one)."""
+    def read_memories(self, tokens_BT: Tensor, close_BL: Tensor, filled_BL: Tensor) -> list[Memory | None]:
+        """What each layer's Engram holds for this batch (None for layers without one); see `Engram.read`."""
         engrams = [layer.engram for layer in self.stack()]
-        return [engram.read(mixed_BLO, filled_BL) if engram is not None else None for engram in engrams]
+        read = (tokens_BT, close_BL, filled_BL)
+        return [engram.read(*read) if engram is not None else None for engram in engrams]
 
     def forward(
         self,

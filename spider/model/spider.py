@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from spider.config import ModelConfig
 from spider.model.attention import LatentAttention, LatentCache, Rope, rope_table
 from spider.model.chunking import Chunker, Patches
-from spider.model.engram import Memory, NgramEmbedding, mix_ngrams, primes_from
+from spider.model.engram import Memory, NgramEmbedding, primes_from
+from spider.model.experts import Experts
 from spider.model.incremental import Incremental
 from spider.model.layers import RMSNorm, SwiGLU, embedding_like, rms_norm
-from spider.model.moe import Experts, MoE
+from spider.model.moe import MoE
 from spider.model.recurrence import CoreOutput, RecurrentCore
 from spider.vocab import VOCAB_SIZE
 
@@ -144,9 +145,7 @@ class Spider(nn.Module):
         e_BLD = self.chunker.down(h_BTD, patches)
         memories: list[Memory | None] = [None] * len(self.core.layers)
         if self.config.engram.layers:
-            mixed_BTO = mix_ngrams(tokens_BT, self.config.engram.orders)
-            at_BLO = patches.close_BL[..., None].expand(-1, -1, mixed_BTO.shape[-1])
-            memories = self.core.read_memories(mixed_BTO.gather(1, at_BLO), patches.filled_BL)
+            memories = self.core.read_memories(tokens_BT, patches.close_BL, patches.filled_BL)
         patch_rope = rope_table(e_BLD.shape[1], rope_dim, base, tokens_BT.device)
         core = self.core(e_BLD, memories, patch_rope, patches.valid_BL, n_loops)
         h_BTD = h_BTD + self.chunker.up(core.z_BLD, patches)

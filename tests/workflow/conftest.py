@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
 
 #: Seconds after which a workflow run is taken to hang.
-PATIENCE = 240
+PATIENCE = 500
 
 SMALL = {
     "datasets": {"text": {"source": {"kind": "local", "files": ["text.jsonl"]}, "validation": 0.1}},

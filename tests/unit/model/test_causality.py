@@ -19,7 +19,7 @@ from torch import Tensor
 from spider.config import AttentionConfig, BoundaryConfig, merged
 from spider.model.attention import LatentAttention, rope_table
 from spider.model.chunking import Chunker
-from spider.model.engram import Engram, Memory, mix_ngrams, primes_from
+from spider.model.engram import Engram, Memory, ngram_rows, primes_from
 from spider.model.halting import Halting
 from spider.model.spider import DenseBlock
 from spider.vocab import BOS, EOS
@@ -156,8 +156,8 @@ def test_engram_sees_neither_later_states_nor_later_memories():
 @pytest.mark.parametrize("moe", [None, {}])
 def test_core(make, moe):
     model = make(moe=moe, engram={"layers": [0, 1]}, recurrence={"loops": 3}).double().eval()
-    mixed = torch.randint(-(1 << 62), 1 << 62, (1, N, 2)).expand(N, -1, -1)
-    memories = model.core.read_memories(mixed, VALID)
+    tokens, close = torch.randint(0, 256, (1, N)).expand(N, -1), torch.arange(N).expand(N, -1)
+    memories = model.core.read_memories(tokens, close, VALID)
     rope = rope_table(N, model.config.attention.rope_dim, 1e4, torch.device("cpu"))
     check(lambda x: model.core(x, memories, rope, VALID, 3).z_BLD, model.config.hidden)
 
@@ -177,7 +177,8 @@ def test_halting_and_experts_keep_places_apart(make):
 
 def test_ngrams():
     before, after = WINDOW.repeat(T, 1), changed_at_each_place(WINDOW, 0)
-    assert_causal(mix_ngrams(before, [1, 3]), mix_ngrams(after, [1, 3]), "n-grams")
+    primes = primes_from(81_307, 2)
+    assert_causal(ngram_rows(before, [1, 3], primes), ngram_rows(after, [1, 3], primes), "n-grams")
 
 
 def chunker(**changes: object) -> Chunker:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spider.config import EngramConfig
-from spider.model.engram import Engram, Tables, mix_ngrams, multiplier, primes_from
+from spider.model.engram import Engram, multiplier, ngram_rows, primes_from
 from spider.vocab import BOS, PAD, VOCAB_SIZE
 
 
@@ -41,22 +41,20 @@ IDS = st.one_of(st.just(BOS), st.integers(0, VOCAB_SIZE - 1))
 )
 @settings(deadline=None)
 def test_hashes_equal_big_integers_negative_ones_included(tokens, multipliers, orders, start):
-    with mock.patch("spider.model.engram.multiplier", multipliers.__getitem__):
-        mixed = mix_ngrams(torch.tensor([tokens]), orders)
-    expected = [[oracle(tokens, t, order, multipliers) for order in orders] for t in range(len(tokens))]
-    assert mixed[0].tolist() == expected
     primes = primes_from(start, 2 * len(orders))
-    rows = Tables(primes, heads=2, dim=4, std=1.0).rows(mixed)[0].tolist()
-    assert rows == [[e[g // 2] % p + sum(primes[:g]) for g, p in enumerate(primes)] for e in expected]
+    with mock.patch("spider.model.engram.multiplier", multipliers.__getitem__):
+        rows = ngram_rows(torch.tensor([tokens]), orders, primes)
+    mixes = [[oracle(tokens, t, order, multipliers) for order in orders] for t in range(len(tokens))]
+    assert rows[0].tolist() == [
+        [mix[g // 2] % p + sum(primes[:g]) for g, p in enumerate(primes)] for mix in mixes
+    ]
 
 
 def test_the_fixed_multipliers_make_negative_and_positive_hashes():
-    tokens = torch.randint(0, 256, (1, 50), generator=torch.Generator().manual_seed(0))
-    mixed = mix_ngrams(tokens, [3])
-    assert mixed[0, :, 0].tolist() == [
-        oracle(tokens[0].tolist(), t, 3, [multiplier(i) for i in range(3)]) for t in range(50)
-    ]
-    assert mixed.min() < 0 < mixed.max()
+    tokens = torch.randint(0, 256, (50,), generator=torch.Generator().manual_seed(0)).tolist()
+    mixes = [oracle(tokens, t, 3, [multiplier(i) for i in range(3)]) for t in range(50)]
+    assert ngram_rows(torch.tensor([tokens]), [3], [101])[0, :, 0].tolist() == [mix % 101 for mix in mixes]
+    assert min(mixes) < 0 < max(mixes)
 
 
 def test_multipliers_are_odd_distinct_and_signed():
@@ -67,14 +65,17 @@ def test_multipliers_are_odd_distinct_and_signed():
 
 
 def test_ngrams_do_not_reach_across_a_document_start():
+    def rows(tokens_BT: torch.Tensor) -> torch.Tensor:
+        return ngram_rows(tokens_BT, [3, 6], primes_from(81_307, 2))
+
     tokens = torch.randint(0, 256, (1, 30))
     tokens[0, 12] = BOS
     changed = tokens.clone()
     changed[0, :12] = 7
-    before, after = mix_ngrams(tokens, [3, 6]), mix_ngrams(changed, [3, 6])
+    before, after = rows(tokens), rows(changed)
     assert torch.equal(before[0, 12:], after[0, 12:])
     assert not torch.equal(before[0, :12], after[0, :12])
-    alone = mix_ngrams(tokens[:, 12:], [3, 6])
+    alone = rows(tokens[:, 12:])
     assert torch.equal(before[:, 12:], alone), "a document hashes the same wherever it stands"
 
 
@@ -95,17 +96,17 @@ def engram() -> Engram:
 
 def test_equals_the_equation_written_out():
     module = engram()
-    mixed = torch.randint(-(1 << 62), 1 << 62, (1, 5, 2))
+    tokens, close = torch.randint(0, 256, (1, 12)), torch.tensor([[0, 2, 3, 9, 0]])
     filled = torch.tensor([[False, True, True, True, False]])
     h = torch.randn(1, 5, 8, dtype=torch.float64)
-    got = module(h, module.read(mixed, filled))
+    got = module(h, module.read(tokens, close, filled))
 
     def rms(x: torch.Tensor) -> torch.Tensor:
         return x / (x.square().mean() + 1e-6).sqrt()
 
     values = []
     for j in range(5):
-        m = module.tables(mixed[0, j]).flatten() * filled[0, j]
+        m = module.tables(module.tables.rows(tokens)[0, close[0, j]]).flatten() * filled[0, j]
         key, query = (
             rms(module.key.weight @ m) * module.key_norm.weight,
             rms(h[0, j]) * module.query_norm.weight,
@@ -121,7 +122,8 @@ def test_equals_the_equation_written_out():
 def test_gradients_stay_finite_where_nothing_is_remembered():
     module = engram()
     h = torch.randn(1, 3, 8, dtype=torch.float64, requires_grad=True)
-    memory = module.read(torch.zeros(1, 3, 2, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.bool))
+    nowhere = torch.zeros(1, 3, dtype=torch.int64)
+    memory = module.read(nowhere, nowhere, nowhere.bool())
     module(h, memory).sum().backward()
     assert h.grad.isfinite().all()
     assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())

@@ -28,7 +28,7 @@ ROPE = rope_table(T, 4, 1e4, torch.device("cpu"))
 TOKENS = torch.tensor([list(b"a b c"), list(b"de fg")])
 VALID = torch.ones(B, T, dtype=torch.bool)
 FILLED = torch.tensor([[False, True, True, True, True], [False, True, True, False, False]])
-MIXED = torch.arange(B * T * 2).view(B, T, 2) * 0x9E3779B97F4A7C1 - (1 << 60)
+CLOSE = torch.arange(T).expand(B, T)
 
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -64,7 +64,7 @@ def whitespace_predictor() -> tuple[nn.Module, Function]:
 
 def engram() -> tuple[nn.Module, Function]:
     part = Engram(D, small_config().engram, primes_from(11, 4), EPS)
-    return part, lambda x: part(x, part.read(MIXED, FILLED))
+    return part, lambda x: part(x, part.read(TOKENS, CLOSE, FILLED))
 
 
 def ngram_embedding() -> tuple[nn.Module, Function]:
@@ -105,7 +105,7 @@ def core_layer() -> tuple[nn.Module, Function]:
 
     def layer(x: Tensor) -> Tensor:
         assert part.engram is not None
-        return part(x, part.engram.read(MIXED, FILLED), ROPE, VALID)[0]
+        return part(x, part.engram.read(TOKENS, CLOSE, FILLED), ROPE, VALID)[0]
 
     return part, layer
 

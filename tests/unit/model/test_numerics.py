@@ -24,7 +24,7 @@ B, T = 2, 12
 VALID = torch.ones(B, T, dtype=torch.bool)
 ROPE = rope_table(T, 8, 1e4, torch.device("cpu"))
 TOKENS = torch.tensor([list(b"ab cde f ghi"), list(b"one two 3 4 ")])
-MIXED = torch.arange(B * T * 2).view(B, T, 2) * 0x9E3779B97F4A7C1 - (1 << 62)
+READ = TOKENS, torch.arange(T).expand(B, T), VALID
 
 
 def narrow(function: Callable[[], Tensor]) -> Tensor:
@@ -52,7 +52,7 @@ PARTS: dict[str, tuple[int, Callable[[Spider, Tensor], Tensor]]] = {
     "swiglu": (2, lambda m, x: m.prelude[0].ffn(x)),
     "experts": (2, lambda m, x: m.core.layers[0].ffn(x, VALID)[0]),
     "lora": (2, lambda m, x: m.core.lora(x, 1)),
-    "engram": (1, lambda m, x: m.core.layers[1].engram(x, m.core.layers[1].engram.read(MIXED, VALID))),
+    "engram": (1, lambda m, x: m.core.layers[1].engram(x, m.core.layers[1].engram.read(*READ))),
     "predictor": (2, lambda m, x: m.chunker.boundary_predictor(x, TOKENS, VALID)),
     "dense block": (7, lambda m, x: m.prelude[0](x, ROPE)),
     "head": (1, lambda m, x: m.head(x)),

@@ -17,8 +17,8 @@ def enter(model, length: int = 9):
     dtype = next(model.parameters()).dtype
     e = torch.randn(2, length, model.config.hidden, dtype=dtype)
     valid = torch.ones(2, length, dtype=torch.bool)
-    mixed = torch.randint(-(1 << 62), 1 << 62, (2, length, len(model.config.engram.orders)))
-    memories = model.core.read_memories(mixed, valid)
+    tokens, close = torch.randint(0, 256, (2, length)), torch.arange(length).expand(2, -1)
+    memories = model.core.read_memories(tokens, close, valid)
     return e, memories, rope_table(length, model.config.attention.rope_dim, 1e4, e.device), valid
 
 
