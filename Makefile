@@ -38,7 +38,7 @@ format: .venv/dev-ready
 	@$(BIN)/snakefmt Snakefile rules
 
 ui: .venv/run-ready
-	@$(BIN)/spider $(if $(CONFIG),--config "$(CONFIG)") track ui
+	@$(BIN)/spider $(if $(CONFIG),--config "$(CONFIG)") track ui $(ARGS)
 
 report: .venv/run-ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") --report results/report.html

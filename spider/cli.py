@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+import yaml
 from click.core import ParameterSource
 
 import spider
 from spider import tracking
 from spider.config import Config, Dataset, Fp8Recipe, HubSource, PydocsSource, StreamSource, load_config
 from spider.files import read_json, sha256, write_json
-from spider.results import Results
+from spider.results import Results, root_of
 
 log = logging.getLogger("spider")
 
@@ -159,6 +160,7 @@ def index(session: Session, dataset: str, output: Path) -> None:
     with session.tracked("index", dataset, settings, records, [output]) as job:
         metadata = build_metadata(output.parent, dataset, source=source, parts=parts, **settings)
         job.artifact(output)
+        job.dataset(*session.dataset_card(dataset, metadata["digest"]), context="made")
         for split, counts in metadata["splits"].items():
             job.metric(f"{split}/tokens", counts["tokens"])
             log.info("%s: %s tokens in %d shards", split, f"{counts['tokens']:,}", len(counts["shards"]))
@@ -331,6 +333,7 @@ def train(
         # The record of curves knows the stages of the results folder only.
         at_home = folder == results.stage(spec.run, stage)
         record = tracking.training(results.root, spec, dataset=card) if at_home else nullcontext()
+        job.dataset(*card, context="training")
         with record:
             receipt = train(
                 spec,
@@ -401,6 +404,7 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
         _prepare_torch(threads)
         found = evaluate(receipt, spec, data, folder)
         card = session.dataset_card(scored, found["data_digest"])
+        job.dataset(*card, context="validation")
         curves = {"bpb_at_loops": list(enumerate(found["loops"]["bpb"], start=1))} if found["loops"] else {}
         tracking.log_evaluation(results.root, run, stage, found, outputs, dataset=card, curves=curves)
         job.metric("bpb", found["bpb"])
@@ -569,8 +573,23 @@ def checkpoint_export(path: Path, output: Path) -> None:
     """
     from spider.training.exchange import export
 
-    made = export(path, output)
+    with _tracked_export(path, output) as job:
+        made = export(path, output)
+        if job is not None:
+            job.tag("spider.digest", made.manifest["weights"])
     log.info("%s: %s, weights %s", output, made.label, made.manifest["weights"])
+
+
+def _tracked_export(path: Path, output: Path) -> AbstractContextManager[tracking.Job | None]:
+    """A job of the results folder that PATH lies in, which need not be the configuration's; or of none."""
+    root = root_of(path)
+    if root is None:
+        return nullcontext()
+    snapshot, receipt = root / "config.yaml", path / "train.json"
+    tracking.configure(yaml.safe_load(snapshot.read_text("utf-8")) if snapshot.is_file() else {})
+    source = receipt if receipt.is_file() else path
+    name = path.resolve().relative_to(root).as_posix()
+    return tracking.job("export", name, results=root, inputs=[source], outputs=[output])
 
 
 @checkpoint.command("import")
@@ -625,11 +644,13 @@ def sync(session: Session) -> None:
 @click.pass_obj
 def ui(session: Session, port: int) -> None:
     """Show all runs in MLflow, on loopback only."""
+    from spider.tracking.pages import serve
+
     tracking.configure(session.config)
-    store = tracking.store_uri(session.results.root)
-    click.echo(f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning   (Ctrl-C ends it)")
-    options = ["--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
-    os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", *options])
+    report = tracking.sync(session.results.root, timeout=10)
+    if report.error:
+        log.warning("%s", report)
+    serve(session.results.root, port)
 
 
 # ------------------------------------------------------------------------------------------------ plumbing

@@ -484,8 +484,22 @@ class Run(Block):
 class TrackingConfig(Block):
     uri: str | None = None
     """MLflow store (default: SQLite in the results folder); MLFLOW_TRACKING_URI goes before it."""
+    experiment: str | None = None
+    """Whose runs these are, on a store of several people: ada logs to ada/Training and ada/Pipeline."""
     enabled: bool = True
     """false: nothing is recorded."""
+
+    @model_validator(mode="after")
+    def _names(self) -> TrackingConfig:
+        if self.uri and re.search(r"://[^/@]*:[^/]*@|[?&]password=", self.uri):
+            raise ValueError(
+                "uri holds a password, which would be copied into the results folder; set it in the "
+                "environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD for a server, PGPASSWORD "
+                "for PostgreSQL, or the whole address in MLFLOW_TRACKING_URI"
+            )
+        if self.experiment is not None and not NAME.fullmatch(self.experiment):
+            raise ValueError(f"experiment: a name is letters, digits, - and _ (got {self.experiment!r})")
+        return self
 
 
 class StageSpec(Block):

@@ -70,6 +70,12 @@ def open_root(root: Path) -> None:
         write_json(root / MARK, {"format": FORMAT, "spider": spider.__version__})
 
 
+def root_of(path: Path) -> Path | None:
+    """The results folder that something lies in; None for what lies in none."""
+    absolute = path.resolve()
+    return next((p for p in (absolute, *absolute.parents) if (p / MARK).is_file()), None)
+
+
 def write_config(path: Path, config: dict[str, Any]) -> None:
     """Keep the configuration of this invocation in the results folder, where its jobs read it."""
     open_root(path.parent)

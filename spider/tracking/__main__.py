@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from spider.tracking.sender import PENDING, follow
+from spider.tracking.spool import REMEDY
 from spider.tracking.sync import sync
 
 
@@ -24,7 +25,7 @@ def main() -> int:
         return follow(options.results)
     report = sync(options.results, timeout=options.timeout)
     if report.error:
-        logging.warning("%s", report)
+        logging.warning("%s; %s", report, REMEDY)
     return PENDING if report.pending else 0
 
 

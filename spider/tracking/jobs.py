@@ -1,7 +1,8 @@
 """Rule jobs and the invocations of the pipeline that hold them.
 
 A job is known by its *identity*, the hash of its rule, name (wildcards), parameters and input digests. The
-same work done again is the same job: it finds its record, and its run in the store, and goes on with it. In a
+same work done again is the same job, once more attempted: it finds its record, and its run in the store, and
+goes on with it; figures of several attempts are one curve over the attempts, or over the seconds spent. In a
 workflow (``SPIDER_WORKFLOW`` names it) a job only writes its record, which costs it nothing: the workflow's
 own sender process delivers it. By hand, a job delivers its record itself when it ends, and waits for that a
 few seconds at most.
@@ -20,6 +21,7 @@ from typing import Any
 
 from spider.files import digest, read_json
 from spider.tracking import sender, spool
+from spider.tracking.machine import Sampler
 
 #: Exit code of a job that was told to stop and can be resumed (DESIGN 7).
 PREEMPTED = 75
@@ -36,9 +38,10 @@ class Job:
     def identity(self) -> str:
         return self._record["identity"]
 
-    def metric(self, key: str, value: float, step: int = 0) -> None:
-        """Log a number (``seconds``, ``bytes_per_second``, ``bpb``, ...)."""
-        self._record["metrics"].append({"key": key, "value": float(value), "step": step, "time": time.time()})
+    def metric(self, key: str, value: float, step: int | None = None) -> None:
+        """Log a number (``bytes``, ``bpb``, ...); its step is the attempt's where none is given."""
+        step = self._record["attempt"] if step is None else step
+        self._record["metrics"].append(_metric(key, value, step))
 
     def tag(self, key: str, value: object) -> None:
         self._record["tags"][key] = str(value)
@@ -79,11 +82,14 @@ def job(
     identity = digest([rule, name, values, [f["digest"] for f in read]])
     record = spool.new_run("job", identity, f"{rule} {name}".strip(), values)
     record |= {"workflow": os.environ.get("SPIDER_WORKFLOW"), "inputs": read, "outputs": []}
+    record |= _earlier(spool.record_path(results, "jobs", identity))
     record["tags"] |= {"spider.rule": rule, "spider.name": name, "spider.spec": digest(values)}
-    if spool.enabled():
-        spool.mark_dead(results)
+    if not spool.enabled():
+        yield Job(results, record)
+        return
+    spool.mark_dead(results)
     spool.write(results, "jobs", record)
-    before = _usage()
+    before, sampler = _usage(), Sampler().start()
     try:
         yield Job(results, record)
         spool.end_run(record, "finished")
@@ -99,12 +105,31 @@ def job(
         spool.end_run(record, "failed", error)
         raise
     finally:
+        sampler.stop()
         record["outputs"] = [f for f in spool.file_list(results, outputs) if f["digest"]]
-        for key, value in _cost(before, record).items():
-            record["metrics"].append({"key": key, "value": value, "step": 0, "time": record["ended"]})
+        cost = _cost(before, record, sampler)
+        record["metrics"] += [_metric(key, value, record["attempt"]) for key, value in cost.items()]
+        for at, row in sampler.rows:
+            second = int(record["spent"] + at - record["started"])
+            record["metrics"] += [_metric(key, value, second, at) for key, value in row.items()]
+        record["spent"] += cost["seconds"]
         spool.write(results, "jobs", record)
         if record["workflow"] is None:
             sender.send(results)
+
+
+def _metric(key: str, value: float, step: int, at: float | None = None) -> dict[str, Any]:
+    return {"key": key, "value": float(value), "step": step, "time": time.time() if at is None else at}
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    """What attempts at this job before left: how many, seconds as far as they could tell, and figures, which
+    may not have been sent yet."""
+    try:
+        before = read_json(path)
+        return {"attempt": before["attempt"] + 1, "spent": before["spent"], "metrics": before["metrics"]}
+    except (ValueError, KeyError, TypeError, OSError):  # there is none, or none that can be read
+        return {"attempt": 0, "spent": 0.0}
 
 
 def _usage() -> float:
@@ -115,15 +140,16 @@ def _usage() -> float:
     )
 
 
-def _cost(cpu_before: float, record: spool.Record) -> dict[str, float]:
+def _cost(cpu_before: float, record: spool.Record, sampler: Sampler) -> dict[str, float]:
     peak_kib = max(
         resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
-    return {
+    cost = {
         "seconds": record["ended"] - record["started"],
         "system/cpu_seconds": _usage() - cpu_before,
         "system/peak_rss_bytes": peak_kib * 1024.0,
     }
+    return cost if sampler.energy is None else cost | {"system/gpu_energy_joules": sampler.energy}
 
 
 # ------------------------------------------------------------------------------------------------ pipeline
@@ -134,14 +160,15 @@ _senders: dict[str, sender.Sender] = {}
 def configure(config: Any) -> None:
     """Hand the ``tracking:`` block of a configuration to this process and those it starts, by environment.
 
-    ``SPIDER_TRACKING=off`` where disabled, ``SPIDER_TRACKING_URI`` for the store; what the environment
-    already says wins.
+    ``SPIDER_TRACKING=off`` where disabled, ``SPIDER_TRACKING_URI`` for the store,
+    ``SPIDER_TRACKING_EXPERIMENT`` for whose experiments; what the environment already says wins.
     """
     block = spool.plain(config).get("tracking") or {}
     if not block.get("enabled", True):
         os.environ.setdefault("SPIDER_TRACKING", "off")
-    if block.get("uri"):
-        os.environ.setdefault("SPIDER_TRACKING_URI", block["uri"])
+    for key in ("uri", "experiment"):
+        if block.get(key):
+            os.environ.setdefault(f"SPIDER_TRACKING_{key.upper()}", block[key])
 
 
 def open_pipeline(results: Path, config: Any) -> str:

@@ -33,8 +33,8 @@ PENDING = 3
 class Sender:
     """A follower started here; with no process, someone else's does the work."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | None) -> None:
-        self._process = process
+    def __init__(self, results: Path, process: subprocess.Popen[bytes] | None) -> None:
+        self._results, self._process = results, process
 
     def stop(self, timeout: float = 5) -> bool:
         """Let the follower send the rest and end, waiting ``timeout`` seconds at most; True if all is sent.
@@ -48,18 +48,18 @@ class Sender:
         with contextlib.suppress(OSError):  # it may have ended by itself
             process.stdin.write(b"x")
             process.stdin.close()
-        return _outcome(process, timeout)
+        return _outcome(process, self._results, timeout)
 
 
 def start(results: Path) -> Sender:
     """Start a follower of ``results``; it ends soon after this process."""
-    return Sender(_spawn(results, "follow"))
+    return Sender(results, _spawn(results, "follow"))
 
 
 def start_sender(results: Path) -> Sender:
     """A follower for a training run; in a workflow, and with tracking off, none is needed."""
     if not spool.enabled() or os.environ.get("SPIDER_WORKFLOW"):
-        return Sender(None)
+        return Sender(results, None)
     return start(results)
 
 
@@ -68,7 +68,7 @@ def send(results: Path, timeout: float = 5) -> bool:
     if not spool.enabled():
         return True
     process = _spawn(results, "sync", "--timeout", str(LONGEST_ATTEMPT))
-    return process is None or _outcome(process, timeout)
+    return process is None or _outcome(process, results, timeout)
 
 
 def _spawn(results: Path, verb: str, *options: str) -> subprocess.Popen[bytes] | None:
@@ -85,14 +85,16 @@ def _spawn(results: Path, verb: str, *options: str) -> subprocess.Popen[bytes] |
         return None
 
 
-def _outcome(process: subprocess.Popen[bytes], timeout: float) -> bool:
+def _outcome(process: subprocess.Popen[bytes], results: Path, timeout: float) -> bool:
     try:
         code = process.wait(timeout)
     except subprocess.TimeoutExpired:
         log.warning("the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY)
         return False
     if code:
-        log.warning("not everything reached the tracking store (see tracking/sender.log); %s", spool.REMEDY)
+        said = (results / "tracking" / "sender.log").read_text(errors="replace").splitlines()
+        reason = said[-1] if said else f"exit code {code}"
+        log.warning("not everything reached the tracking store: %s", reason)
     return code == 0
 
 

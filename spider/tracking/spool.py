@@ -19,10 +19,12 @@ processes ever write the same file and that a person can read, copy or delete a 
 from __future__ import annotations
 
 import functools
+import getpass
 import json
 import logging
 import os
 import re
+import secrets
 import socket
 import subprocess
 import time
@@ -52,6 +54,17 @@ ARTIFACT_LIMIT = 10 << 20
 def enabled() -> bool:
     """False under ``SPIDER_TRACKING=off``: nothing is spooled and nothing sent."""
     return os.environ.get("SPIDER_TRACKING", "").lower() != "off"
+
+
+def folder_identity(results: Path) -> str:
+    """What tells this results folder from any other, wherever it is moved; made here the first time.
+
+    To be called by one process at a time (`sync` holds its lock).
+    """
+    path = results / "tracking" / "folder.json"
+    if not path.exists():
+        write_json(path, {"format": 1, "identity": secrets.token_hex(6)})
+    return read_json(path)["identity"]
 
 
 def folder(results: Path, kind: str) -> Path:
@@ -85,9 +98,6 @@ def records(results: Path) -> Iterator[tuple[str, Path]]:
 
 def new_run(kind: str, identity: str, name: str, params: dict[str, Any]) -> Record:
     """A run that starts now in this process."""
-    tags = {"spider.version": version("spider"), "spider.host": socket.gethostname()}
-    if commit := git_commit():
-        tags["git.commit"] = commit
     return {
         "format": 1,
         "kind": kind,
@@ -99,11 +109,19 @@ def new_run(kind: str, identity: str, name: str, params: dict[str, Any]) -> Reco
         "error": None,
         "process": _this_process(),
         "params": params,
-        "tags": tags,
+        "tags": origin(),
         "metrics": [],
         "datasets": [],
         "artifacts": [],
     }
+
+
+def origin() -> dict[str, str]:
+    """Tags that say by whom, where and from which code something is made."""
+    tags = {"spider.version": version("spider"), "spider.host": socket.gethostname(), "spider.user": _user()}
+    if commit := git_commit():
+        tags["git.commit"] = commit
+    return tags
 
 
 def end_run(record: Record, status: str, error: BaseException | str | None = None) -> None:
@@ -167,6 +185,14 @@ def _if_running(path: Path) -> Record | None:
     except (ValueError, OSError):
         return None
     return record if isinstance(record, dict) and record.get("status") == "running" else None
+
+
+def _user() -> str:
+    """Name of whoever runs this, as the system or ``USER`` says; a bare number where neither does."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without an entry for this user
+        return str(os.getuid())
 
 
 @functools.cache

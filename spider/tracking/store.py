@@ -4,6 +4,9 @@ A run is found again by its tag ``spider.identity``, a model likewise; params ar
 lets one change), tags and states overwritten, metrics re-sent freely, since an identical (key, step,
 timestamp, value) is stored once. So the same record may arrive twice, or half, and then again whole.
 
+What two people do alike on one store stays apart: the identity of a job or model is preceded by that of the
+results folder it was made in. A training run's is random, and needs none.
+
 Run-like records become MLflow runs (jobs nested below their workflow), checkpoints become LoggedModels made
 with ``create_external_model`` (path and digest, no weights), their scores metrics of that model.
 """
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from filelock import FileLock
 
 from spider.tracking import spool
+from spider.tracking.place import experiment_prefix, sqlite_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -42,6 +46,7 @@ _QUIET = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "PGCONNECT_TIMEOUT": "15",
     "GIT_PYTHON_REFRESH": "quiet",
 }
 #: Answers that blame the record and not the store: the others may still be sent.
@@ -54,39 +59,24 @@ class RefusedError(Exception):
     """The store is there and does not accept this record."""
 
 
-def store_uri(results: Path) -> str:
-    """Where records are sent: ``MLFLOW_TRACKING_URI``, else ``SPIDER_TRACKING_URI`` (the configuration's
-    ``tracking.uri``, handed down), else the SQLite file in the results folder.
-
-    Raises:
-        ValueError: the results path holds a ``?``, which ends the path in a database URI.
-    """
-    for name in ("MLFLOW_TRACKING_URI", "SPIDER_TRACKING_URI"):
-        if uri := os.environ.get(name):
-            return uri
-    path = results.absolute() / "mlflow.db"
-    if "?" in str(path):
-        raise ValueError(f"{path}: a SQLite store cannot lie below a folder with '?' in its name; rename it")
-    # Spaces, % and # go as they are: neither MLflow nor SQLAlchemy unquotes the path of a SQLite URI.
-    return f"sqlite:///{path}"
-
-
-def sqlite_path(uri: str) -> Path | None:
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
 def quiet() -> None:
     """Tell mlflow, before it is imported, to keep to itself."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of what we report
 
 
 class Store:
-    """A connection to an MLflow store with Spider's two experiments in it."""
+    """A connection to an MLflow store with Spider's two experiments in it.
 
-    def __init__(self, uri: str) -> None:
+    Args:
+        uri: what MLflow calls a tracking URI.
+        folder: identity of the results folder that is sent (`spool.folder_identity`).
+    """
+
+    def __init__(self, uri: str, folder: str) -> None:
         quiet()
         database = sqlite_path(uri)
         if database is not None:
@@ -94,9 +84,11 @@ class Store:
             os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
         import mlflow
 
-        self.uri = uri
+        self.uri, self.folder, self.prefix = uri, folder, experiment_prefix()
         if database is not None and not database.exists():
             create_database(database)
+        if not uri.startswith(("http://", "https://")):
+            _connect_once(uri)
         # Only create_external_model needs the global URI; mlflow also puts it into the environment, where
         # `store_uri` would take it for the user's wish.
         wished = os.environ.get("MLFLOW_TRACKING_URI")
@@ -109,17 +101,18 @@ class Store:
         self.experiments: dict[str, str] = {}
         made = []
         for name in sorted(set(EXPERIMENTS.values())):
-            experiment = self._experiment(name, artifacts)
+            experiment = self._experiment(self.prefix + name, artifacts)
             self.experiments[name] = experiment.experiment_id
             made.append([experiment.experiment_id, experiment.creation_time])
         self.fingerprint = made
         """Differs once the store behind the same URI was made anew."""
         self._runs: dict[str, str] = {}
 
-    def lost(self) -> bool:
-        """Whether the SQLite file was removed under us."""
+    def stale(self, uri: str) -> bool:
+        """Whether records now go elsewhere, or the SQLite file was removed under us."""
         database = sqlite_path(self.uri)
-        return database is not None and not database.exists()
+        gone = database is not None and not database.exists()
+        return gone or (uri, experiment_prefix()) != (self.uri, self.prefix)
 
     def _experiment(self, name: str, artifacts: str | None) -> Any:
         from mlflow.exceptions import MlflowException
@@ -134,16 +127,25 @@ class Store:
             found = self.client.get_experiment_by_name(name)
         assert found is not None
         if found.lifecycle_stage != "active":
-            raise ValueError(f"the experiment {name!r} was deleted in MLflow; restore it there")
+            raise ValueError(
+                f"{self.uri}: the experiment {name!r} was deleted in MLflow; restore it there (`mlflow "
+                f"experiments restore --experiment-id {found.experiment_id}`, MLFLOW_TRACKING_URI set to "
+                "that address), or log to another: `tracking: {experiment: NAME}`"
+            )
         return found
+
+    def _identity(self, identity: str, experiment: str) -> str:
+        """What a run or model is known by in this store."""
+        return identity if experiment == "Training" else f"{self.folder}/{identity}"
 
     # ------------------------------------------------------------------------------------------------ runs
 
     def find_run(self, identity: str, experiment: str) -> str | None:
         """MLflow id of the run with this identity; None where there is none or someone deleted it."""
         if identity not in self._runs:
+            known_by = self._identity(identity, experiment)
             found = self.client.search_runs(
-                [self.experiments[experiment]], f"tags.`spider.identity` = '{identity}'", max_results=1
+                [self.experiments[experiment]], f"tags.`spider.identity` = '{known_by}'", max_results=1
             )
             if not found:
                 return None
@@ -180,7 +182,9 @@ class Store:
             self.client.set_terminated(run_id, _STATUS[record["status"]], _milliseconds(record["ended"]))
 
     def _run_tags(self, record: spool.Record) -> dict[str, str]:
-        tags = record["tags"] | {"spider.identity": record["identity"], "spider.kind": record["kind"]}
+        known_by = self._identity(record["identity"], EXPERIMENTS[record["kind"]])
+        tags = record["tags"] | {"spider.identity": known_by, "spider.kind": record["kind"]}
+        tags |= _origin(record)
         for name in ("inputs", "outputs"):
             if listed := record.get(name):
                 tags[f"spider.{name}"] = "\n".join(f"{f['path']} {f['digest']}" for f in listed)
@@ -247,7 +251,9 @@ class Store:
 
     def find_model(self, identity: str) -> LoggedModel | None:
         found = self.client.search_logged_models(
-            [self.experiments["Training"]], f"tags.`spider.identity` = '{identity}'", max_results=1
+            [self.experiments["Training"]],
+            f"tags.`spider.identity` = '{self.folder}/{identity}'",
+            max_results=1,
         )
         return found[0] if found else None
 
@@ -262,7 +268,9 @@ class Store:
             model = mlflow.create_external_model(
                 name=record["name"],
                 source_run_id=run_id,
-                tags={k: str(v) for k, v in record["tags"].items()} | {"spider.identity": record["identity"]},
+                tags=record["tags"]
+                | {"spider.identity": f"{self.folder}/{record['identity']}"}
+                | _origin(record),
                 params={_key(k): _text(v) for k, v in record["params"].items()},
                 model_type="checkpoint",
                 experiment_id=self.experiments["Training"],
@@ -274,10 +282,10 @@ class Store:
             self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, record["step"])])
 
     def send_evaluation(self, record: spool.Record, results: Path) -> None:
-        """Scores of a checkpoint: on its model with the dataset, and under ``val/`` on the training run.
+        """Scores of a checkpoint, on its model and with the dataset.
 
-        Whatever is logged on a model appears on its run as well. The points of a curve are therefore logged
-        once, under a name with the stage in it: the stages of a run would lie over each other.
+        Whatever is logged on a model appears on its run as well, at the step where the stage ended. A curve
+        over something else has the stage in its name: the stages of a run would lie over each other.
         """
         from mlflow.entities import Metric
 
@@ -300,7 +308,6 @@ class Store:
             for key, value, n in points
         ]
         self._log_metrics(run_id, scores)
-        self.log_points(run_id, [(f"val/{key}", value, at, step) for key, value in record["metrics"].items()])
         for artifact in record["artifacts"]:
             self._log_artifact(run_id, artifact, results, under=record["stage"])
 
@@ -314,6 +321,26 @@ class Store:
 def is_refusal(error: Exception) -> bool:
     """Whether the store answered, and blames the record."""
     return isinstance(error, RefusedError) or getattr(error, "error_code", None) in _REFUSALS
+
+
+def _connect_once(uri: str) -> None:
+    """Raise what is wrong with a database at once: MLflow itself tries ten times, which takes minutes."""
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool)
+    engine.connect().close()
+    engine.dispose()
+
+
+def _origin(record: spool.Record) -> dict[str, str]:
+    """The tags from which MLflow's pages show who made something, by what and from which commit."""
+    tags = {
+        "mlflow.user": record["tags"].get("spider.user"),
+        "mlflow.source.name": f"spider {record['name']}",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": record["tags"].get("git.commit", "").removesuffix("-dirty"),
+    }
+    return {name: text for name, text in tags.items() if text}
 
 
 def create_database(path: Path) -> None:

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from spider.files import digest, read_json, write_json
+from spider.files import read_json, write_json
 from spider.tracking import spool
-from spider.tracking.store import RefusedError, Store, is_refusal, store_uri
+from spider.tracking.place import place_key, store_uri
+from spider.tracking.problems import explain, one_line
+from spider.tracking.store import RefusedError, Store, is_refusal
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class Syncer:
         deadline = time.monotonic() + (timeout if timeout is not None else float("inf"))
         spool.mark_dead(self.results)
         sent: Counter[str] = Counter()
-        error = None
+        error, uri = None, ""
         try:
             uri = store_uri(self.results)
             (self.results / "tracking").mkdir(parents=True, exist_ok=True)
@@ -89,27 +91,27 @@ class Syncer:
             error = "another process is sending"
         except Exception as failure:  # whatever a store does must not reach the job
             self._store = None
-            error = spool.redact(one_line(failure))
+            error = spool.redact(explain(failure, uri))
         return SyncReport(dict(sent), self.pending(), error)
 
     def pending(self) -> int:
         """Records and curves of which the store lacks something, as far as ``sent.json`` knows."""
         try:
-            known = _load_sent(self.results).get(digest(store_uri(self.results)), {})
+            known = _load_sent(self.results).get(place_key(store_uri(self.results)), {})
         except ValueError:
             known = {}
         return len(_unsent(self.results, known))
 
     def _send_all(self, uri: str, sent: Counter[str], deadline: float) -> str | None:
         """Send, keeping ``sent.json`` current; returns the first refusal."""
-        if self._store is None or self._store.lost() or self._store.uri != uri:
-            self._store = Store(uri)
+        if self._store is None or self._store.stale(uri):
+            self._store = Store(uri, spool.folder_identity(self.results))
         store = self._store
         everywhere = _load_sent(self.results)
-        known = everywhere.get(digest(uri), {})
+        known = everywhere.get(place_key(uri), {})
         if known.get("fingerprint") != store.fingerprint:
             known = {"fingerprint": store.fingerprint, "records": {}, "curves": {}}
-        everywhere[digest(uri)] = known
+        everywhere[place_key(uri)] = known
         refusal = None
         try:
             for item in _unsent(self.results, known):
@@ -274,8 +276,3 @@ def _load_sent(results: Path) -> dict[str, Any]:
     except ValueError as error:
         log.warning("%s; sending everything again", error)
         return {}
-
-
-def one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}"[:500] if lines else type(error).__name__

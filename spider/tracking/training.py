@@ -23,6 +23,9 @@ from spider.tracking.sync import rows_were_replaced
 
 log = logging.getLogger(__name__)
 
+#: What of an evaluation says how good a checkpoint is; the rest says how it was scored.
+SCORES = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "compressors", "model")
+
 
 def pointer_path(results: Path, run: str) -> Path:
     return results / "runs" / run / "tracking.json"
@@ -156,7 +159,8 @@ def log_checkpoint(results: Path, run: str, stage: str, receipt: dict[str, Any])
         "training": _key_of(results, run),
         "step": receipt["global_step"],
         "params": scalars | {"path": spool.relative(results, checkpoint)},
-        "tags": {"spider.run": run, "spider.stage": stage, "spider.digest": receipt["weights"]},
+        "tags": spool.origin()
+        | {"spider.run": run, "spider.stage": stage, "spider.digest": receipt["weights"]},
     }
     spool.write(results, "models", record)
 
@@ -171,10 +175,11 @@ def log_evaluation(
     dataset: tuple[str, str, str] | None = None,
     curves: Mapping[str, Sequence[tuple[int, float]]] | None = None,
 ) -> None:
-    """Record the scores of a stage's checkpoint: on its model, and under ``val/`` on the training run.
+    """Record the scores of a stage's checkpoint, on its model and so on its training run.
 
     Args:
-        evaluation: ``evaluation.json``; every number in it, nested ones as ``compressors/xz``, is logged.
+        evaluation: ``evaluation.json``; of its numbers those under `SCORES` are logged, nested ones as
+            ``compressors/xz``. The file itself is best among the artifacts.
         artifacts: plots, the sample, ``evaluation.json`` itself.
         dataset: (name, digest, source) of the text that was scored.
         curves: (step, value) points of the checkpoint, over something else than steps of training; shown as
@@ -191,7 +196,7 @@ def log_evaluation(
         log_checkpoint(results, run, stage, receipt)
     numbers = {
         key.replace(".", "/"): float(value)
-        for key, value in spool.flatten({k: v for k, v in evaluation.items() if k != "format"}).items()
+        for key, value in spool.flatten({k: evaluation[k] for k in SCORES if k in evaluation}).items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
     record = {

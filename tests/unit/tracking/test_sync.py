@@ -179,7 +179,7 @@ def test_eight_processes_at_once_on_a_store_not_yet_made_lose_nothing(tmp_path, 
     assert (report.error, report.pending) == (None, 0)
     from spider.tracking.store import Store
 
-    there = Store(store_uri(results))
+    there = Store(store_uri(results), spool.folder_identity(results))
     runs = there.client.search_runs([there.experiments["Pipeline"]])
     assert sorted(r.data.tags["spider.name"] for r in runs) == [f"d/{i}" for i in range(8)]
     for run in runs:
@@ -221,7 +221,7 @@ def test_everything_over_http(results, monkeypatch, tmp_path, in_workflow):
 
         from spider.tracking.store import Store
 
-        there = Store(uri)
+        there = Store(uri, spool.folder_identity(results))
         assert [p[0] for p in curve(there, "k")] == list(range(600))
         run_id = there.find_run(j.identity, "Pipeline")
         assert {f.path for f in there.client.list_artifacts(run_id)} == {"picture.png", "record.json"}

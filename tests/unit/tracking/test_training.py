@@ -102,7 +102,7 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
     assert best.params["path"] == "runs/demo/main/checkpoints/step-1" and best.params["global_step"] == "6"
     assert best.tags["spider.digest"] == "weights of main" and str(best.status) == "READY"
     (run,) = runs_of(there)
-    assert [m.value for m in there.client.get_metric_history(run.info.run_id, "val/bpb")] == [2.5, 2.1]
+    assert [m.value for m in there.client.get_metric_history(run.info.run_id, "bpb")] == [2.5, 2.1]
     assert [o.model_id for o in run.outputs.model_outputs].count(best.model_id) == 1
     assert "main/sample.txt" in {f.path for f in there.client.list_artifacts(run.info.run_id, "main")}
 
@@ -150,7 +150,7 @@ def test_a_run_trained_without_tracking_can_still_be_evaluated_with_it(
     report = sync(results)
     assert (report.error, report.pending) == (None, 0)
     (run,) = runs_of(store())
-    assert run.data.metrics["val/bpb"] == 2.0 and steps_of(store(), run) == [0, 1, 2]
+    assert run.data.metrics["bpb"] == 2.0 and steps_of(store(), run) == [0, 1, 2]
 
 
 def test_evaluating_what_was_not_trained_is_an_error(results, in_workflow):

@@ -1,0 +1,86 @@
+"""What a store's errors mean and what to do about them, in one line each.
+
+Errors come from MLflow, requests, SQLAlchemy and database drivers, which no module but `store` imports; they
+are told apart by what they carry: an HTTP status, an error code, or a text that has been stable for years.
+What is not known here is passed on as it is, shortened to its first line.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+
+def explain(error: BaseException, uri: str) -> str:
+    """One line on why the store at ``uri`` could not be used. May hold secrets, as ``uri`` may."""
+    if isinstance(error, ValueError):  # one of our own, whole
+        return str(error)
+    chain = list(_causes(error))
+    said = "\n".join(str(one) for one in chain)
+    if uri.startswith(("http://", "https://")):
+        found = _of_server(error, chain, said)
+    else:
+        found = _of_database(said, uri)
+    return f"{uri}: {found}" if found else one_line(error)
+
+
+def one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}"[:500] if lines else type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _of_server(error: BaseException, chain: list[BaseException], said: str) -> str | None:
+    status = _status(error, said)
+    if status == 401:
+        return (
+            "the server refuses this user name or password (401); set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        )
+    if status == 403:
+        return (
+            "this user may not write there (403); ask for permission on the experiment, or log to one of "
+            "your own: `tracking: {experiment: NAME}`"
+        )
+    if status == 404 and "RESOURCE_DOES_NOT_EXIST" not in said:
+        return "what answers there does not know MLflow's addresses (404); is it an MLflow server?"
+    if status is not None and status >= 500:
+        return f"the server is in trouble ({status}); its own log says why"
+    if "failed with exception" in said or any("ConnectionError" in type(one).__name__ for one in chain):
+        reason = next((one for one in chain[::-1] if isinstance(one, OSError)), chain[-1])
+        return f"no answer ({one_line(reason)}); is the server running, and its address right?"
+    return None
+
+
+def _status(error: BaseException, said: str) -> int | None:
+    told = re.search(r"failed with error code (\d{3})", said)
+    if told:
+        return int(told[1])
+    code = getattr(error, "error_code", None)
+    return {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403, "TEMPORARILY_UNAVAILABLE": 503}.get(str(code))
+
+
+def _of_database(said: str, uri: str) -> str | None:
+    schema = re.search(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)", said)
+    if schema:
+        return (
+            f"the database was made by another MLflow (its schema is {schema[1]}, this one's {schema[2]}). "
+            f"If by an older one, make a copy of it and run `mlflow db upgrade {shlex.quote(uri)}`; if by a "
+            "newer one, install that here"
+        )
+    if "password authentication failed" in said or "no password supplied" in said:
+        return "the database refuses this user or password; set PGPASSWORD, or MLFLOW_TRACKING_URI whole"
+    if gone := re.search(r"connection to server.*|could not translate host name.*|server closed.*", said):
+        return f"no connection ({gone[0]}); is the database running, and its address right?"
+    missing = re.search(r"No module named '(\w+)'", said)
+    if missing:
+        return f"the driver {missing[1]} is not installed; for PostgreSQL: pip install 'spider[server]'"
+    if "file is not a database" in said or "malformed" in said:
+        return "the file is damaged or no SQLite database; move it away and sync again, which makes a new one"
+    return None
