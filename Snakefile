@@ -66,3 +66,5 @@ onsuccess:
 
 onerror:
     finish("failed")
+    for advice in remedies(Path(log)):
+        print(advice, file=sys.stderr)

@@ -11,6 +11,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from spider import tracking
+from spider.cluster import remedies
 from spider.config import load_config
 from spider.results import check_root, write_config
 
@@ -23,6 +24,9 @@ except ValueError as error:
 
 # The jobs call `spider`, which stands beside the interpreter that runs this.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+# A scheduler's SIGTERM goes to all processes of a job. The shell has to outlive the command, which may be saving.
+shell.prefix("trap : TERM; ")
 
 # Every job reads the configuration of this invocation from the results folder, --config overrides included.
 SNAPSHOT = RESULTS / "config.yaml"
@@ -93,8 +97,33 @@ def previous_receipt(wildcards):
 
 
 def job_resource(name):
-    """A run's wish for ``name`` (gpus, threads, mem_mb, runtime)."""
+    """A run's wish for ``name`` (gpus, threads, mem_mb, processes, nodes)."""
     return lambda wildcards: getattr(CONFIG.runs[wildcards.run].resources, name)
+
+
+def one_gpu(wildcards):
+    """The GPU of a job that is one process, if the run has any."""
+    return min(1, CONFIG.runs[wildcards.run].resources.gpus)
+
+
+def on_several_nodes(value):
+    """``value`` (or what it makes of the number of nodes) where a training takes several, else not set at all."""
+
+    def resource(wildcards):
+        nodes = CONFIG.runs[wildcards.run].resources.nodes
+        return (value(nodes) if callable(value) else value) if nodes > 1 else None
+
+    return resource
+
+
+def longer(minutes):
+    """A time limit that grows with each attempt; where a profile caps it, up to there."""
+    return lambda wildcards, attempt: attempt * minutes
+
+
+def training_time(wildcards, attempt):
+    """The same for a run's own limit. A later attempt goes on from the last checkpoint of the one before."""
+    return attempt * CONFIG.runs[wildcards.run].resources.runtime
 
 
 def finish(status):

@@ -13,7 +13,7 @@ rule download:
         "<benchmarks>/download/{dataset}-{part}.tsv"
     resources:
         mem_mb=2000,
-        runtime=240,
+        runtime=longer(240),
     params:
         identity=raw_identity,
     shell:
@@ -32,7 +32,7 @@ rule encode:
         "<benchmarks>/encode/{dataset}-{part}.tsv"
     resources:
         mem_mb=2000,
-        runtime=120,
+        runtime=longer(120),
     params:
         identity=encoding_identity,
     shell:
@@ -51,7 +51,7 @@ rule index:
         "<benchmarks>/index/{dataset}.tsv"
     resources:
         mem_mb=1000,
-        runtime=10,
+        runtime=longer(10),
     params:
         identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].model_dump(),
     shell:

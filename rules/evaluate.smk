@@ -55,9 +55,9 @@ rule evaluate:
         "<benchmarks>/evaluate/{run}-{stage}.tsv"
     threads: job_resource("threads")
     resources:
-        gpus=job_resource("gpus"),
+        gpu=one_gpu,
         mem_mb=job_resource("mem_mb"),
-        runtime=30,
+        runtime=longer(30),
     params:
         identity=lambda wildcards: stage_spec(wildcards).evaluation.model_dump(),
     shell:
@@ -94,6 +94,6 @@ rule compare:
         "<benchmarks>/compare/compare.tsv"
     resources:
         mem_mb=2000,
-        runtime=10,
+        runtime=longer(10),
     shell:
         "spider --config {SNAPSHOT:q} --log {log:q} compare --output {output.summary:q}"

@@ -16,9 +16,9 @@ rule warmup:
         "<benchmarks>/warmup/{run}-{shape}.tsv"
     threads: job_resource("threads")
     resources:
-        gpus=job_resource("gpus"),
+        gpu=one_gpu,
         mem_mb=job_resource("mem_mb"),
-        runtime=30,
+        runtime=longer(30),
     params:
         stage=lambda wildcards: stage_of_shape(wildcards.run, wildcards.shape),
     shell:
@@ -38,12 +38,17 @@ rule train:
         "<benchmarks>/train/{run}-{stage}.tsv"
     threads: job_resource("threads")
     resources:
-        gpus=job_resource("gpus"),
+        gpu=job_resource("gpus"),
         mem_mb=job_resource("mem_mb"),
-        runtime=job_resource("runtime"),
+        runtime=training_time,
         processes=job_resource("processes"),
+        nodes=job_resource("nodes"),
+        # In the words of Snakemake's Slurm executor: one task on each node, which the job starts itself.
+        mpi=on_several_nodes("srun"),
+        tasks=on_several_nodes(int),
+        tasks_per_gpu=on_several_nodes(0),
     params:
         identity=lambda wildcards: stage_spec(wildcards).identity,
     shell:
         "spider --config {SNAPSHOT:q} --log {log:q} train {wildcards.run} {wildcards.stage} "
-        "--threads {threads} --processes {resources.processes} --output {output:q}"
+        "--threads {threads} --processes {resources.processes} --nodes {resources.nodes} --output {output:q}"

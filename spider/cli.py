@@ -279,6 +279,7 @@ def _setting(name: str, *, environment: bool = False, off: str = "", **options: 
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of all processes (default: all).")
 @click.option("--processes", type=click.IntRange(min=1), default=1, help="Start so many, to train together.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, help="Of this Slurm job, to share them.")
 @click.pass_context
 def train(
     context: click.Context,
@@ -292,6 +293,7 @@ def train(
     output: Path | None,
     threads: int | None,
     processes: int,
+    nodes: int,
     **settings: Any,
 ) -> None:
     """Train one stage, or go on with it from its last good checkpoint.
@@ -300,12 +302,13 @@ def train(
     line, else from the environment, else from the configuration. A training that differs from the
     configuration's becomes a run of its own, in a folder beside the run's.
 
-    Several processes share the windows of every step: --processes on one machine, torchrun on several.
+    Several processes share the windows of every step: --processes on one machine, --nodes too on several of a
+    Slurm job; elsewhere torchrun.
     """
-    if processes > 1 and "WORLD_SIZE" not in os.environ:
+    if max(processes, nodes) > 1 and "WORLD_SIZE" not in os.environ:
         from spider.training.launch import launch
 
-        sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]]))
+        sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads))
     from spider.training.byhand import Places, choose, plan
     from spider.training.stage import data_digest, train
     from spider.training.world import join

@@ -450,12 +450,23 @@ class Resources(Block):
     """GPUs a job asks a scheduler for."""
     processes: Positive = Field(default_factory=lambda given: max(1, given.get("gpus", 0)))
     """Processes that train together (default: one a GPU, at least one)."""
+    nodes: Positive = 1
+    """Machines that share a training: the GPUs and processes evenly; threads and memory are of each."""
     threads: Positive = 2
     """CPU threads, at most those there are."""
     mem_mb: Positive = 6000
     """Memory in MB."""
     runtime: Positive = 60
     """Minutes."""
+
+    @model_validator(mode="after")
+    def _share(self) -> Resources:
+        if self.processes % self.nodes or self.gpus % self.nodes:
+            raise ValueError(
+                f"{self.nodes} nodes cannot share {self.gpus} gpus and {self.processes} processes evenly; make "
+                f"both multiples of {self.nodes}"
+            )
+        return self
 
 
 class Run(Block):

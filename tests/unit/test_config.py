@@ -77,6 +77,11 @@ def changed(path: str, value) -> dict:
         ),
         (
             "runs.demo.resources",
+            {"gpus": 3, "nodes": 2},
+            "runs.demo.resources: 2 nodes cannot share 3 gpus and 3 processes evenly",
+        ),
+        (
+            "runs.demo.resources",
             {"processes": 7},
             "runs.demo.stages[0]: a step has micro_batch x grad_accum = 4 windows, which 7 processes cannot",
         ),

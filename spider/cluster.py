@@ -1,0 +1,50 @@
+"""What to do about a scheduler's refusals.
+
+Slurm says what it did not like and not where the value came from. After a workflow failed, its log is
+searched for the refusals that a wrong site value brings, and the setting to change is named. Whatever was
+made before is there; the same command goes on from it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_SITE = "at the top of profiles/slurm/config.yaml"
+_RUN = "under `resources:` of the run in the configuration"
+
+_REMEDIES = {
+    r"invalid partition specified: (?P<name>[^\s']+)": (
+        "this cluster has no partition {name}: set cpu_partition and gpu_partition "
+        f"{_SITE}; `sinfo -s` lists what there is"
+    ),
+    r"Invalid account|account \S+ appears to be invalid": (
+        f"Slurm does not take this account on this partition: set account {_SITE}; "
+        "`sacctmgr show assoc user=$USER format=account,partition` lists yours"
+    ),
+    r"Invalid generic resource|Invalid Trackable RESource": (
+        f"the partition has no such GPUs: set gpu_partition {_SITE}, or gpus {_RUN}; "
+        "`sinfo -o '%P %G'` lists what each has"
+    ),
+    r"Requested time limit is invalid|time limit exceeds|TIME limit": (
+        f"the partition allows jobs less time: set longest {_SITE}; `sinfo -o '%P %l'` lists the limits"
+    ),
+    r"Requested node configuration is not available|Memory specification can not be satisfied"
+    r"|More processors requested|Node count specification invalid": (
+        f"no node of the partition is so large: set threads, mem_mb, gpus and nodes {_RUN}; "
+        "`sinfo -o '%P %D %c %m %G'` lists the nodes"
+    ),
+    r"sbatch: (?:command )?not found|No such file or directory: 'sbatch'": (
+        "there is no sbatch on this machine: start Snakemake on a login node of the cluster"
+    ),
+}
+
+
+def remedies(log: Path) -> list[str]:
+    """What to change, one line for each kind of refusal that Snakemake's log of a failed workflow holds."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = []
+    for pattern, advice in _REMEDIES.items():
+        if match := re.search(pattern, text):
+            found.append(advice.format(**match.groupdict()))
+    return found

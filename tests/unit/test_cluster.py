@@ -1,0 +1,29 @@
+"""A scheduler's refusal becomes the name of the setting to change."""
+
+import pytest
+
+from spider.cluster import remedies
+
+
+@pytest.mark.parametrize(
+    ("said", "setting"),
+    [
+        ("sbatch: error: invalid partition specified: fast", "no partition fast: set cpu_partition"),
+        ("Batch job submission failed: Invalid account or account/partition combination", "set account"),
+        ("sbatch: error: Invalid generic resource (gres) specification", "set gpu_partition"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "set longest"),
+        ("sbatch: error: Memory specification can not be satisfied", "set threads, mem_mb, gpus and nodes"),
+        ("/bin/sh: 1: sbatch: not found", "on a login node"),
+    ],
+)
+def test_a_refusal_names_the_setting_to_change(tmp_path, said, setting):
+    log = tmp_path / "snakemake.log"
+    log.write_text(f"Error in rule train:\n    message: SLURM sbatch failed. {said}'.\n" * 3)
+    (advice,) = remedies(log)
+    assert setting in advice
+
+
+def test_any_other_failure_is_left_to_speak_for_itself(tmp_path):
+    log = tmp_path / "snakemake.log"
+    log.write_text("Error in rule train: CalledProcessError, exit status 1")
+    assert remedies(log) == []
