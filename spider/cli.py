@@ -256,6 +256,7 @@ def _setting(name: str, *, environment: bool = False, off: str = "", **options: 
 @_setting("fp8_recipe", type=click.Choice(get_args(Fp8Recipe)), help="What shares a scale in fp8.")
 @_setting("parallel", type=click.Choice(["ddp", "fsdp"]), help="What each of several processes holds.")
 @_setting("compile", off="/--no-compile", default=None, help="Use torch.compile.")
+@_setting("kernels", type=click.Choice(["auto", "triton", "torch"]), help="Of experts and Engram.")
 @_setting(
     "no_gradient_checkpointing",
     is_flag=True,

@@ -482,6 +482,8 @@ class Run(Block):
     """What shares a scale in fp8: a tensor, a row, or a row with weight gradients left in bf16."""
     compile: bool | None = None
     """null: compile on a GPU, not on a CPU."""
+    kernels: Literal["auto", "triton", "torch"] = "auto"
+    """Of experts and Engram: our own in Triton, or the same in torch; auto: Triton on a GPU."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Of several processes: each holds the whole model (ddp), or a share of it (fsdp)."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -528,6 +530,7 @@ class StageSpec(Block):
     precision: Literal["auto", "fp8", "bf16", "fp32"]
     fp8_recipe: Fp8Recipe
     compile: bool | None
+    kernels: Literal["auto", "triton", "torch"]
     parallel: Literal["ddp", "fsdp"]
     processes: int
     """That the workflow starts; by hand there may be more or fewer."""
@@ -552,7 +555,7 @@ class StageSpec(Block):
         batch = {"seq_len": self.settings.seq_len, "n_loops": self.settings.n_loops}
         batch["micro_batch"] = self.micro_batch(self.processes)
         optimizer = {"kind": self.optimizer.kind, "master_weights": self.optimizer.master_weights}
-        chosen = {k: getattr(self, k) for k in ("precision", "fp8_recipe", "compile")}
+        chosen = {k: getattr(self, k) for k in ("precision", "fp8_recipe", "compile", "kernels")}
         chosen["optimizer"] = optimizer
         return {"model": self.model.model_dump(mode="json"), **chosen, **batch}
 
@@ -641,6 +644,7 @@ class Config(Block):
             precision=run.precision,
             fp8_recipe=run.fp8_recipe,
             compile=run.compile,
+            kernels=run.kernels,
             parallel=run.parallel,
             processes=run.resources.processes,
             optimizer=run.optimizer,

@@ -32,6 +32,7 @@ from spider.evaluation.inside import Inside, loops_curve
 from spider.evaluation.inside_plots import plot_inside, plot_loops
 from spider.evaluation.patch_views import plot_boundaries, write_page
 from spider.evaluation.plots import Curve, plot_loss
+from spider.model import choose_kernels
 from spider.training.receipt import read_receipt
 from spider.training.trained import load_model
 from spider.vocab import BOS
@@ -62,8 +63,8 @@ def evaluate(
     Args:
         receipt: the stage's train.json.
         spec: the stage; only ``evaluation``, ``settings`` (window and loops where evaluation does not say;
-            loops trained with) and ``seed`` (of the sample) are read. The model's own configuration is in
-            the checkpoint.
+            loops trained with), ``kernels`` and ``seed`` (of the sample) are read. The model's own
+            configuration is in the checkpoint.
         data: shards folder of ``spec.evaluation.data``.
         output: folder to write into; evaluation.json comes last.
         device: where to run (default: the GPU where there is one).
@@ -84,6 +85,7 @@ def evaluate(
     asked = spec.evaluation
     tokens_N, data_digest = validation_stream(data, asked.max_bytes)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    choose_kernels(spec.kernels)
     model, config = load_model(receipt, device)
     seq_len, n_loops = spec.window, asked.n_loops or spec.loops
     # A model trained in low precision is judged in the precision it will be used in.

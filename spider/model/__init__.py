@@ -3,10 +3,25 @@
 
 from __future__ import annotations
 
+import logging
+
+from kernels import switch
 from spider.config import ModelConfig
 from spider.model.spider import ModelOutput, Spider
 
-__all__ = ["ModelOutput", "Spider", "build_model"]
+__all__ = ["ModelOutput", "Spider", "build_model", "choose_kernels"]
+
+log = logging.getLogger(__name__)
+
+
+def choose_kernels(mode: switch.Mode) -> None:
+    """Have every model of this process use our Triton kernels, or their twins in torch; the log says which,
+    and why.
+
+    Raises:
+        ValueError: the kernels were asked for and cannot run here.
+    """
+    log.info("kernels: %s (%s)", *switch.choose(mode))
 
 
 def build_model(config: ModelConfig) -> Spider:

@@ -144,8 +144,8 @@ class Engram(nn.Module):
         no_decay(self.conv)
 
     def read(self, tokens_BT: Tensor, close_BL: Tensor, filled_BL: Tensor) -> Memory:
-        """Look up the n-grams that end at bytes ``close_BL``; slots that no byte has closed, not ``filled_BL``
-        (the null patch, the padding), read zeros."""
+        """Look up the n-grams that end at bytes ``close_BL``; slots that are not ``filled_BL``, which no byte
+        has closed (the null patch, the padding), read zeros."""
         rows_BTG = self.tables.rows(tokens_BT)
         rows_BLG = rows_BTG.gather(1, close_BL[..., None].expand(-1, -1, rows_BTG.shape[-1]))
         m_BLM = self.tables(rows_BLG).flatten(-2) * filled_BL[..., None]

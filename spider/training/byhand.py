@@ -39,7 +39,7 @@ STAGE_SETTINGS = (
     "target_tokens",
     "ckpt_every",
 )
-RUN_SETTINGS = ("precision", "fp8_recipe", "parallel", "compile")
+RUN_SETTINGS = ("precision", "fp8_recipe", "parallel", "compile", "kernels")
 
 MOCK = "mock"
 _MOCK_DOCUMENTS = 2000

@@ -35,7 +35,7 @@ from spider.config import StageSpec
 from spider.data.loader import Loader
 from spider.data.shards import Shards
 from spider.data.stream import StreamLoader
-from spider.model import build_model
+from spider.model import build_model, choose_kernels
 from spider.training import checkpoint as ckpt
 from spider.training.batch import to_device
 from spider.training.ema import Ema
@@ -93,6 +93,7 @@ class Trainer:
             lambda: self._decide_precision(files.read_json(warmup) if warmup else None)
         )
 
+        choose_kernels(spec.kernels)
         torch.manual_seed(_seed(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")

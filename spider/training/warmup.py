@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from spider import files
 from spider.config import Fp8Recipe, StageSpec
-from spider.model import build_model
+from spider.model import build_model, choose_kernels
 from spider.training import compilecache
 from spider.training.batch import to_device
 from spider.training.memory import return_freed_memory
@@ -77,11 +77,13 @@ def warm_up(spec: StageSpec, output: Path) -> dict[str, Any]:
 
     Raises:
         TrainingError: the run asks for a precision that this device does not have.
+        ValueError: it asks for kernels that cannot run here.
     """
     began = time.perf_counter()
     device = _device()
     asked, recipe = spec.precision, spec.fp8_recipe
     decide(asked, recipe, device, None)
+    choose_kernels(spec.kernels)
     compiled = spec.compiled_on(device.type)
 
     products, may = _products(spec, device)

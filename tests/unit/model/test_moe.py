@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from small import build, train
 
 from spider.config import MoEConfig
+from spider.model import engram, experts
+from spider.model import moe as routing
 from spider.model.moe import MoE
 
 
@@ -59,6 +62,44 @@ def test_grouped_and_loop_have_the_same_gradients_even_with_an_idle_expert():
         assert (module.experts.up.grad[3] == 0).all()
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def ops(monkeypatch):
+    """The path that a GPU takes, in which every op then runs its twin."""
+    for module in (routing, experts, engram):
+        monkeypatch.setattr(module, "use_triton", lambda x: True)
+
+
+def test_ops_have_the_result_and_the_gradients_of_torch(request):
+    x, mask = torch.randn(2, 8, 16), torch.ones(2, 8, dtype=torch.bool)
+    mask[1, 3:] = False
+    results = []
+    for way in ("torch", "ops"):
+        if way == "ops":
+            request.getfixturevalue("ops")
+        module = moe(shared_hidden=8)
+        module.balance_bias[3] = -10.0  # an expert with no token at all
+        entering = x.clone().requires_grad_()
+        y, stats = module(entering, mask)
+        (y[mask].square().sum() + stats.aux + stats.z).backward()
+        results.append([y[mask], stats.counts_E, entering.grad, *(p.grad for p in module.parameters())])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_ops_send_slots_that_are_not_valid_to_no_expert(ops):
+    module, x, mask = moe(), torch.randn(1, 6, 16), torch.zeros(1, 6, dtype=torch.bool)
+    mask[0, :2] = True
+    y, stats = module(x, mask)
+    assert stats.counts_E.sum() == 4 and (y[0, 2:] == 0).all() and (y[0, :2] != 0).any()
+
+
+def test_the_whole_model_by_ops_is_one_graph(ops):
+    torch.compiler.reset()
+    model = build(recurrence={"checkpointing": True}).train()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    train(model, compiled)
 
 
 def test_counts_are_exact_and_leave_invalid_slots_out():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from spider.config import ModelConfig, merged
-from spider.model import build_model
+from spider.model import build_model, choose_kernels
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
@@ -219,3 +220,12 @@ def test_trace_tells_cuts_loops_and_loads(make, tokens):
     assert (trace.loops_BL * valid).sum() / valid.sum() == out.metrics["halt_depth"]
     assert bare.loops_BL is None and bare.counts_NRE is None
     assert bare.patches.filled_BL.all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_the_log_says_which_kernels_run_and_why(caplog):
+    caplog.set_level("INFO")
+    choose_kernels("auto")
+    assert re.search(r"kernels: torch \((there is no CUDA device|triton is not installed)\)", caplog.text)
+    with pytest.raises(ValueError, match="kernels: triton cannot run here"):
+        choose_kernels("triton")

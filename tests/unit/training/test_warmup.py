@@ -120,7 +120,9 @@ def test_only_a_clearly_faster_precision_displaces_the_exact_one(tmp_path, make_
         assert decide("auto", "tensorwise", torch.device("cpu"), record).kind == chosen
 
 
-def test_a_precision_that_the_device_lacks_stops_the_warm_up_too(tmp_path, make_spec):
+def test_a_precision_or_kernels_that_the_device_lacks_stop_the_warm_up_too(tmp_path, make_spec):
     with pytest.raises(TrainingError, match="precision: fp8 cannot run on cpu"):
         warm_up(make_spec(precision="fp8"), tmp_path / "warmup.json")
+    with pytest.raises(ValueError, match="kernels: triton cannot run here: there is no CUDA device"):
+        warm_up(make_spec(kernels="triton"), tmp_path / "warmup.json")
     assert not (tmp_path / "warmup.json").exists()
