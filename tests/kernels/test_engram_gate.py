@@ -24,8 +24,6 @@ from kernels.engram_gate import (
     engram_gate_torch,
     sizes,
 )
-from spider.config import EngramConfig
-from spider.model.engram import Engram, Memory
 from tests.kernels.maps import DTYPES
 from tests.kernels.twins import Pair
 
@@ -100,19 +98,6 @@ GATE_BACKWARD = Pair(
     [backward_arguments(made) for made in EDGES],
     **CLOSE,
 )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_twin_is_the_models_gate(dtype):
-    """With a convolution of zero, which is where it starts, the model adds the gated value alone."""
-    made = case((6, 20), torch.float32, dtype)
-    engram = Engram(20, EngramConfig(head_dim=4), [5, 7, 11, 13], EPS)
-    torch.nn.init.zeros_(engram.conv)
-    torch.nn.init.ones_(engram.value_norm.weight)
-    engram.query_norm.weight = torch.nn.Parameter(made.weight)
-    added = engram(made.h[None], Memory(made.key[None], made.value[None]))[0]
-    assert torch.equal(engram_gate_torch(*made), added)
-    assert torch.equal(engram_gate(*made), added)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (5, 4)])

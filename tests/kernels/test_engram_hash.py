@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.engram_hash import BLOCK, _hash, constants, engram_hash, engram_hash_torch
-from spider.model.engram import Tables, mix_ngrams, multiplier, primes_from
+from spider.model.engram import multiplier, primes_from
 from spider.vocab import BOS, PAD
 from tests.kernels.twins import Pair
 
@@ -86,12 +86,6 @@ def test_rows_are_those_of_unbounded_integers(made):
 HASH = Pair(
     engram_hash, engram_hash_torch, cases(), [AS_CONFIGURED, AS_CONFIGURED._replace(ids=LONG[:0].int())]
 )
-
-
-@pytest.mark.parametrize("op", [engram_hash, engram_hash_torch])
-def test_rows_are_the_models(op):
-    tables = Tables(AS_CONFIGURED.primes, heads=4, dim=1, std=1.0)
-    assert torch.equal(op(*AS_CONFIGURED), tables.rows(mix_ngrams(LONG, AS_CONFIGURED.orders)))
 
 
 def test_no_ngram_reaches_across_a_document():
