@@ -6,6 +6,7 @@ file again.
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -55,11 +56,17 @@ def stage_spec(wildcards):
     return CONFIG.stage(wildcards.run, wildcards.stage)
 
 
+@cache
+def items(dataset):
+    """What the parts of a dataset are made from; each of its jobs asks."""
+    return CONFIG.datasets[dataset].source.items()
+
+
 def raw_identity(wildcards):
     """What a downloaded part is made from."""
     source = CONFIG.datasets[wildcards.dataset].source
-    kept = {k: v for k, v in source.model_dump().items() if k not in ("files", "pieces")}
-    return kept | {"item": source.items()[int(wildcards.part)]}
+    kept = source.model_dump(exclude={"files", "pieces"})
+    return kept | {"item": items(wildcards.dataset)[int(wildcards.part)]}
 
 
 def stage_of_shape(run, shape):
@@ -75,7 +82,7 @@ def encoding_identity(wildcards):
 def local_file(wildcards):
     """The user's own file behind a part, so that editing it runs the import again."""
     source = CONFIG.datasets[wildcards.dataset].source
-    return [source.items()[int(wildcards.part)]] if source.kind == "local" else []
+    return [items(wildcards.dataset)[int(wildcards.part)]] if source.kind == "local" else []
 
 
 def part_files(pattern, dataset):
