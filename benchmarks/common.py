@@ -74,6 +74,20 @@ def interleaved(
     return medians[0], medians[1]
 
 
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table."""
+    table = Table(title=title, title_justify="left")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
 def report(
     title: str,
     columns: Sequence[str],
@@ -84,14 +98,10 @@ def report(
 ) -> None:
     """Print the machine and a table; write ``figures`` where ``--json`` asks for them."""
     where = machine(packages)
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print("  ".join(f"{key}: {value}" for key, value in where.items()), highlight=False, style="dim")
-    table = Table(title=title, title_justify="left")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    _console().print(
+        "  ".join(f"{key}: {value}" for key, value in where.items()), highlight=False, style="dim"
+    )
+    show(title, columns, rows)
     if options.json is not None:
         command = " ".join(["python", *sys.argv])
         write_json(options.json, {"machine": where, "command": command, "title": title, "figures": figures})

@@ -1,0 +1,181 @@
+"""Time of calls on a GPU, and what each launches.
+
+Ways take turns, a call each, so that a slow moment hits all alike. Before each call 512 MB are read, which
+puts other data into the L2 cache (50 MB on an H100) and gives the host time to run ahead, so that events
+before and after a call measure the device, not Python. A call of more host time than that (170 us on an H100)
+does show it: ``us`` is what a user of uncompiled code waits for. ``replayed_us`` is the same call replayed as
+a CUDA graph, in which the host has no part. Both are medians. A call that waits for the device cannot be in a
+graph. Memory that calls take comes from torch's allocator and is not counted.
+
+On a CPU ``us`` is by the clock, and there are no launches and no graphs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+
+from kernels import switch
+
+FLUSHED = 512 * 10**6
+SETTLE = 3
+"""Untimed calls of each way: compilation, autotuning, the allocator."""
+
+
+class Way(NamedTuple):
+    call: Callable[[], Any]
+    kernels: switch.Mode = "torch"
+    """What ``kernels.switch`` has chosen when it is called."""
+    gives: str | None = None
+    """The way whose result it must give; None: it has no result like the others'."""
+    moved: int | None = None
+    """Bytes."""
+
+
+def measure(
+    ways: Mapping[str, Way], device: torch.device, repeats: int, tolerance: float
+) -> dict[str, dict[str, Any]]:
+    """For each way its ``bytes``, ``us``, ``replayed_us`` (None without a graph, and then perhaps
+    ``graph_error``), ``launches`` (None on a CPU) and ``parts``, the name, microseconds and calls of each
+    kernel; or only its ``error``, one line.
+
+    A result further than ``tolerance``, as a share of its norm, from that of the way it must equal is an
+    error, too: a figure of a wrong result says nothing.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    calls: dict[tuple[str, str], tuple[switch.Mode, Callable[[], Any]]] = {}
+    with _own_stream(device):
+        for name, way in ways.items():
+            try:
+                switch.choose(way.kernels)
+                for _ in range(SETTLE):
+                    result = way.call()
+                found[name] = {"bytes": way.moved, "replayed_us": None, **_launches(way.call, device)}
+                if way.gives and way.gives != name:
+                    _compare(result, ways[way.gives], tolerance)
+                del result
+                calls[name, "us"] = way.kernels, way.call
+            # Whatever a way dies of, from a compiler's complaint to lack of memory, the others are measured.
+            except Exception as error:
+                found[name] = {"error": _first_line(error)}
+                continue
+            try:
+                if device.type == "cuda" and not _waits(way.call):
+                    calls[name, "replayed_us"] = way.kernels, _graph_of(way.call).replay
+            except Exception as error:
+                found[name]["graph_error"] = _first_line(error)
+        for (name, figure), seconds in _in_turn(calls, device, repeats).items():
+            found[name][figure] = 1e6 * median(seconds)
+    switch.choose("auto")
+    return found
+
+
+def _own_stream(device: torch.device) -> Any:
+    """A stream on which graphs can be captured. Forward passes outside a graph whose backward lies inside
+    have to run on the same one."""
+    if device.type != "cuda":
+        return nullcontext()
+    torch.cuda.synchronize()
+    return torch.cuda.stream(torch.cuda.Stream())
+
+
+def _graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        call()
+    return graph
+
+
+def _waits(call: Callable[[], Any]) -> bool:
+    """Whether the call waits for the device."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
+
+
+def _in_turn(
+    calls: Mapping[Any, tuple[switch.Mode, Callable[[], Any]]], device: torch.device, repeats: int
+) -> dict[Any, list[float]]:
+    """Seconds of each call, each time."""
+    marks: dict[Any, list[tuple[Any, Any]]] = defaultdict(list)
+    if device.type == "cuda":
+        other_data = torch.ones(FLUSHED // 4, device=device)
+        for _ in range(repeats):
+            for name, (kernels, call) in calls.items():
+                switch.choose(kernels)
+                other_data.sum()
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                call()
+                end.record()
+                marks[name].append((begin, end))
+        torch.cuda.synchronize()
+        return {
+            name: [begin.elapsed_time(end) / 1e3 for begin, end in pairs] for name, pairs in marks.items()
+        }
+    for _ in range(repeats):
+        for name, (kernels, call) in calls.items():
+            switch.choose(kernels)
+            began = time.perf_counter()
+            call()
+            marks[name].append((began, time.perf_counter()))
+    return {name: [end - begin for begin, end in pairs] for name, pairs in marks.items()}
+
+
+def _launches(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
+    """Kernels, copies and clearings of one call, by CUPTI."""
+    if device.type != "cuda":
+        call()
+        return {"launches": None, "parts": []}
+    torch.cuda.synchronize()
+    # The first profile of a process may come too late for its first kernels.
+    for _ in range(2):
+        with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profiler:
+            call()
+            torch.cuda.synchronize()
+    took: dict[str, list[float]] = defaultdict(list)
+    for event in profiler.events():
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            took[event.name].append(event.time_range.elapsed_us())
+    parts = sorted(([name, sum(us), len(us)] for name, us in took.items()), key=lambda part: -part[1])
+    return {"launches": sum(part[2] for part in parts), "parts": parts}
+
+
+def _compare(result: Any, other: Way, tolerance: float) -> None:
+    switch.choose(other.kernels)
+    for i, (a, b) in enumerate(zip(tensors(result), tensors(other.call()), strict=True)):
+        if (off := distance(a, b)) > tolerance:
+            raise ValueError(f"gives another result: tensor {i} is off by {off:.2%} of its norm")
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """How far ``a`` is from ``b``, as a share of the norm of ``b``; integers are equal or infinitely far."""
+    if not b.is_floating_point():
+        return 0.0 if torch.equal(a, b) else torch.inf
+    off = (torch.dist(a.float(), b.float()) / b.float().norm().clamp(min=1e-30)).item()
+    return off if off == off else torch.inf
+
+
+def tensors(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]

@@ -1,0 +1,301 @@
+"""The ops that ``kernel_speed.py`` measures: arguments at a shape, bytes they must move, and rivals.
+
+Every op is called four ways: its kernel, its twin as it stands, its twin compiled, and where the rows of
+experts are concerned a Python loop over the experts. A backward is the part of autograd behind an op's
+results, given their gradients; the forward is done once, before.
+
+Bytes are what no implementation can avoid: each argument read once, each result written once, padding rows
+included. P is the static number of rows, at an alignment of 16.
+
+Letters: N tokens, D features, E experts, K experts a token, F hidden width of an expert, P fused rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from device_time import Way, tensors
+from torch import Tensor, nn
+
+from kernels.aux_fi import aux_fi, aux_fi_torch
+from kernels.engram_gate import engram_gate, engram_gate_torch
+from kernels.engram_hash import engram_hash, engram_hash_torch
+from kernels.expand_to_fused import expand_to_fused, expand_to_fused_torch
+from kernels.get_fused_mapping import FusedMapping, get_fused_mapping, get_fused_mapping_torch
+from kernels.normalize_weight import normalize_weight, normalize_weight_torch
+from kernels.reduce_fused import reduce_fused, reduce_fused_torch
+from kernels.route import route, route_torch
+from kernels.topk_gate import topk_gate, topk_gate_torch
+from spider.config import EngramConfig, MoEConfig
+from spider.model.engram import multiplier, primes_from
+from spider.model.moe import MoE
+from spider.vocab import BOS, PAD
+
+ALIGNMENT = 16
+WINDOW = 256
+"""Bytes of a window, of which a batch has N."""
+
+ROWS = torch.bfloat16
+
+
+class Shape(NamedTuple):
+    N: int
+    D: int
+    E: int
+    K: int
+    F: int
+    shared: int = 0
+    """Width of the layer's shared expert."""
+
+    def __str__(self) -> str:
+        return f"N {self.N:,}, D {self.D:,}, E {self.E}, k {self.K}, F {self.F:,}"
+
+
+class Op(NamedTuple):
+    """The kernel and its twin are called with ``arguments``, of which those that need one get a gradient."""
+
+    kernel: Callable[..., Any]
+    twin: Callable[..., Any]
+    arguments: tuple
+    moved: int
+    """Bytes, forward."""
+    moved_backward: int | None = None
+    """None: it has no derivative."""
+    loop: Callable[..., Any] | None = None
+    """The same by a Python loop over the experts, called with the same arguments."""
+
+
+def routed(s: Shape, device: torch.device) -> tuple[Tensor, Tensor, FusedMapping]:
+    """Logits, choices and their mapping. On a coarse grid logits tie exactly or not at all, so that every
+    implementation chooses alike."""
+    logits_NE = (torch.randn(s.N, s.E, device=device) * 64).round() / 64
+    chosen_NK = topk_gate_torch(logits_NE, s.K)
+    return logits_NE, chosen_NK, get_fused_mapping_torch(chosen_NK, s.E, ALIGNMENT)
+
+
+def expand(s: Shape, device: torch.device) -> Op:
+    _, chosen_NK, m = routed(s, device)
+    P = len(m.pos_to_expert_P)
+
+    def loop(x_ND: Tensor, *_: Tensor) -> list[Tensor]:
+        return [x_ND[(chosen_NK == e).any(1)] for e in range(s.E)]
+
+    x_ND = torch.randn(s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
+    return Op(
+        expand_to_fused,
+        expand_to_fused_torch,
+        (x_ND, m.token_to_pos_NK, m.pos_to_expert_P),
+        moved=2 * (s.N + P) * s.D + 4 * s.N * s.K + 4 * P,
+        moved_backward=2 * s.N * (s.K + 1) * s.D + 4 * s.N * s.K,
+        loop=loop,
+    )
+
+
+def reduce(s: Shape, device: torch.device) -> Op:
+    _, chosen_NK, m = routed(s, device)
+    P, starts = len(m.pos_to_expert_P), m.start_E.tolist()
+
+    def loop(y_PD: Tensor, w_NK: Tensor, *_: Tensor) -> Tensor:
+        out_ND = y_PD.new_zeros(s.N, s.D)
+        for e, start in enumerate(starts):
+            n, k = (chosen_NK == e).nonzero(as_tuple=True)
+            rows = y_PD[start : start + len(n)] * w_NK[n, k, None].to(y_PD.dtype)
+            out_ND.index_add_(0, n, rows)
+        return out_ND
+
+    y_PD = torch.randn(P, s.D, device=device, dtype=ROWS, requires_grad=True)
+    w_NK = torch.rand(s.N, s.K, device=device, requires_grad=True)
+    return Op(
+        reduce_fused,
+        reduce_fused_torch,
+        (y_PD, w_NK, m.token_to_pos_NK, m.pos_to_expert_P),
+        moved=2 * s.N * (s.K + 1) * s.D + 8 * s.N * s.K,
+        moved_backward=2 * (s.N * (s.K + 1) + P) * s.D + 12 * s.N * s.K + 4 * P,
+        loop=loop,
+    )
+
+
+def mapping(s: Shape, device: torch.device) -> Op:
+    _, chosen_NK, m = routed(s, device)
+
+    def loop(chosen_NK: Tensor, *_: int) -> list[Tensor]:
+        return [(chosen_NK == e).nonzero() for e in range(s.E)]
+
+    moved = 20 * s.N * s.K + 12 * len(m.pos_to_expert_P)
+    return Op(get_fused_mapping, get_fused_mapping_torch, (chosen_NK, s.E, ALIGNMENT), moved=moved, loop=loop)
+
+
+def gate(s: Shape, device: torch.device) -> Op:
+    scores_NE = routed(s, device)[0].softmax(1)
+    return Op(topk_gate, topk_gate_torch, (scores_NE, s.K), moved=s.N * (4 * s.E + 8 * s.K))
+
+
+def normalize(s: Shape, device: torch.device) -> Op:
+    w_NK = torch.rand(s.N, s.K, device=device, requires_grad=True)
+    moved, backward = s.N * (8 * s.K + 4), s.N * (12 * s.K + 8)
+    return Op(normalize_weight, normalize_weight_torch, (w_NK,), moved, backward)
+
+
+def load(s: Shape, device: torch.device) -> Op:
+    return Op(aux_fi, aux_fi_torch, (routed(s, device)[1], s.E, s.K), moved=8 * s.N * s.K)
+
+
+def router(s: Shape, device: torch.device) -> Op:
+    """As the model uses it, with gradients from gates, scores and logsumexp."""
+    logits_NE = routed(s, device)[0].requires_grad_()
+    return Op(
+        route,
+        route_torch,
+        (logits_NE, torch.zeros(s.E, device=device), s.K),
+        moved=s.N * (8 * s.E + 12 * s.K + 4),
+        moved_backward=s.N * (12 * s.E + 16 * s.K + 8),
+    )
+
+
+def hashes(s: Shape, device: torch.device) -> Op:
+    """Of N bytes, by the tables of the default configuration."""
+    config = EngramConfig()
+    ids_BT = torch.randint(0, 256, (max(s.N // WINDOW, 1), min(s.N, WINDOW)), device=device)
+    primes = primes_from(config.table_size, len(config.orders) * config.heads)
+    multipliers = [multiplier(i) for i in range(max(config.orders))]
+    arguments = ids_BT, config.orders, multipliers, primes, BOS, PAD
+    return Op(engram_hash, engram_hash_torch, arguments, moved=ids_BT.numel() * (8 + 8 * len(primes)))
+
+
+def memory_gate(s: Shape, device: torch.device) -> Op:
+    """Values in bfloat16 and the rest in float32, as under autocast."""
+    h_ND, key_ND = (torch.randn(s.N, s.D, device=device, requires_grad=True) for _ in range(2))
+    value_ND = torch.randn(s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
+    weight_D = torch.rand(s.D, device=device, requires_grad=True)
+    arguments = h_ND, key_ND, value_ND, weight_D, 1e-5
+    return Op(engram_gate, engram_gate_torch, arguments, 14 * s.N * s.D, 24 * s.N * s.D)
+
+
+OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
+    "expand": expand,
+    "reduce": reduce,
+    "route": router,
+    "mapping": mapping,
+    "topk_gate": gate,
+    "normalize": normalize,
+    "aux_fi": load,
+    "engram_hash": hashes,
+    "engram_gate": memory_gate,
+}
+
+
+def forward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:
+    """``compiled``: what compiles a function."""
+    arguments = [a.detach() if isinstance(a, Tensor) else a for a in op.arguments]
+    ways = {
+        "twin": Way(lambda: op.twin(*arguments), gives="twin"),
+        "kernel": Way(lambda: op.kernel(*arguments), kernels="auto", gives="twin", moved=op.moved),
+    }
+    if op.loop:
+        ways["loop"] = Way(lambda: op.loop(*arguments))
+    fused = compiled(op.twin)
+    return ways | {"compiled": Way(lambda: fused(*arguments), gives="twin"), "copy": copy_of(op.moved, op)}
+
+
+def backward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:
+    assert op.moved_backward is not None
+    ways = {
+        "twin": Way(_backward(op.twin, op.arguments), gives="twin"),
+        "kernel": Way(
+            _backward(op.kernel, op.arguments), kernels="auto", gives="twin", moved=op.moved_backward
+        ),
+    }
+    if op.loop:
+        ways["loop"] = Way(_backward(op.loop, op.arguments))
+    fused = _backward(compiled(op.twin), op.arguments)
+    return ways | {"compiled": Way(fused, gives="twin"), "copy": copy_of(op.moved_backward, op)}
+
+
+def _backward(function: Callable[..., Any], arguments: tuple) -> Callable[[], Any]:
+    """The backward alone. Its forward is done at the first call, so on that call's stream."""
+    inputs = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
+    kept: list[tuple[list[Tensor], list[Tensor]]] = []
+
+    def call() -> Any:
+        if not kept:
+            outputs = [y for y in tensors(function(*arguments)) if y.requires_grad]
+            generator = torch.Generator(inputs[0].device).manual_seed(0)
+            gradients = [
+                torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype) for y in outputs
+            ]
+            kept.append((outputs, gradients))
+        return torch.autograd.grad(kept[0][0], inputs, kept[0][1], retain_graph=True)
+
+    return call
+
+
+def copy_of(moved: int, op: Op) -> Way:
+    """A device's copy that reads half of so many bytes and writes the other half."""
+    device = next(a.device for a in op.arguments if isinstance(a, Tensor))
+    source = torch.randint(0, 255, (moved // 2,), device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return Way(lambda: target.copy_(source), moved=moved)
+
+
+def layer_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> dict[str, Way]:
+    """Forward and backward of the model's own layer in bfloat16, with the gradients of both its losses."""
+    config = MoEConfig(experts=s.E, top_k=s.K, expert_hidden=s.F, shared_hidden=s.shared)
+    grouped = _moe(config, s.D, device)
+    loop = _moe(config.model_copy(update={"implementation": "loop"}), s.D, device)
+    loop.load_state_dict(grouped.state_dict())
+    x_BLD = torch.randn(1, s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
+    valid_BL = torch.ones(1, s.N, device=device, dtype=torch.bool)
+    gradients = [
+        torch.randn_like(x_BLD),
+        torch.tensor(0.01, device=device),
+        torch.tensor(1e-3, device=device),
+    ]
+
+    def step(moe: nn.Module, run: Callable[..., Any]) -> Callable[[], Any]:
+        def call() -> list[Tensor]:
+            y_BLD, stats = run(x_BLD, valid_BL)
+            inputs = [x_BLD, *moe.parameters()]
+            return [y_BLD, *torch.autograd.grad([y_BLD, stats.aux, stats.z], inputs, gradients)]
+
+        return call
+
+    return {
+        "loop": Way(step(loop, loop)),
+        "torch": Way(step(grouped, grouped), gives="loop"),
+        "torch compiled": Way(step(grouped, compiled(grouped)), gives="loop"),
+        "kernels": Way(step(grouped, grouped), kernels="auto", gives="loop"),
+        "kernels compiled": Way(step(grouped, compiled(grouped)), kernels="auto", gives="loop"),
+    }
+
+
+def _moe(config: MoEConfig, dim: int, device: torch.device) -> MoE:
+    moe = MoE(dim, config).to(device)
+    moe.init_weights()
+    with torch.no_grad():
+        for weight in moe.parameters():
+            weight.normal_(std=weight.shape[-1] ** -0.5)
+            weight.data = weight.data.to(ROWS)
+    return moe
+
+
+def expert_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> dict[str, Way]:
+    """Forward and backward of the expert products alone, from fused rows to fused rows."""
+    _, _, m = routed(s, device)
+    P = len(m.pos_to_expert_P)
+    x_PD = torch.randn(P, s.D, device=device, dtype=ROWS, requires_grad=True)
+    up = (torch.randn(s.E, s.D, 2 * s.F, device=device, dtype=ROWS) * s.D**-0.5).requires_grad_()
+    down = (torch.randn(s.E, s.F, s.D, device=device, dtype=ROWS) * s.F**-0.5).requires_grad_()
+    dy_PD = torch.randn_like(x_PD)
+
+    def bf16(x_PD: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        gate_PF, linear_PF = F.grouped_mm(x_PD, up, offs=m.end_E).chunk(2, dim=-1)
+        return F.grouped_mm(F.silu(gate_PF) * linear_PF, down, offs=m.end_E)
+
+    def step(products: Callable[..., Tensor]) -> Callable[[], Any]:
+        # Results are not compared: rows behind the last segment are whatever was there.
+        return lambda: torch.autograd.grad(products(x_PD, up, down), [x_PD, up, down], dy_PD)
+
+    return {"bf16": Way(step(bf16)), "bf16 compiled": Way(step(compiled(bf16)))}

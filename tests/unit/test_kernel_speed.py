@@ -1,0 +1,127 @@
+"""The benchmark of the kernels: its code path on a CPU, what it counts, what it makes of its figures."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import kernel_speed
+
+    return kernel_speed
+
+
+@pytest.fixture
+def timing(benchmark):
+    import device_time
+
+    return device_time
+
+
+@pytest.fixture
+def ops(benchmark):
+    import kernel_ops
+
+    return kernel_ops
+
+
+def test_every_op_and_layer_is_measured_and_none_fails(tmp_path, ops):
+    asked = ["--quick", "--shapes", "odd", "--json", tmp_path / "figures.json"]
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "kernel_speed.py", *asked], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing about speed" in done.stdout and "error" not in done.stdout
+    figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
+    found = figures["found"]["odd"]
+    assert found.keys() >= {*ops.OPS, "layer", "experts", "expand backward", "reduce backward"}
+    assert found["expand"].keys() == {"twin", "kernel", "loop", "compiled", "copy"}
+    assert found["layer"].keys() == {"loop", "torch", "torch compiled", "kernels", "kernels compiled"}
+    for ways in found.values():
+        assert all(of["us"] > 0 and of["replayed_us"] is None for of in ways.values())
+    assert {goal["outcome"] for goal in figures["goals"]} == {"not measured"}
+
+
+def test_without_a_gpu_it_says_that_the_figures_need_one(benchmark, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["kernel_speed.py"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="these figures need a GPU and this machine has none"):
+        benchmark.main()
+
+
+def test_a_shape_that_is_not_there_is_refused(benchmark, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kernel_speed.py", "--quick", "--shapes", "vast"])
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    assert "--shapes: vast is not one of tiny, odd" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["expand", "normalize", "engram_hash", "engram_gate", "topk_gate", "aux_fi"])
+def test_bytes_are_those_of_arguments_and_results(benchmark, ops, timing, name):
+    made = ops.OPS[name](benchmark.SHAPES["spider-1b"]._replace(N=1024, D=256), CPU)
+    seen = [a for a in made.arguments if isinstance(a, torch.Tensor)] + timing.tensors(
+        made.twin(*made.arguments)
+    )
+    assert made.moved == pytest.approx(sum(tensor.nbytes for tensor in seen), rel=0.01)
+
+
+def test_a_way_that_fails_or_gives_another_result_has_no_figures_and_stops_no_other(timing):
+    x = torch.ones(100)
+
+    def broken():
+        raise RuntimeError("no such thing\nas that")
+
+    found = timing.measure(
+        {
+            "twin": timing.Way(lambda: x * 2, gives="twin"),
+            "close": timing.Way(lambda: x * 2.001, gives="twin"),
+            "far": timing.Way(lambda: x * 2.1, gives="twin"),
+            "undefined": timing.Way(lambda: x * torch.nan, gives="twin"),
+            "broken": timing.Way(broken),
+        },
+        CPU,
+        repeats=2,
+        tolerance=0.01,
+    )
+    assert found["twin"]["us"] > 0 and found["close"]["us"] > 0
+    assert found["far"] == {"error": "ValueError: gives another result: tensor 0 is off by 5.00% of its norm"}
+    assert "inf% of its norm" in found["undefined"]["error"]
+    assert found["broken"] == {"error": "RuntimeError: no such thing"}
+
+
+def test_integers_are_equal_or_wrong(timing):
+    assert timing.distance(torch.tensor([1, 2]), torch.tensor([1, 2])) == 0
+    assert timing.distance(torch.tensor([1, 2]), torch.tensor([1, 3])) == torch.inf
+
+
+def test_goals_are_met_missed_or_not_measured(benchmark):
+    def way(us, replayed=None, launches=None):
+        return {"us": us, "replayed_us": replayed, "launches": launches}
+
+    found = {
+        "expand": {"copy": way(100, 90), "kernel": way(300, 100)},
+        "reduce": {"copy": way(100, 80), "kernel": way(300, 100)},
+        "reduce backward": {"copy": way(100, 80), "kernel": {"error": "out of memory"}},
+        "route": {"kernel": way(90, 12, 2)},
+        "layer": {
+            "loop": way(9000),
+            "torch": way(3000),
+            "torch compiled": way(2000),
+            "kernels": way(1900),
+            "kernels compiled": way(1500),
+        },
+        "experts": {"bf16": way(1000), "bf16 compiled": way(900)},
+    }
+    outcomes = [goal["outcome"] for goal in benchmark.goals_of(found)]
+    assert outcomes[:4] == ["met (0.9)", "not measured", "missed (0.8)", "not measured"]
+    assert outcomes[4:] == ["met (2)", "met (12)", "met (6)", "met (1.333)", "not measured"]
+    assert {goal["outcome"] for goal in benchmark.goals_of({})} == {"not measured"}
