@@ -66,5 +66,5 @@ onsuccess:
 
 onerror:
     finish("failed")
-    for advice in remedies(Path(log)):
+    for advice in remedies(log):
         print(advice, file=sys.stderr)

@@ -8,6 +8,7 @@ made before is there; the same command goes on from it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 _SITE = "at the top of profiles/slurm/config.yaml"
@@ -40,9 +41,9 @@ _REMEDIES = {
 }
 
 
-def remedies(log: Path) -> list[str]:
-    """What to change, one line for each kind of refusal that Snakemake's log of a failed workflow holds."""
-    text = log.read_text(encoding="utf-8", errors="replace")
+def remedies(logs: Iterable[str]) -> list[str]:
+    """What to change, one line for each kind of refusal that Snakemake's logs of a failed workflow hold."""
+    text = "".join(Path(log).read_text(encoding="utf-8", errors="replace") for log in logs)
     found = []
     for pattern, advice in _REMEDIES.items():
         if match := re.search(pattern, text):

@@ -19,11 +19,11 @@ from spider.cluster import remedies
 def test_a_refusal_names_the_setting_to_change(tmp_path, said, setting):
     log = tmp_path / "snakemake.log"
     log.write_text(f"Error in rule train:\n    message: SLURM sbatch failed. {said}'.\n" * 3)
-    (advice,) = remedies(log)
+    (advice,) = remedies([str(log)])
     assert setting in advice
 
 
 def test_any_other_failure_is_left_to_speak_for_itself(tmp_path):
     log = tmp_path / "snakemake.log"
     log.write_text("Error in rule train: CalledProcessError, exit status 1")
-    assert remedies(log) == []
+    assert remedies([str(log)]) == []

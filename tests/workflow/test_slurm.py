@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from .conftest import PATIENCE, ROOT, Workflow
+from .conftest import PATIENCE, ROOT, SNAKEMAKE, Workflow
 from .slurm import Slurm, running
 
 STEPS = 150
@@ -37,10 +38,10 @@ class Cluster(Workflow):
         (self.folder / "site/config.yaml").write_text(text)
 
     def command(self, *arguments: str) -> list[str]:
-        local = super().command(*arguments)
-        at = local.index("--cores")
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
+        profile = ["--snakefile", str(ROOT / "Snakefile"), "--workflow-profile", str(self.folder / "site")]
         quick = ["--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "5"]
-        return [*local[:at], "--profile", str(self.folder / "site"), *quick, *arguments]
+        return [str(SNAKEMAKE), *profile, *quick, *arguments]
 
     def steps(self) -> list[int]:
         """The steps of which the first stage has logged figures."""
