@@ -1,6 +1,6 @@
 """Raw text to a trained, evaluated, tracked byte-level language model.
 
-    download --> encode --> index --> [warmup] --> train (stage by stage) --> evaluate --> compare
+    download --> encode --> index --> [warmup] --> train (stage by stage) --> evaluate --> compare --> report
 
 `config.yaml` says what to train on what; `snakemake --cores all` does it; `snakemake --cores all runs/NAME` or
 `datasets/NAME` does a part of it. Every rule is one `spider` command that you can also run by hand.
@@ -23,6 +23,7 @@ pathvars:
 include: "rules/data.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
+include: "rules/report.smk"
 
 
 localrules:
@@ -33,6 +34,7 @@ rule all:
     default_target: True
     input:
         "<results>/report/summary.json",
+        expand("<results>/report/runs/{run}.html", run=CONFIG.runs),
 
 
 for run in CONFIG.runs:

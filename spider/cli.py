@@ -434,6 +434,30 @@ def compare(session: Session, output: Path) -> None:
 
 @cli.command()
 @click.argument("run")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Page to write (default: in the results).",
+)
+@click.pass_obj
+def report(session: Session, run: str, output: Path | None) -> None:
+    """Put everything about RUN on one page, finished or not: scores, curves, provenance, costs.
+
+    RUN is one of the configuration's, or a folder in results/runs of a training by hand.
+    """
+    from spider.report.page import write_report
+
+    results = session.results
+    page = output or results.page(run)
+    found = sorted(results.run(run).glob("*/evaluation.json"))
+    with session.tracked("report", run, {}, found, [page]) as job:
+        write_report(session.config, results, run, page)
+        job.artifact(page)
+    log.info("%s", page)
+
+
+@cli.command()
+@click.argument("run")
 @click.option("--json", "as_json", is_flag=True)
 @click.pass_obj
 def describe(session: Session, run: str, as_json: bool) -> None:

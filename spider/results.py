@@ -44,6 +44,9 @@ class Results:
     def report(self) -> Path:
         return self.root / "report"
 
+    def page(self, run: str) -> Path:
+        return self.report / "runs" / f"{run}.html"
+
 
 def check_root(root: Path) -> None:
     """Refuse a results folder that another version of Spider wrote.

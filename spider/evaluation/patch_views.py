@@ -8,7 +8,10 @@ under ``NO_COLOR``, a ``|`` closes each patch.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from html.parser import HTMLParser
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from spider.evaluation.boundaries import Patch, escaped
+from spider.evaluation.boundaries import Patch, Piece, escaped
 from spider.evaluation.plots import GREY, STYLE, save
 from spider.files import write_text
 
@@ -101,6 +104,57 @@ def write_page(patches: list[Patch], path: Path, title: str, line: str) -> None:
         classes="\n".join(f".t{i} {{ background: var(--t{i}); }}" for i in range(len(TINTS))),
     )
     write_text(path, page)
+
+
+@dataclass
+class ShownPatch:
+    """A patch as a page shows it."""
+
+    tint: int | None
+    """Which of `TINTS`; None for the open tail."""
+    tooltip: str
+    pieces: list[Piece]
+
+
+def read_page(path: Path) -> tuple[str, list[ShownPatch]]:
+    """The line under the title, and the patches, of a page that `write_page` has written.
+
+    Only text is taken, so whatever a page from elsewhere holds, a page made from this is as safe as any.
+    """
+    reader = _PageReader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    return reader.caption, reader.patches
+
+
+class _PageReader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.caption = ""
+        self.patches: list[ShownPatch] = []
+        self._within: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._within.append(tag)
+        if tag == "span" and "pre" in self._within:
+            given = dict(attrs)
+            number = re.fullmatch(r"t(\d)", given.get("class") or "")
+            tint = int(number[1]) % len(TINTS) if number else None
+            self.patches.append(ShownPatch(tint, given.get("title") or "", []))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._within:
+            del self._within[self._within.index(tag) :]
+
+    def handle_data(self, data: str) -> None:
+        if self._within[-1:] == ["p"]:
+            self.caption += data
+        elif "pre" in self._within and self.patches:
+            self.patches[-1].pieces.append(Piece(data, self._within[-1] == "i"))
+
+
+def tint_variables(dark: bool = False) -> str:
+    """The tints as variables of a style sheet, ``--t0`` and on."""
+    return _variables(_DARK_TINTS if dark else TINTS)
 
 
 def _size(patch: Patch) -> str:

@@ -192,7 +192,7 @@ def plot_loss(curves: list[Curve], path: Path, title: str = "Training loss") -> 
         end = max((c.end for c in curves), default=0)
         begin = min((c.begin for c in curves), default=0)
         axes.set_xlim(begin - 0.01 * (end - begin), end + 0.02 * (end - begin) or 1)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _quantity(v)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: bytes_label(v)))
         axes.set_xlabel("bytes trained")
         axes.set_ylabel("bits per byte (log scale)")
         axes.set_title(title)
@@ -224,7 +224,8 @@ def smoothed(y_S: np.ndarray) -> np.ndarray:
     return (sums[at_S + half_S + 1] - sums[at_S - half_S]) / (2 * half_S + 1)
 
 
-def _quantity(value: float) -> str:
+def bytes_label(value: float) -> str:
+    """A round number of bytes beside an axis: ``1.5 MB``."""
     for size, unit in ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"

@@ -77,7 +77,7 @@ def test_a_new_warm_up_retrains_nothing(workflow):
 def test_appending_a_stage_trains_that_stage_only(workflow):
     before = weights(workflow, "first", "second")
     with_stages(workflow, lambda stages: stages.append({"name": "third", "max_steps": 5, "warmup_steps": 0}))
-    assert workflow.planned() == {"train": 1, "evaluate": 1, "compare": 1}
+    assert workflow.planned() == {"train": 1, "evaluate": 1, "compare": 1, "report": 1}
     workflow()
     assert weights(workflow, "first", "second") == before
     assert workflow.receipt("third")["global_step"] == 65

@@ -1,0 +1,104 @@
+"""What a run cost, rule by rule: seconds, processor time, memory, and energy where a GPU counted it.
+
+Seconds, processor time and memory are Snakemake's, one benchmark file a job, of the job's last attempt.
+Energy is in the tracking record of a job whose GPUs count joules (``system/gpu_energy_joules``); of a
+processor nobody measures it, and it is not estimated. Jobs of a dataset are counted in full for each run that
+uses it.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spider.results import Results
+
+#: In the order of the flow.
+RULES = ("download", "encode", "index", "warmup", "train", "evaluate")
+ENERGY = "system/gpu_energy_joules"
+
+
+@dataclass(frozen=True)
+class RuleCost:
+    """All jobs of one rule that this run needed."""
+
+    rule: str
+    jobs: int
+    seconds: float
+    cpu_seconds: float | None
+    """None where a job was too short to be sampled."""
+    peak_mb: float | None
+    """Of the largest job."""
+    joules: float | None
+    """Of the GPUs; None where nothing measured it."""
+
+
+def costs(
+    results: Results, run: str, stages: Iterable[str], datasets: Iterable[str], jobs: list[dict[str, Any]]
+) -> list[RuleCost]:
+    """One row for each rule that has left a benchmark file.
+
+    Args:
+        stages: names of the run's stages.
+        datasets: names of those it trains on or is scored on.
+        jobs: tracking records of the folder's jobs.
+    """
+    stage_files = "|".join(re.escape(f"{run}-{stage}") for stage in stages)
+    data_names = "|".join(map(re.escape, datasets))
+    patterns = {
+        "download": rf"({data_names})-\d+",
+        "encode": rf"({data_names})-\d+",
+        "index": f"({data_names})",
+        "warmup": rf"{re.escape(run)}-[0-9a-f]{{16}}",
+        "train": f"({stage_files})",
+        "evaluate": f"({stage_files})",
+    }
+    joules = _joules(run, set(datasets), jobs)
+    found = []
+    for rule in RULES:
+        folder = results.root / "benchmarks" / rule
+        files = [path for path in sorted(folder.glob("*.tsv")) if re.fullmatch(patterns[rule], path.stem)]
+        if rows := [row for path in files for row in _rows(path)]:
+            found.append(
+                RuleCost(
+                    rule,
+                    len(files),
+                    sum(float(row["s"]) for row in rows),
+                    _over(sum, rows, "cpu_time"),
+                    _over(max, rows, "max_rss"),
+                    joules.get(rule),
+                )
+            )
+    return found
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as f:
+        rows = list(csv.DictReader(f, delimiter="\t"))
+    if any("s" not in row for row in rows):
+        raise ValueError(f"{path}: not a Snakemake benchmark file (no seconds in column s)")
+    return rows
+
+
+def _over(combine: Any, rows: list[dict[str, str]], column: str) -> float | None:
+    """The column's sum or maximum; Snakemake writes NA for a job that ended before it looked."""
+    values = [row.get(column, "NA") for row in rows]
+    known = [float(value) for value in values if value not in ("NA", "-", "")]
+    return combine(known) if known else None
+
+
+def _joules(run: str, datasets: set[str], jobs: list[dict[str, Any]]) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for job in jobs:
+        name = job["tags"].get("spider.name", "").partition("/")[0]
+        if name != run and name not in datasets:
+            continue
+        for metric in job["metrics"]:
+            if metric["key"] == ENERGY:
+                total[job["tags"]["spider.rule"]] += metric["value"]
+    return total

@@ -1,0 +1,432 @@
+"""The page of a run, from what its jobs have left.
+
+Figures of the model itself (parameters, FLOPs) are counted on the model that the newest checkpoint describes.
+A part without data is left out of the page, and named at its head; a run nobody has begun still has a page.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import platform
+import time
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from spider import files
+from spider.config import MODEL_PRESETS, Config, ModelConfig
+from spider.describe import quantity
+from spider.evaluation.compressors import SETTINGS
+from spider.evaluation.curves import bits_per_byte, points
+from spider.evaluation.patch_views import read_page, tint_variables
+from spider.evaluation.plots import bytes_label, smoothed
+from spider.evaluation.screen import duration, printable
+from spider.report.charts import Band, Series, bar_chart, line_chart
+from spider.report.costs import RuleCost, costs
+from spider.report.provenance import DatasetRecord, chain, read_datasets
+from spider.report.stages import StageRecord, read_stages
+from spider.results import Results
+from spider.tracking.spool import folder, redact
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_HERE = Path(__file__).parent
+#: Longest patch with a bar of its own; longer ones share the last.
+_LONGEST = 24
+
+
+def write_report(config: Config, results: Results, run: str, output: Path) -> None:
+    """Write the page of ``run`` to ``output``.
+
+    Raises:
+        ValueError: no such run, or a damaged file of it.
+    """
+    files.write_text(output, render(config, results, run))
+
+
+def render(config: Config, results: Results, run: str) -> str:
+    """The page of a run, finished or not, as HTML."""
+    stages = read_stages(config, results, run)
+    datasets = read_datasets(results, stages)
+    jobs = [files.read_json(path) for path in sorted(folder(results.root, "jobs").glob("*.json"))]
+    rules = costs(results, run, [s.name for s in stages], [d.name for d in datasets], jobs)
+    evaluated = [stage for stage in stages if stage.evaluation]
+    last = evaluated[-1] if evaluated else None
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    return (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            run=run,
+            made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            version=version("spider"),
+            style=(_HERE / "page.css").read_text(encoding="utf-8"),
+            script=script,
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            tints={"light": tint_variables(), "dark": tint_variables(dark=True)},
+            finished=all(stage.state == "evaluated" for stage in stages),
+            notes=[note for stage in stages for note in stage.notes],
+            stages=stages,
+            last=last,
+            model=_model(stages),
+            totals=_totals(stages),
+            ranking=_ranking(run, last) if last else [],
+            others=_others(config, results, last) if last else [],
+            curves=_curves(stages),
+            inside=_inside(evaluated),
+            patches=read_page(found)
+            if last and (found := last.folder / "boundaries.html").exists()
+            else None,
+            samples=[(s.name, s.evaluation) for s in evaluated if s.evaluation and s.evaluation["sample"]],
+            datasets=datasets,
+            links=chain(stages, datasets),
+            costs=rules,
+            cost_totals=_cost_totals(rules),
+            again=_again(config, results, run, stages, datasets, jobs),
+        )
+    )
+
+
+@cache
+def _templates() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "quantity": quantity,
+        "duration": duration,
+        "count": lambda n: f"{n:,}",
+        "number": _number,
+    }
+    return made
+
+
+def _shown(value: Any) -> Any:
+    """Text without control characters, wherever it comes from; what is markup already stays as it is."""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _number(value: float) -> str:
+    """A setting as one writes it: 8e-3 rather than 0.008."""
+    if isinstance(value, float) and 0 < abs(value) < 0.01:
+        mantissa, _, power = f"{value:.3e}".partition("e")
+        return f"{float(mantissa):g}e{int(power)}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+# ------------------------------------------------------------------------------------- what was trained
+
+
+def _model(stages: list[StageRecord]) -> dict[str, Any]:
+    """Of the newest checkpoint's model: its preset, parameters and FLOPs a byte; where none was trained, of
+    the configured one."""
+    import torch
+
+    from spider.model import build_model
+
+    told = [stage for stage in stages if stage.manifest] or stages[-1:]
+    spec = told[-1].spec
+    try:
+        config = ModelConfig.model_validate(spec["model"])
+        with torch.device("meta"):
+            model = build_model(config)
+    except ValueError as error:
+        return {
+            "preset": spec["model"].get("preset"),
+            "parameters": None,
+            "problem": str(error).splitlines()[0],
+        }
+    flops = 0.0
+    for stage in stages:
+        s = stage.spec["settings"]
+        flops += stage.span.get("tokens", stage.span["bytes"]) * model.flops_per_token(
+            s["seq_len"], s["n_loops"]
+        )
+    return {
+        "preset": config.preset,
+        "parameters": model.num_parameters(),
+        "parts": model.parameters_by_part(),
+        "flops": flops,
+    }
+
+
+def _totals(stages: list[StageRecord]) -> dict[str, Any]:
+    manifests = [stage.manifest for stage in stages if stage.manifest]
+    return {
+        "bytes": sum(stage.span["bytes"] for stage in stages),
+        "steps": sum(stage.steps for stage in stages),
+        "seconds": sum(m["seconds"] for m in manifests),
+        "devices": sorted({m["device"] for m in manifests}),
+        "precisions": sorted({m["precision"]["kind"] for m in manifests}),
+        "processes": max((m["processes"] for m in manifests), default=1),
+    }
+
+
+# ------------------------------------------------------------------------------------------- how good
+
+
+def _ranking(run: str, last: StageRecord) -> list[dict[str, Any]]:
+    """The run among the compressors, on the text that its last evaluated stage was scored on."""
+    found = last.evaluation
+    assert found is not None, "asked for an evaluated stage"
+    rows = [
+        {"name": SETTINGS.get(name, name), "bits": bits, "own": False}
+        for name, bits in found["compressors"].items()
+    ]
+    rows.append({"name": run, "bits": found["bpb"], "own": True})
+    longest = max(row["bits"] for row in rows)
+    return sorted(
+        ({**row, "share": 100 * row["bits"] / longest} for row in rows), key=lambda row: row["bits"]
+    )
+
+
+def _others(config: Config, results: Results, last: StageRecord) -> list[dict[str, Any]]:
+    """The configuration's runs whose last stage was scored on the same text, best first."""
+    rows = []
+    for name, run in config.runs.items():
+        path = results.stage(name, run.stages[-1].name) / "evaluation.json"
+        found = files.read_json(path) if path.exists() else None
+        if found and last.evaluation and found["text_sha256"] == last.evaluation["text_sha256"]:
+            rows.append({"run": name, **{k: found[k] for k in ("stage", "bpb", "bpb_strict", "training")}})
+    return sorted(rows, key=lambda row: row["bpb"]) if len(rows) > 1 else []
+
+
+# ---------------------------------------------------------------------------------------------- charts
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}"
+
+
+def _curves(stages: list[StageRecord]) -> list[Any]:
+    """Charts over bytes trained: bits per byte, learning rates, norm of the gradient, speed."""
+    begun = [stage for stage in stages if stage.rows]
+    bands = [Band(stage.name, stage.begin, stage.begin + stage.span["bytes"]) for stage in begun]
+    common: dict[str, Any] = {"x_label": "bytes trained", "x_format": bytes_label, "bands": bands}
+
+    def over_run(metric: Any) -> tuple[list[float], list[float]]:
+        pairs = [points(stage.rows, stage.span, stage.begin, metric) for stage in begun]
+        return [x for xs, _ in pairs for x in xs.tolist()], [y for _, ys in pairs for y in ys.tolist()]
+
+    def named(key: str) -> tuple[list[float], list[float]]:
+        return over_run(lambda metrics: metrics.get(f"train/{key}", float("nan")))
+
+    if not begun:
+        return []
+    import numpy as np
+
+    x, y = over_run(bits_per_byte)
+    scored = [stage for stage in stages if stage.evaluation and stage.receipt]
+    held_out = (
+        [stage.begin + stage.span["bytes"] for stage in scored],
+        [stage.evaluation["bpb"] for stage in scored if stage.evaluation],
+    )
+    levels: list[tuple[str, float]] = []
+    if scored and scored[-1].evaluation:
+        best = min(scored[-1].evaluation["compressors"].items(), key=lambda item: item[1])
+        levels = [(SETTINGS.get(best[0], best[0]), best[1])]
+    charts = [
+        line_chart(
+            [
+                Series("raw", x, y, 0, faint=True),
+                Series("training", x, smoothed(np.array(y)).tolist() if y else [], 0),
+                Series("held-out text", *held_out, 1, dots=True),
+            ],
+            title="Bits per byte",
+            y_format=_plain,
+            say=lambda v: f"{v:.3f} bits per byte",
+            log=True,
+            levels=levels,
+            **common,
+        ),
+        line_chart(
+            [Series("AdamW", *named("lr"), 0), Series("Muon", *named("muon_lr"), 2)],
+            title="Learning rate",
+            y_format=_number,
+            say=lambda v: f"{v:.2e}",
+            zero=True,
+            **common,
+        ),
+        line_chart(
+            [Series("norm", *named("grad_norm"), 3)],
+            title="Norm of the gradient",
+            y_format=_plain,
+            say=lambda v: f"{v:.3g}",
+            log=True,
+            **common,
+        ),
+        line_chart(
+            [Series("speed", *named("bytes_per_second"), 4)],
+            title="Bytes a second",
+            y_format=bytes_label,
+            say=lambda v: f"{v:,.0f} bytes/s",
+            zero=True,
+            **common,
+        ),
+    ]
+    return [chart for chart in charts if chart]
+
+
+def _inside(evaluated: list[StageRecord]) -> dict[str, Any]:
+    """What the evaluation saw inside the model: loops curves of all stages, the rest of the last one."""
+    if not evaluated or evaluated[-1].evaluation is None:
+        return {}
+    curves = []
+    for number, stage in enumerate(evaluated):
+        if loops := stage.evaluation and stage.evaluation["loops"]:
+            curves.append(Series(stage.name, range(1, len(loops["bpb"]) + 1), loops["bpb"], number % 7))
+    found = evaluated[-1].evaluation
+    inside, loops = found["inside"], found["loops"]
+    charts: dict[str, Any] = {"experts": inside["expert_share"], "only": None}
+    if curves and loops:
+        charts["loops"] = line_chart(
+            [*curves, *(Series(one.name, one.x, one.y, one.colour, dots=True) for one in curves)]
+            if len(curves) == 1
+            else curves,
+            title=f"Bits per byte of {loops['bytes']:,} held-out bytes",
+            x_label=f"loops of the core (trained with {loops['trained']})",
+            x_format=_plain,
+            x_ticks=range(1, len(loops["bpb"]) + 1),
+            y_format=lambda v: f"{v:.4g}",
+            say=lambda v: f"{v:.4f} bits per byte",
+        )
+    for key, unit, colour, title in (
+        ("patch_bytes", "bytes", 0, "Bytes a patch"),
+        ("halting_loops", "loops", 2, "Loops a patch uses before it halts"),
+    ):
+        counts = inside[key]
+        if counts and (total := sum(counts)):
+            if counts.count(0) == len(counts) - 1:
+                n = len(counts) - 1
+                charts["only"] = f"every patch has {n} {unit if n > 1 else unit[:-1]}"
+                continue
+            mean = sum(n * count for n, count in enumerate(counts)) / total
+            shares = [100 * count / total for count in counts[1:]]
+            names = [str(n) for n in range(1, len(counts))]
+            if len(shares) > _LONGEST:
+                shares = [*shares[: _LONGEST - 1], sum(shares[_LONGEST - 1 :])]
+                names = [*names[: _LONGEST - 1], f"{_LONGEST}+"]
+            charts[key] = bar_chart(
+                shares,
+                title=f"{title}, share of {total:,} patches",
+                x_label=f"{unit}, {mean:.2f} on average",
+                y_format=lambda v: f"{v:.3g}%",
+                names=names,
+                colour=colour,
+            )
+    return charts
+
+
+# -------------------------------------------------------------------------------- costs and doing it again
+
+
+def _cost_totals(rules: list[RuleCost]) -> dict[str, Any]:
+    return {
+        "seconds": sum(one.seconds for one in rules),
+        "joules": sum(one.joules or 0 for one in rules)
+        if any(one.joules is not None for one in rules)
+        else None,
+    }
+
+
+def _again(
+    config: Config,
+    results: Results,
+    run: str,
+    stages: list[StageRecord],
+    datasets: list[DatasetRecord],
+    jobs: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """What it takes to do the run again: commit, versions, configuration, commands."""
+    names = {run, *(data.name for data in datasets)}
+    own = [job for job in jobs if job["tags"].get("spider.name", "").partition("/")[0] in names]
+    commits: dict[str, list[str]] = {}
+    for job in own:
+        commit = job["tags"].get("git.commit", "not in a git checkout")
+        rules = commits.setdefault(commit, [])
+        if job["tags"]["spider.rule"] not in rules:
+            rules.append(job["tags"]["spider.rule"])
+    warmups = [files.read_json(path) for path in sorted(results.run(run).glob("warmup-*.json"))]
+    versions: dict[str, str] = {"Python": platform.python_version(), "Spider": version("spider")}
+    for warmup in warmups:
+        versions |= {
+            {"python": "Python"}.get(name, name): value for name, value in warmup["versions"].items()
+        }
+    for stage in stages:
+        if stage.manifest:
+            versions["torch"] = stage.manifest["torch"]
+    threads = sorted({stage.manifest["threads"] for stage in stages if stage.manifest})
+    configured = run in config.runs
+    return {
+        "commits": commits,
+        "versions": versions,
+        "threads": threads,
+        "config": _config(config, run, [data.name for data in datasets]) if configured else None,
+        "commands": _commands(config, run) if configured else [],
+    }
+
+
+def _config(config: Config, run: str, datasets: list[str]) -> str:
+    """The part of the configuration that made this run, as YAML; secrets removed."""
+    plain = config.model_dump(mode="json", exclude_unset=True)
+    used = {name: plain["datasets"][name] for name in datasets if name in plain["datasets"]}
+    model = plain["runs"][run]["model"]
+    changes = _beyond(MODEL_PRESETS[model["preset"]], model)
+    block = {**plain["runs"][run], "model": changes if len(changes) > 1 else model["preset"]}
+    kept = {"datasets": used, "runs": {run: block}}
+    text = yaml.safe_dump(redact(kept), sort_keys=False, allow_unicode=True, width=100)
+    if printable(text) == text:
+        return text
+    return yaml.safe_dump(redact(kept), sort_keys=False, width=100)  # odd characters as escapes
+
+
+def _beyond(preset: dict[str, Any], block: dict[str, Any]) -> dict[str, Any]:
+    """What a block says that its preset does not."""
+    found = {}
+    for key, value in block.items():
+        inner = preset.get(key)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            if changed := _beyond(inner, value):
+                found[key] = changed
+        elif key not in preset or value != inner:
+            found[key] = value
+    return found
+
+
+def _commands(config: Config, run: str) -> list[str]:
+    """The workflow's jobs as one would type them, the parts of a dataset by example."""
+    spec = config.runs[run]
+    names = {stage.data or spec.defaults.data or spec.data for stage in spec.stages}
+    names.add(spec.evaluation.data or spec.data)
+    lines = []
+    for name in sorted(names):
+        parts = config.datasets[name].source.parts()
+        if not parts:
+            continue
+        each = f"   # and so on, to {parts[-1]}" if len(parts) > 1 else ""
+        raw = f"results/raw/{name}/{parts[0]}.parquet"
+        lines.append(f"spider --config run.yaml download {name} {parts[0]} --output {raw}{each}")
+        lines.append(f"spider --config run.yaml encode {name} {parts[0]} {raw}{each}")
+        lines.append(f"spider --config run.yaml index {name} --output results/shards/{name}/metadata.json")
+    shapes: set[str] = set()
+    for stage in spec.stages:
+        resolved = config.stage(run, stage.name)
+        if resolved.shape not in shapes:
+            lines.append(f"spider --config run.yaml warmup {run} {stage.name}")
+            shapes.add(resolved.shape)
+        processes = f" --processes {resolved.processes}" if resolved.processes > 1 else ""
+        lines.append(f"spider --config run.yaml train {run} {stage.name}{processes}")
+        lines.append(f"spider --config run.yaml evaluate {run} {stage.name}")
+    return lines

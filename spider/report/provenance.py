@@ -1,0 +1,148 @@
+"""From the digest of a raw file to that of a checkpoint: the links of the chain, and whether each holds.
+
+    raw file (sha256) -> shard (sha256) -> dataset (digest) -> stage spec (digest) -> checkpoint (digest)
+
+Each job has written down the digest of what it read. A link holds where that is the digest of what lies there
+now: the receipt's dataset against metadata.json, a stage's parent weights against the stage before, an
+evaluation's weights against the receipt. Contents are not hashed again; ``spider verify`` and ``spider
+checkpoint verify`` do that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from spider.files import digest, read_json
+from spider.report.stages import StageRecord
+from spider.results import Results
+
+#: Files of a dataset that a page lists; the rest are in its metadata.json.
+LISTED = 24
+
+
+@dataclass(frozen=True)
+class Link:
+    """One thing that was made from others, by digest."""
+
+    kind: str
+    """``dataset``, ``stage``, ``checkpoint`` or ``evaluation``."""
+    name: str
+    digest: str
+    made_from: str
+    """What it was made from, in words."""
+    problem: str | None = None
+    """Why the link does not hold; None: it does."""
+
+
+@dataclass(frozen=True)
+class DatasetRecord:
+    """A dataset as its metadata.json has it; ``metadata`` is None for a stream or where it is gone."""
+
+    name: str
+    digest: str | None
+    origin: str
+    metadata: dict[str, Any] | None
+    raw: list[dict[str, Any]]
+    shards: list[dict[str, Any]]
+    left_out: int
+    """Files beyond the first `LISTED` of each kind."""
+
+
+def read_datasets(results: Results, stages: list[StageRecord]) -> list[DatasetRecord]:
+    """The datasets that the stages train on or are scored on."""
+    specs: dict[str, dict[str, Any] | None] = {}
+    for stage in stages:
+        specs[stage.spec["data"]] = stage.spec.get("stream")
+        if scored := stage.evaluation and stage.evaluation["data"]:
+            specs.setdefault(scored, None)
+    return [_dataset(results, name, stream) for name, stream in specs.items()]
+
+
+def _dataset(results: Results, name: str, stream: dict[str, Any] | None) -> DatasetRecord:
+    if stream is not None:
+        source = stream["source"]
+        origin = f"a stream of {source['repo']} at {source['revision']}, nothing of it is kept"
+        return DatasetRecord(name, digest(stream), origin, None, [], [], 0)
+    path = results.shards(name) / "metadata.json"
+    if not path.exists():
+        return DatasetRecord(name, None, f"not in this folder ({path} is missing)", None, [], [], 0)
+    metadata = read_json(path)
+    source = metadata["source"]
+    kinds = {
+        "pydocs": "documentation of Python and of the installed packages",
+        "local": "local files",
+        "hub": f"{source.get('repo')} at {source.get('revision')}",
+    }
+    shards = [shard for split in metadata["splits"].values() for shard in split["shards"]]
+    raw = source.get("files", [])
+    left_out = max(0, len(raw) - LISTED) + max(0, len(shards) - LISTED)
+    origin = kinds.get(source.get("kind"), str(source.get("kind")))
+    return DatasetRecord(name, metadata["digest"], origin, metadata, raw[:LISTED], shards[:LISTED], left_out)
+
+
+def chain(stages: list[StageRecord], datasets: list[DatasetRecord]) -> list[Link]:
+    """Datasets, then each stage that was trained with its final checkpoint and its evaluation."""
+    digests = {data.name: data.digest for data in datasets}
+    links = [_dataset_link(data) for data in datasets]
+    parents = {stage.name: before for before, stage in pairwise(stages)}
+    for stage in stages:
+        if stage.manifest is None:
+            continue
+        links += [_stage_link(stage, parents.get(stage.name), digests), _checkpoint_link(stage)]
+        if stage.receipt and stage.evaluation:
+            links.append(_evaluation_link(stage, stage.receipt, digests))
+    return links
+
+
+def _dataset_link(data: DatasetRecord) -> Link:
+    said = f"{data.origin}"
+    if data.metadata:
+        count = len(data.metadata["source"].get("files", []))
+        shards = sum(len(split["shards"]) for split in data.metadata["splits"].values())
+        said = f"{count} raw files ({data.origin}), encoded into {shards} shards"
+    problem = None if data.digest else "its metadata.json is not there"
+    return Link("dataset", data.name, data.digest or "?", said, problem)
+
+
+def _stage_link(stage: StageRecord, before: StageRecord | None, digests: dict[str, str | None]) -> Link:
+    assert stage.manifest is not None, "asked for trained stages only"
+    manifest, data = stage.manifest, stage.spec["data"]
+    parent = manifest.get("parent_weights")
+    said = f"dataset {data}, " + (f"weights {parent}" if parent else "new weights")
+    problems = []
+    if digests.get(data) != manifest["data_digest"]:
+        now = digests.get(data) or "not there"
+        problems.append(f"dataset {data} was {manifest['data_digest']}, now it is {now}")
+    if before and before.receipt and parent != before.receipt["weights"]:
+        problems.append(f"stage {before.name} now ends with weights {before.receipt['weights']}")
+    return Link("stage", stage.name, manifest["identity"], said, "; ".join(problems) or None)
+
+
+def _checkpoint_link(stage: StageRecord) -> Link:
+    manifest = stage.manifest
+    assert manifest is not None, "asked for trained stages only"
+    size = sum(one["size"] for one in manifest["files"].values())
+    step = f"step {manifest['global_step']:,}"
+    said = f"stage {stage.name} at {step}: weights {manifest['weights']}, {size / 1e6:,.1f} MB"
+    problem = None
+    if stage.receipt and stage.receipt["weights"] != manifest["weights"]:
+        problem = f"the receipt names weights {stage.receipt['weights']}"
+    elif not stage.receipt:
+        problem = "not the stage's last one"
+    return Link("checkpoint", f"{stage.name}, {step}", manifest["digest"], said, problem)
+
+
+def _evaluation_link(stage: StageRecord, receipt: dict[str, Any], digests: dict[str, str | None]) -> Link:
+    found = stage.evaluation
+    assert found is not None, "asked for evaluated stages only"
+    averaged = " averaged" if found.get("averaged") else ""
+    said = f"{averaged} weights {found['weights']} on {found['bytes']:,} bytes of {found['data']}".strip()
+    problems = []
+    if found["weights"] != (receipt.get("averaged_weights") or receipt["weights"]):
+        problems.append("the stage has other weights now")
+    if digests.get(found["data"]) != found["data_digest"]:
+        problems.append(f"dataset {found['data']} was {found['data_digest']} then")
+    sha = f"text sha256 {found['text_sha256']}"
+    return Link("evaluation", stage.name, sha, said, "; ".join(problems) or None)

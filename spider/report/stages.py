@@ -1,0 +1,167 @@
+"""What the results folder holds of each stage of a run, whether or not the run is finished.
+
+A stage that the configuration names but nobody has begun is a record too, with what the configuration says of
+it; a run that was trained by hand, with settings of its own, is in no configuration, and is known by its
+folders alone. What was trained is taken from the checkpoint rather than from the configuration, which may
+have changed since; where it has, the stage's notes say so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from spider.config import Config, nearest
+from spider.evaluation.curves import read_rows
+from spider.files import read_json
+from spider.results import Results
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One stage on disk. ``spec`` is a `spider.config.StageSpec` as plain JSON."""
+
+    name: str
+    folder: Path
+    spec: dict[str, Any]
+    receipt: dict[str, Any] | None
+    manifest: dict[str, Any] | None
+    """Of the final checkpoint, or of the newest one of a stage that is not finished."""
+    evaluation: dict[str, Any] | None
+    rows: list[dict[str, Any]]
+    """Of metrics.jsonl."""
+    begin: float
+    """Bytes trained before it."""
+    first_step: int
+    """Steps of the run before it."""
+    notes: list[str] = field(default_factory=list)
+    """What is missing or does not fit, in sentences."""
+
+    @property
+    def steps(self) -> int:
+        """Steps done, by the last logged one where the stage is not finished."""
+        if self.receipt:
+            return self.receipt["steps"]
+        return max((row["step"] for row in self.rows), default=self.first_step) - self.first_step
+
+    @cached_property
+    def span(self) -> dict[str, Any]:
+        """What `spider.evaluation.curves` wants to know of a stage; bytes of an unfinished one count special
+        ids as well."""
+        if self.receipt:
+            return self.receipt
+        s = self.spec["settings"]
+        per_step = s["seq_len"] * s["micro_batch"] * s["grad_accum"]
+        done = {"steps": self.steps, "global_step": self.first_step + self.steps}
+        return {"run": self.spec["run"], "stage": self.name, "bytes": self.steps * per_step, **done}
+
+    @property
+    def state(self) -> str:
+        """``evaluated``, ``trained``, ``begun`` or ``waiting``."""
+        if self.receipt:
+            return "evaluated" if self.evaluation else "trained"
+        return "begun" if self.rows or self.manifest else "waiting"
+
+
+def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]:
+    """All stages of a run, in the order of training.
+
+    Raises:
+        ConfigError: neither the configuration nor the results folder knows the run.
+        ValueError: a file there is damaged; names it.
+    """
+    known: list[tuple[str, dict[str, Any], str | None]]
+    if run in config.runs:
+        specs = [config.stage(run, stage.name) for stage in config.runs[run].stages]
+        known = [(s.stage, s.model_dump(mode="json"), s.identity) for s in specs]
+    else:
+        origins = [read_json(path) for path in results.run(run).glob("*/origin.json")]
+        if not origins:
+            trained = [path.name for path in results.run("").glob("*/")]
+            names = {**dict.fromkeys(config.runs), **dict.fromkeys(trained)}
+            raise ValueError(f"no run {run!r} in {results.root / 'runs'}{nearest(run, list(names))}")
+        fields = sorted((o["fields"] for o in origins), key=lambda one: one["index"])
+        known = [(one["stage"], one, None) for one in fields]
+    stages: list[StageRecord] = []
+    for name, spec, identity in known:
+        before = stages[-1] if stages else None
+        stages.append(_read(results.stage(run, name), name, spec, identity, before))
+    return stages
+
+
+def _read(
+    folder: Path, name: str, spec: dict[str, Any], identity: str | None, before: StageRecord | None
+) -> StageRecord:
+    receipt = _optional(folder / "train.json")
+    newest = folder / receipt["checkpoint"] if receipt else _newest(folder / "checkpoints")
+    manifest = _optional(newest / "manifest.json") if newest else None
+    first_step = before.span["global_step"] if before else 0
+    if manifest:
+        first_step = manifest["global_step"] - manifest["step"]
+    elif receipt:
+        first_step = receipt["global_step"] - receipt["steps"]
+    stage = StageRecord(
+        name=name,
+        folder=folder,
+        spec=manifest["spec"] if manifest else spec,
+        receipt=receipt,
+        manifest=manifest,
+        evaluation=_optional(folder / "evaluation.json"),
+        rows=read_rows(folder / "metrics.jsonl"),
+        begin=before.begin + before.span["bytes"] if before else 0,
+        first_step=first_step,
+    )
+    return replace(stage, notes=[*_notes(stage, identity)])
+
+
+def _notes(stage: StageRecord, identity: str | None) -> Iterator[str]:
+    """Sentences on what is missing or does not fit the stage as it is configured now (None: it is not)."""
+    at = f"{stage.folder.parent.name} {stage.name}"
+    receipt = stage.receipt
+    if stage.state == "waiting":
+        yield f"Stage {stage.name} has not begun: `spider train {at}`, or the workflow, trains it."
+    if stage.state == "begun":
+        end = stage.manifest and stage.manifest["end"]
+        done = f"step {stage.steps:,}" + (f" of {end:,}" if end else "")
+        log = stage.folder / "metrics.jsonl"
+        when = f", logged {_ago(time.time() - log.stat().st_mtime)}" if stage.rows else ""
+        yield (
+            f"Stage {stage.name} is not finished: {done}{when}. If nothing trains it, `spider train {at}` or "
+            "the workflow goes on."
+        )
+    if receipt is None:
+        return
+    if identity and receipt["identity"] != identity:
+        yield (
+            f"Stage {stage.name} was trained with other settings than the configuration says now (digest "
+            f"{receipt['identity']}, now {identity}); this page shows what was trained."
+        )
+    if stage.manifest is None:
+        yield f"The final checkpoint of stage {stage.name} is gone: {stage.folder / receipt['checkpoint']}."
+    if stage.evaluation is None:
+        yield f"Stage {stage.name} is trained and not evaluated: `spider evaluate {at}`."
+    elif stage.evaluation["weights"] != (receipt.get("averaged_weights") or receipt["weights"]):
+        yield (
+            f"The evaluation of stage {stage.name} is of other weights ({stage.evaluation['weights']}) than "
+            f"those that it has now: `spider evaluate {at}`."
+        )
+
+
+def _optional(path: Path) -> Any:
+    return read_json(path) if path.exists() else None
+
+
+def _newest(checkpoints: Path) -> Path | None:
+    found = [p for p in checkpoints.glob("step-*") if (p / "manifest.json").is_file()]
+    return max(found, key=lambda p: int(p.name.removeprefix("step-")), default=None)
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0, seconds):.0f} seconds ago"

@@ -1,0 +1,98 @@
+"""A real run in two stages, encoded, trained and evaluated here, with texts that would love to be HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spider.config import Config, load_config
+from spider.data.encode import encode_part
+from spider.data.shards import build_metadata
+from spider.evaluation.evaluate import evaluate
+from spider.files import sha256, write_json
+from spider.results import Results
+from spider.training.stage import train
+
+HOSTILE = "</pre></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+HOSTILE += " & \x1b[31m\u202e"
+
+
+def config_of(results: Path) -> dict[str, Any]:
+    """The configuration as a user would write it."""
+    model = {
+        "preset": "tiny",
+        "hidden": 32,
+        "ffn_hidden": 32,
+        "attention": {"heads": 2, "nope_dim": 8, "rope_dim": 8, "v_dim": 16, "kv_lora_rank": 16},
+        "moe": {"experts": 3, "expert_hidden": 16, "shared_hidden": 16},
+        "engram": {"layers": [0], "orders": [3], "heads": 2, "head_dim": 8, "table_size": 512},
+        "recurrence": {"layers": 2, "loops": 2},
+    }
+    run = {
+        "data": "text",
+        "model": model,
+        "precision": "fp32",
+        "optimizer": {"kind": "muon"},
+        "defaults": {"seq_len": 32, "micro_batch": 4, "lr": 1e-3, "log_every": 2, "ckpt_every": 5},
+        "stages": [
+            {"name": "first", "max_steps": 20, "schedule": "constant", "warmup_steps": 5},
+            {"name": "second", "max_steps": 10, "schedule": "linear", "warmup_steps": 0},
+        ],
+        "evaluation": {
+            "max_bytes": 2000,
+            "loops_bytes": 300,
+            "sample_bytes": 20,
+            "prompt": HOSTILE,
+            "seq_len": 256,
+        },
+    }
+    dataset = {"source": {"kind": "local", "files": ["text.parquet"]}, "validation": 0.3}
+    return {"results": str(results), "datasets": {"text": dataset}, "runs": {"small": run}}
+
+
+def encode_text(results: Results) -> None:
+    """The dataset ``text``, as the workflow's jobs make it."""
+    raw, shards = results.raw("text", "000"), results.shards("text")
+    raw.parent.mkdir(parents=True)
+    texts = [f"Document {i}: {HOSTILE} " + " ".join(str(i * j % 97) for j in range(40)) for i in range(120)]
+    pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(120)]}), raw)
+    encode_part(raw, shards, "000", validation=0.3)
+    origin = {"part": "000", "name": HOSTILE, "bytes": raw.stat().st_size, "sha256": sha256(raw)}
+    source = {"kind": "local", "files": [origin]}
+    build_metadata(shards, "text", source=source, parts=["000"], validation=0.3)
+
+
+def train_stage(config: Config, results: Results, stage: str, *, evaluated: bool = True) -> None:
+    """One stage of the run, with the files that Snakemake and tracking would leave of its jobs."""
+    spec, folder = config.stage("small", stage), results.stage("small", stage)
+    names = [one.name for one in config.runs["small"].stages]
+    before = names[: names.index(stage)]
+    previous = results.stage("small", before[-1]) / "train.json" if before else None
+    train(spec, folder, results.shards("text"), previous=previous)
+    left_by_job(results, "train", f"small-{stage}", f"small/{stage}", 12.5)
+    if evaluated:
+        evaluate(folder / "train.json", spec, results.shards("text"), folder)
+        left_by_job(results, "evaluate", f"small-{stage}", f"small/{stage}", 2.25)
+
+
+def left_by_job(results: Results, rule: str, file: str, name: str, seconds: float, joules: float = 0) -> None:
+    benchmark = results.root / "benchmarks" / rule / f"{file}.tsv"
+    benchmark.parent.mkdir(parents=True, exist_ok=True)
+    head = "s\th:m:s\tmax_rss\tmax_vms\tmax_uss\tmax_pss\tio_in\tio_out\tmean_load\tcpu_time"
+    benchmark.write_text(f"{head}\n{seconds}\t0:00:12\t100.5\t1\t1\t1\t0\t0\t90\t{seconds / 2}\n")
+    metrics = [{"key": "system/gpu_energy_joules", "value": joules, "step": 0, "time": 0}] if joules else []
+    tags = {"spider.rule": rule, "spider.name": name, "git.commit": "0123456789abcdef-dirty"}
+    record = {"kind": "job", "tags": tags, "metrics": metrics}
+    write_json(results.root / "tracking/jobs" / f"{rule}-{file}.json", record)
+
+
+def finished_run(folder: Path) -> tuple[Config, Results]:
+    """Both stages trained and evaluated."""
+    config, results = load_config(config_of(folder)), Results(folder)
+    encode_text(results)
+    for stage in ("first", "second"):
+        train_stage(config, results, stage)
+    return config, results

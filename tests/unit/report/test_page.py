@@ -1,0 +1,171 @@
+import json
+import re
+import shutil
+
+import pytest
+import yaml
+
+from spider.config import load_config
+from spider.files import read_json, write_json
+from spider.report.page import render
+from spider.report.provenance import chain, read_datasets
+from spider.report.stages import read_stages
+from spider.results import Results
+from tests.unit.report.finished import config_of, encode_text, finished_run, left_by_job, train_stage
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return finished_run(tmp_path_factory.mktemp("report") / "results")
+
+
+@pytest.fixture
+def copied(made, tmp_path):
+    """The configuration and a copy of the results, to be damaged."""
+    shutil.copytree(made[1].root, tmp_path / "results")
+    return made[0], Results(tmp_path / "results")
+
+
+def problems(config, results):
+    stages = read_stages(config, results, "small")
+    return [link.problem for link in chain(stages, read_datasets(results, stages)) if link.problem]
+
+
+def section(page: str, name: str) -> str:
+    return page.split(f'<h2 id="{name}">')[1].split("<h2 ")[0]
+
+
+def test_the_page_says_what_the_files_say(made):
+    config, results = made
+    page = render(config, results, "small")
+    for stage in ("first", "second"):
+        found = read_json(results.stage("small", stage) / "evaluation.json")
+        assert f"{found['bpb']:.4f}" in section(page, "scores")
+        for bits in found["compressors"].values():
+            assert f"{bits:.3f}" in section(page, "scores")
+    assert "not finished" not in page and "digest" not in section(page, "costs")
+    assert section(page, "training").count("<figure") == 4
+    experts = found["inside"]["expert_share"]
+    assert section(page, "inside").count('class="cell"') == sum(
+        len(row) for layer in experts for row in layer
+    )
+
+
+def test_every_digest_from_the_raw_file_to_the_checkpoint_is_there(made):
+    config, results = made
+    shown = section(render(config, results, "small"), "provenance")
+    metadata = read_json(results.shards("text") / "metadata.json")
+    digests = [metadata["digest"], metadata["source"]["files"][0]["sha256"]]
+    digests += [shard["sha256"] for split in metadata["splits"].values() for shard in split["shards"]]
+    for stage in ("first", "second"):
+        receipt = read_json(results.stage("small", stage) / "train.json")
+        manifest = read_json(results.stage("small", stage) / receipt["checkpoint"] / "manifest.json")
+        digests += [receipt["identity"], manifest["digest"], receipt["weights"]]
+        digests += [file["sha256"] for file in manifest["files"].values()]
+    assert all(digest in shown for digest in digests)
+    assert problems(config, results) == [] and "broken" not in shown
+
+
+def test_a_link_that_does_not_hold_is_named(copied):
+    config, results = copied
+    metadata = read_json(results.shards("text") / "metadata.json")
+    write_json(results.shards("text") / "metadata.json", metadata | {"digest": "another"})
+    first = results.stage("small", "first") / "train.json"
+    write_json(first, read_json(first) | {"weights": "changed"})
+    found = "\n".join(problems(config, results))
+    assert f"dataset text was {metadata['digest']}, now it is another" in found
+    assert "stage first now ends with weights changed" in found
+    assert "the receipt names weights changed" in found
+    assert 'class="stage broken"' in render(config, results, "small")
+
+
+def test_text_of_users_stays_text(made):
+    page = render(*made, "small")
+    assert "<script>window.hacked" not in page and "<img" not in page
+    assert "&lt;script&gt;window.hacked" in page
+    assert "\x1b" not in page and "\u202e" not in page
+    assert len(re.findall(r"<script", page)) == 1
+
+
+def test_a_half_finished_run_has_a_page_that_says_what_is_missing(tmp_path):
+    plain = config_of(tmp_path / "results")
+    config, results = load_config(plain), Results(tmp_path / "results")
+    page = render(config, results, "small")
+    assert "Stage first has not begun: `spider train small first`" in page and "No step was logged" in page
+    encode_text(results)
+    train_stage(config, results, "first", evaluated=False)
+    page = render(config, results, "small")
+    assert "trained and not evaluated: `spider evaluate small first`" in page
+    assert "Stage second has not begun" in page and "This run is not finished" in page
+    # As a kill in the middle leaves it: rows and checkpoints, no receipt.
+    (results.stage("small", "first") / "train.json").unlink()
+    page = render(config, results, "small")
+    assert "Stage first is not finished: step 20 of 20, logged" in page
+    assert section(page, "training").count("<figure") == 4 and "No stage is evaluated yet" in page
+
+
+def test_settings_changed_since_are_named_and_what_was_trained_is_shown(copied):
+    results = copied[1]
+    plain = config_of(results.root)
+    plain["runs"]["small"]["stages"][0]["lr"] = 5e-3
+    page = render(load_config(plain), results, "small")
+    assert "Stage first was trained with other settings than the configuration says now" in page
+    assert "5e-3" not in section(page, "training") and "1e-3, constant" in section(page, "training")
+
+
+def test_a_run_by_hand_is_known_by_its_folder(copied):
+    config, results = copied
+    shutil.move(results.run("small"), results.run("small-abc"))
+    page = render(config, results, "small-abc")
+    assert "trained by hand with settings" in page and "run.yaml" not in page
+    with pytest.raises(ValueError, match=r"no run 'smal-abc' in .*; did you mean \"small-abc\"\?"):
+        render(config, results, "smal-abc")
+
+
+def test_the_configuration_on_the_page_trains_the_same_run(made):
+    import html
+
+    config, results = made
+    page = render(config, results, "small")
+    shown = html.unescape(re.findall(r'<pre class="code">(datasets:.*?)</pre>', page, re.S)[0])
+    again = load_config(yaml.safe_load(shown))
+    for stage in ("first", "second"):
+        assert again.stage("small", stage).identity == config.stage("small", stage).identity
+        assert again.stage("small", stage).evaluation == config.stage("small", stage).evaluation
+
+
+def test_energy_is_given_where_a_gpu_counted_it_and_nowhere_else(copied):
+    config, results = copied
+    assert "Energy was not measured" in render(config, results, "small")
+    left_by_job(results, "train", "small-second", "small/second", 12.5, joules=7200)
+    left_by_job(results, "train", "other-main", "other/main", 12.5, joules=36e6)
+    costs = section(render(config, results, "small"), "costs")
+    rows = {
+        row[0]: row[1:]
+        for row in (re.findall(r"<t[hd]>(.*?)</t[hd]>", line) for line in costs.split("<tr>"))
+        if row
+    }
+    assert rows["train"] == ["2", "25 s", "12 s", "100 MB", "2 Wh"]
+    assert rows["evaluate"][-1] == "not measured" and rows["all"][-1] == "2 Wh"
+
+
+def test_other_runs_stand_beside_it_where_they_read_the_same_text(copied):
+    plain = config_of(copied[1].root)
+    plain["runs"]["twin"] = plain["runs"]["small"]
+    plain["runs"]["news"] = plain["runs"]["small"]
+    results = copied[1]
+    for name, changed in (("twin", {"bpb": 1.25}), ("news", {"text_sha256": "another"})):
+        found = read_json(results.stage("small", "second") / "evaluation.json")
+        write_json(results.stage(name, "second") / "evaluation.json", found | {"run": name} | changed)
+    scores = section(render(load_config(plain), results, "small"), "scores")
+    assert "<th>twin</th><td><b>1.2500</b>" in scores and "<th>news</th>" not in scores
+
+
+def test_the_page_of_a_long_run_stays_small(copied):
+    config, results = copied
+    path = results.stage("small", "second") / "metrics.jsonl"
+    row = json.loads(path.read_text().splitlines()[0])
+    receipt = results.stage("small", "second") / "train.json"
+    write_json(receipt, read_json(receipt) | {"steps": 20_000, "global_step": 20_020})
+    path.write_text("".join(json.dumps(row | {"step": step}) + "\n" for step in range(21, 20_021)))
+    assert len(render(config, results, "small")) < 400_000
