@@ -8,7 +8,6 @@ What is not known here is passed on as it is, shortened to its first line.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 
 
@@ -18,10 +17,8 @@ def explain(error: BaseException, uri: str) -> str:
         return str(error)
     chain = list(_causes(error))
     said = "\n".join(str(one) for one in chain)
-    if uri.startswith(("http://", "https://")):
-        found = _of_server(error, chain, said)
-    else:
-        found = _of_database(said, uri)
+    server = uri.startswith(("http://", "https://"))
+    found = _of_server(error, chain, said) if server else _of_database(said)
     return f"{uri}: {found}" if found else one_line(error)
 
 
@@ -66,18 +63,16 @@ def _status(error: BaseException, said: str) -> int | None:
     return {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403, "TEMPORARILY_UNAVAILABLE": 503}.get(str(code))
 
 
-def _of_database(said: str, uri: str) -> str | None:
-    schema = re.search(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)", said)
-    if schema:
-        return (
-            f"the database was made by another MLflow (its schema is {schema[1]}, this one's {schema[2]}). "
-            f"If by an older one, make a copy of it and run `mlflow db upgrade {shlex.quote(uri)}`; if by a "
-            "newer one, install that here"
-        )
+def _of_database(said: str) -> str | None:
     if "password authentication failed" in said or "no password supplied" in said:
         return "the database refuses this user or password; set PGPASSWORD, or MLFLOW_TRACKING_URI whole"
     if gone := re.search(r"connection to server.*|could not translate host name.*|server closed.*", said):
         return f"no connection ({gone[0]}); is the database running, and its address right?"
+    if "an mlflow-artifacts URI" in said:
+        return (
+            "this experiment was made by an MLflow server, which keeps its files; send to the server's "
+            "address instead of its database, or to another experiment: `tracking: {experiment: NAME}`"
+        )
     missing = re.search(r"No module named '(\w+)'", said)
     if missing:
         return f"the driver {missing[1]} is not installed; for PostgreSQL: pip install 'spider[server]'"

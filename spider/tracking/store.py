@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"}
+#: Metrics by which checkpoints are compared.
+RANKING = ("bpb", "bpb_strict")
 _STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 
 #: mlflow reads these when imported: no calls home, no chatter, no threads, errors within a minute.
@@ -73,10 +76,11 @@ class Store:
 
     Args:
         uri: what MLflow calls a tracking URI.
-        folder: identity of the results folder that is sent (`spool.folder_identity`).
+        results: the folder that is sent. Without a server its artifacts are copied beside it, or beside the
+            SQLite file: a database holds no files.
     """
 
-    def __init__(self, uri: str, folder: str) -> None:
+    def __init__(self, uri: str, results: Path) -> None:
         quiet()
         database = sqlite_path(uri)
         if database is not None:
@@ -84,11 +88,12 @@ class Store:
             os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
         import mlflow
 
-        self.uri, self.folder, self.prefix = uri, folder, experiment_prefix()
+        self.uri, self.prefix, self.folder = uri, experiment_prefix(), spool.folder_identity(results)
+        server = uri.startswith(("http://", "https://"))
         if database is not None and not database.exists():
             create_database(database)
-        if not uri.startswith(("http://", "https://")):
-            _connect_once(uri)
+        if not server:
+            _check_database(uri)
         # Only create_external_model needs the global URI; mlflow also puts it into the environment, where
         # `store_uri` would take it for the user's wish.
         wished = os.environ.get("MLFLOW_TRACKING_URI")
@@ -97,7 +102,8 @@ class Store:
         if wished is not None:
             os.environ["MLFLOW_TRACKING_URI"] = wished
         self.client: MlflowClient = mlflow.MlflowClient(uri)
-        artifacts = (database.parent / "mlartifacts").as_uri() if database is not None else None
+        beside = database.parent if database is not None else results.absolute()
+        artifacts = None if server else (beside / "mlartifacts").as_uri()
         self.experiments: dict[str, str] = {}
         made = []
         for name in sorted(set(EXPERIMENTS.values())):
@@ -284,8 +290,10 @@ class Store:
     def send_evaluation(self, record: spool.Record, results: Path) -> None:
         """Scores of a checkpoint, on its model and with the dataset.
 
-        Whatever is logged on a model appears on its run as well, at the step where the stage ended. A curve
-        over something else has the stage in its name: the stages of a run would lie over each other.
+        Whatever is logged on a model appears on its run as well, at the step where the stage ended. MLflow's
+        charts are grouped by the part before the slash and sorted: the scores alone have none and come first.
+        A curve over something else than steps has the stage in its name: those of a run would lie over each
+        other.
         """
         from mlflow.entities import Metric
 
@@ -300,7 +308,9 @@ class Store:
             digest = digest[:36]
             entry = {"name": name, "digest": digest, "source": source, "context": "validation"}
             self._log_datasets(run_id, [entry])
-        points = [(key, value, step) for key, value in record["metrics"].items()]
+        points = [
+            (key if key in RANKING else f"val/{key}", value, step) for key, value in record["metrics"].items()
+        ]
         for curve, steps in record.get("curves", {}).items():
             points += [(f"val/{curve}/{record['stage']}", value, n) for n, value in steps]
         scores = [
@@ -323,24 +333,54 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, RefusedError) or getattr(error, "error_code", None) in _REFUSALS
 
 
-def _connect_once(uri: str) -> None:
-    """Raise what is wrong with a database at once: MLflow itself tries ten times, which takes minutes."""
+def _check_database(uri: str) -> None:
+    """Raise what is wrong with a database before MLflow opens it.
+
+    MLflow tries ten times to connect, which takes minutes, and brings some older databases up to date without
+    asking, which everybody else's MLflow may not survive.
+    """
+    import mlflow
     import sqlalchemy
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
 
     engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool)
-    engine.connect().close()
+    with engine.connect() as connection:
+        found = MigrationContext.configure(connection).get_current_revision()
     engine.dispose()
+    known = ScriptDirectory(str(Path(mlflow.__file__).parent / "store/db_migrations"))
+    if found in (None, known.get_current_head()):  # nothing in it yet, or up to date
+        return
+    try:
+        known.get_revision(found)
+    except CommandError:
+        raise ValueError(
+            f"{uri}: the database was made by a newer MLflow than this one ({mlflow.__version__}); install "
+            "the same here"
+        ) from None
+    raise ValueError(
+        f"{uri}: the database was made by an older MLflow. If all who use it can go to MLflow "
+        f"{mlflow.__version__}, make a copy of it and run `mlflow db upgrade {shlex.quote(uri)}`"
+    )
 
 
 def _origin(record: spool.Record) -> dict[str, str]:
     """The tags from which MLflow's pages show who made something, by what and from which commit."""
     tags = {
         "mlflow.user": record["tags"].get("spider.user"),
-        "mlflow.source.name": f"spider {record['name']}",
+        "mlflow.source.name": _command(record),
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": record["tags"].get("git.commit", "").removesuffix("-dirty"),
     }
     return {name: text for name, text in tags.items() if text}
+
+
+def _command(record: spool.Record) -> str:
+    """What made this, as one would type it."""
+    if record["kind"] == "workflow":
+        return "snakemake"
+    return "spider " + (record["name"] if record["kind"] == "job" else f"train {record['name']}")
 
 
 def create_database(path: Path) -> None:

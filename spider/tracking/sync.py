@@ -105,7 +105,7 @@ class Syncer:
     def _send_all(self, uri: str, sent: Counter[str], deadline: float) -> str | None:
         """Send, keeping ``sent.json`` current; returns the first refusal."""
         if self._store is None or self._store.stale(uri):
-            self._store = Store(uri, spool.folder_identity(self.results))
+            self._store = Store(uri, self.results)
         store = self._store
         everywhere = _load_sent(self.results)
         known = everywhere.get(place_key(uri), {})

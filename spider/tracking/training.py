@@ -179,7 +179,7 @@ def log_evaluation(
 
     Args:
         evaluation: ``evaluation.json``; of its numbers those under `SCORES` are logged, nested ones as
-            ``compressors/xz``. The file itself is best among the artifacts.
+            ``val/compressors/xz``. The file itself is best among the artifacts.
         artifacts: plots, the sample, ``evaluation.json`` itself.
         dataset: (name, digest, source) of the text that was scored.
         curves: (step, value) points of the checkpoint, over something else than steps of training; shown as

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spider.config import StageSpec, load_config
-from spider.tracking import spool, store_uri
+from spider.tracking import store_uri
 from spider.tracking.store import Store, create_database, quiet
 
 
@@ -44,7 +44,7 @@ def results(tmp_path: Path, empty_database: Path) -> Path:
 @pytest.fixture
 def store(results: Path) -> Callable[[], Store]:
     """Connects to the store of ``results``, to look at what arrived."""
-    return lambda: Store(store_uri(results), spool.folder_identity(results))
+    return lambda: Store(store_uri(results), results)
 
 
 @pytest.fixture

@@ -3,32 +3,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 
 import pytest
 
 from spider.files import write_json
-from spider.tracking import job, log_checkpoint, spool, store_uri, sync
+from spider.tracking import job, spool, store_uri, sync
 from spider.tracking.sync import batches
+from tests.servers import free_port
 
 EIGHTH = """
-import sys
 from pathlib import Path
 from spider import tracking
 with tracking.job("encode", sys.argv[2], results=Path(sys.argv[1])) as job:
     for step in range(200):
         job.metric("x", step * 0.5, step)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def write_rows(path, steps, start=1_700_000_000.25):
@@ -179,53 +168,9 @@ def test_eight_processes_at_once_on_a_store_not_yet_made_lose_nothing(tmp_path, 
     assert (report.error, report.pending) == (None, 0)
     from spider.tracking.store import Store
 
-    there = Store(store_uri(results), spool.folder_identity(results))
+    there = Store(store_uri(results), results)
     runs = there.client.search_runs([there.experiments["Pipeline"]])
     assert sorted(r.data.tags["spider.name"] for r in runs) == [f"d/{i}" for i in range(8)]
     for run in runs:
         history = there.client.get_metric_history(run.info.run_id, "x")
         assert [(m.step, m.value) for m in history] == [(s, s * 0.5) for s in range(200)]
-
-
-def test_everything_over_http(results, monkeypatch, tmp_path, in_workflow):
-    port = free_port()
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", store_uri(results), "--workers", "1"]
-    command += ["--artifacts-destination", str(results / "served")]
-    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
-    with open(tmp_path / "server.log", "w") as said:
-        server = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True, cwd=tmp_path)
-    try:
-        uri = f"http://127.0.0.1:{port}"
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"{uri}/health", timeout=1)
-                break
-            except OSError:
-                assert server.poll() is None, (tmp_path / "server.log").read_text()
-                time.sleep(0.25)
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-        training_record(results)
-        write_rows(results / "runs" / "demo" / "main" / "metrics.jsonl", range(600))
-        picture = results / "picture.png"
-        picture.write_bytes(b"\x89PNG\xff")
-        with job("encode", "d", results=results, params={"a": 1}) as j:
-            j.metric("x", 1)
-            j.artifact(picture)
-        receipt = {"weights": "w", "global_step": 600, "checkpoint": "checkpoints/step-00000600"}
-        log_checkpoint(results, "demo", "main", receipt)
-        report = sync(results)
-        assert (report.error, report.pending) == (None, 0)
-        (results / "tracking" / "sent.json").unlink()
-        assert sync(results).error is None
-
-        from spider.tracking.store import Store
-
-        there = Store(uri, spool.folder_identity(results))
-        assert [p[0] for p in curve(there, "k")] == list(range(600))
-        run_id = there.find_run(j.identity, "Pipeline")
-        assert {f.path for f in there.client.list_artifacts(run_id)} == {"picture.png", "record.json"}
-        assert len(there.client.search_logged_models([there.experiments["Training"]])) == 1
-    finally:
-        os.killpg(server.pid, 15)
-        server.wait(30)

@@ -6,6 +6,7 @@ import pytest
 
 from spider.files import read_json, write_json
 from spider.tracking import job, log_checkpoint, log_evaluation, sync, training
+from spider.tracking.store import Store
 
 DATA = ("pydocs", "0123456789abcdef", "pydocs")
 
@@ -97,7 +98,7 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
     assert [m.name for m in models] == ["demo-main", "demo-warmup"]
     best = models[0]
     scores = {m.key: m.value for m in best.metrics}
-    assert scores == {"bpb": 2.1, "bpb_strict": 2.11, "bytes": 1000, "compressors/xz": 2.4}
+    assert scores == {"bpb": 2.1, "bpb_strict": 2.11, "val/bytes": 1000, "val/compressors/xz": 2.4}
     assert {(m.dataset_name, m.dataset_digest) for m in best.metrics} == {DATA[:2]}
     assert best.params["path"] == "runs/demo/main/checkpoints/step-1" and best.params["global_step"] == "6"
     assert best.tags["spider.digest"] == "weights of main" and str(best.status) == "READY"
@@ -164,3 +165,64 @@ def test_the_key_of_a_run_is_kept_in_its_folder(results, make_spec, in_workflow)
     assert (results / "tracking/training" / f"{pointer['key']}.json").exists()
     train(results, make_spec("main"), range(2, 4))
     assert read_json(results / "runs/demo/tracking.json") == pointer
+
+
+# ---------------------------------------------------------------- two people, two results folders, one store
+
+
+@pytest.fixture
+def two_people(tmp_path, results, make_spec, in_workflow, monkeypatch):
+    """The same work in two folders: the same job, and a training that ends with the same weights."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{results}/mlflow.db")
+    folders = [tmp_path / "of ada", tmp_path / "of bob"]
+    for folder, user in zip(folders, ("ada", "bob"), strict=True):
+        monkeypatch.setenv("LOGNAME", user)
+        with job("encode", "d/000", results=folder, params={"a": 1}) as running:
+            running.metric("bytes", 5)
+        train(folder, make_spec("main"), range(3))
+    return folders
+
+
+def everything(store):
+    return (
+        store.client.search_runs([store.experiments["Pipeline"]]),
+        store.client.search_runs([store.experiments["Training"]]),
+        store.client.search_logged_models([store.experiments["Training"]]),
+    )
+
+
+def test_the_same_work_of_two_people_stays_two_runs_and_two_models(two_people, results):
+    for folder in (*two_people, *two_people):
+        (folder / "tracking/sent.json").unlink(missing_ok=True)
+        assert sync(folder).error is None
+    store = Store(f"sqlite:///{results}/mlflow.db", two_people[0])
+    jobs, trainings, models = everything(store)
+    for found in (jobs, trainings):
+        assert sorted(run.data.tags["mlflow.user"] for run in found) == ["ada", "bob"]
+    assert len(models) == 2
+    assert {model.source_run_id for model in models} == {run.info.run_id for run in trainings}
+    for run in trainings:
+        assert len(run.outputs.model_outputs) == 1
+        assert len(store.client.get_metric_history(run.info.run_id, "train/loss")) == 3
+
+
+def test_with_names_of_their_own_their_experiments_are_apart(two_people, results, monkeypatch):
+    for folder, name in zip(two_people, ("ada", "bob"), strict=True):
+        monkeypatch.setenv("SPIDER_TRACKING_EXPERIMENT", name)
+        assert sync(folder).error is None
+        assert sync(folder).sent == {}
+        store = Store(f"sqlite:///{results}/mlflow.db", folder)
+        assert [len(found) for found in everything(store)] == [1, 1, 1]
+    names = {e.name for e in store.client.search_experiments()}
+    assert {"ada/Training", "ada/Pipeline", "bob/Training", "bob/Pipeline"} <= names
+
+
+def test_a_results_folder_that_was_moved_goes_on_with_its_runs(two_people, results):
+    ada = two_people[0]
+    assert sync(ada).error is None
+    moved = ada.rename(ada.with_name("moved"))
+    (moved / "tracking/sent.json").unlink()
+    assert sync(moved).error is None
+    store = Store(f"sqlite:///{results}/mlflow.db", moved)
+    assert [len(found) for found in everything(store)] == [1, 1, 1]
+    assert DATA[0] in str(everything(store)[1][0].inputs.dataset_inputs[0].dataset.name)
