@@ -675,8 +675,8 @@ def ui(session: Session, port: int) -> None:
     from spider.tracking.pages import serve
 
     tracking.configure(session.config)
-    report = tracking.sync(session.results.root, timeout=10)
-    if report.error:
+    report = tracking.sync(session.results.root, timeout=60)
+    if report.pending:
         log.warning("%s", report)
     serve(session.results.root, port)
 

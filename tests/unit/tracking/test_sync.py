@@ -12,6 +12,7 @@ from spider.tracking.sync import batches
 from tests.servers import free_port
 
 EIGHTH = """
+import sys
 from pathlib import Path
 from spider import tracking
 with tracking.job("encode", sys.argv[2], results=Path(sys.argv[1])) as job:
