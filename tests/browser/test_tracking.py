@@ -1,0 +1,371 @@
+"""A small run from end to end, tracked by a real server with passwords on a real PostgreSQL, and looked at.
+
+The run is made once. Its commands share a process, which saves importing torch nine times; that the workflow
+starts them one by one is for tests/workflow.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import pytest
+import yaml
+
+from spider.files import read_json
+from tests.servers import BadLine, free_port, mlflow_server, postgresql, wait_for_http
+from tests.workflow.conftest import SMALL, Workflow
+
+SPIDER = Path(sys.executable).parent / "spider"
+SECRETS = {
+    "database": "sesame-of-the-database",
+    "ada": "sesame-of-ada-4711",
+    "hub": "hf_SesameSesameSesame4711",
+}
+RUNS = ("deep", "shallow")
+
+PIPELINE = """
+import os, sys
+from pathlib import Path
+import yaml
+from spider import tracking
+from spider.cli import cli
+from spider.config import load_config
+from spider.results import write_config
+
+raw = yaml.safe_load(Path("config.yaml").read_text())
+config = load_config(raw)
+write_config(Path("results/config.yaml"), raw)
+
+def spider(verb, *arguments):
+    log = f"results/logs/{verb}-{'-'.join(arguments[:2]).replace('/', '_')}.log"
+    cli(["--config", "results/config.yaml", "--log", log, verb, *arguments], standalone_mode=False)
+
+workflow = tracking.open_pipeline(Path("results"), config)
+spider("download", "text", "000", "--output", "results/raw/text/000.parquet")
+spider("encode", "text", "000", "results/raw/text/000.parquet")
+spider("index", "text", "--output", "results/shards/text/metadata.json")
+for run in config.runs:
+    spider("warmup", run, "only")
+    spider("train", run, "only")
+    spider("evaluate", run, "only")
+spider("compare", "--output", "results/report/summary.json")
+spider("checkpoint", "export", "results/runs/deep/only", "exported")
+tracking.close_pipeline(Path("results"), workflow, "finished", timeout=120)
+"""
+JOBS = [
+    "compare report",
+    "download text/000",
+    "encode text/000",
+    "export runs/deep/only",
+    "index text",
+    *(f"{rule} {run}/only" for rule in ("evaluate", "train") for run in RUNS),
+]
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "SPIDER_", "HF_"))}
+    return kept | more
+
+
+@pytest.fixture(scope="module")
+def database():
+    with postgresql(SECRETS["database"], "mlflow", "users") as uri:
+        yield uri
+
+
+@pytest.fixture(scope="module")
+def server(database, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    users = f"{database}/users"
+    with mlflow_server(folder, f"{database}/mlflow", admin=("ada", SECRETS["ada"]), users=users) as uri:
+        yield uri
+
+
+@pytest.fixture(scope="module")
+def as_ada(server):
+    """The environment of somebody who may write to the server."""
+    password = {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": SECRETS["ada"]}
+    return clean_environment(MLFLOW_TRACKING_URI=server, HF_TOKEN=SECRETS["hub"], **password)
+
+
+@pytest.fixture(scope="module")
+def small_run(as_ada, tmp_path_factory):
+    """The results folder of two small runs that were tracked while they were made."""
+    folder = Workflow(tmp_path_factory.mktemp("run")).folder
+    config = copy.deepcopy(SMALL)
+    run = config["runs"].pop("small") | {"stages": [{"name": "only", "max_steps": 20}]}
+    run["defaults"]["warmup_steps"] = 5
+    shallow = copy.deepcopy(run)
+    shallow["model"]["recurrence"]["loops"] = 1
+    config |= {"runs": {"deep": run, "shallow": shallow}, "tracking": {"experiment": "lab"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-c", PIPELINE]
+    done = subprocess.run(command, cwd=folder, env=as_ada, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "results/logs/said.log").write_text(done.stdout + done.stderr)
+    return folder / "results"
+
+
+@pytest.fixture
+def client(monkeypatch, as_ada, server):
+    """Speaks to the server as Ada."""
+    from mlflow import MlflowClient
+
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, as_ada[name])
+    return MlflowClient(server)
+
+
+def spider(results: Path, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [SPIDER, "--config", results / "config.yaml", *arguments]
+    return subprocess.run(
+        command, cwd=results.parent, env=environment, capture_output=True, text=True, timeout=200
+    )
+
+
+def look(client, whose="lab"):
+    """(jobs, the workflow, trainings, models) in the experiments of that name."""
+    ids = {e.name: e.experiment_id for e in client.search_experiments()}
+    pipeline = client.search_runs([ids[f"{whose}/Pipeline"]])
+    jobs = [r for r in pipeline if r.data.tags["spider.kind"] == "job"]
+    (workflow,) = [r for r in pipeline if r.data.tags["spider.kind"] == "workflow"]
+    return (
+        jobs,
+        workflow,
+        client.search_runs([ids[f"{whose}/Training"]]),
+        client.search_logged_models([ids[f"{whose}/Training"]]),
+    )
+
+
+def curve(client, run, key):
+    return [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, key)]
+
+
+def rows_of(results, run, key):
+    rows = (results / "runs" / run / "only/metrics.jsonl").read_text().splitlines()
+    return [(row["step"], row["metrics"][key]) for row in map(json.loads, rows)]
+
+
+def check_all_is_there_once(client, results, whose="lab"):
+    jobs, workflow, trainings, models = look(client, whose)
+    assert sorted(r.info.run_name for r in jobs if not r.info.run_name.startswith("warmup")) == sorted(JOBS)
+    assert len(jobs) == len(JOBS) + 2  # a warm-up for each run
+    assert {r.info.status for r in (*jobs, workflow, *trainings)} == {"FINISHED"}
+    assert {r.data.tags.get("mlflow.parentRunId") for r in jobs} == {workflow.info.run_id}
+    assert sorted(r.info.run_name for r in trainings) == sorted(RUNS) and len(models) == len(RUNS)
+    for training in trainings:
+        run = training.info.run_name
+        for key in ("train/bpb", "system/rss_mb", "system/cpu_percent"):
+            assert curve(client, training, key) == rows_of(results, run, key)
+        evaluation = read_json(results / "runs" / run / "only/evaluation.json")
+        (model,) = [m for m in models if m.name == f"{run}-only"]
+        scores = {m.key: m.value for m in model.metrics}
+        assert scores["bpb"] == evaluation["bpb"] and scores["bpb_strict"] == evaluation["bpb_strict"]
+        at_loops = curve(client, training, "val/bpb_at_loops/only")
+        assert [bpb for _, bpb in at_loops] == evaluation["loops"]["bpb"]
+        used = {(i.dataset.name, i.dataset.digest) for i in training.inputs.dataset_inputs}
+        assert used == {("text", read_json(results / "shards/text/metadata.json")["digest"])}
+        assert training.data.tags["spider.spec.only"] and training.data.params["only.settings.lr"] == "0.001"
+        files = {f.path for f in client.list_artifacts(training.info.run_id, "only")}
+        assert {"only/evaluation.json", "only/sample.txt", "only/loss.png"} <= files
+    return trainings, models
+
+
+def test_a_whole_run_arrives_on_a_server_with_passwords_on_postgresql(small_run, client):
+    trainings, _ = check_all_is_there_once(client, small_run)
+    found = client.search_runs(
+        [trainings[0].info.experiment_id], "params.`model.recurrence.loops` = '1' and metrics.bpb < 9"
+    )
+    assert [r.info.run_name for r in found] == ["shallow"]
+
+
+def test_what_is_sent_again_is_there_once(small_run, client, as_ada):
+    (small_run / "tracking/sent.json").unlink()
+    done = spider(small_run, "track", "sync", environment=as_ada)
+    assert done.returncode == 0 and "jobs" in done.stdout, done.stdout + done.stderr
+    check_all_is_there_once(client, small_run)
+
+
+def test_it_arrives_in_a_postgresql_without_a_server_too(small_run, client, database):
+    environment = clean_environment(MLFLOW_TRACKING_URI=f"{database}/mlflow")
+    done = spider(small_run, "track", "sync", environment=environment)
+    assert done.returncode == 1 and "send to the server's address instead of its database" in done.stdout
+    environment |= {"SPIDER_TRACKING_EXPERIMENT": "direct"}
+    done = spider(small_run, "track", "sync", environment=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_all_is_there_once(client, small_run, "direct")
+
+
+def test_a_wrong_password_is_named_and_loses_nothing(small_run, as_ada, server):
+    sent = small_run / "tracking/sent.json"
+    before = sent.read_bytes()
+    sent.unlink()
+    done = spider(small_run, "track", "sync", environment=as_ada | {"MLFLOW_TRACKING_PASSWORD": "wrong-one"})
+    assert done.returncode == 1
+    assert f"{server}: the server refuses this user name or password (401)" in done.stdout
+    assert re.search(r"sent nothing; \d\d pending", done.stdout) and "Traceback" not in done.stderr
+    sent.write_bytes(before)
+    assert "sent nothing" in spider(small_run, "track", "sync", environment=as_ada).stdout
+
+
+def test_a_wrong_password_of_the_database_is_named_at_once(small_run, database):
+    wrong = re.sub(":sesame[^@]*@", ":wrong-one@", database)
+    started = time.monotonic()
+    done = spider(
+        small_run, "track", "sync", environment=clean_environment(MLFLOW_TRACKING_URI=f"{wrong}/mlflow")
+    )
+    assert done.returncode == 1 and "set PGPASSWORD" in done.stdout and "wrong-one" not in done.stdout
+    assert time.monotonic() - started < 60
+
+
+def test_no_secret_is_in_any_file_of_the_run(small_run, client, server):
+    files = [path for path in small_run.parent.rglob("*") if path.is_file()]
+    assert {"sender.log", "config.yaml", "said.log"} <= {path.name for path in files}
+    secrets = [text.encode() for text in SECRETS.values()]
+    assert [path for path in files for text in secrets if text in path.read_bytes()] == []
+    jobs, workflow, *_ = look(client)
+    shown = [str(run.to_dictionary()) for run in (*jobs, workflow)]
+    assert not any(secret in text for text in shown for secret in SECRETS.values())
+
+
+TRAINER = """
+import json, sys, time
+from pathlib import Path
+from spider import tracking
+from spider.config import load_config
+results = Path(sys.argv[1])
+spec = load_config(Path(sys.argv[2])).stage("deep", "only")
+rows = results / "runs/deep/only/metrics.jsonl"
+rows.parent.mkdir(parents=True)
+longest = 0
+with tracking.training(results, spec, dataset=("text", "0123", "local")), open(rows, "a") as f:
+    for step in range(300):
+        began = time.perf_counter()
+        f.write(json.dumps({"step": step, "time": time.time(), "metrics": {"train/loss": 1.0}}) + "\\n")
+        f.flush()
+        time.sleep(0.1)
+        longest = max(longest, time.perf_counter() - began)
+print(longest)
+"""
+
+
+def test_a_slow_line_that_then_breaks_costs_training_nothing_and_all_arrives_later(
+    small_run, as_ada, client, server, tmp_path
+):
+    line = BadLine(int(server.rsplit(":", 1)[1]))
+    line.delay = 5
+    command = [sys.executable, "-c", TRAINER, tmp_path, small_run / "config.yaml"]
+    environment = as_ada | {"MLFLOW_TRACKING_URI": line.uri, "SPIDER_TRACKING_EXPERIMENT": "slow"}
+    trainer = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(22)
+    assert line.requests > 1  # it was spoken to, slowly
+    line.cut()
+    said, warned = trainer.communicate(timeout=60)
+    assert float(said) < 1, "a step waited for the store"
+    assert "`spider track sync` sends what is missing" in warned
+    environment |= {"MLFLOW_TRACKING_URI": server}
+    done = subprocess.run(
+        [sys.executable, "-m", "spider.tracking", "sync", tmp_path], env=environment, timeout=120
+    )
+    assert done.returncode == 0
+    experiment = client.get_experiment_by_name("slow/Training")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert [step for step, _ in curve(client, run, "train/loss")] == list(range(300))
+
+
+# ------------------------------------------------------------------------------------------------ the pages
+
+
+@pytest.fixture(scope="module")
+def pages(small_run):
+    """`spider track ui` of the run's own SQLite store, which did not exist before: (address, its process)."""
+    port = free_port()
+    command = [SPIDER, "--config", small_run / "config.yaml", "track", "ui", "--port", str(port)]
+    log = small_run.parent / "ui.log"
+    with open(log, "w") as said:
+        process = subprocess.Popen(
+            command,
+            cwd=small_run.parent,
+            env=clean_environment(),
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    try:
+        wait_for_http(f"http://127.0.0.1:{port}/health", process, log)
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def test_the_pages_are_on_loopback_only(pages):
+    address, process = pages
+    family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    bound = {
+        (c.laddr.ip, c.laddr.port)
+        for pid in family
+        for c in psutil.Process(pid).net_connections("inet")
+        if c.status == psutil.CONN_LISTEN
+    }
+    assert bound == {("127.0.0.1", int(address.rsplit(":", 1)[1]))}
+
+
+def test_a_port_that_is_taken_is_named(pages, small_run):
+    port = pages[0].rsplit(":", 1)[1]
+    done = spider(small_run, "track", "ui", "--port", port, environment=clean_environment())
+    assert done.returncode == 1 and f"port {port} is taken; name another" in done.stderr
+
+
+def test_of_a_server_the_address_of_its_pages_is_told(small_run, as_ada, server):
+    done = spider(small_run, "track", "ui", environment=as_ada)
+    assert done.returncode == 0 and f"{server}/#/experiments" in done.stderr
+
+
+def test_a_person_finds_the_runs_and_compares_two_checkpoints(pages, browser, small_run):
+    from mlflow import MlflowClient
+
+    address, _ = pages
+    client = MlflowClient(address)
+    trainings, models = check_all_is_there_once(client, small_run)
+    experiment = trainings[0].info.experiment_id
+    page = browser.new_page(viewport={"width": 1500, "height": 950})
+    page.set_default_timeout(90_000)
+
+    page.goto(f"{address}/#/experiments/{experiment}/runs?workflowType=machine_learning")
+    for run in RUNS:
+        page.get_by_role("link", name=run, exact=True).first.wait_for()
+
+    ids = quote(json.dumps([run.info.run_id for run in trainings]))
+    metric = quote(json.dumps("train/bpb"))
+    page.goto(
+        f"{address}/#/metric?runs={ids}&metric={metric}&experiments={quote(json.dumps([experiment]))}"
+        f"&plot_metric_keys={quote(json.dumps(['train/bpb']))}&x_axis=step&workflowType=machine_learning"
+    )
+    lines = page.locator(".js-plotly-plot .scatterlayer .trace path.js-line")
+    lines.nth(1).wait_for(state="attached")
+    drawn = {line.get_attribute("d") for line in lines.all()}  # each is drawn twice, once for the pointer
+    assert len(drawn) == 2 and all(path.count("L") == 3 for path in drawn)  # of four points
+    for run in RUNS:
+        assert page.get_by_role("link", name=run, exact=True).count()
+
+    page.goto(f"{address}/#/experiments/{experiment}/models?workflowType=machine_learning")
+    for run in RUNS:
+        page.get_by_role("link", name=f"{run}-only", exact=True).first.wait_for()
+    page.goto(
+        f"{address}/#/experiments/{experiment}/models/{models[0].model_id}?workflowType=machine_learning"
+    )
+    page.get_by_text("bpb_strict", exact=True).first.wait_for()
+    page.close()
