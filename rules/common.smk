@@ -27,7 +27,7 @@ except ValueError as error:
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 # A scheduler's SIGTERM goes to all processes of a job. The shell has to outlive the command, which may be saving.
-shell.prefix("trap : TERM; ")
+shell.prefix("set -euo pipefail; trap : TERM; ")
 
 # Every job reads the configuration of this invocation from the results folder, --config overrides included.
 SNAPSHOT = RESULTS / "config.yaml"
