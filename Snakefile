@@ -24,6 +24,7 @@ include: "rules/data.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
+include: "rules/scaling.smk"
 
 
 localrules:
@@ -35,6 +36,7 @@ rule all:
     input:
         "<results>/report/summary.json",
         expand("<results>/report/runs/{run}.html", run=CONFIG.runs),
+        "<results>/report/scaling.json" if CONFIG.scaling else [],
 
 
 for run in CONFIG.runs:
@@ -44,6 +46,16 @@ for run in CONFIG.runs:
             f"runs/{run}"
         input:
             [f"<results>/runs/{run}/{stage}/evaluation.json" for stage in stages(run)],
+        localrule: True
+
+
+for sweep, runs in CONFIG.sweeps.items():
+
+    rule:
+        name:
+            f"runs/{sweep}"
+        input:
+            [f"<results>/runs/{run}/{stage}/evaluation.json" for run in runs for stage in stages(run)],
         localrule: True
 
 

@@ -457,15 +457,54 @@ def report(session: Session, run: str, output: Path | None) -> None:
 
 
 @cli.command()
-@click.argument("run")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="scaling.json to write (default: in the results)."
+)
+@click.pass_obj
+def scaling(session: Session, output: Path | None) -> None:
+    """Fit a scaling law to the sweep that the configuration names under scaling."""
+    from spider.evaluation.scaling import write_scaling
+
+    config, results = session.config, session.results
+    path = output or results.report / "scaling.json"
+    runs = config.sweeps.get(config.scaling or "", [])
+    evaluations = [
+        results.stage(run, stage.name) / "evaluation.json"
+        for run in runs
+        for stage in config.runs[run].stages
+    ]
+    with session.tracked("scaling", config.scaling or "", {}, evaluations, [path]) as job:
+        found = write_scaling(config, results, path)
+        for suffix in (".json", ".md", ".png"):
+            job.artifact(path.with_suffix(suffix))
+        for name in ("parameters", "bytes", "bpb"):
+            if law := getattr(found, name):
+                job.metric(f"exponent/{name}", law.exponent)
+    for curve in found.curves:
+        if curve.problem:
+            log.warning("%.2g FLOPs: not used, %s", curve.budget, curve.problem)
+    log.info("%s; %s", found.problem or "a law", path.with_suffix(".md"))
+
+
+@cli.command()
+@click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True)
 @click.pass_obj
-def describe(session: Session, run: str, as_json: bool) -> None:
-    """Say before training what a run costs: parameters, FLOPs a byte, steps, memory."""
-    from spider.describe import describe, render
+def describe(session: Session, run: str | None, as_json: bool) -> None:
+    """Say before training what a run costs: parameters, FLOPs a byte, steps, memory.
 
-    found = describe(session.config, run)
-    click.echo(json.dumps(found, indent=2)) if as_json else render(found)
+    Of several runs, those of a sweep or, without RUN, all of them, a line each.
+    """
+    from spider.describe import describe, render, render_list
+
+    config = session.config
+    names = config.sweeps.get(run, [run]) if run else list(config.runs)
+    found = [describe(config, name) for name in names]
+    alone = run is not None and run not in config.sweeps
+    if as_json:
+        click.echo(json.dumps(found[0] if alone else found, indent=2))
+    else:
+        render(found[0]) if alone else render_list(found)
 
 
 @cli.command()

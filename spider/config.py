@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from spider.files import digest
 
@@ -463,8 +463,8 @@ class Resources(Block):
     def _share(self) -> Resources:
         if self.processes % self.nodes or self.gpus % self.nodes:
             raise ValueError(
-                f"{self.nodes} nodes cannot share {self.gpus} gpus and {self.processes} processes evenly; make "
-                f"both multiples of {self.nodes}"
+                f"{self.nodes} nodes cannot share {self.gpus} gpus and {self.processes} processes evenly; "
+                f"make both multiples of {self.nodes}"
             )
         return self
 
@@ -492,6 +492,8 @@ class Run(Block):
     """Trained one after the other."""
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: Resources = Resources()
+    grid: dict[str, list[Any] | dict[str, Any]] = {}
+    """Settings to sweep: each combination of their values becomes a run of its own (docs/sweeps.md)."""
 
 
 class TrackingConfig(Block):
@@ -618,6 +620,14 @@ class Config(Block):
     """Datasets by name."""
     runs: Annotated[dict[str, Run], Field(min_length=1)]
     tracking: TrackingConfig = TrackingConfig()
+    scaling: str | None = None
+    """Fit a scaling law to this run's grid, over models and ``target_flops`` (docs/sweeps.md)."""
+    _sweeps: dict[str, list[str]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def sweeps(self) -> dict[str, list[str]]:
+        """Of each block with a grid, the names of the runs that it became."""
+        return self._sweeps
 
     def stage(self, run_name: str, stage_name: str) -> StageSpec:
         """Resolve one stage: its own settings over the run's defaults over the schema's."""
@@ -658,6 +668,10 @@ class Config(Block):
         return self.datasets[name]
 
     def run(self, name: str) -> Run:
+        if name in self.sweeps:
+            raise ConfigError(
+                f"runs: {name} is a sweep, name one of its runs: {', '.join(self.sweeps[name])}"
+            )
         if name not in self.runs:
             raise ConfigError(f"runs: no run {name!r}{nearest(name, list(self.runs))}")
         return self.runs[name]
@@ -694,12 +708,18 @@ def load_config(source: Path | dict[str, Any]) -> Config:
         raw = source
     if not isinstance(raw, dict):
         raise ConfigError("the configuration must be a mapping with the keys datasets and runs")
-    raw = {**raw, "runs": _expand_models(raw.get("runs"))}
+    from spider.grid import expand_grids  # here, because it reads this schema
+
+    runs, sweeps = raw.get("runs"), dict[str, list[str]]()
+    if isinstance(runs, dict):
+        runs, sweeps = expand_grids(runs)
+    raw = {**raw, "runs": _expand_models(runs)}
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
-    problems = list(_cross_check(config))
+    config.sweeps.update(sweeps)
+    problems = [*_cross_check(config), *_scaling_problems(config)]
     if problems:
         raise ConfigError("\n".join(problems))
     return config
@@ -798,6 +818,28 @@ def _cross_check(config: Config) -> list[str]:
     return problems
 
 
+def _scaling_problems(config: Config) -> list[str]:
+    """What keeps a law from being fitted; better said before its runs are trained than after."""
+    sweep = config.scaling
+    if sweep is None:
+        return []
+    if sweep not in config.sweeps:
+        return [f"scaling: no run {sweep!r} with a grid{nearest(sweep, list(config.sweeps))}"]
+    runs = [config.runs[name] for name in config.sweeps[sweep]]
+    if (count := len(runs[0].stages)) != 1:
+        return [f"runs.{sweep}.stages: what a scaling law is fitted to has one stage (here are {count})"]
+    budgets = {
+        config.stage(name, runs[0].stages[0].name).settings.target_flops for name in config.sweeps[sweep]
+    }
+    models = {run.model.model_dump_json() for run in runs}
+    if None in budgets or len(budgets) < 2 or len(models) < 3:
+        return [
+            f"runs.{sweep}.grid: a scaling law needs at least 3 models and 2 values of target_flops "
+            f"(here are {len(models)} and {len(budgets - {None})})"
+        ]
+    return []
+
+
 def _horizon_problems(s: StageSettings) -> list[str]:
     known = (s.tokens, s.max_steps, s.target_flops, s.tokens_per_parameter)
     if all(n is None for n in (*known, s.max_hours)):
@@ -866,6 +908,12 @@ def _siblings(loc: tuple[Any, ...]) -> list[str]:
     for part in loc[:-1]:
         block = _child(block, part)
     return list(block.model_fields) if isinstance(block, type) and issubclass(block, Block) else []
+
+
+def child_block(block: Any, key: str) -> type[Block] | None:
+    """The block that a key of a block holds, if it holds one."""
+    found = _child(block, key)
+    return found if isinstance(found, type) and issubclass(found, Block) else None
 
 
 def _child(annotation: Any, part: Any) -> Any:

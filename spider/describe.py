@@ -224,6 +224,29 @@ def render(found: dict[str, Any]) -> None:
     console.print(f"{counted}: {', '.join(parts)} (activations: an estimate).")
 
 
+def render_list(runs: list[dict[str, Any]]) -> None:
+    """Print several descriptions, a line each."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("Run", no_wrap=True)
+    for title in ("Parameters", "FLOPs a byte", "Steps", "Bytes", "FLOPs", "Memory"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for found in runs:
+        known = found["steps"] is not None
+        table.add_row(
+            found["run"],
+            quantity(found["parameters"], ""),
+            quantity(found["flops_per_byte"], ""),
+            f"{found['steps']:,}" if known else "?",
+            quantity(found["bytes"], "B") if known else "?",
+            quantity(found["flops"], "") if known else "?",
+            quantity(found["memory"], "B"),
+        )
+    Console(highlight=False).print(table)
+
+
 def quantity(value: float, unit: str) -> str:
     """Three figures and a decimal prefix: ``3.20 MB``."""
     prefixes = ("", "k", "M", "G", "T", "P", "E", "Z")

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from spider.evaluation.plots import Curve, smoothed, _spread, plot_bpb, plot_loss
+from spider.evaluation.plots import Curve, _spread, plot_bpb, plot_loss, smoothed
 
 
 def curve(run="demo", stage="main", begin=0.0, n=50):

@@ -65,17 +65,19 @@ def encode_text(results: Results) -> None:
     build_metadata(shards, "text", source=source, parts=["000"], validation=0.3)
 
 
-def train_stage(config: Config, results: Results, stage: str, *, evaluated: bool = True) -> None:
-    """One stage of the run, with the files that Snakemake and tracking would leave of its jobs."""
-    spec, folder = config.stage("small", stage), results.stage("small", stage)
-    names = [one.name for one in config.runs["small"].stages]
+def train_stage(
+    config: Config, results: Results, stage: str, *, run: str = "small", evaluated: bool = True
+) -> None:
+    """One stage of a run, with the files that Snakemake and tracking would leave of its jobs."""
+    spec, folder = config.stage(run, stage), results.stage(run, stage)
+    names = [one.name for one in config.runs[run].stages]
     before = names[: names.index(stage)]
-    previous = results.stage("small", before[-1]) / "train.json" if before else None
+    previous = results.stage(run, before[-1]) / "train.json" if before else None
     train(spec, folder, results.shards("text"), previous=previous)
-    left_by_job(results, "train", f"small-{stage}", f"small/{stage}", 12.5)
+    left_by_job(results, "train", f"{run}-{stage}", f"{run}/{stage}", 12.5)
     if evaluated:
         evaluate(folder / "train.json", spec, results.shards("text"), folder)
-        left_by_job(results, "evaluate", f"small-{stage}", f"small/{stage}", 2.25)
+        left_by_job(results, "evaluate", f"{run}-{stage}", f"{run}/{stage}", 2.25)
 
 
 def left_by_job(results: Results, rule: str, file: str, name: str, seconds: float, joules: float = 0) -> None:

@@ -1,0 +1,28 @@
+"""A scaling law through the runs of the sweep that the configuration names."""
+
+if CONFIG.scaling:
+
+    rule scaling:
+        input:
+            [
+                f"<results>/runs/{run}/{stage}/evaluation.json"
+                for run in CONFIG.sweeps[CONFIG.scaling]
+                for stage in stages(run)
+            ],
+        output:
+            multiext("<results>/report/scaling", ".json", ".md"),
+            report(
+                "<results>/report/scaling.png",
+                caption="captions/scaling.rst",
+                category="Comparison",
+                labels={"what": "scaling law"},
+            ),
+        log:
+            "<logs>/scaling.log",
+        benchmark:
+            "<benchmarks>/scaling/scaling.tsv"
+        resources:
+            mem_mb=2000,
+            runtime=10,
+        shell:
+            "spider --config {SNAPSHOT:q} --log {log:q} scaling --output {output[0]:q}"

@@ -1,0 +1,269 @@
+"""Scaling laws from a sweep over sizes and FLOP budgets: IsoFLOP parabolas, then power laws.
+
+The second approach of Hoffmann et al. (arXiv:2203.15556). At each budget C the loss, bits per byte on
+held-out text, is fitted by a parabola in log N; its minimum is the best size for that budget. Through the
+minima of all budgets go power laws,
+
+    N_opt = k C^a    D_opt = k C^b    L_opt = k C^c
+
+straight lines in logarithms, by least squares. N counts the parameters that text is multiplied with, all
+experts among them; rows that are only looked up (embedding, n-gram tables) are told apart, for they cost no
+FLOPs. D is bytes trained; that of a minimum is interpolated between the sizes of its budget, since FLOPs a
+byte are the model's own count and not 6 N.
+
+A parabola is used only if it has a minimum and that lies between the smallest and the largest size: one that
+opens downwards, or whose minimum lies outside, is reported with what to do, drawn dashed, and left out of the
+laws. Of several runs of one size and one budget (learning rates, seeds) the best counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from spider import files
+from spider.config import Config
+from spider.describe import describe, quantity
+from spider.results import Results
+
+FORMAT = 1
+#: Fewest sizes that a parabola goes through, and fewest minima that a law goes through.
+LEAST_SIZES, LEAST_BUDGETS = 3, 2
+
+
+@dataclass(frozen=True)
+class Point:
+    """One trained run of the sweep."""
+
+    run: str
+    budget: float
+    """FLOPs that it was given."""
+    flops: float
+    """That it took: whole steps."""
+    parameters: float
+    """Without those that are only looked up."""
+    all_parameters: int
+    bytes: float
+    bpb: float
+
+
+@dataclass(frozen=True)
+class IsoFlop:
+    """The parabola of one budget."""
+
+    budget: float
+    flops: float
+    """Geometric mean of what its runs took."""
+    points: list[Point]
+    coefficients: tuple[float, float, float] | None
+    """Of bpb in log10 of the parameters, highest power first; None: too few sizes."""
+    residual: float | None
+    """Root mean square of what the parabola leaves, in bits per byte; 0 for three sizes."""
+    best_parameters: float | None
+    best_bytes: float | None
+    best_bpb: float | None
+    problem: str | None
+    """Why it is not used; the best_* are then None."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """``factor * flops ** exponent``."""
+
+    exponent: float
+    factor: float
+    error: float | None
+    """Standard error of the exponent; None where two minima leave nothing to estimate it from."""
+
+    def at(self, flops: float) -> float:
+        return self.factor * flops**self.exponent
+
+
+@dataclass(frozen=True)
+class ScalingFit:
+    """All of it."""
+
+    curves: list[IsoFlop]
+    parameters: Law | None
+    bytes: Law | None
+    bpb: Law | None
+    problem: str | None
+    """Why there are no laws."""
+
+
+# ----------------------------------------------------------------------------------------------- fitting
+
+
+def fit(points: list[Point]) -> ScalingFit:
+    """Parabolas of all budgets, and the laws through their minima."""
+    groups: dict[float, dict[float, Point]] = defaultdict(dict)
+    for point in points:
+        sizes = groups[point.budget]
+        if point.parameters not in sizes or point.bpb < sizes[point.parameters].bpb:
+            sizes[point.parameters] = point
+    curves = [fit_budget(budget, [*sizes.values()]) for budget, sizes in sorted(groups.items())]
+    good = [curve for curve in curves if curve.problem is None]
+    if len(good) < LEAST_BUDGETS:
+        said = f"{len(good)} of {len(curves)} budgets have a minimum, a law needs {LEAST_BUDGETS}"
+        return ScalingFit(curves, None, None, None, said)
+    flops = [curve.flops for curve in good]
+    best = [
+        fit_law(flops, [float(getattr(curve, name)) for curve in good])
+        for name in ("best_parameters", "best_bytes", "best_bpb")
+    ]
+    return ScalingFit(curves, best[0], best[1], best[2], None)
+
+
+def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
+    """The parabola of one budget's points, all of different sizes."""
+    points = sorted(points, key=lambda point: point.parameters)
+    flops = math.exp(sum(math.log(point.flops) for point in points) / len(points))
+    if len(points) < LEAST_SIZES:
+        few = f"{len(points)} sizes, a parabola needs {LEAST_SIZES}"
+        return IsoFlop(budget, flops, points, None, None, None, None, None, few)
+    size_N = np.log10([point.parameters for point in points])
+    bpb_N = np.array([point.bpb for point in points])
+    # Around their middle, where the powers of a logarithm differ enough to be told apart.
+    middle = size_N.mean()
+    a, b, c = np.polyfit(size_N - middle, bpb_N, 2)
+    left = bpb_N - np.polyval((a, b, c), size_N - middle)
+    residual = float(np.sqrt((left**2).mean()))
+    problem = None
+    coefficients = (float(a), float(b - 2 * a * middle), float(c - b * middle + a * middle**2))
+    if a <= 0:
+        problem = "it opens downwards: the sizes are too close to each other, or chance decided"
+    else:
+        at = middle - b / (2 * a)
+        if at < size_N[0]:
+            problem = "its minimum lies below the smallest size: add smaller ones, or a larger budget"
+        elif at > size_N[-1]:
+            problem = "its minimum lies above the largest size: add larger ones, or a smaller budget"
+    if problem:
+        return IsoFlop(budget, flops, points, coefficients, residual, None, None, None, problem)
+    log_bytes = np.interp(at, size_N, np.log10([point.bytes for point in points]))
+    best = (float(10**at), float(10**log_bytes), float(c - b**2 / (4 * a)))
+    return IsoFlop(budget, flops, points, coefficients, residual, *best, None)
+
+
+def fit_law(flops: list[float], values: list[float]) -> Law:
+    """A power law through at least two points, by least squares on logarithms."""
+    x_B, y_B = np.log10(flops), np.log10(values)
+    middle = x_B.mean()
+    slope, height = np.polyfit(x_B - middle, y_B, 1)
+    error = None
+    if len(x_B) > 2:
+        left = y_B - height - slope * (x_B - middle)
+        error = float(np.sqrt((left**2).sum() / (len(x_B) - 2) / ((x_B - middle) ** 2).sum()))
+    return Law(float(slope), float(10 ** (height - slope * middle)), error)
+
+
+# ------------------------------------------------------------------------------------------ from a sweep
+
+
+def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
+    """What the runs of a sweep came to.
+
+    Raises:
+        ValueError: a run is not trained or not evaluated, or two were scored on different texts.
+    """
+    points, texts = [], {}
+    for run in config.sweeps[sweep]:
+        (stage,) = config.runs[run].stages
+        folder = results.stage(run, stage.name)
+        receipt, found = files.read_json(folder / "train.json"), files.read_json(folder / "evaluation.json")
+        told = describe(config, run)
+        looked_up = sum(told["parameters_by_part"].get(part, 0) for part in ("embedding", "engram"))
+        budget = config.stage(run, stage.name).settings.target_flops
+        assert budget is not None, "checked when the configuration is read"
+        texts[run] = found["text_sha256"]
+        points.append(
+            Point(
+                run=run,
+                budget=budget,
+                flops=told["flops_per_byte"] * receipt["tokens"],
+                parameters=told["parameters"] - looked_up,
+                all_parameters=told["parameters"],
+                bytes=receipt["bytes"],
+                bpb=found["bpb"],
+            )
+        )
+    if len(set(texts.values())) > 1:
+        raise ValueError(f"the runs of {sweep} were not all scored on the same text; evaluate them again")
+    return points
+
+
+def write_scaling(config: Config, results: Results, output: Path) -> ScalingFit:
+    """Fit the configuration's sweep; write a table and a figure beside ``output``, the JSON.
+
+    Raises:
+        ValueError: the configuration names no sweep, or as `read_points` says.
+    """
+    from spider.evaluation.scaling_plots import plot_scaling
+
+    if (sweep := config.scaling) is None:
+        raise ValueError("scaling: the configuration names no run with a grid to fit a law to")
+    found = fit(read_points(config, results, sweep))
+    plot_scaling(found, output.with_suffix(".png"), f"{sweep}: scaling law")
+    files.write_text(output.with_suffix(".md"), markdown(found, sweep))
+    files.write_json(output, {"format": FORMAT, "sweep": sweep, **asdict(found)})
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def markdown(found: ScalingFit, sweep: str) -> str:
+    """The laws, the minima and the runs, as tables."""
+    blocks = [f"# Scaling law of {sweep}"]
+    if found.problem:
+        blocks.append(f"No law: {found.problem}.")
+    else:
+        rows = []
+        for name, law in (
+            ("parameters", found.parameters),
+            ("bytes", found.bytes),
+            ("bits per byte", found.bpb),
+        ):
+            assert law is not None, "laws come together"
+            error = f" ± {law.error:.3f}" if law.error is not None else ""
+            rows.append([f"best {name}", f"{law.factor:.3g} C^{law.exponent:.3f}{error}"])
+        blocks.append(_table(["", "law, C in FLOPs"], rows))
+    rows = []
+    for curve in found.curves:
+        best = (
+            [
+                quantity(curve.best_parameters, ""),
+                quantity(curve.best_bytes or 0, "B"),
+                f"{curve.best_bpb:.4f}",
+            ]
+            if curve.best_parameters
+            else ["", "", ""]
+        )
+        ratio = f"{(curve.best_bytes or 0) / curve.best_parameters:.1f}" if curve.best_parameters else ""
+        rows.append([f"{curve.budget:.2g}", str(len(curve.points)), *best, ratio, curve.problem or ""])
+    blocks.append(
+        _table(["FLOPs", "sizes", "best parameters", "bytes", "bits per byte", "bytes a parameter", ""], rows)
+    )
+    rows = [
+        [
+            point.run,
+            f"{point.budget:.2g}",
+            quantity(point.parameters, ""),
+            quantity(point.all_parameters, ""),
+            quantity(point.bytes, "B"),
+            f"{point.bpb:.4f}",
+        ]
+        for curve in found.curves
+        for point in curve.points
+    ]
+    blocks.append(_table(["run", "FLOPs", "parameters", "with tables", "bytes", "bits per byte"], rows))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
