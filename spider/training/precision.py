@@ -2,7 +2,8 @@
 
 Weights, gradients and optimizer state are fp32 always; precision is about the matrix products. ``bf16`` runs
 them under autocast. ``fp8`` is bf16 whose linear layers are torchao's Float8Linear: operands scaled, cast to
-8 bits, multiplied, in forward and backward. It skips the layers whose output decides something discrete or is
+8 bits, multiplied, in forward and backward; its experts multiply by ``kernels/grouped_mm_fp8.py``, which has
+one way of scaling whatever the recipe. It skips the layers whose output decides something discrete or is
 tiny: boundary predictor, router, halting, loop embedding, Engram, embeddings, head, norms (DESIGN section 6).
 
 A *recipe* says what shares a scale. ``tensorwise``: one a tensor, e4m3 forward and e5m2 for gradients; the
@@ -31,9 +32,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from kernels import grouped_mm_fp8
 from spider.config import Fp8Recipe
+from spider.model.experts import Experts
 from spider.model.layers import compute_dtype
 from spider.training.errors import TrainingError
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["fp32", "bf16", "fp8"]
 
@@ -42,8 +47,8 @@ _NEVER_FP8 = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora")
 
 @dataclass(frozen=True)
 class Precision:
-    """A decision: the arithmetic and the reason; of fp8 also how operands are scaled, and which linear layers
-    take part (None: all eligible ones)."""
+    """A decision: the arithmetic and the reason; of fp8 also how operands are scaled, and which layers take
+    part (None: all eligible ones)."""
 
     kind: Kind
     reason: str
@@ -66,7 +71,8 @@ class Precision:
         return torch.autocast(device.type, dtype=self.compute)
 
     def prepare(self, model: nn.Module, *, emulate: bool = False, sharded: bool = False) -> None:
-        """Swap the chosen linear layers for Float8Linear, in place; parameter names stay as they are.
+        """Swap the chosen linear layers for Float8Linear and set experts to fp8, in place; parameter names
+        stay as they are.
 
         Args:
             sharded: FSDP is going to share the weights. Where one factor scales a whole weight, processes
@@ -75,6 +81,15 @@ class Precision:
         if self.kind == "fp8":
             assert self.recipe is not None
             to_fp8(model, self.recipe, self.layers, emulate=emulate, gather=sharded)
+            wanted = {n: e for n, e in experts_of(model).items() if self.layers is None or n in self.layers}
+            device = next(model.parameters()).device
+            if wanted and not (emulate or grouped_mm_fp8.runs_on(device)):
+                log.info(
+                    "precision: the experts stay in bf16, %s groups no fp8 products", device_name(device)
+                )
+                return
+            for experts in wanted.values():
+                experts.fp8 = True
 
     def after_update(self, model: nn.Module) -> None:
         """Find the scales of all weights that are gathered in fp8 in one exchange, not one for each."""
@@ -146,6 +161,18 @@ def eligible(module: nn.Module, name: str) -> bool:
         and _NEVER_FP8.search(name) is None
         and not (module.in_features % 16 or module.out_features % 16)
     )
+
+
+def experts_of(model: nn.Module) -> dict[str, Experts]:
+    """The experts that may run in fp8, by name: in one grouped product, with widths that are multiples of
+    16."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Experts)
+        and module.implementation == "grouped"
+        and not (module.up.shape[1] % 16 or module.down.shape[1] % 16)
+    }
 
 
 @contextlib.contextmanager

@@ -2,9 +2,10 @@
 
 The warm-up runs the real model at the run's real shapes, notes every linear layer's product (M rows, K in, N
 out), and times each distinct one forward and backward in fp32, bf16 and, where a layer may run in it, the
-run's fp8 recipe, casts included. Then it times whole training steps in the candidates that are left, because
-a product that wins alone may lose in company (a CPU spends more on bf16's casts of everything else than it
-saves). `decide` in ``precision.py`` reads the outcome.
+run's fp8 recipe, casts included. A layer's experts are timed whole, rows moved there and back, in bf16 and in
+fp8. Then it times whole training steps in the candidates that are left, because a product that wins alone may
+lose in company (a CPU spends more on bf16's casts of everything else than it saves). `decide` in
+``precision.py`` reads the outcome.
 
 Where the device has no fp8 the products are timed with emulated fp8 and marked so: the path is exercised
 everywhere, and never chosen. Every measurement stops after its share of a time budget, one repetition at
@@ -34,9 +35,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kernels import grouped_mm_fp8
+from kernels.route import Routing, route_torch
 from spider import files
 from spider.config import Fp8Recipe, StageSpec
 from spider.model import build_model, choose_kernels
+from spider.model.experts import Experts
 from spider.training import compilecache
 from spider.training.batch import to_device
 from spider.training.memory import return_freed_memory
@@ -48,6 +52,7 @@ from spider.training.precision import (
     decide,
     device_name,
     eligible,
+    experts_of,
     has_bf16,
     has_fp8,
     to_fp8,
@@ -89,6 +94,9 @@ def warm_up(spec: StageSpec, output: Path) -> dict[str, Any]:
     products, may = _products(spec, device)
     gemms = _time_products(products, may, recipe, device, compiled and has_fp8(device))
     fp8_layers = _fp8_layers(products, may, gemms) if has_fp8(device) else []
+    experts = _time_experts(spec, device, compiled and has_fp8(device))
+    if experts and experts["fastest"] == "fp8":
+        fp8_layers += experts["layers"]
     plan = frozenset(fp8_layers) if asked == "auto" else None
     archive = output.with_suffix(_CACHE)
     with compilecache.kept(archive) if compiled else contextlib.nullcontext():
@@ -117,6 +125,7 @@ def warm_up(spec: StageSpec, output: Path) -> dict[str, Any]:
         "step_shape": {k: spec.shape_fields()[k] for k in ("seq_len", "micro_batch", "n_loops")},
         "step": step,
         "gemms": gemms,
+        "experts": experts,
         "compile": _describe(archive, device) if compiled else None,
         "seconds": round(time.perf_counter() - began, 2),
     }
@@ -261,25 +270,76 @@ def _time_product(
     holder = nn.Sequential(nn.Linear(k, n, bias=False, device=device))
     if kind == "fp8":
         to_fp8(holder, recipe, emulate=not has_fp8(device))
-        if compiled:
-            # Else the shapes count as recompilations of one function, which soon falls back to eager.
-            torch.compiler.reset()
-            holder.compile()
-    x_MK = torch.randn(m, k, device=device, requires_grad=True)
+    return _time_there_and_back(holder, m, k, kind, device, compiled and kind == "fp8", budget)
+
+
+def _time_there_and_back(
+    part: nn.Module, rows: int, width: int, kind: str, device: torch.device, compiled: bool, budget: float
+) -> float:
+    """Seconds of forward and backward of a part of the model for ``rows`` random rows."""
+    if compiled:
+        # Else the shapes count as recompilations of one function, which soon falls back to eager.
+        torch.compiler.reset()
+        part.compile()
     # Under autocast a real layer meets bf16 activations: the cast of its input is not its own cost.
-    x_MK = x_MK.detach().to(torch.float32 if kind == "fp32" else torch.bfloat16).requires_grad_()
+    dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+    x_MK = torch.randn(rows, width, device=device).to(dtype).requires_grad_()
     precision = Precision("fp32" if kind == "fp32" else "bf16", "measured")
     with precision.autocast(device):
-        dy_MN = torch.randn_like(holder(x_MK))
+        dy_MN = torch.randn_like(part(x_MK))
 
     def once() -> None:
         with precision.autocast(device):
-            y_MN = holder(x_MK)
+            y_MN = part(x_MK)
         y_MN.backward(dy_MN)
 
     once()
     _wait(device)
     return _seconds(once, device, budget)
+
+
+def _time_experts(spec: StageSpec, device: torch.device, compiled: bool) -> dict[str, Any] | None:
+    """Milliseconds of forward and backward of one layer's experts, by precision; None where no experts may
+    run in fp8. Tokens choose at random: the load of a balanced router."""
+    with torch.device("meta"):
+        model = build_model(spec.model)
+    layers = sorted(experts_of(model))
+    if not layers or spec.model.moe is None:
+        return None
+    moe, tokens = (
+        spec.model.moe,
+        spec.micro_batch(spec.processes) * model.chunker.slots(spec.settings.seq_len),
+    )
+    routing = route_torch(torch.randn(tokens, moe.experts, device=device), None, moe.top_k)
+    ms = {}
+    for kind in ("bf16", "fp8"):
+        experts = Experts(spec.model.hidden, moe).to(device)
+        experts.init_weights()
+        experts.fp8 = kind == "fp8"
+        part = _Routed(experts, routing)
+        seconds = _time_there_and_back(
+            part, tokens, spec.model.hidden, kind, device, compiled, _GEMM_SECONDS / 10
+        )
+        ms[kind] = round(1000 * seconds, 4)
+    fastest = "fp8" if grouped_mm_fp8.runs_on(device) and ms["fp8"] < ms["bf16"] else "bf16"
+    return {
+        "tokens": tokens,
+        "uses": spec.loops * len(layers),
+        "ms": ms,
+        "fastest": fastest,
+        "layers": layers,
+    }
+
+
+class _Routed(nn.Module):
+    """Experts whose tokens have chosen."""
+
+    def __init__(self, experts: Experts, routing: Routing) -> None:
+        super().__init__()
+        self.experts, self.routing = experts, routing
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return self.experts(x_ND, self.routing)
 
 
 def _fp8_layers(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from small import build, train
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from spider.config import MoEConfig
 from spider.model import engram, experts
@@ -100,6 +105,29 @@ def test_the_whole_model_by_ops_is_one_graph(ops):
     model = build(recurrence={"checkpointing": True}).train()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     train(model, compiled)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_fp8_casts_a_weight_once_however_often_it_is_used(checkpointing):
+    torch.compiler.reset()
+    graphs: list[Counter[str]] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(Counter(str(node.target) for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    model = build(recurrence={"loops": 3, "checkpointing": checkpointing}).train()
+    for layer in model.core.layers:
+        layer.ffn.experts.fp8 = True
+    partition = min_cut_rematerialization_partition
+    backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=partition)
+    x = torch.randint(97, 123, (2, 41))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.compile(model, backend=backend, fullgraph=True)(x[:, :-1], x[:, 1:]).loss.backward()
+    forward, backward = graphs
+    cast = "spider.cast_columns_fp8.default"
+    assert forward[cast] == 2 * len(model.core.layers) and backward[cast] == 0
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.core.layers.parameters())
 
 
 def test_counts_are_exact_and_leave_invalid_slots_out():

@@ -85,7 +85,8 @@ def make_spec() -> Callable[..., StageSpec]:
         **changes: Any,
     ):
         """Stage ``a`` or ``b`` of a run; a change to a run's key or a stage setting goes where it belongs."""
-        run_keys = {k: changes.pop(k) for k in ("seed", "precision", "fp8_recipe", "compile", "kernels") if k in changes}
+        of_run = {"seed", "precision", "fp8_recipe", "compile", "kernels"}
+        run_keys = {k: changes.pop(k) for k in of_run & changes.keys()}
         config = load_config(
             {
                 "datasets": {"toy": {"source": {"kind": "pydocs"}}},

@@ -11,7 +11,7 @@ from spider.files import read_json, write_json
 from spider.model import build_model
 from spider.training import precision
 from spider.training.errors import TrainingError
-from spider.training.precision import Precision, decide, eligible, to_fp8
+from spider.training.precision import Precision, decide, eligible, experts_of, to_fp8
 from spider.training.stage import train
 from spider.training.trained import load_model
 
@@ -60,6 +60,25 @@ def test_fp8_comes_with_the_recipe_asked_for_and_the_layers_measured(monkeypatch
 def model(make_spec):
     torch.manual_seed(0)
     return build_model(make_spec().model)
+
+
+def test_fp8_reaches_the_experts_of_the_layers_measured_where_the_device_groups_it(make_spec, caplog):
+    caplog.set_level("INFO")
+    model = build_model(make_spec(model={"recurrence": {"layers": 2, "loops": 1}}).model)
+    experts = [layer.ffn.experts for layer in model.core.layers]
+    plan = Precision("fp8", "measured", frozenset(["core.layers.1.ffn.experts"]), "tensorwise")
+    plan.prepare(model)
+    assert not any(e.fp8 for e in experts)
+    assert "experts stay in bf16, cpu groups no fp8 products" in caplog.text
+    plan.prepare(model, emulate=True)
+    assert [e.fp8 for e in experts] == [i == 1 for i in range(len(experts))]
+
+
+def test_experts_one_after_the_other_or_of_odd_width_never_run_in_fp8(make_spec):
+    for change in ({"implementation": "loop"}, {"expert_hidden": 24}):
+        spec = make_spec(model={"moe": change})
+        with torch.device("meta"):
+            assert not experts_of(build_model(spec.model))
 
 
 def products(recipe, x_MK, dy_MN, weight_NK, *, emulate=True):

@@ -39,6 +39,9 @@ def test_it_measures_every_distinct_product_of_the_shape_and_decides(tmp_path, m
         assert min(product["ms"].values()) > 0
         assert product["fastest"] in ("fp32", "bf16")  # emulated fp8 is never chosen
         assert product["uses"] >= len(product["layers"])
+    experts = record["experts"]
+    assert experts["layers"] == ["core.layers.0.ffn.experts"] and min(experts["ms"].values()) > 0
+    assert set(experts["ms"]) == {"bf16", "fp8"} and experts["fastest"] == "bf16"
 
 
 def test_it_says_what_each_choice_costs(tmp_path, make_spec, quick):

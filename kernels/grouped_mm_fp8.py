@@ -1,0 +1,83 @@
+"""Grouped matrix product in fp8: each expert's rows times its own matrix, two of three products narrow.
+
+    y[p] = x[p] w[e(p)]          dx[p] = dy[p] w[e(p)]^T          dw[e] = sum over p of x[p]^T dy[p]
+
+The first two multiply e4m3 by e4m3 with a scale a row of the left and a column of the right operand
+(``cast_rows_fp8``, ``cast_columns_fp8``); what is summed along shares a scale on each side, as the hardware
+wants. The weight gradient stays in bfloat16. In fp8 it would need both operands cast once more, with scales
+along the other axis and apart for each expert: at D = 2048 and F = 512 that moves about as many bytes as the
+narrow product saves time, and its rounding errors would add up in the optimizer's moments.
+
+The scales of activations are found anew at every call. Those of the weights as well, but ``torch.compile``
+merges equal calls: a model that uses its weights in several loops casts them once (tests/unit/model tells).
+
+On a GPU of compute capability 9.0 or 10.0 the product is torch's own ``_scaled_grouped_mm``. Anywhere else
+the operands are cast to fp8 all the same and multiplied in bfloat16, which holds them exactly: right numbers,
+no gain.
+
+Letters: P rows, of which each expert's are contiguous; D features in, F out, E experts.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.cast_columns_fp8 import cast_columns_fp8
+from kernels.cast_rows_fp8 import cast_rows_fp8
+
+
+def grouped_mm_fp8(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
+    """``y`` (P, F) in bfloat16; rows from the last end on are garbage, in ``y`` and in the gradient of x.
+
+    ``x_PD``: bfloat16. ``w_EDF``: float32 or bfloat16. ``end_E``: int32, where each expert's rows end, which
+    are multiples of 16. Differentiable once in x and w. Raises ``ValueError`` where the shapes do not fit, or
+    D or F is no multiple of 16.
+    """
+    shapes = x_PD.dim() == 2 and w_EDF.dim() == 3 and w_EDF.shape[1] == x_PD.shape[1]
+    if not shapes or end_E.shape != w_EDF.shape[:1] or w_EDF.shape[1] % 16 or w_EDF.shape[2] % 16:
+        raise ValueError(
+            f"grouped_mm_fp8: x {tuple(x_PD.shape)} must be (P, D), w {tuple(w_EDF.shape)} (E, D, F) and the "
+            f"ends {tuple(end_E.shape)} (E,), with D and F multiples of 16"
+        )
+    return _GroupedMM.apply(x_PD, w_EDF, end_E)
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether the device multiplies groups in fp8 itself."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) in ((9, 0), (10, 0))
+
+
+class _GroupedMM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
+        ctx.save_for_backward(x_PD, w_EDF, end_E)
+        return _product(cast_rows_fp8(x_PD), cast_columns_fp8(w_EDF), end_E, fast=True)
+
+    @staticmethod
+    def backward(ctx: Any, dy_PF: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_PD, w_EDF, end_E = ctx.saved_tensors
+        dy_PF = dy_PF.contiguous()
+        # The columns of w^T are the rows of w, already side by side.
+        q, inverse = cast_rows_fp8(w_EDF.flatten(0, 1))
+        transposed = q.view(w_EDF.shape), inverse.view(w_EDF.shape[:2])
+        dx_PD = _product(cast_rows_fp8(dy_PF), transposed, end_E, fast=False)
+        dw_EDF = F.grouped_mm(x_PD.t(), dy_PF, offs=end_E)
+        return dx_PD, dw_EDF.to(w_EDF.dtype), None
+
+
+def _product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], end_E: Tensor, fast: bool) -> Tensor:
+    """Rows ``a`` (P, K) times matrices ``b``, stored (E, N, K), each with its inverse scales: (P, N).
+
+    ``fast`` sums in fewer bits than float32 has, which gradients do not bear.
+    """
+    (a_PK, inverse_P), (b_ENK, inverse_EN) = a, b
+    b_EKN = b_ENK.transpose(1, 2)
+    if a_PK.is_cuda and runs_on(a_PK.device):
+        scales = inverse_P, inverse_EN
+        return torch._scaled_grouped_mm(
+            a_PK, b_EKN, *scales, end_E, out_dtype=torch.bfloat16, use_fast_accum=fast
+        )
+    wide_PK = a_PK.bfloat16() * inverse_P.bfloat16()[:, None]
+    return F.grouped_mm(wide_PK, b_EKN.bfloat16() * inverse_EN.bfloat16()[:, None], offs=end_E)
