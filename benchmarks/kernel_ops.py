@@ -12,6 +12,7 @@ Letters: N tokens, D features, E experts, K experts a token, F hidden width of a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,11 +21,15 @@ import torch.nn.functional as F
 from device_time import Way, tensors
 from torch import Tensor, nn
 
+from kernels import switch
 from kernels.aux_fi import aux_fi, aux_fi_torch
+from kernels.cast_columns_fp8 import cast_columns_fp8, cast_columns_fp8_torch
+from kernels.cast_rows_fp8 import cast_rows_fp8, cast_rows_fp8_torch
 from kernels.engram_gate import engram_gate, engram_gate_torch
 from kernels.engram_hash import engram_hash, engram_hash_torch
 from kernels.expand_to_fused import expand_to_fused, expand_to_fused_torch
 from kernels.get_fused_mapping import FusedMapping, get_fused_mapping, get_fused_mapping_torch
+from kernels.grouped_mm_fp8 import grouped_mm_fp8
 from kernels.normalize_weight import normalize_weight, normalize_weight_torch
 from kernels.reduce_fused import reduce_fused, reduce_fused_torch
 from kernels.route import route, route_torch
@@ -39,6 +44,10 @@ WINDOW = 256
 """Bytes of a window, of which a batch has N."""
 
 ROWS = torch.bfloat16
+
+#: How far a layer's results may be off: here and there a token goes elsewhere, for a near tie. In fp8: two
+#: products in a row, each off by 4% at the worst.
+OFF, OFF_FP8 = 0.05, 0.15
 
 
 class Shape(NamedTuple):
@@ -174,6 +183,18 @@ def memory_gate(s: Shape, device: torch.device) -> Op:
     return Op(engram_gate, engram_gate_torch, arguments, 14 * s.N * s.D, 24 * s.N * s.D)
 
 
+def cast_rows(s: Shape, device: torch.device) -> Op:
+    """The fused rows."""
+    x_PD = torch.randn(s.N * s.K, s.D, device=device, dtype=ROWS)
+    return Op(cast_rows_fp8, cast_rows_fp8_torch, (x_PD,), moved=s.N * s.K * (3 * s.D + 4))
+
+
+def cast_columns(s: Shape, device: torch.device) -> Op:
+    """The first weights of the experts, from float32."""
+    w_EDF = torch.randn(s.E, s.D, 2 * s.F, device=device)
+    return Op(cast_columns_fp8, cast_columns_fp8_torch, (w_EDF,), moved=s.E * 2 * s.F * (5 * s.D + 4))
+
+
 OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
     "expand": expand,
     "reduce": reduce,
@@ -184,6 +205,8 @@ OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
     "aux_fi": load,
     "engram_hash": hashes,
     "engram_gate": memory_gate,
+    "cast_rows_fp8": cast_rows,
+    "cast_columns_fp8": cast_columns,
 }
 
 
@@ -246,6 +269,8 @@ def layer_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> 
     grouped = _moe(config, s.D, device)
     loop = _moe(config.model_copy(update={"implementation": "loop"}), s.D, device)
     loop.load_state_dict(grouped.state_dict())
+    fp8 = copy.deepcopy(grouped)
+    fp8.experts.fp8 = True
     x_BLD = torch.randn(1, s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
     valid_BL = torch.ones(1, s.N, device=device, dtype=torch.bool)
     gradients = [
@@ -262,13 +287,16 @@ def layer_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> 
 
         return call
 
-    return {
-        "loop": Way(step(loop, loop)),
-        "torch": Way(step(grouped, grouped), gives="loop"),
-        "torch compiled": Way(step(grouped, compiled(grouped)), gives="loop"),
-        "kernels": Way(step(grouped, grouped), kernels="auto", gives="loop"),
-        "kernels compiled": Way(step(grouped, compiled(grouped)), kernels="auto", gives="loop"),
+    ways: dict[str, tuple[nn.Module, switch.Mode, float]] = {
+        "torch": (grouped, "torch", OFF),
+        "kernels": (grouped, "auto", OFF),
+        "kernels fp8": (fp8, "auto", OFF_FP8),
     }
+    made = {"loop": Way(step(loop, loop))}
+    for name, (moe, mode, off) in ways.items():
+        made[name] = Way(step(moe, moe), mode, "loop", off)
+        made[f"{name} compiled"] = Way(step(moe, compiled(moe)), mode, "loop", off)
+    return made
 
 
 def _moe(config: MoEConfig, dim: int, device: torch.device) -> MoE:
@@ -283,19 +311,30 @@ def _moe(config: MoEConfig, dim: int, device: torch.device) -> MoE:
 
 def expert_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> dict[str, Way]:
     """Forward and backward of the expert products alone, from fused rows to fused rows."""
-    _, _, m = routed(s, device)
-    P = len(m.pos_to_expert_P)
-    x_PD = torch.randn(P, s.D, device=device, dtype=ROWS, requires_grad=True)
+    end_E = routed(s, device)[2].end_E
+    x_PD = torch.randn(int(end_E[-1]), s.D, device=device, dtype=ROWS, requires_grad=True)
     up = (torch.randn(s.E, s.D, 2 * s.F, device=device, dtype=ROWS) * s.D**-0.5).requires_grad_()
     down = (torch.randn(s.E, s.F, s.D, device=device, dtype=ROWS) * s.F**-0.5).requires_grad_()
     dy_PD = torch.randn_like(x_PD)
 
     def bf16(x_PD: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        gate_PF, linear_PF = F.grouped_mm(x_PD, up, offs=m.end_E).chunk(2, dim=-1)
-        return F.grouped_mm(F.silu(gate_PF) * linear_PF, down, offs=m.end_E)
+        gate_PF, linear_PF = F.grouped_mm(x_PD, up, offs=end_E).chunk(2, dim=-1)
+        return F.grouped_mm(F.silu(gate_PF) * linear_PF, down, offs=end_E)
+
+    def fp8(x_PD: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        gate_PF, linear_PF = grouped_mm_fp8(x_PD, up, end_E).chunk(2, dim=-1)
+        return grouped_mm_fp8(F.silu(gate_PF) * linear_PF, down, end_E)
 
     def step(products: Callable[..., Tensor]) -> Callable[[], Any]:
-        # Results are not compared: rows behind the last segment are whatever was there.
-        return lambda: torch.autograd.grad(products(x_PD, up, down), [x_PD, up, down], dy_PD)
+        def call() -> list[Tensor]:
+            y_PD = products(x_PD, up, down)
+            return [y_PD, *torch.autograd.grad(y_PD, [x_PD, up, down], dy_PD)]
 
-    return {"bf16": Way(step(bf16)), "bf16 compiled": Way(step(compiled(bf16)))}
+        return call
+
+    return {
+        "bf16": Way(step(bf16), "auto"),
+        "bf16 compiled": Way(step(compiled(bf16)), "auto", "bf16", OFF),
+        "fp8": Way(step(fp8), "auto", "bf16", OFF_FP8),
+        "fp8 compiled": Way(step(compiled(fp8)), "auto", "bf16", OFF_FP8),
+    }

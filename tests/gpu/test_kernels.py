@@ -92,12 +92,18 @@ class Layer(NamedTuple):
             self.valid_BL.copy_(torch.rand(self.valid_BL.shape, generator=generator) < 0.9)
 
 
-def layer(implementation: str = "grouped") -> Layer:
-    """Twelve experts, one of which nobody chooses; every tenth token is not valid."""
+def layer(way: str = "grouped") -> Layer:
+    """Twelve experts, one of which nobody chooses; every tenth token is not valid.
+
+    ``way``: grouped, loop or fp8.
+    """
     B, L, D, E = 3, 683, 512, 12
-    config = MoEConfig(experts=E, expert_hidden=160, shared_hidden=64, implementation=implementation)
+    config = MoEConfig(
+        experts=E, expert_hidden=160, shared_hidden=64, implementation="loop" if way == "loop" else "grouped"
+    )
     moe = MoE(D, config).to(DEVICE)
     moe.init_weights()
+    moe.experts.fp8 = way == "fp8"
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in moe.parameters():
@@ -127,61 +133,71 @@ def agree(got: list[Tensor], want: list[Tensor], most: float) -> None:
         assert distance < most, f"tensor {i} is off by {distance:.2%} of its norm"
 
 
-@pytest.mark.parametrize("implementation", ["grouped", "loop"])
-def test_layer_of_kernels_is_that_of_every_expert_on_every_token_in_float64(implementation):
-    made = layer(implementation)
+@pytest.mark.parametrize("way, most", [("grouped", 0.02), ("loop", 0.02), ("fp8", 0.15)])
+def test_layer_of_kernels_is_that_of_every_expert_on_every_token_in_float64(way, most):
+    made = layer(way)
     exact = Layer(
         copy.deepcopy(made.moe).double(), made.x_BLD.detach().double().requires_grad_(), made.valid_BL
     )
+    exact.moe.experts.fp8 = False
     fill_free_memory_with_nan()
-    agree(made.results(), exact.results(), most=0.02)
+    agree(made.results(), exact.results(), most)
 
 
-def test_layer_of_kernels_is_that_of_torch():
-    made = layer()
+#: How far two ways in one arithmetic may lie apart: fp8 rounds again what differs in its last bit before.
+SAME_ARITHMETIC = pytest.mark.parametrize("way, most", [("grouped", 0.01), ("fp8", 0.05)])
+
+
+@SAME_ARITHMETIC
+def test_layer_of_kernels_is_that_of_torch(way, most):
+    made = layer(way)
     fill_free_memory_with_nan()
     by_kernels = made.results()
     switch.choose("torch")
-    agree(by_kernels, made.results(), most=0.01)
+    agree(by_kernels, made.results(), most)
 
 
-def test_layer_gives_the_same_bits_every_time():
-    made = layer()
+@pytest.mark.parametrize("way", ["grouped", "fp8"])
+def test_layer_gives_the_same_bits_every_time(way):
+    made = layer(way)
     first = made.results()
     fill_free_memory_with_nan()
     assert all(torch.equal(a, b) for a, b in zip(first, made.results(), strict=True))
 
 
-def test_layer_compiles_into_one_graph():
+@SAME_ARITHMETIC
+def test_layer_compiles_into_one_graph(way, most):
     torch.compiler.reset()
-    made = layer()
+    made = layer(way)
     compiled = torch.compile(made.moe, fullgraph=True)
     for seed in range(2):
         made.refill(seed)
         with torch._dynamo.config.patch(error_on_recompile=seed > 0):
             got = made.results(compiled)
-        agree(got, made.results(), most=0.01)
+        agree(got, made.results(), most)
 
 
 def test_layer_never_waits_for_the_device():
-    grouped, loop = layer(), layer("loop")
-    for made in (grouped, loop):
+    grouped, fp8, loop = layer(), layer("fp8"), layer("loop")
+    for made in (grouped, fp8, loop):
         made.results()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         grouped.results()
+        fp8.results()
         with pytest.raises(RuntimeError, match="synchronizing"):
             loop.results()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("way", ["eager", "compiled"])
-def test_layer_runs_inside_a_cuda_graph(way):
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@SAME_ARITHMETIC
+def test_layer_runs_inside_a_cuda_graph(way, most, compiled):
     torch.compiler.reset()
-    made = layer()
-    run = torch.compile(made.moe, fullgraph=True) if way == "compiled" else made.moe
+    made = layer(way)
+    run = torch.compile(made.moe, fullgraph=True) if compiled else made.moe
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -196,7 +212,7 @@ def test_layer_runs_inside_a_cuda_graph(way):
         for tensor in results:
             tensor.fill_(torch.nan)
         graph.replay()
-        agree(results, made.results(), most=0.01)
+        agree(results, made.results(), most)
 
 
 EXAMPLES = """
