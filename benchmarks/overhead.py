@@ -30,6 +30,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
@@ -85,8 +86,15 @@ class Trained:
     """Processor seconds of the sender in the first half, and in the second a second of training."""
 
 
-def training(spec: StageSpec, results: Path, shards: Path, *, tracked: bool) -> Trained:
-    """Train, timed step by step."""
+def training(
+    spec: StageSpec,
+    results: Path,
+    shards: Path,
+    *,
+    tracked: bool,
+    at_half: Callable[[], None] | None = None,
+) -> Trained:
+    """Train, timed step by step; ``at_half`` is called half-way."""
     folder = results / "runs" / spec.run / spec.stage
     found = Trained()
     every, end = spec.settings.ckpt_every, spec.settings.max_steps
@@ -111,6 +119,8 @@ def training(spec: StageSpec, results: Path, shards: Path, *, tracked: bool) -> 
         if saving is not None and saving.exists():
             saving = None
         if step == half:
+            if at_half is not None:
+                at_half()
             found.sender_start = sender_before = children_seconds()
             half_began = time.perf_counter()
         if step == end - 1:

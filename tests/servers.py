@@ -163,6 +163,7 @@ class BadLine:
 
     def cut(self) -> None:
         """Close the line under whoever speaks; nobody is let in again."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next client
         self._listener.close()
         for end in list(self._open):
             with suppress(OSError):

@@ -380,6 +380,8 @@ def _command(record: spool.Record) -> str:
     """What made this, as one would type it."""
     if record["kind"] == "workflow":
         return "snakemake"
+    if record["kind"] == "model":
+        return f"spider train {record['tags']['spider.run']} {record['tags']['spider.stage']}"
     return "spider " + (record["name"] if record["kind"] == "job" else f"train {record['name']}")
 
 
