@@ -278,7 +278,7 @@ def _setting(name: str, *, environment: bool = False, off: str = "", **options: 
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Receipt to write (default: train.json of the stage)."
 )
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of all processes (default: all).")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of this machine (default: all).")
 @click.option("--processes", type=click.IntRange(min=1), default=1, help="Start so many, to train together.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, help="Of this Slurm job, to share them.")
 @click.pass_context
