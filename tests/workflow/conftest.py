@@ -93,10 +93,12 @@ class Workflow:
             start_new_session=True,
         )
 
-    def __call__(self, *arguments: str, fails: bool = False, **environment: str) -> str:
+    def __call__(
+        self, *arguments: str, fails: bool = False, patience: float = PATIENCE, **environment: str
+    ) -> str:
         """Run snakemake to its end; its output, after checking that it succeeded (or failed)."""
         process = self.start(*arguments, **environment)
-        output, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=patience)
         assert (process.returncode != 0) == fails, output
         return output
 

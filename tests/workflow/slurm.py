@@ -61,6 +61,9 @@ NodeName=one NodeHostname=localhost NodeAddr=127.0.0.1 Port={one} CPUs=8 RealMem
 NodeName=two NodeHostname=localhost NodeAddr=127.0.0.1 Port={two} CPUs=8 RealMemory=64000 Gres=gpu:2
 PartitionName=cpu Nodes=one,two Default=YES MaxTime=120
 PartitionName=gpu Nodes=one,two MaxTime=120
+PartitionName=urgent Nodes=one,two PriorityTier=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 """
 
 

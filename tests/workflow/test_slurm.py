@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from spider.files import read_json
+
 from .conftest import PATIENCE, ROOT, SNAKEMAKE, Workflow
 from .slurm import Slurm, running
 
@@ -28,20 +30,24 @@ FIRST = "results/runs/small/first/train.json"
 class Cluster(Workflow):
     """A workflow folder that is shared with the nodes of a cluster."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.profile = folder / "site"
+        self.options = ["--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "5"]
+
     def site(self, **values: object) -> None:
         """Write the Slurm profile with these values at its top."""
         text = (ROOT / "profiles/slurm/config.yaml").read_text()
         for name, value in values.items():
             text, replaced = re.subn(rf"(?m)^(  {name}:) \S+", rf"\1 {value}", text)
             assert replaced == 1, f"the profile has no {name} at its top"
-        (self.folder / "site").mkdir(exist_ok=True)
-        (self.folder / "site/config.yaml").write_text(text)
+        self.profile.mkdir(exist_ok=True)
+        (self.profile / "config.yaml").write_text(text)
 
     def command(self, *arguments: str) -> list[str]:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
-        profile = ["--snakefile", str(ROOT / "Snakefile"), "--workflow-profile", str(self.folder / "site")]
-        quick = ["--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "5"]
-        return [str(SNAKEMAKE), *profile, *quick, *arguments]
+        profile = ["--snakefile", str(ROOT / "Snakefile"), "--workflow-profile", str(self.profile)]
+        return [str(SNAKEMAKE), *profile, *self.options, *arguments]
 
     def steps(self) -> list[int]:
         """The steps of which the first stage has logged figures."""
@@ -60,6 +66,7 @@ def prepared(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Workflow
     workflow = Workflow(tmp_path_factory.mktemp("prepared"))
     workflow.config["tracking"] = {"enabled": False}
     workflow.run["stages"][0]["max_steps"] = STEPS
+    workflow.run["defaults"] |= {"micro_batch": 2, "grad_accum": 2}  # of the same shape in two processes
     workflow("--until", "index", "warmup")
     return workflow
 
@@ -93,61 +100,93 @@ def alone(prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Start
 def together(alone: Started, prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
     """One training on two nodes."""
     cluster = copied(prepared, tmp_path_factory.mktemp("together"), nodes=2, processes=2)
-    return cluster, cluster.start(FIRST, "--retries", "0", "--slurm-keep-successful-logs")
+    return cluster, cluster.start(FIRST)
 
 
-def finished(started: Started) -> str:
+@pytest.fixture(scope="module")
+def generic(together: Started, prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
+    """One training sent by `cluster-generic`, with the two files that the documentation shows."""
+    cluster = copied(prepared, tmp_path_factory.mktemp("generic"))
+    page = (ROOT / "docs/cluster.md").read_text()
+    folder = cluster.folder / "profiles/other"
+    folder.mkdir(parents=True)
+    for name in ("config.yaml", "status"):
+        (block,) = re.findall(rf"(?s)```\w+\n((?:#!\S+\n)?# profiles/other/{name}.*?)```", page)
+        (folder / name).write_text(block)
+    (folder / "status").chmod(0o755)
+    cluster.profile, cluster.options = folder, ["--latency-wait", "5"]
+    return cluster, cluster.start(FIRST)
+
+
+def finished(started: Started, patience: float = 2 * PATIENCE) -> str:
     """Wait for a workflow's success; what it said."""
-    output, _ = started[1].communicate(timeout=PATIENCE)
+    output, _ = started[1].communicate(timeout=patience)
     assert started[1].returncode == 0, output
     return output
 
 
-def until(ready: Callable[[], object], seconds: float = 90) -> None:
+def until(ready: Callable[[], object], seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.1)
 
 
-def test_a_cancelled_training_resumes_and_ends_as_if_it_had_not_been(
-    alone, together, prepared, slurm, tmp_path
-):
-    cluster, _ = alone
+def cancelled(cluster: Cluster, slurm: Slurm) -> dict[str, str]:
+    """Cancel a training in the middle; what Slurm had been asked for."""
     checkpoints = cluster.stage("first") / "checkpoints"
     until(lambda: len(list(checkpoints.glob("step-*[0-9]"))) >= 2)
     (number,) = slurm.jobs("train", cluster.folder)
-    asked = slurm.seen(number)
     slurm("scancel", number)
+    return slurm.seen(number)
+
+
+def resumed(cluster: Cluster, output: str) -> str:
+    """The job that Snakemake sent in a cancelled one's place, after a look at what all of them logged."""
+    numbers = re.findall(r"rule_train/small_first/(\d+)\.log\)\.", output)
+    log = (cluster.folder / f"logs/slurm/rule_train/small_first/{numbers[0]}.log").read_text()
+    assert "SIGTERM: stopped after step" in log and "exit status 75" in log
+    steps, last = cluster.steps(), cluster.run["stages"][0]["max_steps"]
+    assert [step for step in steps if not step % 5] == list(range(5, last + 1, 5))
+    assert steps == sorted(set(steps))
+    assert len(steps) < last // 5 + len(numbers)  # a line more where it was stopped between two
+    return str(numbers[-1])
+
+
+def test_a_cancelled_training_resumes_and_ends_as_if_it_had_not_been(
+    alone, together, generic, prepared, slurm, tmp_path
+):
+    cluster, _ = alone
+    asked = cancelled(cluster, slurm)
+    # Slurm was asked for what the run's `resources:` say.
+    assert asked["Partition"] == "gpu" and asked["TresPerJob"] == "gres:gpu:1" and asked["Requeue"] == "1"
+    assert asked["MinMemoryNode"] == "6000M" and asked["TimeLimit"] == "01:00:00"
+    cancelled(together[0], slurm)
+
     shutil.copytree(prepared.folder, tmp_path, dirs_exist_ok=True, symlinks=True)
     undisturbed = Workflow(tmp_path)
     undisturbed.config = prepared.config
     undisturbed(FIRST)
-    output = finished(alone)
-    (again,) = re.findall(r"rule_train/small_first/(\d+)\.log", output.split("Trying to restart job")[1])
-
-    assert slurm.seen(number)["JobState"] == "CANCELLED"
-    assert slurm.seen(again)["JobState"] == "COMPLETED"
-    # Slurm was asked for what the run's `resources:` say, and the second time for longer, up to the cap.
-    assert asked["Partition"] == "gpu" and asked["TresPerJob"] == "gres:gpu:1"
-    assert asked["MinMemoryNode"] == "6000M" and asked["Requeue"] == "1"
-    assert (asked["TimeLimit"], slurm.seen(again)["TimeLimit"]) == ("01:00:00", "01:30:00")
-
+    again = slurm.seen(resumed(cluster, finished(alone)))
+    assert again["JobState"] == "COMPLETED"
+    assert again["TimeLimit"] == "01:30:00"  # twice the first, up to the cap
     assert cluster.receipt("first")["weights"] == undisturbed.receipt("first")["weights"]
-    steps = cluster.steps()
-    assert [step for step in steps if not step % 5] == list(range(5, STEPS + 1, 5))
-    assert steps == sorted(set(steps)) and len(steps) <= STEPS // 5 + 1  # it was stopped between two lines
 
 
-def test_two_nodes_train_together(together, slurm):
+def test_two_nodes_train_together_and_resume_together(together, slurm):
     cluster, _ = together
-    (number,) = re.findall(r"rule_train/small_first/(\d+)\.log", finished(together))
-    seen = slurm.seen(number)
+    seen = slurm.seen(resumed(cluster, finished(together)))
+    assert seen["JobState"] == "COMPLETED"
     assert seen["NumNodes"] == "2" and seen["NodeList"] == "one,two" and seen["NumTasks"] == "2"
     assert "gpu" not in seen["TRES"]
     assert cluster.receipt("first")["global_step"] == STEPS
-    log = (cluster.folder / f"logs/slurm/rule_train/small_first/{number}.log").read_text()
-    assert "2 processes (ddp)" in log
+    assert "2 processes (ddp)" in (cluster.results / "logs/train/small/first.log").read_text()
+
+
+def test_another_scheduler_is_served_by_the_two_files_that_the_documentation_shows(generic):
+    cluster, _ = generic
+    finished(generic)
+    assert cluster.receipt("first")["global_step"] == STEPS
 
 
 def test_an_unknown_partition_is_named_with_where_to_set_it_and_costs_nothing(cluster):
@@ -164,3 +203,37 @@ def test_more_than_a_node_has_is_refused_with_what_to_set(cluster):
     output = cluster(FIRST, "--retries", "0", fails=True)
     assert "--cpus-per-task=6" in output and "--gpus=8" in output
     assert "no node of the partition is so large: set threads, mem_mb, gpus and nodes under" in output
+
+
+@pytest.mark.long
+def test_a_training_past_its_time_limit_is_sent_again_with_more_and_goes_on(cluster, slurm):
+    cluster.site(warning=30)
+    cluster.run["resources"]["runtime"] = 2
+    cluster.run["stages"][0]["max_steps"] = 6000
+    output = cluster(FIRST, patience=900)
+    last = slurm.seen(resumed(cluster, output))
+    assert last["JobState"] == "COMPLETED" and last["TimeLimit"] in ("00:04:00", "00:06:00")
+
+
+@pytest.mark.long
+def test_a_preempted_training_is_requeued_by_slurm_and_goes_on(cluster, slurm):
+    cluster.run["stages"][0]["max_steps"] = 1000
+    process = cluster.start(FIRST, "--retries", "0")
+    checkpoints = cluster.stage("first") / "checkpoints"
+    until(lambda: len(list(checkpoints.glob("step-*[0-9]"))) >= 2)
+    (number,) = slurm.jobs("train", cluster.folder)
+    slurm("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 5")
+    until(lambda: slurm.seen(number)["Restarts"] == "1")
+    output = finished((cluster, process), patience=600)
+    assert slurm.seen(number)["JobState"] == "COMPLETED" and "restart" not in output
+    steps = cluster.steps()
+    assert [step for step in steps if not step % 5] == list(range(5, 1001, 5))
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.long
+def test_the_smoke_preset_runs_on_slurm(tmp_path, slurm):
+    cluster = Cluster(tmp_path)
+    cluster.site(longest=90)
+    cluster("--configfile", str(ROOT / "presets/smoke.yaml"), patience=1200)
+    assert read_json(tmp_path / "results/smoke/report/summary.json")["runs"]["smoke"]["order"]
