@@ -5,8 +5,8 @@
 The first two multiply e4m3 by e4m3 with a scale a row of the left and a column of the right operand
 (``cast_rows_fp8``, ``cast_columns_fp8``); what is summed along shares a scale on each side, as the hardware
 wants. The weight gradient stays in bfloat16. In fp8 it would need both operands cast once more, with scales
-along the other axis and apart for each expert: at D = 2048 and F = 512 that moves about as many bytes as the
-narrow product saves time, and its rounding errors would add up in the optimizer's moments.
+along the other axis and apart for each expert, which at F = 512 takes longer than the narrow product saves
+(docs/kernels.md); and its rounding errors would add up in the optimizer's moments.
 
 The scales of activations are found anew at every call. Those of the weights as well, but ``torch.compile``
 merges equal calls: a model that uses its weights in several loops casts them once (tests/unit/model tells).

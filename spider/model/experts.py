@@ -6,8 +6,8 @@ Whatever the way, no token is dropped and the result is the sum of a token's exp
   every size is known beforehand and nothing waits for the device; ``grouped_mm`` multiplies all segments at
   once, in bfloat16 or in fp8; the rows of a token are summed. Tokens that are not valid get no row.
 - by torch: tokens are sorted by expert. Exactly N*K rows are made and the last offset is N*K, so no row is
-  garbage; a token that is not valid counts as its expert 0's, with a gate of 0. On a CPU this is a third of
-  the price of the ops' twins, which pay for static sizes.
+  garbage; a token that is not valid counts as its expert 0's, with a gate of 0. On a CPU this is cheaper
+  than the ops' twins, which pay for static sizes.
 - ``loop``: the same rows, one product an expert. It waits for the device, to know where to cut.
 - float64, which has no grouped kernel and serves proofs: every expert on every token. Its products have one
   shape whatever the routing, so a token's result does not depend, in its last bit, on how many others chose

@@ -29,7 +29,8 @@ SPECS = {
     "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}},
 }
 #: Share by which a logged figure may differ from one process's: sums in another order, amplified by training.
-TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
+#: fp8 scales by the largest number that a process sees, and a token near a tie then goes to another expert.
+TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 5e-2}
 
 
 def run_together(processes, jobs, scratch):
