@@ -59,6 +59,7 @@ def line_chart(
     say: Format | None = None,
     log: bool = False,
     zero: bool = False,
+    least_span: float = 0.0,
     bands: Sequence[Band] = (),
     levels: Sequence[tuple[str, float]] = (),
     x_ticks: Sequence[float] | None = None,
@@ -70,6 +71,7 @@ def line_chart(
         say: how a value is read out (default: as beside the axis).
         log: y on a logarithmic scale.
         zero: y begins at 0.
+        least_span: height of the y axis at least, as a share of its values: what is flat shall look flat.
         bands: shaded by turns, their names above where there is room.
         levels: dashed lines across, with their names at the right; only those within the lines' reach.
         x_ticks: instead of round numbers.
@@ -83,6 +85,8 @@ def line_chart(
     low, high = min(ys), max(ys)
     shown = [(name, value) for name, value in levels if low - 0.3 * (high - low) <= value <= high]
     low = 0.0 if zero else min([low, *(value for _, value in shown)])
+    if (short := least_span * high - (high - low)) > 0:
+        low, high = low - short / 2, high + short / 2
     to_x = _scale(min(xs), max(xs) + 0.012 * (max(xs) - min(xs)))
     to_y = _scale(low, high, log=log, margin=0.06)
     inside = [_shading(bands, to_x)]
@@ -115,8 +119,7 @@ def line_chart(
             "x": [round(to_x(x) / 10, 2) for x in one.x],
             "said": [f"{say(y)} at {x_format(x)}" for x, y in zip(one.x, one.y, strict=True)],
         }
-        for one in drawn
-        if not one.faint
+        for one in _named(drawn)
     ]
     return _figure(title, x_label, inside, labels, _legend(drawn), json.dumps(values, separators=(",", ":")))
 
@@ -191,7 +194,7 @@ def _drawn(one: Series, to_x: Callable[[float], float], to_y: Callable[[float], 
 
 
 def _legend(drawn: list[Series]) -> Markup:
-    named = [one for one in drawn if not one.faint]
+    named = _named(drawn)
     if len(named) < 2:
         return Markup("")
     keys = [
@@ -201,6 +204,11 @@ def _legend(drawn: list[Series]) -> Markup:
         for one in named
     ]
     return Markup('<ul class="legend">{}</ul>').format(Markup("").join(keys))
+
+
+def _named(drawn: list[Series]) -> list[Series]:
+    """What a legend names: not what is faint, and once what is drawn as a line and as dots."""
+    return list({one.name: one for one in reversed(drawn) if not one.faint}.values())[::-1]
 
 
 def _thinned(one: Series) -> Series:

@@ -10,12 +10,14 @@ import base64
 import hashlib
 import platform
 import time
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from markupsafe import Markup
 
 from spider import files
 from spider.config import MODEL_PRESETS, Config, ModelConfig
@@ -109,6 +111,7 @@ def _templates() -> Environment:
         "duration": duration,
         "count": lambda n: f"{n:,}",
         "number": _number,
+        "code": _code,
     }
     return made
 
@@ -116,6 +119,13 @@ def _templates() -> Environment:
 def _shown(value: Any) -> Any:
     """Text without control characters, wherever it comes from; what is markup already stays as it is."""
     return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _code(text: str) -> Markup:
+    """Text with commands between backticks."""
+    pieces = printable(text).split("`")
+    wraps = (Markup("{}"), Markup("<code>{}</code>"))
+    return Markup("").join(wraps[i % 2].format(piece) for i, piece in enumerate(pieces))
 
 
 def _number(value: float) -> str:
@@ -292,13 +302,12 @@ def _inside(evaluated: list[StageRecord]) -> dict[str, Any]:
     charts: dict[str, Any] = {"experts": inside["expert_share"], "only": None}
     if curves and loops:
         charts["loops"] = line_chart(
-            [*curves, *(Series(one.name, one.x, one.y, one.colour, dots=True) for one in curves)]
-            if len(curves) == 1
-            else curves,
+            [*curves, *(replace(one, dots=True) for one in curves)],
             title=f"Bits per byte of {loops['bytes']:,} held-out bytes",
             x_label=f"loops of the core (trained with {loops['trained']})",
             x_format=_plain,
             x_ticks=range(1, len(loops["bpb"]) + 1),
+            least_span=0.02,
             y_format=lambda v: f"{v:.4g}",
             say=lambda v: f"{v:.4f} bits per byte",
         )

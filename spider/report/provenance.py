@@ -101,7 +101,8 @@ def _dataset_link(data: DatasetRecord) -> Link:
     if data.metadata:
         count = len(data.metadata["source"].get("files", []))
         shards = sum(len(split["shards"]) for split in data.metadata["splits"].values())
-        said = f"{count} raw files ({data.origin}), encoded into {shards} shards"
+        files = f"{count} raw file{'s' if count != 1 else ''}"
+        said = f"{files} ({data.origin}), encoded into {shards} shards"
     problem = None if data.digest else "its metadata.json is not there"
     return Link("dataset", data.name, data.digest or "?", said, problem)
 

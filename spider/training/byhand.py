@@ -112,7 +112,7 @@ def override(config: Config, run: str, stage: str, given: Mapping[str, Any]) -> 
         ConfigError: they do not go together, or with the rest of the configuration.
     """
     index = config.stage(run, stage).index
-    plain = config.model_dump(mode="json", exclude_unset=True)
+    plain = config.model_dump(mode="json", exclude_unset=True, exclude={"scaling"})  # no grids are left here
     its_run = plain["runs"][run]
     its_stage = its_run["stages"][index]
     for name in given.keys() & set(STAGE_SETTINGS):

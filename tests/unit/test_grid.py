@@ -5,6 +5,7 @@ import yaml
 
 from spider.config import ConfigError, load_config
 from spider.grid import LIMIT
+from spider.training.byhand import override
 
 BASE = """
 datasets: {docs: {source: {kind: pydocs}}}
@@ -109,3 +110,12 @@ def test_no_two_runs_get_the_same_name():
 def test_the_name_of_a_sweep_leads_to_those_of_its_runs():
     with pytest.raises(ConfigError, match="demo is a sweep, name one of its runs: demo-lr4e-3"):
         load_config(config_with("{lr: [4e-3]}")).run("demo")
+
+
+def test_a_run_of_a_sweep_that_has_a_law_is_trained_like_any_other():
+    models = "{a: tiny, b: {preset: tiny, hidden: 64}, c: {preset: tiny, hidden: 32}}"
+    plain = config_with(f"{{model: {models}, target_flops: [1.0e+9, 2.0e+9]}}", stages=[{"name": "main"}])
+    config = load_config(plain | {"scaling": "demo"})
+    spec = config.stage("demo-a-target_flops1e9", "main")
+    assert override(config, spec.run, "main", {}).stage(spec.run, "main") == spec
+    assert override(config, spec.run, "main", {"lr": 0.5}).stage(spec.run, "main").settings.lr == 0.5

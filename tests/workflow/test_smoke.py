@@ -95,6 +95,15 @@ def test_mlflow_holds_the_whole_run(smoke):
         assert {f"{stage}/{name}" for name in OUTPUTS} <= shown
 
 
+def test_the_runs_page_is_there_and_in_snakemakes_own_report(smoke, tmp_path):
+    page = (smoke[0] / "report/runs/smoke.html").read_text()
+    assert all(f"<th>{stage}" in page for stage in ("warmup", "main", "anneal"))
+    assert "not finished" not in page and "broken" not in page.split("</style>")[1]
+    assert all(f"<th>{rule}</th>" in page for rule in ("download", "encode", "warmup", "train", "evaluate"))
+    snakemake(smoke[0].parent.parent, "--report", tmp_path / "all.html")
+    assert "report/runs/smoke.html" in (tmp_path / "all.html").read_text()
+
+
 def test_shards_verify_and_describe_themselves(smoke):
     spider = SNAKEMAKE.parent / "spider"
     shards = smoke[0] / "shards/pydocs"

@@ -91,11 +91,14 @@ def test_a_half_finished_run_has_a_page_that_says_what_is_missing(tmp_path):
     plain = config_of(tmp_path / "results")
     config, results = load_config(plain), Results(tmp_path / "results")
     page = render(config, results, "small")
-    assert "Stage first has not begun: `spider train small first`" in page and "No step was logged" in page
+    assert (
+        "Stage first has not begun: <code>spider train small first</code>" in page
+        and "No step was logged" in page
+    )
     encode_text(results)
     train_stage(config, results, "first", evaluated=False)
     page = render(config, results, "small")
-    assert "trained and not evaluated: `spider evaluate small first`" in page
+    assert "trained and not evaluated: <code>spider evaluate small first</code>" in page
     assert "Stage second has not begun" in page and "This run is not finished" in page
     # As a kill in the middle leaves it: rows and checkpoints, no receipt.
     (results.stage("small", "first") / "train.json").unlink()
@@ -142,7 +145,7 @@ def test_energy_is_given_where_a_gpu_counted_it_and_nowhere_else(copied):
     costs = section(render(config, results, "small"), "costs")
     rows = {
         row[0]: row[1:]
-        for row in (re.findall(r"<t[hd]>(.*?)</t[hd]>", line) for line in costs.split("<tr>"))
+        for row in (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in costs.split("<tr>"))
         if row
     }
     assert rows["train"] == ["2", "25 s", "12 s", "100 MB", "2 Wh"]
