@@ -35,8 +35,11 @@ _REMEDIES = {
         f"no node of the partition is so large: set threads, mem_mb, gpus and nodes {_RUN}; "
         "`sinfo -o '%P %D %c %m %G'` lists the nodes"
     ),
-    r"sbatch: (?:command )?not found|No such file or directory: 'sbatch'": (
-        "there is no sbatch on this machine: start Snakemake on a login node of the cluster"
+    r"sbatch: (?:command )?not found|No such file or directory: 's(?:batch|acct)'": (
+        "Slurm's commands are not on this machine: start Snakemake on a login node of the cluster"
+    ),
+    r"Unable to contact slurm controller|Could not establish a configuration source": (
+        "Slurm does not answer: give the same command again once `sinfo` does"
     ),
 }
 
