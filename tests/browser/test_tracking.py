@@ -196,6 +196,7 @@ def test_what_is_sent_again_is_there_once(small_run, client, as_ada):
     check_all_is_there_once(client, small_run)
 
 
+@pytest.mark.long
 def test_it_arrives_in_a_postgresql_without_a_server_too(small_run, client, database):
     environment = clean_environment(MLFLOW_TRACKING_URI=f"{database}/mlflow")
     done = spider(small_run, "track", "sync", environment=environment)
@@ -218,6 +219,26 @@ def test_a_wrong_password_is_named_and_loses_nothing(small_run, as_ada, server):
     assert "sent nothing" in spider(small_run, "track", "sync", environment=as_ada).stdout
 
 
+@pytest.mark.long
+def test_somebody_without_permission_is_told_so_and_can_log_to_experiments_of_his_own(
+    small_run, as_ada, client, server
+):
+    from mlflow.server.auth.client import AuthServiceClient
+
+    AuthServiceClient(server).create_user("bob", "sesame-of-bob-4711")
+    as_bob = as_ada | {"MLFLOW_TRACKING_USERNAME": "bob", "MLFLOW_TRACKING_PASSWORD": "sesame-of-bob-4711"}
+    sent = small_run / "tracking/sent.json"
+    before = sent.read_bytes()
+    sent.unlink()
+    done = spider(small_run, "track", "sync", environment=as_bob)
+    assert done.returncode == 1 and "this user may not write there (403)" in done.stdout
+    done = spider(small_run, "track", "sync", environment=as_bob | {"SPIDER_TRACKING_EXPERIMENT": "of-bob"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_all_is_there_once(client, small_run, "of-bob")
+    sent.write_bytes(before)
+
+
+@pytest.mark.long
 def test_a_wrong_password_of_the_database_is_named_at_once(small_run, database):
     wrong = re.sub(":sesame[^@]*@", ":wrong-one@", database)
     started = time.monotonic()
