@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -234,6 +235,7 @@ def test_compute_sanitizer_finds_nothing(tool):
         [sanitizer, "--tool", tool, "--error-exitcode", "77", sys.executable, "-c", EXAMPLES],
         # Each tensor by itself, or accesses beyond one would lie in its neighbour.
         env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
