@@ -28,6 +28,7 @@ import numpy as np
 from spider import files
 from spider.config import Config
 from spider.describe import describe, quantity
+from spider.evaluation.scaling_plots import flops_label, plot_scaling
 from spider.results import Results
 
 FORMAT = 1
@@ -202,8 +203,6 @@ def write_scaling(config: Config, results: Results, output: Path) -> ScalingFit:
     Raises:
         ValueError: the configuration names no sweep, or as `read_points` says.
     """
-    from spider.evaluation.scaling_plots import plot_scaling
-
     if (sweep := config.scaling) is None:
         raise ValueError("scaling: the configuration names no run with a grid to fit a law to")
     found = fit(read_points(config, results, sweep))
@@ -244,14 +243,14 @@ def markdown(found: ScalingFit, sweep: str) -> str:
             else ["", "", ""]
         )
         ratio = f"{(curve.best_bytes or 0) / curve.best_parameters:.1f}" if curve.best_parameters else ""
-        rows.append([f"{curve.budget:.2g}", str(len(curve.points)), *best, ratio, curve.problem or ""])
+        rows.append([flops_label(curve.budget), str(len(curve.points)), *best, ratio, curve.problem or ""])
     blocks.append(
         _table(["FLOPs", "sizes", "best parameters", "bytes", "bits per byte", "bytes a parameter", ""], rows)
     )
     rows = [
         [
             point.run,
-            f"{point.budget:.2g}",
+            flops_label(point.budget),
             quantity(point.parameters, ""),
             quantity(point.all_parameters, ""),
             quantity(point.bytes, "B"),

@@ -60,7 +60,7 @@ def _parabola(axes: Axes, curve: IsoFlop, number: int) -> None:
         marker=marker,
         markersize=7,
         color=colour,
-        label=f"{curve.budget:.2g}" + (" (not used)" if curve.problem else ""),
+        label=flops_label(curve.budget) + (" (not used)" if curve.problem else ""),
         zorder=3,
     )
     if curve.coefficients is None:
@@ -99,7 +99,7 @@ def _law(axes: Axes, found: ScalingFit, name: str, law: Law | None, letter: str)
     else:
         ends = np.array([min(flops) / 1.3, max(flops) * 1.3])
         axes.plot(ends, law.factor * ends**law.exponent, color=GREY, lw=1.4, zorder=2)
-        error = f" ± {law.error:.2f}" if law.error is not None else ""
+        error = f" ± {law.error:.3f}" if law.error is not None else ""
         falls = law.exponent < 0
         axes.text(
             0.97 if falls else 0.03,
@@ -125,6 +125,11 @@ def _plain_ticks(axes: Axes) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def flops_label(value: float) -> str:
+    """``1.8e12``."""
+    return f"{value:.3g}".replace("e+", "e")
 
 
 def _short(value: float) -> str:

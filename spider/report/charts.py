@@ -69,7 +69,7 @@ def line_chart(
     Args:
         title: what is shown, with its unit; it stands above, in the place of a label of the y axis.
         say: how a value is read out (default: as beside the axis).
-        log: y on a logarithmic scale.
+        log: y on a logarithmic scale, if all values are positive.
         zero: y begins at 0.
         least_span: height of the y axis at least, as a share of its values: what is flat shall look flat.
         bands: shaded by turns, their names above where there is room.
