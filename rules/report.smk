@@ -17,6 +17,6 @@ rule report:
         "<benchmarks>/report/{run}.tsv"
     resources:
         mem_mb=2000,
-        runtime=10,
+        runtime=longer(10),
     shell:
         "spider --config {SNAPSHOT:q} --log {log:q} report {wildcards.run} --output {output:q}"

@@ -23,6 +23,6 @@ if CONFIG.scaling:
             "<benchmarks>/scaling/scaling.tsv"
         resources:
             mem_mb=2000,
-            runtime=10,
+            runtime=longer(10),
         shell:
             "spider --config {SNAPSHOT:q} --log {log:q} scaling --output {output[0]:q}"

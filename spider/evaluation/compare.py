@@ -32,6 +32,8 @@ from spider.evaluation.curves import stage_curve
 from spider.evaluation.plots import plot_bpb, plot_loss
 
 FORMAT = 1
+#: Runs that a figure can hold and still be read; of more, the best.
+_DRAWN_RUNS = 8
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -67,17 +69,19 @@ def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -
         "compressor_settings": first_run[-1][1]["compressor_settings"],
         "seconds_by_rule": seconds_by_rule(benchmarks) if benchmarks else {},
     }
+    drawn = sorted(stages, key=lambda run: stages[run][-1][1]["bpb"])[:_DRAWN_RUNS]
+    few = len(drawn) == len(stages)
     curves = []
-    for own in stages.values():
+    for own in (own for run, own in stages.items() if run in drawn):
         begin = 0
         for path, found in own:
             receipt = files.read_json(path.with_name("train.json"))
             curves.append(stage_curve(path.with_name("metrics.jsonl"), receipt, begin, found["bpb"]))
             begin += receipt["bytes"]
-    plot_loss(
-        curves, output / "loss.png", "Training loss of all runs" if len(stages) > 1 else "Training loss"
-    )
-    plot_bpb(_bpb_groups(summary), output / "bpb.png")
+    which = ("all runs" if few else f"the best {len(drawn)} of {len(stages)} runs") if len(stages) > 1 else ""
+    plot_loss(curves, output / "loss.png", f"Training loss of {which}" if which else "Training loss")
+    groups = [group for group in _bpb_groups(summary) if group["run"] in drawn]
+    plot_bpb(groups, output / "bpb.png", "" if few else f", {which}")
     tables = _tables(summary)
     files.write_text(output / "table.md", _markdown(tables))
     files.write_text(output / "table.html", _html(tables))

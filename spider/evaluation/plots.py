@@ -55,11 +55,12 @@ class Curve:
     """bpb on the validation text after the stage."""
 
 
-def plot_bpb(groups: list[dict[str, Any]], path: Path) -> None:
+def plot_bpb(groups: list[dict[str, Any]], path: Path, which: str = "") -> None:
     """bpb after each stage, run beside run, with the compressors' rates as lines across.
 
     Args:
         groups: one a run: ``{"run", "stages": [(name, bpb), ...], "compressors": {name: bits}}``.
+        which: added to the title, where these are not all runs.
     """
     import matplotlib as mpl
 
@@ -98,7 +99,7 @@ def plot_bpb(groups: list[dict[str, Any]], path: Path) -> None:
         axes.set_xlim(-0.5, ticks[-1] + 1.35)
         axes.set_xlabel("after stage")
         axes.set_ylabel("bits per byte (lower is better)")
-        axes.set_title("Held-out text: bits per byte by stage, against compressors")
+        axes.set_title(f"Held-out text: bits per byte by stage, against compressors{which}")
         axes.grid(axis="y")
         if len(groups) > 1:
             figure.legend(loc="outside lower center", ncols=min(4, len(groups)))

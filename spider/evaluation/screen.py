@@ -19,6 +19,8 @@ from spider.evaluation.compare import read_summary
 
 WIDTH = 80
 BAR = 28
+#: Runs that have a panel each; of more, as a sweep has, the best one, below a list of the best.
+PANELS, RANKED = 4, 20
 
 #: What to do next: a word, and the command. Edited here when a command changes.
 NEXT_STEPS: tuple[tuple[str, str], ...] = (
@@ -42,13 +44,37 @@ def final_screen(
     found = read_summary(summary)
     console = console or Console(highlight=False)
     width = min(WIDTH, console.width)
-    for run, one in found["runs"].items():
-        console.print(_run_panel(run, one, found), width=width)
+    runs = found["runs"]
+    best_first = sorted(runs, key=lambda run: _last(runs[run])["bpb"])
+    if len(runs) > PANELS:
+        console.print(_ranking(best_first, runs), width=width)
+    for run in best_first[:1] if len(runs) > PANELS else runs:
+        console.print(_run_panel(run, runs[run], found), width=width)
     console.print(_closing(found, summary, next_steps), width=width)
 
 
+def _last(one: dict[str, Any]) -> dict[str, Any]:
+    return one["stages"][one["order"][-1]]
+
+
+def _ranking(best_first: list[str], runs: dict[str, Any]) -> Table:
+    """Many runs, a line each; those scored on other texts are told apart by the text's name."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("run", no_wrap=True, max_width=36)
+    for title in ("bits/byte", "steps", "seconds"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("text", no_wrap=True)
+    for run in best_first[:RANKED]:
+        last = _last(runs[run])
+        figures = (f"{last['bpb']:.3f}", f"{last['global_step']:,}", f"{last['seconds']:,.0f}")
+        table.add_row(escape(run), *figures, escape(last["text"]))
+    if (more := len(best_first) - RANKED) > 0:
+        table.add_row(f"and {more} more, in table.md")
+    return table
+
+
 def _run_panel(run: str, one: dict[str, Any], summary: dict[str, Any]) -> Panel:
-    last = one["stages"][one["order"][-1]]
+    last = _last(one)
     compressors = summary["compressors_by_data"][last["text"]]
     dataset = last["text"].split(" ")[0]
     return Panel(

@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from spider.evaluation import compare as compare_module
 from spider.evaluation.compare import compare, read_summary, seconds_by_rule
 from tests.unit.evaluation.stages import COMPRESSORS, demo, write_benchmark, write_stage
 
@@ -35,6 +36,23 @@ def test_summary_holds_what_was_promised_to_its_readers(tmp_path):
         "bpb.png",
         "loss.png",
     }
+
+
+def test_figures_of_a_sweep_show_its_best_runs_and_say_so(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(
+        compare_module, "plot_bpb", lambda groups, path, which: titles.append((groups, which))
+    )
+    monkeypatch.setattr(
+        compare_module, "plot_loss", lambda curves, path, title: titles.append((curves, title))
+    )
+    paths = [path for i in range(12) for path in demo(tmp_path / "runs", f"run{i}", shift=-i / 100)]
+    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    (curves, loss), (groups, bpb) = titles
+    best = [f"run{i}" for i in range(4, 12)]
+    assert list(dict.fromkeys(curve.run for curve in curves)) == [group["run"] for group in groups] == best
+    assert loss == "Training loss of the best 8 of 12 runs" and bpb == ", the best 8 of 12 runs"
+    assert len(summary["runs"]) == 12
 
 
 def test_stages_are_in_training_order_whatever_the_order_of_the_files(tmp_path):

@@ -49,6 +49,18 @@ def test_it_is_frank_when_a_compressor_wins(tmp_path):
     assert "2.400 bits per byte: 3.9% above bz2, the best compressor; better than zlib" in text
 
 
+def test_of_many_runs_the_best_are_listed_and_the_very_best_is_shown(tmp_path):
+    paths = [path for i in range(25) for path in demo(tmp_path / "runs", f"run{i}", shift=(i * 7 % 25) / 100)]
+    compare(paths, benchmarks=None, output=tmp_path / "report")
+    file = io.StringIO()
+    final_screen(tmp_path / "report/summary.json", console=Console(file=file, width=80))
+    listed = [
+        line.split() for line in file.getvalue().splitlines() if line.startswith("run") and "pydocs" in line
+    ]
+    assert len(listed) == 20 and listed[0][:2] == ["run0", "2.050"] and listed[1][0] == "run18"
+    assert "and 5 more" in file.getvalue() and file.getvalue().count("bits per byte on") == 1
+
+
 def test_lines_fit_80_columns_and_a_pipe_gets_no_colour(tmp_path):
     text = shown(tmp_path, width=200, sample="x" * 500 + "\n\n東京" * 60)
     assert "\x1b" not in text
