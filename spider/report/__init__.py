@@ -3,6 +3,7 @@
     stages       what the results folder holds of each stage, finished or not
     provenance   from the digest of a raw file to that of a checkpoint, and whether each link holds
     costs        time and energy of each rule's jobs
+    figures      the charts of a run
     charts       inline SVG that keeps its text legible on a phone and follows a dark or light page
     page         the page: `render`, `page.html.j2`, `page.css`, `page.js`
 
