@@ -367,22 +367,15 @@ def _check_database(uri: str) -> None:
 
 def _origin(record: spool.Record) -> dict[str, str]:
     """The tags from which MLflow's pages show who made something, by what and from which commit."""
+    name = record["name"].replace("/", " ")  # MLflow shows what follows the last slash, as of a path
+    made_by = {"workflow": "snakemake", "job": f"spider {name}"}
     tags = {
         "mlflow.user": record["tags"].get("spider.user"),
-        "mlflow.source.name": _command(record),
+        "mlflow.source.name": made_by.get(record["kind"], f"spider train {name}"),
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": record["tags"].get("git.commit", "").removesuffix("-dirty"),
     }
     return {name: text for name, text in tags.items() if text}
-
-
-def _command(record: spool.Record) -> str:
-    """What made this, as one would type it."""
-    if record["kind"] == "workflow":
-        return "snakemake"
-    if record["kind"] == "model":
-        return f"spider train {record['tags']['spider.run']} {record['tags']['spider.stage']}"
-    return "spider " + (record["name"] if record["kind"] == "job" else f"train {record['name']}")
 
 
 def create_database(path: Path) -> None:
