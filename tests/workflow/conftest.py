@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,16 @@ SMALL = {
         }
     },
 }
+
+
+def finished(process: subprocess.Popen[str], patience: float) -> tuple[str, int]:
+    """What a snakemake printed and its exit status; if it hangs, it is killed with all that it started."""
+    try:
+        output, _ = process.communicate(timeout=patience)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return output, process.returncode
 
 
 class Workflow:
@@ -97,9 +108,8 @@ class Workflow:
         self, *arguments: str, fails: bool = False, patience: float = PATIENCE, **environment: str
     ) -> str:
         """Run snakemake to its end; its output, after checking that it succeeded (or failed)."""
-        process = self.start(*arguments, **environment)
-        output, _ = process.communicate(timeout=patience)
-        assert (process.returncode != 0) == fails, output
+        output, status = finished(self.start(*arguments, **environment), patience)
+        assert (status != 0) == fails, output
         return output
 
     def planned(self) -> dict[str, int]:
