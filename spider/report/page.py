@@ -24,7 +24,7 @@ from spider.describe import quantity
 from spider.evaluation.compressors import SETTINGS
 from spider.evaluation.patch_views import read_page, tint_variables
 from spider.evaluation.screen import duration, printable
-from spider.report.costs import RuleCost, costs
+from spider.report.costs import RULES, RuleCost, costs
 from spider.report.figures import inside_charts, number, training_curves
 from spider.report.provenance import DatasetRecord, chain, read_datasets
 from spider.report.stages import StageRecord, read_stages
@@ -224,11 +224,11 @@ def _again(
     names = {run, *(data.name for data in datasets)}
     own = [job for job in jobs if job["tags"].get("spider.name", "").partition("/")[0] in names]
     commits: dict[str, list[str]] = {}
-    for job in own:
-        commit = job["tags"].get("git.commit", "not in a git checkout")
-        rules = commits.setdefault(commit, [])
-        if job["tags"]["spider.rule"] not in rules:
-            rules.append(job["tags"]["spider.rule"])
+    for rule in RULES:
+        for job in own:
+            commit = job["tags"].get("git.commit", "not in a git checkout")
+            if job["tags"]["spider.rule"] == rule and rule not in commits.setdefault(commit, []):
+                commits[commit].append(rule)
     warmups = [files.read_json(path) for path in sorted(results.run(run).glob("warmup-*.json"))]
     versions: dict[str, str] = {"Python": platform.python_version(), "Spider": version("spider")}
     for warmup in warmups:
