@@ -344,17 +344,6 @@ def test_the_pages_are_on_loopback_only(pages):
     assert bound == {("127.0.0.1", int(address.rsplit(":", 1)[1]))}
 
 
-def test_a_port_that_is_taken_is_named(pages, small_run):
-    port = pages[0].rsplit(":", 1)[1]
-    done = spider(small_run, "track", "ui", "--port", port, environment=clean_environment())
-    assert done.returncode == 1 and f"port {port} is taken; name another" in done.stderr
-
-
-def test_of_a_server_the_address_of_its_pages_is_told(small_run, as_ada, server):
-    done = spider(small_run, "track", "ui", environment=as_ada)
-    assert done.returncode == 0 and f"{server}/#/experiments" in done.stderr
-
-
 def test_a_person_finds_the_runs_and_compares_two_checkpoints(pages, browser, small_run):
     from mlflow import MlflowClient
 
