@@ -1,0 +1,117 @@
+"""Make the pictures of MLflow's pages that docs/tracking.md shows, from a finished results folder.
+
+    python docs/screenshots.py RESULTS [FOLDER]
+
+Run it where the workflow ran; RESULTS needs two runs or more (`runs:` in the configuration). The pages are
+the real ones: `spider track ui` serves them, a headless Chromium opens them, and what is photographed is what
+a person sees. Playwright and Debian's Chromium come with the tests: ``pip install -e '.[dev]'``,
+``apt-get install chromium``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from mlflow import MlflowClient
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.chromium import chromium  # noqa: E402 (it lies beside this folder, not in the package)
+
+PORT = 5077
+MODE = "workflowType=machine_learning"
+#: MLflow opens a panel of its own over the page unless told that it was seen.
+SEEN = """
+localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
+localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
+"""
+
+
+@contextmanager
+def pages(results: Path) -> Iterator[str]:
+    """The address of `spider track ui` over ``results``."""
+    address = f"http://127.0.0.1:{PORT}"
+    spider = Path(sys.executable).parent / "spider"
+    command = [spider, "--config", results / "config.yaml", "track", "ui", "--port", str(PORT)]
+    server = subprocess.Popen(command, start_new_session=True)
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=2).close()
+                break
+            except OSError:
+                if server.poll() is not None:
+                    sys.exit("the server ended; it says above why")
+                time.sleep(0.5)
+        yield address
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+def curves(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
+    """Two trainings, one chart."""
+    every = {
+        "runs": runs,
+        "metric": "train/bpb",
+        "experiments": [ids["Training"]],
+        "plot_metric_keys": ["train/bpb"],
+    }
+    query = "&".join(f"{key}={quote(json.dumps(value))}" for key, value in every.items())
+    page.goto(f"{address}/#/metric?{query}&x_axis=step&line_smoothness=1&{MODE}")
+    page.locator("path.js-line").first.wait_for(state="attached")
+
+
+def checkpoints(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
+    """All checkpoints by their bits per byte."""
+    page.goto(f"{address}/#/experiments/{ids['Training']}/models?viewMode=CHART&{MODE}")
+    page.get_by_placeholder("Search metric charts").fill("bpb")
+    page.locator(".barlayer path").first.wait_for(state="attached")
+
+
+def jobs(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
+    """What the workflow did, unfolded."""
+    page.goto(f"{address}/#/experiments/{ids['Pipeline']}/runs?{MODE}")
+    page.locator("[role=row] button[data-component-id*=runnamecellrenderer]").first.click()
+    page.get_by_role("link", name="train ").first.wait_for()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs/img")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with pages(options.results) as address, chromium() as browser:
+        client = MlflowClient(address)
+        ids = {e.name.split("/")[-1]: e.experiment_id for e in client.search_experiments()}
+        runs = [run.info.run_id for run in client.search_runs([ids["Training"]])]
+        for photograph in (curves, checkpoints, jobs):
+            page = browser.new_page(viewport={"width": 1500, "height": 720})
+            page.set_default_timeout(120_000)
+            page.add_init_script(SEEN)
+            photograph(page, address, ids, runs)
+            page.wait_for_timeout(3000)  # columns are measured, charts move into place
+            page.screenshot(path=options.folder / f"mlflow-{photograph.__name__}.png")
+            print(options.folder / f"mlflow-{photograph.__name__}.png")
+            page.close()
+
+
+if __name__ == "__main__":
+    main()
