@@ -79,7 +79,7 @@ def main() -> None:
     options_parser.add_argument("--threads", type=int, help="of training (default: torch's)")
     options_parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     options = options_parser.parse_args()
-    rounds, steps = (1, 30) if options.quick else (4, 90)
+    rounds, steps = (1, 30) if options.quick else (3, 60)
     if options.threads:
         torch.set_num_threads(options.threads)
     keep_freed_memory()

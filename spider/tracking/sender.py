@@ -93,7 +93,7 @@ def _outcome(process: subprocess.Popen[bytes], results: Path, timeout: float) ->
         return False
     if code:
         said = (results / "tracking" / "sender.log").read_text(errors="replace").splitlines()
-        reason = said[-1] if said else f"exit code {code}"
+        reason = said[-1].partition(": ")[2] if said else f"exit code {code}"  # past time, level and name
         log.warning("not everything reached the tracking store: %s", reason)
     return code == 0
 
