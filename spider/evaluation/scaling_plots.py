@@ -81,7 +81,7 @@ def _parabola(axes: Axes, curve: IsoFlop, number: int) -> None:
 
 
 def _law(axes: Axes, found: ScalingFit, name: str, law: Law | None, letter: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     good = [(n, curve) for n, curve in enumerate(found.curves) if curve.problem is None]
     axes.set_xscale("log")
@@ -114,9 +114,13 @@ def _law(axes: Axes, found: ScalingFit, name: str, law: Law | None, letter: str)
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda v, _: bytes_label(v) if name == "best_bytes" else _short(v))
     )
-    axes.yaxis.set_minor_locator(LogLocator(subs=()))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: flops_label(v)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_minor_formatter(NullFormatter())
     if not good:
-        axes.set_yticks([])
+        axes.yaxis.set_major_locator(NullLocator())
 
 
 def _plain_ticks(axes: Axes) -> None:
