@@ -210,7 +210,7 @@ def test_more_than_a_node_has_is_refused_with_what_to_set(cluster):
 def test_a_training_past_its_time_limit_is_sent_again_with_more_and_goes_on(cluster, slurm):
     cluster.site(warning=30)
     cluster.run["resources"]["runtime"] = 2
-    cluster.run["stages"][0]["max_steps"] = 6000
+    cluster.run["stages"][0]["max_steps"] = 4000
     output = cluster(FIRST, patience=1500)
     last = slurm.seen(resumed(cluster, output))
     assert last["JobState"] == "COMPLETED" and last["TimeLimit"] > "00:02:00"
