@@ -100,7 +100,8 @@ def inside_charts(evaluated: list[StageRecord]) -> dict[str, Any]:
             curves.append(Series(stage.name, range(1, len(loops["bpb"]) + 1), loops["bpb"], number % 7))
     found = evaluated[-1].evaluation
     inside, loops = found["inside"], found["loops"]
-    charts: dict[str, Any] = {"experts": inside["expert_share"], "only": None}
+    charts: dict[str, Any] = dict.fromkeys(("loops", "patch_bytes", "halting_loops", "only"))
+    charts["experts"] = inside["expert_share"]
     if curves and loops:
         charts["loops"] = line_chart(
             [*curves, *(replace(one, dots=True) for one in curves)],

@@ -107,6 +107,19 @@ def test_a_half_finished_run_has_a_page_that_says_what_is_missing(tmp_path):
     assert section(page, "training").count("<figure") == 4 and "No stage is evaluated yet" in page
 
 
+def test_parts_that_a_model_does_not_have_are_said_and_not_drawn(copied):
+    config, results = copied
+    path = results.stage("small", "second") / "evaluation.json"
+    nothing = dict.fromkeys(("patch_bytes", "halting_loops", "expert_share"))
+    write_json(path, read_json(path) | {"loops": None, "inside": nothing, "sample": ""})
+    (path.parent / "boundaries.html").unlink()
+    page = render(config, results, "small")
+    inside = section(page, "inside")
+    for said in ("has no experts", "no loops curve was asked for", "has no patches", "do not halt early"):
+        assert said in inside, said
+    assert "Held-out text in patches" not in page and "after stage first" in section(page, "text")
+
+
 def test_settings_changed_since_are_named_and_what_was_trained_is_shown(copied):
     results = copied[1]
     plain = config_of(results.root)
