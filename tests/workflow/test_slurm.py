@@ -224,7 +224,7 @@ def test_a_preempted_training_is_requeued_by_slurm_and_goes_on(cluster, slurm):
     checkpoints = cluster.stage("first") / "checkpoints"
     until(lambda: len(list(checkpoints.glob("step-*[0-9]"))) >= 2)
     (number,) = slurm.jobs("train", cluster.folder)
-    slurm("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 5")
+    slurm("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 5")
     until(lambda: slurm.seen(number)["Restarts"] == "1")
     output = succeeded((cluster, process), patience=900)
     assert slurm.seen(number)["JobState"] == "COMPLETED" and "restart" not in output
