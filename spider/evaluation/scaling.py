@@ -243,9 +243,24 @@ def markdown(found: ScalingFit, sweep: str) -> str:
             else ["", "", ""]
         )
         ratio = f"{(curve.best_bytes or 0) / curve.best_parameters:.1f}" if curve.best_parameters else ""
-        rows.append([flops_label(curve.budget), str(len(curve.points)), *best, ratio, curve.problem or ""])
+        left = "" if curve.residual is None else f"{curve.residual:.4f}"
+        rows.append(
+            [flops_label(curve.budget), str(len(curve.points)), *best, ratio, left, curve.problem or ""]
+        )
     blocks.append(
-        _table(["FLOPs", "sizes", "best parameters", "bytes", "bits per byte", "bytes a parameter", ""], rows)
+        _table(
+            [
+                "FLOPs",
+                "sizes",
+                "best parameters",
+                "bytes",
+                "bits per byte",
+                "bytes a parameter",
+                "fit leaves",
+                "",
+            ],
+            rows,
+        )
     )
     rows = [
         [

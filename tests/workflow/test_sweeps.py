@@ -48,7 +48,7 @@ def test_a_sweep_is_trained_and_its_law_fitted(sweep):
     for curve in law["curves"]:
         assert len(curve["points"]) == len(SIZES)
         for point in curve["points"]:
-            assert 0.8 * curve["budget"] < point["flops"] <= curve["budget"]
+            assert 0.7 * curve["budget"] < point["flops"] <= curve["budget"]  # whole steps
             found = read_json(sweep.results / "runs" / point["run"] / "only/evaluation.json")
             assert point["bpb"] == found["bpb"]
     assert (sweep.results / "report/scaling.png").stat().st_size > 10_000
