@@ -402,7 +402,7 @@ def undisturbed_life(folder: Path, steps: int) -> tuple[Life, dict[str, float]]:
     finish(life.begin_all())
     seconds = {"workflow": time.monotonic() - began}
     for verb in ("train", "evaluate"):
-        tables = (folder / "results/benchmarks" / verb).glob("*.tsv")
+        tables = (folder / "results/benchmarks" / verb).rglob("*.tsv")
         seconds[verb] = max(float(table.read_text().splitlines()[1].split("\t")[0]) for table in tables)
     return life, seconds
 

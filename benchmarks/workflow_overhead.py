@@ -87,7 +87,7 @@ def workflow(configuration: Path, folder: Path) -> Measured:
     folder.mkdir()
     printed, seconds, processor = snakemake(configuration, folder)
     jobs = []
-    for path in folder.glob("results/benchmarks/*/*.tsv"):
+    for path in (folder / "results/benchmarks").rglob("*.tsv"):
         with open(path) as file:
             jobs += [float(row["s"]) for row in csv.DictReader(file, delimiter="\t")]
     found = re.findall(r"(?m)^Shell command: (spider .+)$", printed)

@@ -10,7 +10,7 @@ rule download:
     log:
         "<logs>/download/{dataset}/{part}.log",
     benchmark:
-        "<benchmarks>/download/{dataset}-{part}.tsv"
+        "<benchmarks>/download/{dataset}/{part}.tsv"
     resources:
         mem_mb=2000,
         runtime=longer(240),
@@ -29,7 +29,7 @@ rule encode:
     log:
         "<logs>/encode/{dataset}/{part}.log",
     benchmark:
-        "<benchmarks>/encode/{dataset}-{part}.tsv"
+        "<benchmarks>/encode/{dataset}/{part}.tsv"
     resources:
         mem_mb=2000,
         runtime=longer(120),

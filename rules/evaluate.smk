@@ -52,7 +52,7 @@ rule evaluate:
     log:
         "<logs>/evaluate/{run}/{stage}.log",
     benchmark:
-        "<benchmarks>/evaluate/{run}-{stage}.tsv"
+        "<benchmarks>/evaluate/{run}/{stage}.tsv"
     threads: job_resource("threads")
     resources:
         gpu=one_gpu,

@@ -13,7 +13,7 @@ rule warmup:
     log:
         "<logs>/warmup/{run}-{shape}.log",
     benchmark:
-        "<benchmarks>/warmup/{run}-{shape}.tsv"
+        "<benchmarks>/warmup/{run}/{shape}.tsv"
     threads: job_resource("threads")
     resources:
         gpu=one_gpu,
@@ -35,7 +35,7 @@ rule train:
     log:
         "<logs>/train/{run}/{stage}.log",
     benchmark:
-        "<benchmarks>/train/{run}-{stage}.tsv"
+        "<benchmarks>/train/{run}/{stage}.tsv"
     threads: job_resource("threads")
     resources:
         gpu=job_resource("gpus"),

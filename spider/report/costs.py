@@ -9,9 +9,8 @@ uses it.
 from __future__ import annotations
 
 import csv
-import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ class RuleCost:
 
 
 def costs(
-    results: Results, run: str, stages: Iterable[str], datasets: Iterable[str], jobs: list[dict[str, Any]]
+    results: Results, run: str, stages: Sequence[str], datasets: Sequence[str], jobs: list[dict[str, Any]]
 ) -> list[RuleCost]:
     """One row for each rule that has left a benchmark file.
 
@@ -48,21 +47,21 @@ def costs(
         datasets: names of those it trains on or is scored on.
         jobs: tracking records of the folder's jobs.
     """
-    stage_files = "|".join(re.escape(f"{run}-{stage}") for stage in stages)
-    data_names = "|".join(map(re.escape, datasets))
+    of_stages = [f"{run}/{stage}.tsv" for stage in stages]
+    of_parts = [f"{dataset}/*.tsv" for dataset in datasets]
     patterns = {
-        "download": rf"({data_names})-\d+",
-        "encode": rf"({data_names})-\d+",
-        "index": f"({data_names})",
-        "warmup": rf"{re.escape(run)}-[0-9a-f]{{16}}",
-        "train": f"({stage_files})",
-        "evaluate": f"({stage_files})",
+        "download": of_parts,
+        "encode": of_parts,
+        "index": [f"{dataset}.tsv" for dataset in datasets],
+        "warmup": [f"{run}/*.tsv"],
+        "train": of_stages,
+        "evaluate": of_stages,
     }
     joules = _joules(run, set(datasets), jobs)
     found = []
     for rule in RULES:
         folder = results.root / "benchmarks" / rule
-        files = [path for path in sorted(folder.glob("*.tsv")) if re.fullmatch(patterns[rule], path.stem)]
+        files = [path for pattern in patterns[rule] for path in sorted(folder.glob(pattern))]
         if rows := [row for path in files for row in _rows(path)]:
             found.append(
                 RuleCost(

@@ -74,21 +74,21 @@ def train_stage(
     before = names[: names.index(stage)]
     previous = results.stage(run, before[-1]) / "train.json" if before else None
     train(spec, folder, results.shards("text"), previous=previous)
-    left_by_job(results, "train", f"{run}-{stage}", f"{run}/{stage}", 12.5)
+    left_by_job(results, "train", f"{run}/{stage}", 12.5)
     if evaluated:
         evaluate(folder / "train.json", spec, results.shards("text"), folder)
-        left_by_job(results, "evaluate", f"{run}-{stage}", f"{run}/{stage}", 2.25)
+        left_by_job(results, "evaluate", f"{run}/{stage}", 2.25)
 
 
-def left_by_job(results: Results, rule: str, file: str, name: str, seconds: float, joules: float = 0) -> None:
-    benchmark = results.root / "benchmarks" / rule / f"{file}.tsv"
+def left_by_job(results: Results, rule: str, name: str, seconds: float, joules: float = 0) -> None:
+    benchmark = results.root / "benchmarks" / rule / f"{name}.tsv"
     benchmark.parent.mkdir(parents=True, exist_ok=True)
     head = "s\th:m:s\tmax_rss\tmax_vms\tmax_uss\tmax_pss\tio_in\tio_out\tmean_load\tcpu_time"
     benchmark.write_text(f"{head}\n{seconds}\t0:00:12\t100.5\t1\t1\t1\t0\t0\t90\t{seconds / 2}\n")
     metrics = [{"key": "system/gpu_energy_joules", "value": joules, "step": 0, "time": 0}] if joules else []
     tags = {"spider.rule": rule, "spider.name": name, "git.commit": "0123456789abcdef-dirty"}
     record = {"kind": "job", "tags": tags, "metrics": metrics}
-    write_json(results.root / "tracking/jobs" / f"{rule}-{file}.json", record)
+    write_json(results.root / "tracking/jobs" / f"{rule}-{name.replace('/', '-')}.json", record)
 
 
 def finished_run(folder: Path) -> tuple[Config, Results]:

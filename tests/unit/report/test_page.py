@@ -153,8 +153,8 @@ def test_the_configuration_on_the_page_trains_the_same_run(made):
 def test_energy_is_given_where_a_gpu_counted_it_and_nowhere_else(copied):
     config, results = copied
     assert "Energy was not measured" in render(config, results, "small")
-    left_by_job(results, "train", "small-second", "small/second", 12.5, joules=7200)
-    left_by_job(results, "train", "other-main", "other/main", 12.5, joules=36e6)
+    left_by_job(results, "train", "small/second", 12.5, joules=7200)
+    left_by_job(results, "train", "other/main", 12.5, joules=36e6)
     costs = section(render(config, results, "small"), "costs")
     rows = {
         row[0]: row[1:]
