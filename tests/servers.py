@@ -20,13 +20,16 @@ from pathlib import Path
 
 from .debian import need
 
-POSTGRES = Path("/usr/lib/postgresql/15/bin")
-
 
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def _initdb() -> Path:
+    """Debian keeps each version of PostgreSQL in a folder of its own: the newest there is."""
+    return max(Path("/usr/lib/postgresql").glob("*/bin/initdb"), default=Path("/usr/lib/postgresql/initdb"))
 
 
 @contextmanager
@@ -36,7 +39,8 @@ def postgresql(password: str, *databases: str) -> Iterator[str]:
     It refuses to run as root: then the system's user ``nobody`` owns its processes and its folder, which is
     where that user can reach it.
     """
-    need({"postgresql": str(POSTGRES / "initdb")})
+    need({"postgresql": str(_initdb())})
+    programs = _initdb().parent
     folder, port = Path(f"/tmp/spider-postgresql-{os.getpid()}"), free_port()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
@@ -57,16 +61,16 @@ def postgresql(password: str, *databases: str) -> Iterator[str]:
         "--auth=scram-sha-256",
         "--no-sync",
     ]
-    control = [*become, POSTGRES / "pg_ctl", *where]
+    control = [*become, programs / "pg_ctl", *where]
     run = {"check": True, "cwd": folder, "capture_output": True}
     try:
-        subprocess.run([*become, POSTGRES / make[0], *make[1:]], **run)
+        subprocess.run([*become, programs / make[0], *make[1:]], **run)
         # Its output to a file: a pipe would stay open for as long as it runs.
         subprocess.run(
             [*control, "-w", "-o", options, "-l", folder / "log", "start"], **run | {"capture_output": False}
         )
         for database in databases:
-            create = [POSTGRES / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "spider", database]
+            create = [programs / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "spider", database]
             subprocess.run(create, env={**os.environ, "PGPASSWORD": password}, **run)
         yield f"postgresql://spider:{password}@127.0.0.1:{port}"
     finally:
