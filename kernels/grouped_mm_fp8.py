@@ -53,7 +53,7 @@ class _GroupedMM(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
         ctx.save_for_backward(x_PD, w_EDF, end_E)
-        return _product(cast_rows_fp8(x_PD), cast_columns_fp8(w_EDF), end_E, fast=True)
+        return _product(*cast_rows_fp8(x_PD), *cast_columns_fp8(w_EDF), end_E, fast=True)
 
     @staticmethod
     def backward(ctx: Any, dy_PF: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -62,19 +62,33 @@ class _GroupedMM(torch.autograd.Function):
         # The columns of w^T are the rows of w, already side by side.
         q, inverse = cast_rows_fp8(w_EDF.flatten(0, 1))
         transposed = q.view(w_EDF.shape), inverse.view(w_EDF.shape[:2])
-        dx_PD = _product(cast_rows_fp8(dy_PF), transposed, end_E, fast=False)
+        dx_PD = _product(*cast_rows_fp8(dy_PF), *transposed, end_E, fast=False)
         dw_EDF = F.grouped_mm(x_PD.t(), dy_PF, offs=end_E)
         return dx_PD, dw_EDF.to(w_EDF.dtype), None
 
 
-def _product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], end_E: Tensor, fast: bool) -> Tensor:
-    """Rows ``a`` (P, K) times matrices ``b``, stored (E, N, K), each with its inverse scales: (P, N).
+@torch.library.custom_op("spider::grouped_product_fp8", mutates_args=())
+def _product(
+    a_PK: Tensor, inverse_P: Tensor, b_ENK: Tensor, inverse_EN: Tensor, end_E: Tensor, fast: bool
+) -> Tensor:
+    """`multiply` as one op, which asks for the device when it runs and not when it is traced."""
+    return multiply(a_PK, inverse_P, b_ENK, inverse_EN, end_E, fast)
+
+
+@_product.register_fake
+def _(a_PK, inverse_P, b_ENK, inverse_EN, end_E, fast):
+    return a_PK.new_empty(len(a_PK), b_ENK.shape[1], dtype=torch.bfloat16)
+
+
+def multiply(
+    a_PK: Tensor, inverse_P: Tensor, b_ENK: Tensor, inverse_EN: Tensor, end_E: Tensor, fast: bool
+) -> Tensor:
+    """Each expert's rows of ``a`` times the transpose of its own ``b``, (P, N); both with inverse scales.
 
     ``fast`` sums in fewer bits than float32 has, which gradients do not bear.
     """
-    (a_PK, inverse_P), (b_ENK, inverse_EN) = a, b
     b_EKN = b_ENK.transpose(1, 2)
-    if a_PK.is_cuda and runs_on(a_PK.device):
+    if runs_on(a_PK.device):
         scales = inverse_P, inverse_EN
         return torch._scaled_grouped_mm(
             a_PK, b_EKN, *scales, end_E, out_dtype=torch.bfloat16, use_fast_accum=fast

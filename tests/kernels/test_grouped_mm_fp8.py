@@ -66,12 +66,18 @@ def test_the_hardware_gets_operands_that_torch_takes(monkeypatch, fast):
         x_PD = torch.empty(P, D, dtype=torch.bfloat16, device="cuda")
         w_EDF = torch.empty(3, D, HIDDEN, device="cuda")
         ends_E = torch.empty(3, dtype=torch.int32, device="cuda")
-        y_PF = module._product(cast_rows_fp8(x_PD), cast_columns_fp8(w_EDF), ends_E, fast)
+        y_PF = module.multiply(*cast_rows_fp8(x_PD), *cast_columns_fp8(w_EDF), ends_E, fast)
         assert y_PF.shape == (P, HIDDEN) and y_PF.dtype == torch.bfloat16
         q, inverse = cast_rows_fp8(w_EDF.flatten(0, 1))
-        dy_PF = cast_rows_fp8(y_PF)
-        dx_PD = module._product(dy_PF, (q.view(3, D, HIDDEN), inverse.view(3, D)), ends_E, fast)
+        transposed = q.view(3, D, HIDDEN), inverse.view(3, D)
+        dx_PD = module.multiply(*cast_rows_fp8(y_PF), *transposed, ends_E, fast)
         assert dx_PD.shape == (P, D)
+
+
+def test_torch_library_finds_nothing_wrong():
+    x_PD, w_EDF, _ = operands()
+    a, b = cast_rows_fp8(x_PD.detach()), cast_columns_fp8(w_EDF.detach())
+    torch.library.opcheck(module._product, (*a, *b, ENDS, True), test_utils="test_faketensor")
 
 
 def test_shapes_that_do_not_fit_are_refused():
