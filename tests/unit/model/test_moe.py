@@ -108,7 +108,7 @@ def test_the_whole_model_by_ops_is_one_graph(ops):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_fp8_casts_a_weight_once_however_often_it_is_used(checkpointing):
+def test_compiled_fp8_casts_a_weight_once_a_pass_however_often_it_is_used(checkpointing):
     torch.compiler.reset()
     graphs: list[Counter[str]] = []
 
@@ -126,7 +126,8 @@ def test_compiled_fp8_casts_a_weight_once_however_often_it_is_used(checkpointing
         torch.compile(model, backend=backend, fullgraph=True)(x[:, :-1], x[:, 1:]).loss.backward()
     forward, backward = graphs
     cast = "spider.cast_columns_fp8.default"
-    assert forward[cast] == 2 * len(model.core.layers) and backward[cast] == 0
+    weights = 2 * len(model.core.layers)
+    assert forward[cast] == weights and backward[cast] == (weights if checkpointing else 0)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.core.layers.parameters())
 
 
