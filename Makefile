@@ -21,7 +21,7 @@ run: .venv/run-ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") $(ARGS)
 
 test: .venv/dev-ready
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: .venv/dev-ready
 	@$(BIN)/python -m pytest -m long $(ARGS)

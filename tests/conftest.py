@@ -23,6 +23,11 @@ def pytest_runtest_setup(item):
             pytest.skip("NOT COMPILED: torch.compile cannot link where torch's own path has a space")
 
 
+def pytest_collection_modifyitems(items):
+    """Whole workflows and servers first: they wait a lot, and what waits at the end has nothing beside it."""
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/workflow", "tests/browser")))
+
+
 def pytest_terminal_summary(terminalreporter):
     """Registers and spills of the kernels that were compiled."""
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")

@@ -116,7 +116,8 @@ def test_compiled_fp8_casts_a_weight_once_a_pass_however_often_it_is_used(checkp
         graphs.append(Counter(str(node.target) for node in graph.graph.nodes))
         return make_boxed_func(graph.forward)
 
-    model = build(recurrence={"loops": 3, "checkpointing": checkpointing}).train()
+    once = {"layers": 1, "loops": 3, "checkpointing": checkpointing}
+    model = build(recurrence=once, engram={"layers": []}).train()
     for layer in model.core.layers:
         layer.ffn.experts.fp8 = True
     partition = min_cut_rematerialization_partition

@@ -29,8 +29,7 @@ SPECS = {
     "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}},
 }
 #: Share by which a logged figure may differ from one process's: sums in another order, amplified by training.
-#: fp8 scales by the largest number that a process sees, and a token near a tie then goes to another expert.
-TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 5e-2}
+TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
 
 
 def run_together(processes, jobs, scratch):
@@ -85,6 +84,9 @@ def assert_alike(folder, one, tolerance):
     curve, its = rows(folder), rows(one)
     assert [row["step"] for row in curve] == [row["step"] for row in its]
     for row, other in zip(curve, its, strict=True):
+        # The fullest expert's load moves by whole tokens, and in fp8 those near a tie go to another expert.
+        loads = [metrics.pop("train/moe_load_max", 0) for metrics in (row["metrics"], other["metrics"])]
+        assert loads[0] == pytest.approx(loads[1], rel=5 * tolerance)
         assert row["metrics"] == pytest.approx(other["metrics"], rel=tolerance, abs=1e-6), row["step"]
     found, others = tensors(folder), tensors(one)
     assert {n: (t.shape, t.dtype) for n, t in found.items()} == {
