@@ -4,14 +4,14 @@
 
 One job runs at a time, on all cores, in an empty folder. Two measures:
 
-- in turn: the smoke preset with one step a stage by Snakemake, and the commands that it printed by `bash` one
-  after the other. Not tracked: by hand, each command starts a sender of its own, which a workflow's jobs
-  share, so that tracking would speak for the workflow.
+- in turn, and then the other way round: the smoke preset with one step a stage by Snakemake, and the commands
+  that it printed by `bash` one after the other. Not tracked: by hand, each command starts a sender of its own,
+  which a workflow's jobs share, so that tracking would speak for the workflow.
 - inside: one run's seconds less those of its jobs, which Snakemake's own `benchmark:` files hold, and the
   processor seconds of the Snakemake process alone, which what else the machine does disturbs least. They are
   given for the same runs and, tracked, for the default run.
 
-``--quick`` leaves out the default run, and takes one turn instead of five.
+``--quick`` leaves out the default run, and takes one turn instead of two.
 """
 
 from __future__ import annotations
@@ -109,15 +109,26 @@ def by_hand(commands: list[str], configuration: Path, folder: Path) -> float:
     return time.perf_counter() - begun
 
 
+def in_turn(configuration: Path, folder: Path, turns: int) -> tuple[list[Measured], list[float]]:
+    """The workflow and its commands in a row, each of them first as often as the other."""
+    smoke: list[Measured] = []
+    hand: list[float] = []
+    for turn in range(turns):
+        if not turn % 2:
+            smoke.append(workflow(configuration, folder / f"smoke-{turn}"))
+        snapshot = folder / "smoke-0/results/config.yaml"
+        hand.append(by_hand(smoke[0].commands, snapshot, folder / f"hand-{turn}"))
+        if turn % 2:
+            smoke.append(workflow(configuration, folder / f"smoke-{turn}"))
+    return smoke, hand
+
+
 def main() -> None:
     options = arguments(__doc__.splitlines()[0])
     with tempfile.TemporaryDirectory(prefix="overhead-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
-        short, smoke, hand = short_smoke(folder), [], []
-        for turn in range(1 if options.quick else 5):
-            smoke.append(workflow(short, folder / f"smoke-{turn}"))
-            snapshot = folder / f"smoke-{turn}/results/config.yaml"
-            hand.append(by_hand(smoke[-1].commands, snapshot, folder / f"hand-{turn}"))
+        short = short_smoke(folder)
+        smoke, hand = in_turn(short, folder, 1 if options.quick else 2)
         _, planning, _ = snakemake(short, folder / "smoke-0", "--dry-run", "--forceall")
         default = None if options.quick else workflow(DEFAULT, folder / "default")
 
