@@ -5,8 +5,8 @@
 One job runs at a time, on all cores, in an empty folder. Two measures:
 
 - in turn, and then the other way round: the smoke preset with one step a stage by Snakemake, and the commands
-  that it printed by `bash` one after the other. Not tracked: by hand, each command starts a sender of its own,
-  which a workflow's jobs share, so that tracking would speak for the workflow.
+  that it printed by `bash` one after the other. Not tracked: by hand, each command starts a sender of its
+  own, which a workflow's jobs share, so that tracking would speak for the workflow.
 - inside: one run's seconds less those of its jobs, which Snakemake's own `benchmark:` files hold, and the
   processor seconds of the Snakemake process alone, which what else the machine does disturbs least. They are
   given for the same runs and, tracked, for the default run.
