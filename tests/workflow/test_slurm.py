@@ -173,6 +173,7 @@ def test_a_cancelled_training_resumes_and_ends_as_if_it_had_not_been(
     assert cluster.receipt("first")["weights"] == undisturbed.receipt("first")["weights"]
 
 
+@pytest.mark.long
 def test_two_nodes_train_together_and_resume_together(together, slurm):
     cluster, _ = together
     seen = slurm.seen(resumed(cluster, succeeded(together)))

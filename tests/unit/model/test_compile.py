@@ -25,7 +25,7 @@ EVERYTHING = {
             "inductor",
             {"cpp.simdlen": 1, "fallback_random": True},
             1,
-            marks=pytest.mark.inductor,
+            marks=[pytest.mark.inductor, pytest.mark.long],
         ),
     ],
 )
