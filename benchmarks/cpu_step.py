@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from common import arguments, interleaved, report
 
-from spider.model.attention import causal_attention
+from spider.model.spider.attention import causal_attention
 from spider.training.optim import polar
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +28,7 @@ import json, sys, time, torch
 from pathlib import Path
 from spider.config import load_config
 from spider.model import build_model
-from spider.training.memory import keep_freed_memory
+from spider.training.allocator import keep_freed_memory
 from spider.training.optim import build_optimizer
 if sys.argv[1] == "keep":
     keep_freed_memory()

@@ -17,7 +17,8 @@ import torch
 from common import arguments, report
 
 from spider.config import load_config
-from spider.model import Spider, build_model
+from spider.model import build_model
+from spider.model.spider.model import Spider
 from spider.vocab import BOS
 
 ROOT = Path(__file__).parents[1]

@@ -34,9 +34,9 @@ from kernels.normalize_weight import normalize_weight, normalize_weight_torch
 from kernels.reduce_fused import reduce_fused, reduce_fused_torch
 from kernels.route import route, route_torch
 from kernels.topk_gate import topk_gate, topk_gate_torch
-from spider.config import EngramConfig, MoEConfig
-from spider.model.engram import multiplier, primes_from
-from spider.model.moe import MoE
+from spider.model.spider.config import EngramConfig, MoEConfig
+from spider.model.spider.engram import multiplier, primes_from
+from spider.model.spider.moe import MoE
 from spider.vocab import BOS, PAD
 
 ALIGNMENT = 16

@@ -43,14 +43,14 @@ from common import interleaved, parser, report
 from variants import ROOT, prepare_data
 
 from spider import tracking
+from spider.checkpoints.format import model_tensors
+from spider.checkpoints.saver import Saver
 from spider.config import StageSettings, StageSpec, load_config
 from spider.model import build_model
 from spider.tracking.sync import sync
-from spider.training.checkpoint import model_tensors
-from spider.training.memory import keep_freed_memory
+from spider.training.allocator import keep_freed_memory
 from spider.training.metrics import Means, MetricsLog
 from spider.training.optim import build_optimizer
-from spider.training.saver import Saver
 from spider.training.stage import data_digest, train
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 

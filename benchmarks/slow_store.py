@@ -27,7 +27,7 @@ from overhead import Trained, spec_of, training
 from variants import ROOT, prepare_data
 
 from spider.tracking import sync
-from spider.training.memory import keep_freed_memory
+from spider.training.allocator import keep_freed_memory
 
 sys.path.append(str(ROOT))
 from tests.servers import BadLine, mlflow_server

@@ -90,7 +90,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from spider.training import stage
-    from spider.training.byhand import make_mock_data
+    from spider.training.plan import make_mock_data
     from spider.training.precision import device_name
     from spider.training.warmup import forget_peak, peak_memory_mb
 

@@ -76,8 +76,8 @@ def spec_of(task: Task, precision: str) -> StageSpec:
 
 def prepare_data(folder: Path) -> Path:
     """The embedded corpus as shards."""
-    from spider.data.corpus import write_pydocs
     from spider.data.encode import encode_part
+    from spider.data.pydocs import write_pydocs
     from spider.data.shards import build_metadata
 
     shards = folder / "shards"
@@ -127,11 +127,11 @@ def run(task: Task, shards: Path, folder: Path, precision: str, scored_bytes: in
     """Train and score one variant, unless that was done before."""
     import torch
 
+    from spider.checkpoints.load import load_model
     from spider.evaluation.bpb import score
     from spider.evaluation.evaluate import validation_stream
-    from spider.training.memory import keep_freed_memory
+    from spider.training.allocator import keep_freed_memory
     from spider.training.stage import train
-    from spider.training.trained import load_model
 
     spec = spec_of(task, precision)
     stage = folder / "trained" / spec.identity

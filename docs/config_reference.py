@@ -15,13 +15,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from spider import config
-from spider.config import MODEL_PRESETS, Block
+from spider.config import Block, ModelConfig, families, family_config, presets
 
 HEAD = """# Configuration reference
 
-Made from `spider/config.py` by `python docs/config_reference.py`; do not edit. Every key of `config.yaml`
-that is not listed here is refused. Commented examples: [`config.yaml`](../config.yaml) and
-[`presets/`](../presets).
+Made from the schema (`spider/config/`, and each family's `config.py` in `spider/model/`) by
+`python docs/config_reference.py`; do not edit. Every key of `config.yaml` that is not listed here is refused.
+Commented examples: [`config.yaml`](../config.yaml) and [`presets/`](../presets).
 """
 
 #: Blocks in reading order, with where each stands in the file.
@@ -38,14 +38,17 @@ BLOCKS: list[tuple[str, type[Block]]] = [
     ("runs.NAME.optimizer", config.OptimizerConfig),
     ("runs.NAME.evaluation", config.EvaluationConfig),
     ("runs.NAME.resources", config.Resources),
-    ("runs.NAME.model", config.ModelConfig),
-    ("runs.NAME.model.attention", config.AttentionConfig),
-    ("runs.NAME.model.boundary", config.BoundaryConfig),
-    ("runs.NAME.model.moe", config.MoEConfig),
-    ("runs.NAME.model.engram", config.EngramConfig),
-    ("runs.NAME.model.recurrence", config.RecurrenceConfig),
     ("tracking", config.TrackingConfig),
 ]
+
+
+def model_blocks(path: str, block: type[Block]) -> Iterator[tuple[str, type[Block]]]:
+    """A family's block and those in it."""
+    yield path, block
+    for name, field in block.model_fields.items():
+        for part in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, Block):
+                yield from model_blocks(f"{path.split(',')[0]}.{name}", part)
 
 
 def type_name(annotation: Any) -> str:
@@ -63,6 +66,8 @@ def type_name(annotation: Any) -> str:
         return f"pair of {type_name(arguments[0])}"
     if origin is dict:
         return "mapping"
+    if annotation is ModelConfig:
+        return "preset or block"
     if isinstance(annotation, type) and issubclass(annotation, Block):
         return "block"
     return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
@@ -91,10 +96,14 @@ def reference() -> str:
     lines = [HEAD]
     for title, block in BLOCKS:
         lines += section(title, block)
+    for family in families():
+        for title, block in model_blocks(f"runs.NAME.model, family: {family}", family_config(family)):
+            lines += section(title, block)
     lines.append("\n## Model presets\n")
-    for name, changes in MODEL_PRESETS.items():
-        what = f"`{json.dumps(changes)}`" if changes else "the defaults above"
-        lines.append(f"- `{name}`: {what}")
+    for family in families():
+        for name, changes in presets(family).items():
+            what = f"`{json.dumps(changes)}`" if changes else f"the defaults of the family `{family}`"
+            lines.append(f"- `{name}`: {what}")
     return "\n".join(lines) + "\n"
 
 

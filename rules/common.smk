@@ -65,7 +65,7 @@ def items(dataset):
 def raw_identity(wildcards):
     """What a downloaded part is made from."""
     source = CONFIG.datasets[wildcards.dataset].source
-    kept = source.model_dump(exclude={"files", "pieces"})
+    kept = {k: v for k, v in source.described().items() if k not in ("files", "pieces")}
     return kept | {"item": items(wildcards.dataset)[int(wildcards.part)]}
 
 
@@ -76,7 +76,7 @@ def stage_of_shape(run, shape):
 
 def encoding_identity(wildcards):
     """The settings that decide the bytes of a shard."""
-    return CONFIG.datasets[wildcards.dataset].model_dump(exclude={"source"})
+    return CONFIG.datasets[wildcards.dataset].encoding()
 
 
 def local_file(wildcards):
@@ -138,6 +138,6 @@ def finish(status):
     tracking.close_pipeline(RESULTS, os.environ["SPIDER_WORKFLOW"], status)
     summary = RESULTS / "report/summary.json"
     if status == "finished" and summary.exists():
-        from spider.evaluation.screen import final_screen
+        from spider.report.screen import final_screen
 
         final_screen(summary)

@@ -53,6 +53,6 @@ rule index:
         mem_mb=1000,
         runtime=longer(10),
     params:
-        identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].model_dump(),
+        identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].described(),
     shell:
         "spider --config {SNAPSHOT:q} --log {log:q} index {wildcards.dataset} --output {output:q}"

@@ -59,7 +59,7 @@ rule evaluate:
         mem_mb=job_resource("mem_mb"),
         runtime=longer(30),
     params:
-        identity=lambda wildcards: stage_spec(wildcards).evaluation.model_dump(),
+        identity=lambda wildcards: stage_spec(wildcards).evaluation.changed(),
     shell:
         "spider --config {SNAPSHOT:q} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --threads {threads}"
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from spider.config import ModelConfig
-    from spider.model import Spider
+    from spider.model.interface import Model
 
 __version__ = "0.1.0"
 
 
-def load_model(path: str | Path) -> tuple[Spider, ModelConfig]:
+def load_model(path: str | Path) -> tuple[Model, ModelConfig]:
     """Model in evaluation mode and its configuration, from a checkpoint, a stage's folder or its train.json,
     or a folder made by ``spider checkpoint export`` or ``import``.
 
     Raises:
         ValueError: no readable checkpoint at ``path``.
     """
-    from spider.training.trained import load_model
+    from spider.checkpoints.load import load_model
 
     return load_model(Path(path))

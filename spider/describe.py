@@ -26,7 +26,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from spider.config import Config, ModelConfig, StageSpec
+from spider.config import Config, StageSpec
+from spider.model.spider.config import SpiderConfig
 from spider.vocab import VOCAB_SIZE
 
 FORMAT = 1
@@ -146,19 +147,19 @@ def activation_bytes(spec: StageSpec, *, narrow: bool) -> int:
     return int(total + bytes_ * (8 * D * wide_size + 2 * VOCAB_SIZE * 4))
 
 
-def _slots(c: ModelConfig, seq_len: int) -> int:
+def _slots(c: SpiderConfig, seq_len: int) -> int:
     if c.boundary.kind == "fixed":
         return max(1, seq_len // c.boundary.stride) + 1
     return math.ceil(seq_len * c.boundary.capacity) + 1
 
 
-def _attention(c: ModelConfig) -> int:
+def _attention(c: SpiderConfig) -> int:
     a = c.attention
     heads = 2 * (a.nope_dim + a.rope_dim) + (a.nope_dim + a.v_dim) + 2 * a.v_dim
     return a.heads * heads + 3 * a.kv_lora_rank + a.rope_dim
 
 
-def _experts(c: ModelConfig) -> int:
+def _experts(c: SpiderConfig) -> int:
     if c.moe is None:
         return 4 * c.ffn_hidden
     return c.moe.top_k * (2 * c.hidden + 4 * c.moe.expert_hidden) + 4 * c.moe.shared_hidden

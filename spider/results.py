@@ -20,6 +20,38 @@ MARK = "spider.json"
 
 
 @dataclass(frozen=True)
+class StageFolder:
+    """What one stage leaves in ``runs/{run}/{stage}``: the only place that names these files."""
+
+    path: Path
+
+    @property
+    def receipt(self) -> Path:
+        return self.path / "train.json"
+
+    @property
+    def origin(self) -> Path:
+        """Whose the checkpoints and metrics are."""
+        return self.path / "origin.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.path / "evaluation.json"
+
+    @property
+    def sample(self) -> Path:
+        return self.path / "sample.txt"
+
+
+@dataclass(frozen=True)
 class Results:
     """Paths below a results root, in the order of the flow."""
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from spider.evaluation.bpb import IGNORED, precision, windows
-from spider.model import Spider
+from spider.model.spider.model import Spider
 from spider.vocab import EOS, SPECIAL_IDS
 
 _NAMES = {i: f"<{name}>" for name, i in SPECIAL_IDS.items()}

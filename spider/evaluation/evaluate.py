@@ -21,20 +21,20 @@ import numpy as np
 import torch
 
 from spider import files
+from spider.checkpoints.load import load_model
+from spider.checkpoints.receipt import read_receipt
 from spider.config import StageSpec
 from spider.data.shards import Shards, load_metadata
 from spider.evaluation import compressors
 from spider.evaluation.boundaries import Patch, caption, cut
 from spider.evaluation.bpb import clip_stream, score
-from spider.evaluation.curves import stage_curve
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.inside import Inside, loops_curve
-from spider.evaluation.inside_plots import plot_inside, plot_loops
-from spider.evaluation.patch_views import plot_boundaries, write_page
-from spider.evaluation.plots import Curve, plot_loss
 from spider.model import choose_kernels
-from spider.training.receipt import read_receipt
-from spider.training.trained import load_model
+from spider.report.curves import stage_curve
+from spider.report.inside_plots import plot_inside, plot_loops
+from spider.report.patch_views import plot_boundaries, write_page
+from spider.report.plots import Curve, plot_loss
 from spider.vocab import BOS
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,8 @@
 """Sampling bytes from a model, one at a time, as a stream.
 
-The model reads each byte once (`spider.model.incremental`): a byte costs one position of the byte-level
-layers, and of the core only where it closes a patch. When the context is full, the model begins a new one
-with the last half of it, so that the cost of a byte stays constant and what it can look back on is between
-half the context and all of it.
+The model reads each id once (`spider.model.interface.Reader`). When the context is full, the model begins a
+new one with the last half of it, so that the cost of a byte stays constant and what it can look back on is
+between half the context and all of it.
 
 The draw happens on the host in float64 with a generator of its own, so a seed gives one text whatever else
 uses torch's random state. Only bytes and EOS can be drawn. EOS ends the stream and is not part of it.
@@ -17,14 +16,14 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from spider.model import Spider
+from spider.model.interface import Model
 from spider.vocab import BOS, EOS
 
 log = logging.getLogger(__name__)
 
 
 def generate(
-    model: Spider,
+    model: Model,
     prompt: bytes | str,
     *,
     max_bytes: int,
@@ -82,7 +81,7 @@ def _utf8(prompt: str) -> bytes:
 
 
 def _stream(
-    model: Spider,
+    model: Model,
     ids: list[int],
     max_bytes: int,
     temperature: float,

@@ -24,7 +24,7 @@ from spider.evaluation.bpb import score
 if TYPE_CHECKING:
     import torch
 
-    from spider.model.spider import Trace
+    from spider.model.spider.model import Trace
 
 
 class Inside:

@@ -28,7 +28,7 @@ import numpy as np
 from spider import files
 from spider.config import Config
 from spider.describe import describe, quantity
-from spider.evaluation.scaling_plots import flops_label, plot_scaling
+from spider.report.scaling_plots import flops_label, plot_scaling
 from spider.results import Results
 
 FORMAT = 1

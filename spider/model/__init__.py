@@ -1,35 +1,43 @@
-"""Model families. `build_model` is the one way to make a model; all share the interface of
-`spider.model.spider`."""
+"""Families of models, a folder each; `build_model` is the one way to make a model of any.
+
+    interface.py   what the rest of Spider asks of a model
+    layers.py      the small parts that families share
+    spider/        the byte-level recurrent-depth transformer with learned patches
+
+Importing this package, or a family's ``config``, imports no torch.
+"""
 
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING, Literal
 
-from kernels import switch
-from spider.config import ModelConfig
-from spider.model.spider import ModelOutput, Spider
+from spider.config.model import ModelConfig, family_module
 
-__all__ = ["ModelOutput", "Spider", "build_model", "choose_kernels"]
+if TYPE_CHECKING:
+    from spider.model.interface import Model
 
 log = logging.getLogger(__name__)
 
 
-def choose_kernels(mode: switch.Mode) -> None:
+def choose_kernels(mode: Literal["auto", "triton", "torch"]) -> None:
     """Have every model of this process use our Triton kernels, or their twins in torch; the log says which,
     and why.
 
     Raises:
         ValueError: the kernels were asked for and cannot run here.
     """
+    from kernels import switch
+
     log.info("kernels: %s (%s)", *switch.choose(mode))
 
 
-def build_model(config: ModelConfig) -> Spider:
-    """A Spider with its weights set from the torch RNG.
+def build_model(config: ModelConfig) -> Model:
+    """A model of the configuration's family with its weights set from the torch RNG.
 
     Under ``torch.device("meta")`` nothing is allocated; then ``model.to_empty(device=...)`` and
     ``model.reset_parameters()`` give what building on the device would have.
     """
-    model = Spider(config)
+    model: Model = family_module(config.family, "model").Model(config)
     model.reset_parameters()
     return model

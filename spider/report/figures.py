@@ -10,9 +10,9 @@ import numpy as np
 from markupsafe import Markup
 
 from spider.evaluation.compressors import SETTINGS
-from spider.evaluation.curves import bits_per_byte, points
-from spider.evaluation.plots import bytes_label, smoothed
 from spider.report.charts import Band, Series, bar_chart, line_chart
+from spider.report.curves import bits_per_byte, points
+from spider.report.plots import bytes_label, smoothed
 from spider.report.stages import StageRecord
 
 #: Longest patch with a bar of its own; longer ones share the last.

@@ -19,14 +19,14 @@ import yaml
 from markupsafe import Markup
 
 from spider import files
-from spider.config import MODEL_PRESETS, Config, ModelConfig
+from spider.config import Config, family_config, presets
 from spider.describe import quantity
 from spider.evaluation.compressors import SETTINGS
-from spider.evaluation.patch_views import read_page, tint_variables
-from spider.evaluation.screen import duration, printable
 from spider.report.costs import RULES, RuleCost, costs
 from spider.report.figures import inside_charts, number, training_curves
+from spider.report.patch_views import read_page, tint_variables
 from spider.report.provenance import DatasetRecord, chain, read_datasets
+from spider.report.screen import duration, printable
 from spider.report.stages import StageRecord, read_stages
 from spider.results import Results
 from spider.tracking.spool import folder, redact
@@ -136,7 +136,7 @@ def _model(stages: list[StageRecord]) -> dict[str, Any]:
     told = [stage for stage in stages if stage.manifest] or stages[-1:]
     spec = told[-1].spec
     try:
-        config = ModelConfig.model_validate(spec["model"])
+        config = family_config(spec["model"].get("family", "spider")).model_validate(spec["model"])
         with torch.device("meta"):
             model = build_model(config)
     except ValueError as error:
@@ -254,7 +254,7 @@ def _config(config: Config, run: str, datasets: list[str]) -> str:
     plain = config.model_dump(mode="json", exclude_unset=True)
     used = {name: plain["datasets"][name] for name in datasets if name in plain["datasets"]}
     model = plain["runs"][run]["model"]
-    changes = _beyond(MODEL_PRESETS[model["preset"]], model)
+    changes = _beyond(presets(model["family"])[model["preset"]], model)
     block = {**plain["runs"][run], "model": changes if len(changes) > 1 else model["preset"]}
     kept = {"datasets": used, "runs": {run: block}}
     text = yaml.safe_dump(redact(kept), sort_keys=False, allow_unicode=True, width=100)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from spider.config import Config, nearest
-from spider.evaluation.curves import read_rows
 from spider.files import read_json
+from spider.report.curves import read_rows
 from spider.results import Results
 
 
@@ -50,7 +50,7 @@ class StageRecord:
 
     @cached_property
     def span(self) -> dict[str, Any]:
-        """What `spider.evaluation.curves` wants to know of a stage; bytes of an unfinished one count special
+        """What `spider.report.curves` wants to know of a stage; bytes of an unfinished one count special
         ids as well."""
         if self.receipt:
             return self.receipt

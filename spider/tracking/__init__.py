@@ -7,9 +7,9 @@ and loses nothing. Only `store` imports mlflow, when something is sent.
 """
 
 from spider.tracking.jobs import Job, close_pipeline, configure, job, open_pipeline
-from spider.tracking.place import store_uri
 from spider.tracking.sender import Sender, start_sender
 from spider.tracking.sync import SyncReport, sync
+from spider.tracking.target import store_uri
 from spider.tracking.training import log_checkpoint, log_evaluation, training
 
 __all__ = [

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from filelock import FileLock
 
 from spider.tracking import spool
-from spider.tracking.place import experiment_prefix, sqlite_path
+from spider.tracking.target import experiment_prefix, sqlite_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -22,9 +22,9 @@ from filelock import FileLock, Timeout
 
 from spider.files import read_json, write_json
 from spider.tracking import spool
-from spider.tracking.place import place_key, store_uri
-from spider.tracking.problems import explain, one_line
+from spider.tracking.explain import explain, one_line
 from spider.tracking.store import RefusedError, Store, is_refusal
+from spider.tracking.target import place_key, store_uri
 
 log = logging.getLogger(__name__)
 

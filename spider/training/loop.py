@@ -6,7 +6,7 @@ learning rate is a function of the step, and the batch one of the loader's posit
 generator state, and a run killed anywhere and resumed equals one that never was (same machine, same number of
 threads). Only ``max_hours`` lets a clock decide something: when the stage ends.
 
-Several processes (`spider.training.world`) share the windows of a step. A step is the same work for any
+Several processes (`spider.processes.world`) share the windows of a step. A step is the same work for any
 number of them: the same windows in the same order, cut into micro-batches that draw the same noise, so only
 the order of sums differs. ``micro_batch`` times ``grad_accum`` is the size of a step, not of one share.
 
@@ -31,30 +31,30 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from spider import files
+from spider.checkpoints import format as ckpt
+from spider.checkpoints.claim import CHECKPOINTS, METRICS
+from spider.checkpoints.receipt import read_parent
+from spider.checkpoints.saver import Saver
 from spider.config import StageSpec
+from spider.data.batch import to_device
 from spider.data.loader import Loader
 from spider.data.shards import Shards
 from spider.data.stream import StreamLoader
+from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels
-from spider.training import checkpoint as ckpt
-from spider.training.batch import to_device
+from spider.processes.parallel import compile_forward, exchange_gradients, replica, shard, whole
+from spider.processes.signals import StopSignals
+from spider.processes.watchdog import Watchdog
+from spider.processes.world import ALONE, World, together
 from spider.training.ema import Ema
-from spider.training.errors import Preempted, TrainingError
-from spider.training.folder import CHECKPOINTS, METRICS
 from spider.training.metrics import Means, MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
-from spider.training.parallel import compile_forward, exchange_gradients, replica, shard, whole
 from spider.training.precision import Precision, decide, device_name
 from spider.training.progress import Progress
-from spider.training.receipt import read_parent
-from spider.training.saver import Saver
 from spider.training.schedule import end_in_time, horizon, lr_factor
-from spider.training.signals import StopSignals
 from spider.training.state import State
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 from spider.training.warmup import load_compile_cache
-from spider.training.watchdog import Watchdog
-from spider.training.world import ALONE, World, together
 from spider.vocab import PAD
 
 log = logging.getLogger(__name__)
@@ -385,8 +385,8 @@ class Trainer:
         return StreamLoader(**source, **self.spec.stream.model_dump(exclude={"source"}), **place)
 
     def _out_of_memory(self, error: BaseException) -> str:
-        s, recurrence = self.settings, self.spec.model.recurrence
-        hint = "" if recurrence.checkpointing else " or set model.recurrence.checkpointing: true"
+        s, recompute = self.settings, self.spec.model.RECOMPUTE
+        hint = f" or set model.{recompute}: true" if recompute and not self.spec.model.recomputes else ""
         return (
             f"out of memory at step {self.progress.global_step} with micro_batch {s.micro_batch}, seq_len "
             f"{s.seq_len}, grad_accum {s.grad_accum}: halve micro_batch and double grad_accum (the same "
@@ -396,8 +396,7 @@ class Trainer:
 
 def draw_depth(spec: StageSpec) -> int:
     """Loops of one step's forward passes: the stage's, or drawn from torch's RNG with the stage's as mean."""
-    sampled = spec.model.recurrence.sample_loops
-    return int(torch.randint(1, 2 * spec.loops, ())) if sampled else spec.loops
+    return int(torch.randint(1, 2 * spec.loops, ())) if spec.model.samples_loops else spec.loops
 
 
 def _seed(*parts: object) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spider.training.parallel import cut_like, local
+from spider.processes.parallel import cut_like, local
 from spider.training.precision import quiet_torchao
 
 BITS = {"adamw8bit": 8, "adamw4bit": 4}

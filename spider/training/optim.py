@@ -22,7 +22,7 @@ same way as the update. Vectors, and tables of which a batch touches few rows, a
 State is kept in fp32, by parameter; `Optimizer.tensors` names it by the parameter's own name, so a checkpoint
 does not depend on the order of groups.
 
-Of parameters that are cut over processes (`spider.training.parallel`) each process updates its slice. Only
+Of parameters that are cut over processes (`spider.processes.parallel`) each process updates its slice. Only
 Muon's matrices need more than that: they are gathered, and every process computes their polar factors. A
 stack of experts is cut between experts and needs nothing.
 """
@@ -38,8 +38,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from spider.config import OptimizerConfig
+from spider.processes.parallel import apply_whole, local
 from spider.training.lowbit import BITS, LowBitAdamW
-from spider.training.parallel import apply_whole, local
 
 Coefficients = tuple[tuple[float, float, float], ...]
 

@@ -34,9 +34,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from kernels import grouped_mm_fp8
 from spider.config import Fp8Recipe
-from spider.model.experts import Experts
+from spider.errors import TrainingError
 from spider.model.layers import compute_dtype
-from spider.training.errors import TrainingError
+from spider.model.spider.experts import Experts
 
 log = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from spider import files
+from spider.checkpoints.claim import claim, hold
+from spider.checkpoints.format import read_manifest
+from spider.checkpoints.load import locate
+from spider.checkpoints.receipt import read_receipt, write_receipt
 from spider.config import StageSpec
 from spider.data.shards import load_metadata
-from spider.training.checkpoint import read_manifest
-from spider.training.errors import TrainingError
-from spider.training.folder import claim, hold
+from spider.errors import TrainingError
+from spider.processes.signals import StopSignals
+from spider.processes.world import ALONE, World
 from spider.training.loop import Trainer
-from spider.training.receipt import read_receipt, write_receipt
-from spider.training.signals import StopSignals
-from spider.training.trained import locate
-from spider.training.world import ALONE, World
 
 
 def train(
@@ -42,7 +42,7 @@ def train(
         folder: ``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there.
         data: ``shards/{dataset}``.
         previous: receipt of the stage before; its weights and optimizer state are where this one starts.
-        resume: start from this instead, anything that `spider.training.checkpoint.locate` finds; where it
+        resume: start from this instead, anything that `spider.checkpoints.format.locate` finds; where it
             holds this optimizer's state, its step count goes on as well.
         reset_steps: of ``resume`` take the weights only.
         warmup: what was measured for this stage's shape.
@@ -91,4 +91,4 @@ def train(
 
 def data_digest(spec: StageSpec, data: Path) -> str:
     """What the training data is known by: its index, or, of a stream, its definition."""
-    return load_metadata(data)["digest"] if spec.stream is None else files.digest(spec.stream.model_dump())
+    return load_metadata(data)["digest"] if spec.stream is None else files.digest(spec.stream.described())

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spider.checkpoints import format as ckpt
 from spider.config import StageSpec
-from spider.model import Spider
-from spider.training import checkpoint as ckpt
+from spider.errors import TrainingError
+from spider.model.interface import Model
 from spider.training.ema import Ema
-from spider.training.errors import TrainingError
 from spider.training.lowbit import LowBitAdamW
 from spider.training.optim import Optimizer
 from spider.training.progress import Progress
@@ -38,7 +38,7 @@ class State:
         self,
         spec: StageSpec,
         origin: dict[str, str | None],
-        model: Spider,
+        model: Model,
         optimizer: Optimizer | LowBitAdamW,
         ema: Ema | None,
     ) -> None:

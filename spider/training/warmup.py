@@ -39,13 +39,13 @@ from kernels import grouped_mm_fp8
 from kernels.route import Routing, route_torch
 from spider import files
 from spider.config import Fp8Recipe, StageSpec
+from spider.data.batch import to_device
 from spider.model import build_model, choose_kernels
-from spider.model.experts import Experts
+from spider.model.spider.experts import Experts
+from spider.processes.parallel import compile_forward
 from spider.training import compilecache
-from spider.training.batch import to_device
-from spider.training.memory import return_freed_memory
+from spider.training.allocator import return_freed_memory
 from spider.training.optim import build_optimizer, narrow_weights
-from spider.training.parallel import compile_forward
 from spider.training.precision import (
     Kind,
     Precision,
@@ -103,8 +103,7 @@ def warm_up(spec: StageSpec, output: Path) -> dict[str, Any]:
         step = {
             kind: _time_steps(spec, _precision(kind, plan, recipe), device, compiled)
             for kind in _candidates(asked, device, fp8_layers)
-            # torch compiles the grouped expert product in bf16 only
-            if not (compiled and kind == "fp32" and spec.model.groups_experts)
+            if not spec.model.problems(kind, compiled)
         }
     fastest = _fastest(step)
     record = {
@@ -387,7 +386,7 @@ def _time_steps(
         "seconds": round(seconds, 5),
         "peak_memory_mb": peak_memory_mb(device),
     }
-    if compiled and spec.model.recurrence.sample_loops:
+    if compiled and spec.model.samples_loops:
         for depth in range(1, 2 * spec.loops):
             once(depth)
     return measured

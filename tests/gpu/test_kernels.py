@@ -25,8 +25,8 @@ from kernels import switch
 from kernels.expand_to_fused import expand_to_fused
 from kernels.get_fused_mapping import get_fused_mapping
 from kernels.reduce_fused import reduce_fused
-from spider.config import MoEConfig
-from spider.model.moe import MoE
+from spider.model.spider.config import MoEConfig
+from spider.model.spider.moe import MoE
 from tests.kernels.twins import pairs
 
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,7 @@ import copy
 import pytest
 import torch
 
-from spider.model.engram import ngram_rows, primes_from
+from spider.model.spider.engram import ngram_rows, primes_from
 from spider.vocab import BOS, VOCAB_SIZE
 from tests.unit.model.small import build, train
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.engram_hash import BLOCK, _hash, constants, engram_hash, engram_hash_torch
-from spider.model.engram import multiplier, primes_from
+from spider.model.spider.engram import multiplier, primes_from
 from spider.vocab import BOS, PAD
 from tests.kernels.twins import Pair
 

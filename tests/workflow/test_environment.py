@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from spider.checkpoints.format import read_manifest
 from spider.config import load_config
-from spider.training.checkpoint import read_manifest
 
 
 def test_the_seeds_variables_do_not_reach_the_jobs_of_a_workflow(workflow):

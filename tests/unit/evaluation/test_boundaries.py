@@ -15,12 +15,14 @@ from click.testing import CliRunner, Result
 from matplotlib.image import imread
 from rich.console import Console
 
+from spider.checkpoints import format as checkpoint
 from spider.cli import cli
-from spider.config import ModelConfig, load_config, merged
+from spider.config import load_config, merged
 from spider.evaluation.boundaries import Patch, Piece, caption, cut, read_beginning
-from spider.evaluation.patch_views import TINTS, plot_boundaries, show, write_page
-from spider.model import Spider, build_model
-from spider.training import checkpoint
+from spider.model import build_model
+from spider.model.spider.config import SpiderConfig
+from spider.model.spider.model import Spider
+from spider.report.patch_views import TINTS, plot_boundaries, show, write_page
 from spider.vocab import BOS, EOS
 from tests.unit.model.small import SMALL
 
@@ -29,7 +31,7 @@ ODD = "für 'x|y'\tda\x1b[31m\u200b\r\n".encode() + b"\xff \xe2\x82 <script>aler
 
 def small_model(**changes) -> Spider:
     torch.manual_seed(3)
-    return build_model(ModelConfig(**merged(SMALL, changes))).eval()
+    return build_model(SpiderConfig(**merged(SMALL, changes))).eval()
 
 
 def ids(data: bytes) -> np.ndarray:

@@ -12,17 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from spider.config import BoundaryConfig, load_config
+from spider.checkpoints import format as checkpoint
+from spider.checkpoints.load import load_model
+from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
 from spider.evaluation import compressors
 from spider.evaluation.bpb import clip_stream, score
-from spider.evaluation.compare import compare
 from spider.evaluation.evaluate import OUTPUTS, evaluate, validation_stream
 from spider.files import write_json
 from spider.model import build_model
-from spider.training import checkpoint
-from spider.training.trained import load_model
+from spider.model.spider.config import BoundaryConfig
+from spider.report.compare import compare
 
 MAX_BYTES = 1500
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from spider.config import ModelConfig, merged
+from spider.config import merged
 from spider.evaluation.bpb import IGNORED, score, windows
 from spider.evaluation.inside import Inside, loops_curve
-from spider.model import Spider, build_model
+from spider.model import build_model
+from spider.model.spider.config import SpiderConfig
+from spider.model.spider.model import Spider
 from spider.vocab import encode
 from tests.unit.model.small import SMALL
 
@@ -24,7 +26,7 @@ WINDOWS = {"seq_len": 48, "overlap": 0.25, "batch": 3}
 def busy_model(**changes) -> Spider:
     """A small model whose parts all disagree with their neutral start."""
     torch.manual_seed(3)
-    model = build_model(ModelConfig(**merged(SMALL, changes)))
+    model = build_model(SpiderConfig(**merged(SMALL, changes)))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn_like(parameter)

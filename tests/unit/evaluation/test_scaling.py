@@ -5,8 +5,8 @@ import pytest
 
 from spider.config import load_config
 from spider.evaluation.scaling import Point, fit, fit_budget, fit_law, markdown, read_points, write_scaling
-from spider.evaluation.scaling_plots import plot_scaling
 from spider.files import read_json
+from spider.report.scaling_plots import plot_scaling
 from spider.results import Results
 from tests.unit.report.finished import config_of, encode_text, train_stage
 

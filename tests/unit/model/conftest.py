@@ -8,7 +8,7 @@ import pytest
 import torch
 from small import build
 
-from spider.model import Spider
+from spider.model.spider.model import Spider
 from spider.vocab import BOS, EOS
 
 

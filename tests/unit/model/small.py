@@ -8,8 +8,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from spider.config import ModelConfig, merged
-from spider.model import ModelOutput, Spider, build_model
+from spider.config import merged
+from spider.model import build_model
+from spider.model.interface import ModelOutput
+from spider.model.spider.config import SpiderConfig
+from spider.model.spider.model import Spider
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -60,8 +63,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
-def small_config(**changes: Any) -> ModelConfig:
-    return ModelConfig(**merged(SMALL, changes))
+def small_config(**changes: Any) -> SpiderConfig:
+    return SpiderConfig(**merged(SMALL, changes))
 
 
 def build(*, busy: bool = True, seed: int = 0, **changes: Any) -> Spider:

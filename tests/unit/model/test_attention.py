@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from spider.config import AttentionConfig
-from spider.model.attention import LatentAttention, rope_table, rotate
+from spider.model.spider.attention import LatentAttention, rope_table, rotate
+from spider.model.spider.config import AttentionConfig
 
 
 def attention(**changes: int) -> LatentAttention:

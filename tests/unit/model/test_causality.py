@@ -16,12 +16,13 @@ import torch
 from small import SWITCHES, randomised, small_config
 from torch import Tensor
 
-from spider.config import AttentionConfig, BoundaryConfig, merged
-from spider.model.attention import LatentAttention, rope_table
-from spider.model.chunking import Chunker
-from spider.model.engram import Engram, Memory, ngram_rows, primes_from
-from spider.model.halting import Halting
-from spider.model.spider import DenseBlock
+from spider.config import merged
+from spider.model.spider.attention import LatentAttention, rope_table
+from spider.model.spider.chunking import Chunker
+from spider.model.spider.config import AttentionConfig, BoundaryConfig
+from spider.model.spider.engram import Engram, Memory, ngram_rows, primes_from
+from spider.model.spider.halting import Halting
+from spider.model.spider.model import DenseBlock
 from spider.vocab import BOS, EOS
 
 # ------------------------------------------------------------------------------------- the whole model

@@ -8,8 +8,8 @@ import pytest
 import torch
 from small import GivenLogits
 
-from spider.config import BoundaryConfig
-from spider.model.chunking import Chunker
+from spider.model.spider.chunking import Chunker
+from spider.model.spider.config import BoundaryConfig
 from spider.vocab import BOS, EOS
 
 D = 6

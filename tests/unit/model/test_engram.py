@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.config import EngramConfig
-from spider.model.engram import Engram, multiplier, ngram_rows, primes_from
+from spider.model.spider.config import EngramConfig
+from spider.model.spider.engram import Engram, multiplier, ngram_rows, primes_from
 from spider.vocab import BOS, PAD, VOCAB_SIZE
 
 
@@ -42,7 +42,7 @@ IDS = st.one_of(st.just(BOS), st.integers(0, VOCAB_SIZE - 1))
 @settings(deadline=None)
 def test_hashes_equal_big_integers_negative_ones_included(tokens, multipliers, orders, start):
     primes = primes_from(start, 2 * len(orders))
-    with mock.patch("spider.model.engram.multiplier", multipliers.__getitem__):
+    with mock.patch("spider.model.spider.engram.multiplier", multipliers.__getitem__):
         rows = ngram_rows(torch.tensor([tokens]), orders, primes)
     mixes = [[oracle(tokens, t, order, multipliers) for order in orders] for t in range(len(tokens))]
     assert rows[0].tolist() == [

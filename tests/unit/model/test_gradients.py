@@ -13,14 +13,14 @@ import torch
 from small import randomised, small_config
 from torch import Tensor, nn
 
-from spider.config import AttentionConfig, BoundaryConfig, MoEConfig
-from spider.model.attention import LatentAttention, rope_table
-from spider.model.chunking import BoundaryPredictor, Chunker
-from spider.model.engram import Engram, NgramEmbedding, primes_from
-from spider.model.halting import Halting
 from spider.model.layers import RMSNorm, SwiGLU
-from spider.model.moe import MoE
-from spider.model.recurrence import CoreLayer, Injection, LoopLoRA
+from spider.model.spider.attention import LatentAttention, rope_table
+from spider.model.spider.chunking import BoundaryPredictor, Chunker
+from spider.model.spider.config import AttentionConfig, BoundaryConfig, MoEConfig
+from spider.model.spider.engram import Engram, NgramEmbedding, primes_from
+from spider.model.spider.halting import Halting
+from spider.model.spider.moe import MoE
+from spider.model.spider.recurrence import CoreLayer, Injection, LoopLoRA
 
 B, T, D, EPS = 2, 5, 6, 1e-6
 HEADS = {"heads": 2, "nope_dim": 2, "rope_dim": 4, "v_dim": 3, "kv_lora_rank": 4}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from small import SWITCHES
 
-from spider.model.incremental import Incremental
+from spider.model.spider.incremental import Incremental
 from spider.vocab import PAD
 
 

@@ -11,10 +11,10 @@ from small import build, train
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from spider.config import MoEConfig
-from spider.model import engram, experts
-from spider.model import moe as routing
-from spider.model.moe import MoE
+from spider.model.spider import engram, experts
+from spider.model.spider import moe as routing
+from spider.model.spider.config import MoEConfig
+from spider.model.spider.moe import MoE
 
 
 def moe(**changes: object) -> MoE:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from spider.model import Spider
-from spider.model.attention import rope_table
+from spider.model.spider.attention import rope_table
+from spider.model.spider.model import Spider
 
 U = 2**-8
 B, T = 2, 12

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spider.model.attention import rope_table
 from spider.model.layers import rms_norm
-from spider.model.recurrence import Injection, loop_embedding
+from spider.model.spider.attention import rope_table
+from spider.model.spider.recurrence import Injection, loop_embedding
 
 
 def enter(model, length: int = 9):

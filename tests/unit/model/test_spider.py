@@ -11,8 +11,9 @@ from small import SWITCHES, GivenLogits
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from spider.config import ModelConfig, merged
+from spider.config import merged
 from spider.model import build_model, choose_kernels
+from spider.model.spider.config import SpiderConfig
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
@@ -68,7 +69,7 @@ def test_language_model_loss_pushes_a_cut_where_cutting_lowers_it(make, seed):
 
 def test_spider_1b_has_exactly_the_designed_parameters():
     with torch.device("meta"):
-        model = build_model(ModelConfig())
+        model = build_model(SpiderConfig())
     assert model.num_parameters() == 996_257_890
     assert model.parameters_by_part() == {
         "embedding": 557_056,

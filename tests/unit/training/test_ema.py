@@ -7,20 +7,20 @@ import time
 
 import pytest
 import torch
-from disturb import Stop, crash_at, read_until
-from outcomes import outcome
 from torch import nn
 
 from spider import files
+from spider.checkpoints import format as ckpt
+from spider.checkpoints.load import model_of
 from spider.config import EmaConfig
 from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate, validation_stream
-from spider.training import checkpoint as ckpt
 from spider.training.ema import Ema
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.training.telemetry import Window
-from spider.training.trained import model_of
+from tests.unit.training.disturb import Stop, crash_at, read_until
+from tests.unit.training.outcomes import outcome
 
 EMA = {"decay": 0.8, "start_step": 6}
 

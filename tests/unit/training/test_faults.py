@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import DEFAULTS, MODEL
-from disturb import Stop, crash_at
-from outcomes import outcome
 
+from spider.checkpoints.format import steps
 from spider.data import loader
 from spider.data.shards import Shards
-from spider.training.checkpoint import steps
-from spider.training.errors import RESUME_ME, TrainingError
+from spider.errors import RESUME_ME, TrainingError
 from spider.training.loop import Trainer
 from spider.training.stage import train
+from tests.unit.small_training import DEFAULTS, MODEL
+from tests.unit.training.disturb import Stop, crash_at
+from tests.unit.training.outcomes import outcome
 
 
 def test_the_warning_of_a_scheduler_makes_the_command_save_and_ask_to_be_run_again(tmp_path, shards):

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 
 import spider
 from spider import files
+from spider.checkpoints import format as ckpt
 from spider.cli import cli, main
 from spider.evaluation.generate import generate
-from spider.training import checkpoint as ckpt
 from spider.training.stage import train
 
 

@@ -13,16 +13,16 @@ import types
 
 import pytest
 import torch
-from disturb import Stop, crash_at, read_until
-from outcomes import outcome, rows
 
 from spider import files
+from spider.checkpoints.format import CheckpointError, newest_good, steps
+from spider.errors import RESUME_ME, Preempted, TrainingError
 from spider.training import loop
-from spider.training.checkpoint import CheckpointError, newest_good, steps
-from spider.training.errors import RESUME_ME, Preempted, TrainingError
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.training.telemetry import Window
+from tests.unit.training.disturb import Stop, crash_at, read_until
+from tests.unit.training.outcomes import outcome, rows
 
 
 @pytest.fixture(scope="module")

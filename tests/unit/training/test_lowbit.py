@@ -4,16 +4,16 @@ import signal
 
 import pytest
 import torch
-from disturb import Stop, crash_at, read_until
-from outcomes import outcome
 from torch import nn
 from torchao.optim import AdamW4bit, AdamW8bit
 
+from spider.checkpoints import format as ckpt
+from spider.checkpoints.load import load_model
 from spider.config import OptimizerConfig
-from spider.training import checkpoint as ckpt
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.stage import train
-from spider.training.trained import load_model
+from tests.unit.training.disturb import Stop, crash_at, read_until
+from tests.unit.training.outcomes import outcome
 
 KINDS = {"adamw8bit": AdamW8bit, "adamw4bit": AdamW4bit}
 BF16 = {"kind": "adamw8bit", "master_weights": "bf16"}

@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from spider.config import MODEL_PRESETS, ModelConfig, OptimizerConfig
+from spider.config import OptimizerConfig
 from spider.model import build_model
+from spider.model.spider.config import PRESETS, SpiderConfig
 from spider.training.optim import POLAR_EXPRESS, Optimizer, build_optimizer, polar
 
 CLASSIC = ((3.4445, -4.7750, 2.0315),) * 5
@@ -97,7 +98,7 @@ def test_adamw_group_equals_torchs_adamw():
 
 @pytest.fixture(scope="module")
 def model():
-    return build_model(ModelConfig.model_validate({"preset": "tiny", **MODEL_PRESETS["tiny"]}))
+    return build_model(SpiderConfig.model_validate({"preset": "tiny", **PRESETS["tiny"]}))
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit", "adamw4bit"])

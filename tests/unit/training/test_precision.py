@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
+from spider.checkpoints.load import load_model
 from spider.config import EvaluationConfig, Fp8Recipe
+from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
 from spider.files import read_json, write_json
 from spider.model import build_model
 from spider.training import precision
-from spider.training.errors import TrainingError
 from spider.training.precision import Precision, decide, eligible, experts_of, to_fp8
 from spider.training.stage import train
-from spider.training.trained import load_model
 
 CPU = torch.device("cpu")
 RECIPES = get_args(Fp8Recipe)

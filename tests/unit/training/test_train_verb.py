@@ -16,16 +16,16 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner, Result
-from conftest import DEFAULTS, MODEL, REPO
 
 from spider import files
+from spider.checkpoints.export import export
+from spider.checkpoints.format import steps
 from spider.cli import cli
 from spider.config import ConfigError, load_config
 from spider.data.shards import verify
-from spider.training.byhand import Places, choose, make_mock_data, override, plan
-from spider.training.checkpoint import steps
-from spider.training.errors import RESUME_ME, TrainingError
-from spider.training.exchange import export
+from spider.errors import RESUME_ME, TrainingError
+from spider.training.plan import Places, choose, make_mock_data, override, plan
+from tests.unit.small_training import DEFAULTS, MODEL, REPO
 
 VARIABLES = ("SEQ_LEN", "MICRO_BATCH", "GRAD_ACCUM", "N_LOOPS", "LR", "TARGET_TOKENS", "CKPT_EVERY")
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from spider import files
+from spider.errors import TrainingError
 from spider.model import build_model
 from spider.training import precision, warmup
-from spider.training.errors import TrainingError
-from spider.training.memory import keep_freed_memory
+from spider.training.allocator import keep_freed_memory
 from spider.training.precision import decide
 from spider.training.stage import train
 from spider.training.warmup import warm_up

@@ -1,0 +1,70 @@
+"""The JSON files that one job leaves and others read: one shape each, read in one way.
+
+An artifact is frozen once it is made. A reader checks its ``format`` before anything else, and what is wrong
+with a file is said with its path and with what to do. A field that is added later has a default, so that
+files of before can be read; ``FORMAT`` is raised when the meaning of what is there changes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from spider import files
+from spider.config.explain import key_path
+
+
+class Artifact(BaseModel):
+    """Base of all of them; a subclass says what it is, its format, and how one is made again."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True
+    )
+
+    FORMAT: ClassVar[int] = 1
+    WHAT: ClassVar[str]
+    """``a receipt``"""
+    REMEDY: ClassVar[str]
+    """``train that stage again``"""
+    ERROR: ClassVar[type[ValueError]] = ValueError
+
+    format: int
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The artifact at ``path``.
+
+        Raises:
+            ValueError: (or the class's ``ERROR``) missing, malformed, of another format, or not whole.
+        """
+        try:
+            plain = files.read_json(path)
+        except ValueError as error:
+            raise cls.ERROR(str(error)) from None
+        return cls.parse(plain, path)
+
+    @classmethod
+    def parse(cls, plain: Any, path: Path) -> Self:
+        """What was read from ``path``, checked."""
+        version = plain.get("format") if isinstance(plain, dict) else None
+        if version != cls.FORMAT:
+            raise cls.ERROR(
+                f"{path}: {cls.WHAT} of format {version!r}, this Spider reads {cls.FORMAT}; {cls.REMEDY}"
+            )
+        try:
+            return cls.model_validate(plain)
+        except ValidationError as error:
+            first = error.errors()[0]
+            wrong = f"{key_path(first['loc'])}: {first['msg']}"
+            raise cls.ERROR(f"{path}: {cls.WHAT} that is not whole ({wrong}); {cls.REMEDY}") from None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return self.model_dump(mode="json")
+
+    def write(self, path: Path) -> Self:
+        """Write it whole or not at all, and return it."""
+        files.write_json(path, self.plain())
+        return self

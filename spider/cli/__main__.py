@@ -1,0 +1,3 @@
+from spider.cli.main import main
+
+main()

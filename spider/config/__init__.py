@@ -1,0 +1,62 @@
+"""The schema of ``config.yaml``: one pydantic model a block, and the only home of defaults.
+
+    block     what a block is, and what its digests are made of
+    data      datasets          run    runs and stages       model    families of models
+    spec      a stage, resolved: what a job reads            schema   all of it
+    paths     a setting by its path: `put`                   grid     many runs from one block
+    load      from a file to a checked `Config`              check, explain   what is wrong, in words
+
+A configuration names datasets and runs. A run trains one model through a list of stages; settings shared by
+its stages stand in ``defaults`` and any stage may override any of them. ``Config.stage`` resolves that into a
+`StageSpec`. Nothing here imports torch: the Snakefile loads it at every parse.
+"""
+
+from spider.config.block import FORMAT, NAME, Block
+from spider.config.data import Dataset, HubSource, LocalSource, PydocsSource, StreamSource
+from spider.config.explain import ConfigError, nearest
+from spider.config.load import load_config
+from spider.config.model import ModelConfig, families, family_config, merged, model_block, presets
+from spider.config.run import (
+    EmaConfig,
+    EvaluationConfig,
+    Fp8Recipe,
+    OptimizerConfig,
+    Resources,
+    Run,
+    Stage,
+    StageSettings,
+    TrackingConfig,
+)
+from spider.config.schema import Config
+from spider.config.spec import StageSpec
+
+__all__ = [
+    "FORMAT",
+    "NAME",
+    "Block",
+    "Config",
+    "ConfigError",
+    "Dataset",
+    "EmaConfig",
+    "EvaluationConfig",
+    "Fp8Recipe",
+    "HubSource",
+    "LocalSource",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PydocsSource",
+    "Resources",
+    "Run",
+    "Stage",
+    "StageSettings",
+    "StageSpec",
+    "StreamSource",
+    "TrackingConfig",
+    "families",
+    "family_config",
+    "load_config",
+    "merged",
+    "model_block",
+    "nearest",
+    "presets",
+]

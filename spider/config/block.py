@@ -1,0 +1,47 @@
+"""What every block of the configuration is, and what its digests are made of.
+
+A digest holds what *differs from the defaults*, and `FORMAT`. So a new key changes no digest as long as it
+stands at its default, and nothing that was finished before it is done again. The price: whoever changes a
+*default* changes what an unchanged configuration means, and has to raise `FORMAT`, which changes every digest
+(``tests/unit/config/test_identity.py`` insists).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from spider.files import digest
+
+#: Of all defaults together; see above.
+FORMAT = 1
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Block(BaseModel):
+    """A block of the configuration: unknown keys are refused, values are frozen once validated."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
+    )
+
+    #: Keys that a digest of data holds even at their default, for those of before `FORMAT` do.
+    RECORDED: ClassVar[frozenset[str]] = frozenset()
+
+    def changed(self, **without: Any) -> dict[str, Any]:
+        """What differs from the defaults, as plain JSON; ``without`` is pydantic's ``exclude``."""
+        return self.model_dump(mode="json", exclude_defaults=True, **without)
+
+    def described(self) -> dict[str, Any]:
+        """What differs from the defaults, and what is `RECORDED`: by that data is known."""
+        return self.changed() | self.model_dump(mode="json", include=set(self.RECORDED))
+
+
+def identity(plain: Any) -> str:
+    """Digest of what `Block.changed` says of one or several blocks."""
+    return digest({"format": FORMAT, "changed": plain})

@@ -1,0 +1,116 @@
+"""Datasets: where their text comes from, and how it is split and encoded."""
+
+from __future__ import annotations
+
+import glob
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from spider.config.block import Block, Positive
+from spider.config.explain import ConfigError
+
+
+class Source(Block):
+    """Where a dataset's text comes from; each kind knows how many parts it has without touching a network."""
+
+    def parts(self) -> list[str]:
+        """Names of the parts, one download and one encode job each."""
+        return [f"{i:03d}" for i in range(len(self.items()))]
+
+    def items(self) -> list[str]:
+        """What each part is made from, in order."""
+        raise NotImplementedError
+
+    def item(self, part: str) -> str:
+        """What one part is made from."""
+        if part not in self.parts():
+            raise ConfigError(f"no part {part!r}; there are {len(self.parts())}, from 000")
+        return self.items()[int(part)]
+
+
+class PydocsSource(Source):
+    """Docstrings and documentation of the installed standard library and of our dependencies; offline."""
+
+    RECORDED: ClassVar[frozenset[str]] = frozenset({"pieces"})
+
+    kind: Literal["pydocs"]
+    pieces: Positive = 2
+    """How many parquet files to split the corpus into."""
+
+    def items(self) -> list[str]:
+        return [f"{i}/{self.pieces}" for i in range(self.pieces)]
+
+
+class HubSource(Source):
+    """Named parquet files of a Hugging Face dataset repository at a pinned revision."""
+
+    kind: Literal["hub"]
+    repo: str
+    """Dataset repository, owner/name."""
+    revision: Annotated[str, Field(min_length=1)]
+    """Commit (a branch may move under a run)."""
+    files: Annotated[list[str], Field(min_length=1)]
+    """Parquet files in it; one download and one encode job each."""
+
+    def items(self) -> list[str]:
+        return self.files
+
+
+class LocalSource(Source):
+    """Files you have: parquet, jsonl, jsonl.zst, or a folder of .txt files. Globs are expanded, sorted."""
+
+    kind: Literal["local"]
+    files: Annotated[list[str], Field(min_length=1)]
+    """Paths and globs; one part each."""
+
+    def items(self) -> list[str]:
+        found: list[str] = []
+        for pattern in self.files:
+            matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+            if not matches:
+                raise ConfigError(f"datasets: no file matches {pattern!r}")
+            found += matches
+        return found
+
+
+class StreamSource(Source):
+    """Train straight from the hub with ``datasets`` streaming: nothing is downloaded first or kept."""
+
+    kind: Literal["stream"]
+    repo: str
+    """Dataset repository, owner/name."""
+    revision: Annotated[str, Field(min_length=1)]
+    """Commit."""
+    files: Annotated[list[str], Field(min_length=1)]
+    """Parquet files in it; a new order each epoch."""
+
+    def items(self) -> list[str]:
+        return []
+
+
+class Dataset(Block):
+    """Documents, and how they are split and encoded."""
+
+    RECORDED: ClassVar[frozenset[str]] = frozenset(
+        {"text_column", "id_column", "validation", "max_document_bytes"}
+    )
+
+    source: Annotated[PydocsSource | HubSource | LocalSource | StreamSource, Field(discriminator="kind")]
+    text_column: str = "text"
+    """Column that holds the documents."""
+    id_column: str = "id"
+    """Column whose hash decides the split; where it is absent the text itself is hashed."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.005
+    """Share of documents held out."""
+    max_document_bytes: Annotated[int, Field(ge=4)] | None = None
+    """Truncate longer documents at a UTF-8 boundary (null: keep them whole)."""
+
+    def described(self) -> dict[str, Any]:
+        return super().described() | {"source": self.source.described()}
+
+    def encoding(self) -> dict[str, Any]:
+        """What decides the bytes of a shard, the text apart."""
+        described = self.described()
+        del described["source"]
+        return described

@@ -1,0 +1,139 @@
+"""A sweep: one block of ``runs:`` that stands for a run for each combination of values.
+
+    runs:
+      demo:
+        ...
+        grid:
+          lr: [4.0e-3, 8.0e-3]
+          model: {small: {preset: tiny, hidden: 128}, large: tiny}
+
+becomes the runs ``demo-lr4e-3-small``, ``demo-lr4e-3-large``, ``demo-lr8e-3-small``, ``demo-lr8e-3-large``.
+Each is an ordinary run, so that rules, tracking, comparison and report need to know nothing of sweeps.
+
+A key is the path of a setting inside the run's block (`spider.config.paths`). One of a stage that stands
+alone goes to ``defaults``, and a stage that sets it itself is refused, since the grid would not reach it.
+Values are a list, which names them, or a mapping from names to values.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import re
+from typing import Any
+
+from spider.config.block import NAME
+from spider.config.explain import ConfigError
+from spider.config.paths import put, resolve
+
+#: Runs that a grid may make.
+LIMIT = 200
+
+
+def expand_grids(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Replace each run with a grid by the runs it stands for.
+
+    Args:
+        runs: the block ``runs:`` as it is in the file; what is no mapping is left to the schema.
+
+    Returns:
+        the runs without grids, and of each grid the names of its runs.
+
+    Raises:
+        ConfigError: an unknown key, no values, a value twice, one that cannot be named, too many runs, or a
+            name that another run has.
+    """
+    expanded: dict[str, Any] = {}
+    sweeps: dict[str, list[str]] = {}
+    for name, run in runs.items():
+        if not (isinstance(run, dict) and "grid" in run):
+            made = {name: run}
+        else:
+            made = _expand(str(name), {k: v for k, v in run.items() if k != "grid"}, run["grid"])
+            sweeps[name] = list(made)
+        for one, block in made.items():
+            if one in expanded or (one != name and one in runs):
+                raise ConfigError(
+                    f"runs.{name}: its grid makes a run {one!r}, and there is another of that name"
+                )
+            expanded[one] = block
+    return expanded, sweeps
+
+
+def _expand(name: str, run: dict[str, Any], grid: Any) -> dict[str, Any]:
+    where = f"runs.{name}.grid"
+    if not isinstance(grid, dict) or not grid:
+        raise ConfigError(f"{where}: must be a mapping from settings to their values, at least one")
+    paths = {key: resolve(f"{where}.{key}", str(key), run) for key in grid}
+    for one, other in itertools.combinations(paths, 2):
+        if paths[one] == paths[other]:
+            raise ConfigError(f"{where}: {one} and {other} are the same setting")
+    labels = _short(list(paths.values()))
+    axes = [_values(f"{where}.{key}", label, grid[key]) for key, label in zip(paths, labels, strict=True)]
+    if (count := math.prod(len(axis) for axis in axes)) > LIMIT:
+        sizes = " x ".join(str(len(axis)) for axis in axes)
+        raise ConfigError(
+            f"{where}: {sizes} values make {count:,} runs, and a grid may make {LIMIT}; leave values out, or "
+            "make several sweeps"
+        )
+    made: dict[str, Any] = {}
+    for combination in itertools.product(*axes):
+        block = copy.deepcopy(run)
+        chosen = zip(paths.values(), combination, strict=True)
+        for path, (_, value) in sorted(chosen, key=lambda item: len(item[0])):  # a model before its parts
+            put(block, path, copy.deepcopy(value))
+        full = "-".join([name, *(label for label, _ in combination)])
+        if full in made:
+            raise ConfigError(
+                f"{where}: two combinations are both named {full!r}; name the values: {{name: value}}"
+            )
+        made[full] = block
+    return made
+
+
+def _short(paths: list[tuple[str, ...]]) -> list[str]:
+    """A label for each path: its last step, with the one before where two would be the same."""
+    last = [path[-1].removeprefix("n_") for path in paths]
+    return [
+        label if last.count(label) == 1 else "_".join(path[-2:])
+        for label, path in zip(last, paths, strict=True)
+    ]
+
+
+def _values(where: str, label: str, given: Any) -> list[tuple[str, Any]]:
+    """Name and value of each point of an axis."""
+    if isinstance(given, dict):
+        named = [(str(name), value) for name, value in given.items()]
+    elif isinstance(given, list):
+        named = [(label + _written(where, value), value) for value in given]
+    else:
+        raise ConfigError(f"{where}: must be a list of values, or a mapping from names to values")
+    if not named:
+        raise ConfigError(f"{where}: must not be empty")
+    for i, (name, value) in enumerate(named):
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"{where}: a name is letters, digits, - and _ (got {name!r})")
+        if any(value == other and type(value) is type(other) for _, other in named[:i]):
+            raise ConfigError(f"{where}: {value!r} is there twice")
+    return named
+
+
+def _written(where: str, value: Any) -> str:
+    """A value as a part of a folder's name: ``4e-3``, ``15e-1``, ``true``, ``adamw8bit``."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 10_000:
+        return str(int(value))
+    if isinstance(value, float):
+        digits, power = f"{value:.12e}".split("e")
+        whole, _, rest = digits.partition(".")
+        rest = rest.rstrip("0")
+        return f"{whole}{rest}e{int(power) - len(rest)}"
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-]+", value):
+        return value
+    raise ConfigError(f"{where}: {value!r} makes no name; name the values: {{name: value, ...}}")

@@ -1,0 +1,155 @@
+"""Families of models: how a run's ``model:`` block finds the schema that checks it.
+
+A family is a package with two modules (docs/architecture.md, "Adding a family")::
+
+    config.py    `Config`, a `ModelConfig`, and `PRESETS`, named sizes, the largest first; imports no torch
+    model.py     `Model`, a `spider.model.interface.LanguageModel`
+
+Those in ``spider/model/`` are known by their folder's name and their presets; any other by the name it is
+imported by, ``model: {family: my_package.my_family}``. Nothing else in Spider names a family.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, SerializeAsAny
+
+from spider.config.block import Block
+from spider.config.explain import ConfigError, nearest
+
+_BUILT_IN = Path(__file__).parents[1] / "model"
+
+
+class ModelConfig(Block):
+    """What the block of every family has."""
+
+    #: Path, below ``model``, of how often a looped part runs; None: the family has no loops.
+    LOOPS: ClassVar[str | None] = None
+    #: Path of whether activations are recomputed, which no weight knows of; None: the family does not.
+    RECOMPUTE: ClassVar[str | None] = None
+
+    family: str = "spider"
+    """Which architecture; a preset implies it."""
+    preset: str = ""
+    """Named sizes to start from; keys beside it change a part."""
+
+    @property
+    def loops(self) -> int:
+        """Times the looped part runs, where a stage does not say."""
+        return _at(self, self.LOOPS) if self.LOOPS else 1
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are recomputed."""
+        return bool(self.RECOMPUTE and _at(self, self.RECOMPUTE))
+
+    @property
+    def samples_loops(self) -> bool:
+        """Whether each training step draws its own number of loops, from 1 to 2 `loops` - 1."""
+        return False
+
+    def problems(self, precision: str, compiled: bool | None) -> list[str]:
+        """What of a run does not go with this model, each with the run's key: ``compile: ...``."""
+        return []
+
+    def shape_of_weights(self) -> dict[str, Any]:
+        """What two models must share to read each other's weights, as plain JSON."""
+        plain = self.model_dump(mode="json")
+        if self.RECOMPUTE:
+            *blocks, key = self.RECOMPUTE.split(".")
+            del _at(plain, ".".join(blocks))[key]
+        return plain
+
+
+def _at(block: Any, path: str) -> Any:
+    """What stands at a path in a block or a mapping."""
+    for name in path.split("."):
+        block = block[name] if isinstance(block, dict) else getattr(block, name)
+    return block
+
+
+def families() -> list[str]:
+    """The families that come with Spider."""
+    return sorted(m.name for m in pkgutil.iter_modules([str(_BUILT_IN)]) if m.ispkg)
+
+
+def family_module(family: str, module: str) -> ModuleType:
+    """``config`` or ``model`` of a family.
+
+    Raises:
+        ConfigError: there is no such family, or its module cannot be imported.
+    """
+    package = f"spider.model.{family}" if family in families() else family
+    try:
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
+    except (ModuleNotFoundError, ValueError):
+        raise ConfigError(
+            f"no family {family!r}{nearest(family, families())}; one of your own is named as it is imported"
+        ) from None
+    try:
+        return import_module(f"{package}.{module}")
+    except Exception as error:
+        raise ConfigError(
+            f"family {family!r}: {package}.{module} cannot be imported ({type(error).__name__}: {error})"
+        ) from error
+
+
+def family_config(family: str) -> type[ModelConfig]:
+    """The schema of a family's block; raises as `family_module`."""
+    config = getattr(family_module(family, "config"), "Config", None)
+    if not (isinstance(config, type) and issubclass(config, ModelConfig)):
+        raise ConfigError(f"family {family!r}: its config.py defines no Config, a spider.config.ModelConfig")
+    return config
+
+
+def presets(family: str) -> dict[str, dict[str, Any]]:
+    """Named sizes of a family."""
+    return getattr(family_module(family, "config"), "PRESETS", {})
+
+
+def model_block(given: Any) -> Any:
+    """``tiny`` or ``{preset: tiny, ...}`` as the preset's full mapping, with the family's name in it.
+
+    Raises:
+        ConfigError: no such family or preset; the message begins with the key.
+    """
+    block = {"preset": given} if isinstance(given, str) else given
+    if not isinstance(block, dict):
+        return given
+    known = {name: family for family in families() for name in presets(family)}
+    if (family := block.get("family")) is not None:
+        try:
+            known = dict.fromkeys(presets(str(family)), str(family))
+        except ConfigError as error:
+            raise ConfigError(f"family: {error}") from None
+    preset = block.get("preset") or next(iter(known), str(family))
+    if "preset" in block and preset not in known:
+        raise ConfigError(f"preset: no preset {preset!r}{nearest(preset, list(known))}")
+    family = family or known[preset]
+    return merged(presets(family).get(preset, {}), {**block, "preset": preset, "family": family})
+
+
+def merged(base: Any, over: Any) -> Any:
+    """``over`` laid on ``base``: mappings are merged key by key, anything else is replaced."""
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        return over
+    return {**base, **{k: merged(base.get(k), v) for k, v in over.items()}}
+
+
+def _of_family(value: Any) -> Any:
+    return (
+        family_config(value.get("family", "spider")).model_validate(value)
+        if isinstance(value, dict)
+        else value
+    )
+
+
+#: A model's block of whatever family it names.
+AnyModel = Annotated[SerializeAsAny[ModelConfig], BeforeValidator(_of_family)]

@@ -1,0 +1,222 @@
+"""Runs: the stages of a training, and what each is trained, evaluated and given with."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from spider.config.block import NAME, Block, Fraction, Positive
+from spider.config.model import AnyModel
+
+Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+
+
+class OptimizerConfig(Block):
+    """AdamW for everything, its moments in 32, 8 or 4 bits; or Muon for the matrices and AdamW for the
+    rest."""
+
+    kind: Literal["adamw", "adamw8bit", "adamw4bit", "muon"] = "adamw"
+    """adamw, the same with quantized moments, or Muon for the matrices beside it."""
+    master_weights: Literal["fp32", "bf16"] = "fp32"
+    """bf16: matrices in half the memory, stochastically rounded (adamw8bit and adamw4bit only)."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """AdamW's."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW's."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Decoupled; of matrices only."""
+    muon_lr_ratio: Annotated[float, Field(gt=0)] = 4.0
+    """Learning rate of the matrices under Muon, as a multiple of the stage's ``lr``."""
+    muon_momentum: Fraction = 0.95
+    """Muon's."""
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of the gradient."""
+
+    @model_validator(mode="after")
+    def _bf16_is_rounded(self) -> OptimizerConfig:
+        if self.master_weights == "bf16" and self.kind not in ("adamw8bit", "adamw4bit"):
+            raise ValueError(
+                f"master_weights: bf16 loses small updates under {self.kind}, which rounds to nearest; "
+                "set kind: adamw8bit or adamw4bit, or master_weights: fp32"
+            )
+        return self
+
+
+class EmaConfig(Block):
+    """A running average of the weights, which is what the stage's evaluation measures. The next stage goes
+    on from the weights themselves."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """Share of the average that a step leaves as it was."""
+    start_step: Annotated[int, Field(ge=0)] = 0
+    """Step of the stage after which it starts, from the weights of that moment."""
+
+
+class StageSettings(Block):
+    """How one stage trains. The names are the command line's."""
+
+    tokens: Positive | None = None
+    """Bytes (and special ids) to train on in this stage."""
+    max_steps: Positive | None = None
+    """Optimizer steps."""
+    target_flops: Annotated[float, Field(gt=0)] | None = None
+    """FLOPs of forward and backward passes (``spider describe`` counts them)."""
+    tokens_per_parameter: Annotated[float, Field(gt=0)] | None = None
+    """Bytes (and special ids) for each of the model's parameters, all experts counted."""
+    max_hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours of training, over all restarts; ``schedule: wsd`` then decays in time. Not bit-reproducible."""
+    data: str | None = None
+    """Dataset of this stage (default: the run's)."""
+    seq_len: Annotated[int, Field(ge=8)] = 2048
+    """Bytes a window."""
+    micro_batch: Positive = 64
+    """Windows a forward pass."""
+    grad_accum: Positive = 1
+    """Forward passes an optimizer step."""
+    n_loops: Positive | None = None
+    """Loops of the model's recurrent part (default: the model's)."""
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    """Peak learning rate (AdamW's)."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """How the rate goes down after the warm-up; wsd: constant, then linear at the end."""
+    decay_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the stage's steps in which ``wsd`` goes down."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 200
+    """Steps in which it rises from 0."""
+    min_lr_ratio: Fraction = 0.1
+    """The schedule ends at this share of ``lr``."""
+    ema: EmaConfig | None = None
+    """Average the weights (null: do not)."""
+    nan_patience: Positive = 10
+    """Steps with a non-finite loss that are skipped before the run stops."""
+    stall_minutes: Annotated[float, Field(gt=0)] | None = 30
+    """End a step that takes longer (the first: four times as long) with status 75 (null: wait for ever)."""
+    log_every: Positive = 10
+    """Steps between log lines."""
+    ckpt_every: Positive = 50
+    """Steps between checkpoints."""
+    keep_last: Annotated[int, Field(ge=2)] = 2
+    """Newest checkpoints kept."""
+    keep_every: Positive | None = None
+    """Also keep those whose step in the stage is a multiple of this, a multiple of ``ckpt_every``."""
+
+    #: Settings that never touch the weights: they may change in the middle of a stage.
+    BOOKKEEPING: ClassVar[frozenset[str]] = frozenset(
+        {"log_every", "ckpt_every", "keep_last", "keep_every", "stall_minutes"}
+    )
+
+
+class Stage(StageSettings):
+    """A stage ends with the first of ``tokens``, ``max_steps``, ``target_flops``, ``tokens_per_parameter``
+    and ``max_hours`` that it reaches; it needs at least one of them."""
+
+    name: str
+    """Its folder's name."""
+
+
+class EvaluationConfig(Block):
+    """What every stage's last checkpoint is measured on."""
+
+    data: str | None = None
+    """Dataset whose validation split is scored (default: the run's)."""
+    max_bytes: Positive = 1_000_000
+    """Score at most this much of it, from the start."""
+    seq_len: Positive | None = None
+    """Window (default: the stage's seq_len)."""
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Share of each window that is context only; every byte is scored exactly once."""
+    batch: Positive = 16
+    """Windows scored at once."""
+    n_loops: Positive | None = None
+    """Loops (default: the stage's)."""
+    loops_bytes: Annotated[int, Field(ge=0)] = 50_000
+    """Score this much with 1, 2, ... twice the stage's loops, for the curve (0: no curve)."""
+    prompt: str = "The "
+    """What the sample continues."""
+    sample_bytes: Annotated[int, Field(ge=0)] = 400
+    """Length of the sample."""
+    temperature: Annotated[float, Field(ge=0)] = 0.7
+    """Of the sample."""
+
+
+class Resources(Block):
+    """What one training or evaluation job asks of the machine or the cluster."""
+
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs a job asks a scheduler for."""
+    processes: Positive = Field(default_factory=lambda given: max(1, given.get("gpus", 0)))
+    """Processes that train together (default: one a GPU, at least one)."""
+    nodes: Positive = 1
+    """Machines that share a training: the GPUs and processes evenly; threads and memory are of each."""
+    threads: Positive = 2
+    """CPU threads, at most those there are."""
+    mem_mb: Positive = 6000
+    """Memory in MB."""
+    runtime: Positive = 60
+    """Minutes."""
+
+    @model_validator(mode="after")
+    def _share(self) -> Resources:
+        if self.processes % self.nodes or self.gpus % self.nodes:
+            raise ValueError(
+                f"{self.nodes} nodes cannot share {self.gpus} gpus and {self.processes} processes evenly; "
+                f"make both multiples of {self.nodes}"
+            )
+        return self
+
+
+class RunSettings(Block):
+    """What holds for all stages of a run."""
+
+    model: AnyModel
+    """A preset's name, or a block."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the weights, the order of the data, and every step's noise."""
+    precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
+    """auto: what the warm-up measured to be fastest."""
+    fp8_recipe: Fp8Recipe = "tensorwise"
+    """What shares a scale in fp8: a tensor, a row, or a row with weight gradients left in bf16."""
+    compile: bool | None = None
+    """null: compile on a GPU, not on a CPU."""
+    kernels: Literal["auto", "triton", "torch"] = "auto"
+    """Of experts and Engram: our own in Triton, or the same in torch; auto: Triton on a GPU."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Of several processes: each holds the whole model (ddp), or a share of it (fsdp)."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+
+class Run(RunSettings):
+    """A model, trained through a list of stages."""
+
+    data: str
+    """Dataset to train on, unless a stage names another."""
+    defaults: StageSettings = StageSettings()
+    stages: Annotated[list[Stage], Field(min_length=1)]
+    """Trained one after the other."""
+    resources: Resources = Resources()
+    grid: dict[str, list[Any] | dict[str, Any]] = {}
+    """Settings to sweep: each combination of their values becomes a run of its own (docs/sweeps.md)."""
+
+
+class TrackingConfig(Block):
+    uri: str | None = None
+    """MLflow store (default: SQLite in the results folder); MLFLOW_TRACKING_URI goes before it."""
+    experiment: str | None = None
+    """Whose runs these are, on a store of several people: ada logs to ada/Training and ada/Pipeline."""
+    enabled: bool = True
+    """false: nothing is recorded."""
+
+    @model_validator(mode="after")
+    def _names(self) -> TrackingConfig:
+        if self.uri and re.search(r"://[^/@]*:[^/]*@|[?&]password=", self.uri):
+            raise ValueError(
+                "uri holds a password, which would be copied into the results folder; set it in the "
+                "environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD for a server, PGPASSWORD "
+                "for PostgreSQL, or the whole address in MLFLOW_TRACKING_URI"
+            )
+        if self.experiment is not None and not NAME.fullmatch(self.experiment):
+            raise ValueError(f"experiment: a name is letters, digits, - and _ (got {self.experiment!r})")
+        return self

@@ -1,0 +1,71 @@
+"""The whole configuration: datasets, runs, tracking; and how a stage of a run is resolved."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PrivateAttr
+
+from spider.config.block import Block
+from spider.config.data import Dataset, StreamSource
+from spider.config.explain import ConfigError, nearest
+from spider.config.run import Run, RunSettings, TrackingConfig
+from spider.config.spec import StageSpec
+
+
+class Config(Block):
+    results: str = "results"
+    """Folder for everything that is made."""
+    datasets: dict[str, Dataset]
+    """Datasets by name."""
+    runs: Annotated[dict[str, Run], Field(min_length=1)]
+    tracking: TrackingConfig = TrackingConfig()
+    scaling: str | None = None
+    """Fit a scaling law to this run's grid, over models and ``target_flops`` (docs/sweeps.md)."""
+    _sweeps: dict[str, list[str]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def sweeps(self) -> dict[str, list[str]]:
+        """Of each block with a grid, the names of the runs that it became."""
+        return self._sweeps
+
+    def stage(self, run_name: str, stage_name: str) -> StageSpec:
+        """Resolve one stage: its own settings over the run's defaults over the schema's."""
+        run = self.run(run_name)
+        names = [s.name for s in run.stages]
+        if stage_name not in names:
+            raise ConfigError(f"runs.{run_name}: no stage {stage_name!r}{nearest(stage_name, names)}")
+        index = names.index(stage_name)
+        stage = run.stages[index]
+        own = {k: getattr(stage, k) for k in stage.model_fields_set - {"name"}}
+        settings = run.defaults.model_copy(update=own)
+        data = settings.data or run.data
+        dataset = self.datasets.get(data)
+        stream = dataset if dataset and isinstance(dataset.source, StreamSource) else None
+        loops = settings.n_loops or run.model.loops
+        shared = {name: getattr(run, name) for name in RunSettings.model_fields}
+        shared["evaluation"] = run.evaluation.model_copy(update={"data": run.evaluation.data or run.data})
+        return StageSpec(
+            run=run_name,
+            stage=stage_name,
+            index=index,
+            data=data,
+            stream=stream,
+            processes=run.resources.processes,
+            settings=settings.model_copy(update={"data": data, "n_loops": loops}),
+            **shared,
+        )
+
+    def dataset(self, name: str) -> Dataset:
+        if name not in self.datasets:
+            raise ConfigError(f"datasets: no dataset {name!r}{nearest(name, list(self.datasets))}")
+        return self.datasets[name]
+
+    def run(self, name: str) -> Run:
+        if name in self.sweeps:
+            raise ConfigError(
+                f"runs: {name} is a sweep, name one of its runs: {', '.join(self.sweeps[name])}"
+            )
+        if name not in self.runs:
+            raise ConfigError(f"runs: no run {name!r}{nearest(name, list(self.runs))}")
+        return self.runs[name]

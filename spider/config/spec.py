@@ -1,0 +1,107 @@
+"""One stage, resolved: the small file a training job reads, and the digests that it is known by."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from spider.config.block import identity
+from spider.config.data import Dataset
+from spider.config.explain import ConfigError
+from spider.config.run import RunSettings, StageSettings
+
+
+class StageSpec(RunSettings):
+    """One stage, resolved: all that a training job needs to know."""
+
+    format: Literal[1] = 1
+    run: str
+    stage: str
+    index: int
+    data: str
+    stream: Dataset | None = None
+    """The dataset itself where it is a stream: it has no shards to be known by."""
+    processes: int = 1
+    """That the workflow starts; by hand there may be more or fewer."""
+    settings: StageSettings = StageSettings()
+
+    def deciding(self) -> dict[str, Any]:
+        """What decides the weights and differs from the defaults, as plain JSON."""
+        plain = self.changed(exclude={"evaluation", "format", "parallel", "processes"})
+        settings = self.settings.changed(exclude=set(StageSettings.BOOKKEEPING))
+        return plain | {"settings": settings, "model": self.model.changed()}
+
+    @classmethod
+    def deciding_in(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """`deciding` of what any version wrote down of it, with whatever else stands beside; as it is where
+        this version does not know all of its keys."""
+        own = {name: value for name, value in fields.items() if name in cls.model_fields}
+        try:
+            return {k: v for k, v in fields.items() if k not in own} | cls.model_validate(own).deciding()
+        except (ValidationError, ConfigError):
+            return fields
+
+    @property
+    def identity(self) -> str:
+        """Digest of what decides the weights; equal identities may resume each other's checkpoints."""
+        return identity(self.deciding())
+
+    def shape_fields(self) -> dict[str, Any]:
+        """What decides what the warm-up measures: which matrices, in which arithmetic."""
+        chosen = self.changed(include={"precision", "fp8_recipe", "compile", "kernels"})
+        chosen["optimizer"] = self.optimizer.changed(include={"kind", "master_weights"})
+        batch = {"seq_len": self.settings.seq_len, "n_loops": self.settings.n_loops}
+        batch["micro_batch"] = self.micro_batch(self.processes)
+        return {"model": self.model.changed(), **chosen, **batch}
+
+    @property
+    def shape(self) -> str:
+        """Digest of `shape_fields`: stages of one shape share one warm-up."""
+        return identity(self.shape_fields())
+
+    def compiled_on(self, device_type: str) -> bool:
+        """Whether the model is compiled there: as asked, else on a GPU only."""
+        return self.compile if self.compile is not None else device_type == "cuda"
+
+    @property
+    def loops(self) -> int:
+        """Loops of the model in this stage."""
+        return self.settings.n_loops or self.model.loops
+
+    @property
+    def depths(self) -> int:
+        """How many different numbers of loops a step may draw."""
+        return 2 * self.loops - 1 if self.model.samples_loops else 1
+
+    @property
+    def window(self) -> int:
+        """Bytes that a trained model is given at a time: those it is evaluated with."""
+        return self.evaluation.seq_len or self.settings.seq_len
+
+    @property
+    def windows_per_step(self) -> int:
+        """Windows of an optimizer step, however many processes share them."""
+        return self.settings.micro_batch * self.settings.grad_accum
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.settings.seq_len * self.windows_per_step
+
+    def micro_batch(self, processes: int) -> int:
+        """Windows of one forward pass, where so many processes share a step.
+
+        As many as ``micro_batch`` allows such that all passes are equal; so with ``grad_accum`` a multiple of
+        ``processes`` the passes are exactly those of one process.
+
+        Raises:
+            ConfigError: the windows cannot be dealt evenly.
+        """
+        mine, rest = divmod(self.windows_per_step, processes)
+        if rest:
+            raise ConfigError(
+                f"a step has micro_batch x grad_accum = {self.windows_per_step} windows, which {processes} "
+                f"processes cannot share evenly; make that product a multiple of {processes}, or start "
+                "another number of processes"
+            )
+        return next(n for n in range(min(mine, self.settings.micro_batch), 0, -1) if mine % n == 0)

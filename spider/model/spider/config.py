@@ -1,0 +1,210 @@
+"""The Spider's block of the configuration, and the sizes that have a name. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from spider.config.block import Block, Positive
+from spider.config.model import ModelConfig
+
+
+class AttentionConfig(Block):
+    """Multi-head latent attention: sizes of the heads and of the shared key-value latent."""
+
+    heads: Positive = 16
+    """Heads."""
+    nope_dim: Positive = 64
+    """Width of a head without position."""
+    rope_dim: Positive = 64
+    """Width of the rotated key that all heads share."""
+    v_dim: Positive = 128
+    """Width of a value."""
+    kv_lora_rank: Positive = 320
+    """Width of the latent that keys and values are made from."""
+    rope_base: float = 10_000.0
+    """Longest wavelength of the rotation."""
+
+    @model_validator(mode="after")
+    def _even_rope(self) -> AttentionConfig:
+        if self.rope_dim % 2:
+            raise ValueError(f"rope_dim must be even, RoPE rotates pairs (got {self.rope_dim})")
+        return self
+
+
+class BoundaryConfig(Block):
+    """How bytes are grouped into patches."""
+
+    kind: Literal["learned", "fixed", "whitespace", "none"] = "learned"
+    """Where patches close; none: every byte is a patch."""
+    hidden: Positive = 512
+    """Width of the boundary predictor."""
+    start: Literal["random", "whitespace"] = "random"
+    """Where a new predictor cuts, before it has learned: anywhere at about ``rate``, or after words."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of the relaxed Bernoulli in training."""
+    stride: Positive = 4
+    """Bytes a patch for ``kind: fixed``."""
+    loss: Literal["flexi", "binomial"] = "flexi"
+    """Pulls the boundary rate between rate - slack and rate (flexi), or to rate (binomial)."""
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """alpha, the upper end of the boundary rate that costs nothing (prior of the binomial loss)."""
+    slack: Annotated[float, Field(ge=0)] = 0.1
+    """lambda * sigma: how far below ``rate`` the boundary rate may fall at no cost."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Of the boundary loss."""
+    capacity: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Patches a window may hold, as a share of its bytes; shapes never change."""
+
+
+class MoEConfig(Block):
+    """Routed experts beside one shared expert, all SwiGLU."""
+
+    experts: Positive = 32
+    """Routed experts."""
+    top_k: Positive = 2
+    """Experts a patch uses."""
+    expert_hidden: Positive = 512
+    """Width of a routed expert."""
+    shared_hidden: Annotated[int, Field(ge=0)] = 1024
+    """Width of the shared expert (0: none)."""
+    aux_weight: Annotated[float, Field(ge=0)] = 0.01
+    """Of the load-balancing loss."""
+    z_weight: Annotated[float, Field(ge=0)] = 1e-3
+    """Of the router logits' z-loss."""
+    bias_rate: Annotated[float, Field(ge=0)] = 1e-3
+    """Step of the selection bias that balances the load (0: off)."""
+    implementation: Literal["grouped", "loop"] = "grouped"
+    """grouped: all experts in one product; loop: one after the other."""
+
+    @model_validator(mode="after")
+    def _k_fits(self) -> MoEConfig:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k must not exceed experts (got {self.top_k} of {self.experts})")
+        return self
+
+
+class EngramConfig(Block):
+    """Hashed byte n-gram memory, read at the given recurrent layers (none: no memory)."""
+
+    layers: list[Annotated[int, Field(ge=0)]] = [1, 4]
+    """Recurrent layers that read the memory."""
+    orders: Annotated[list[Positive], Field(min_length=1)] = [3, 4, 5, 6]
+    """Lengths of the n-grams, in bytes."""
+    heads: Positive = 4
+    """Hash heads an order."""
+    head_dim: Positive = 64
+    """Width of a row."""
+    table_size: Annotated[int, Field(gt=1)] = 81_307
+    """Each head's table has the next unused prime from here on as its number of rows."""
+    conv_kernel: Positive = 4
+    """Patches the convolution after a read looks back on."""
+    byte_orders: list[Positive] = []
+    """Orders of n-grams whose rows are added to every byte's embedding (none: bytes alone)."""
+
+
+class RecurrenceConfig(Block):
+    """The core that is looped: its layers, what enters each loop, and when a patch may stop."""
+
+    layers: Positive = 6
+    """Layers of the core."""
+    loops: Positive = 6
+    """Times the core runs."""
+    sample_loops: bool = False
+    """Draw the depth of each training step from 1..2*loops-1 (mean ``loops``) instead of fixing it."""
+    bptt: Positive | None = None
+    """Backpropagate through the last ``bptt`` loops only."""
+    injection: bool = True
+    """Re-inject the patches in every loop (linear time-invariant, stable)."""
+    loop_embedding: bool = True
+    """Tell the core which loop it is in."""
+    lora_rank: Annotated[int, Field(ge=0)] = 16
+    """Rank of the per-loop adapter (0: none)."""
+    halting: bool = True
+    """Let each patch stop early (ACT)."""
+    halt_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """A patch stops when its halting probabilities reach 1 - this."""
+    ponder_weight: Annotated[float, Field(ge=0)] = 1e-3
+    """Price of a loop."""
+    checkpointing: bool = True
+    """Recompute recurrent layers in the backward pass instead of keeping their activations."""
+
+
+class SpiderConfig(ModelConfig):
+    """The Spider. Its defaults are spider-1b."""
+
+    LOOPS: ClassVar[str | None] = "recurrence.loops"
+    RECOMPUTE: ClassVar[str | None] = "recurrence.checkpointing"
+
+    preset: str = "spider-1b"
+    """Named sizes to start from; keys beside it change a part."""
+    hidden: Positive = 2048
+    """Width of the residual stream."""
+    prelude_layers: Positive = 2
+    """Dense byte-level layers before patching."""
+    coda_layers: Positive = 2
+    """Dense byte-level layers after the core."""
+    ffn_hidden: Positive = 3072
+    """Width of their feed-forward."""
+    norm_eps: float = 1e-6
+    attention: AttentionConfig = AttentionConfig()
+    boundary: BoundaryConfig = BoundaryConfig()
+    moe: MoEConfig | None = MoEConfig()
+    """null: one dense SwiGLU of ``ffn_hidden``."""
+    engram: EngramConfig = EngramConfig()
+    recurrence: RecurrenceConfig = RecurrenceConfig()
+
+    @property
+    def groups_experts(self) -> bool:
+        """Whether the experts run as one grouped product."""
+        return self.moe is not None and self.moe.implementation == "grouped"
+
+    @property
+    def samples_loops(self) -> bool:
+        return self.recurrence.sample_loops
+
+    def problems(self, precision: str, compiled: bool | None) -> list[str]:
+        if compiled and precision == "fp32" and self.groups_experts:
+            return [
+                "compile: torch compiles the grouped expert product in bf16 only; set precision: bf16, or "
+                "model.moe.implementation: loop"
+            ]
+        return []
+
+    @model_validator(mode="after")
+    def _experts_can_be_grouped(self) -> SpiderConfig:
+        if self.moe is not None and self.groups_experts and (self.hidden % 8 or self.moe.expert_hidden % 8):
+            raise ValueError(
+                "grouped experts are multiplied in blocks of 16 bytes: hidden and moe.expert_hidden must be "
+                f"multiples of 8 (got {self.hidden} and {self.moe.expert_hidden}), or set "
+                "moe.implementation: loop"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engram_layers_exist(self) -> SpiderConfig:
+        for layer in self.engram.layers:
+            if layer >= self.recurrence.layers:
+                raise ValueError(
+                    f"engram.layers: {layer} is not one of {self.recurrence.layers} recurrent layers"
+                )
+        return self
+
+
+Config = SpiderConfig
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "spider-1b": {},
+    "tiny": {
+        "hidden": 192,
+        "prelude_layers": 1,
+        "coda_layers": 1,
+        "ffn_hidden": 512,
+        "attention": {"heads": 4, "nope_dim": 32, "rope_dim": 16, "v_dim": 48, "kv_lora_rank": 64},
+        "boundary": {"hidden": 64, "capacity": 0.25, "start": "whitespace"},
+        "moe": {"experts": 4, "top_k": 2, "expert_hidden": 128, "shared_hidden": 256},
+        "engram": {"layers": [], "head_dim": 16, "table_size": 16384, "byte_orders": [2, 3, 4, 5, 6]},
+        "recurrence": {"layers": 1, "loops": 1, "lora_rank": 4, "checkpointing": False},
+    },
+}

@@ -1,0 +1,167 @@
+"""Engram: a memory of hashed byte n-grams (DeepSeek, conditional memory).
+
+Hash (``kernels/engram_hash.py`` has the equations). The n-gram that ends at a byte is mixed with fixed odd
+64-bit multipliers; each of an order's heads reduces the mix modulo its own prime, which makes a collision in
+all heads at once rare. Bytes before the document's BOS, or before the window, read as PAD. Integers only: the
+same row on every device.
+
+At patch level (`Engram`), an n-gram ends at the patch's closing byte. Rows ``m`` are looked up, and their
+key and value made, once a forward; every loop gates them with its own state (W_k, W_v matrices, RMS norms
+with weights)::
+
+    s = <RMS(W_k m), RMS(h)> / sqrt(D)      g = sigmoid(sign(s) sqrt|s|)
+    v = g W_v m                             h += v + SiLU(conv(RMS(v)))
+
+conv is depthwise, causal, over patches, and starts at zero. Up to ``g W_v m`` it is one kernel
+(``kernels/engram_gate.py``). At byte level (`NgramEmbedding`, optional) rows
+of width D are added to the byte embedding: at small sizes this gives the first layers the statistics they
+would spend depth on.
+
+Shapes: B batch, T bytes, L patches, N = B L, D features, O orders, G = O * heads tables, M features of all
+rows of a position.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.engram_gate import engram_gate, engram_gate_torch
+from kernels.engram_hash import engram_hash, engram_hash_torch
+from kernels.switch import use_triton
+from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay
+from spider.model.spider.config import EngramConfig
+from spider.vocab import BOS, PAD
+
+_MASK = (1 << 64) - 1
+
+
+def multiplier(index: int) -> int:
+    """The odd signed 64-bit constant of the byte ``index`` places back (splitmix64 of the index)."""
+    z = (index + 1) * 0x9E3779B97F4A7C15 & _MASK
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    z = (z ^ (z >> 31)) | 1
+    return z - (1 << 64) if z >> 63 else z
+
+
+def primes_from(start: int, count: int) -> list[int]:
+    """The first ``count`` primes that are at least ``start``."""
+    found: list[int] = []
+    n = max(start, 2)
+    while len(found) < count:
+        if all(n % d for d in range(2, int(n**0.5) + 1)):
+            found.append(n)
+        n += 1
+    return found
+
+
+def ngram_rows(tokens_BT: Tensor, orders: list[int], primes: list[int]) -> Tensor:
+    """Row of every table for the n-grams that end at each byte: int64 (B, T, G), an order's heads side by
+    side; no n-gram reaches across a document's BOS."""
+    multipliers = [multiplier(i) for i in range(max(orders))]
+    hashed = engram_hash if use_triton(tokens_BT) else engram_hash_torch
+    return hashed(tokens_BT, orders, multipliers, primes, BOS, PAD)
+
+
+class Tables(nn.Module):
+    """The hash tables of one memory, back to back in one embedding of ``sum(primes)`` rows."""
+
+    def __init__(self, orders: list[int], primes: list[int], dim: int, std: float) -> None:
+        super().__init__()
+        self.orders, self.primes, self.std = orders, primes, std
+        self.weight = nn.Parameter(torch.empty(sum(primes), dim))
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+        embedding_like(self.weight)
+
+    def rows(self, tokens_BT: Tensor) -> Tensor:
+        """`ngram_rows` of these tables, (B, T, G)."""
+        return ngram_rows(tokens_BT, self.orders, self.primes)
+
+    def forward(self, rows_G: Tensor) -> Tensor:
+        """What stands in rows (..., G): (..., G, dim)."""
+        return F.embedding(rows_G, self.weight)
+
+
+class NgramEmbedding(nn.Module):
+    """Sum of one D-wide row per order, times sqrt(D), for every byte; (B, T, D). Starts at zero.
+
+    A row is seen in few batches and Adam moves it by at most the learning rate each time; the factor lets it
+    reach the unit scale of the byte embedding in those few.
+    """
+
+    def __init__(self, dim: int, orders: list[int], primes: list[int]) -> None:
+        super().__init__()
+        self.tables = Tables(orders, primes, dim, std=0.0)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        rows_BTOD = self.tables(self.tables.rows(tokens_BT))
+        return rows_BTOD.sum(-2) * rows_BTOD.shape[-1] ** 0.5
+
+
+class Memory(NamedTuple):
+    """What one Engram read for this batch; independent of the loop."""
+
+    key_BLD: Tensor
+    """``RMS(W_k m)``."""
+    value_BLD: Tensor
+    """``W_v m``."""
+
+
+class ConvCache:
+    """The last inputs of one Engram's convolution: what its next outputs look back on."""
+
+    def __init__(self) -> None:
+        self._past: Tensor | None = None
+
+    def extend(self, new_BLD: Tensor, past: int) -> Tensor:
+        """The new inputs behind the ``past`` ones before them, zeros where there were none."""
+        before = new_BLD.new_zeros(len(new_BLD), past, new_BLD.shape[2]) if self._past is None else self._past
+        seen_BLD = torch.cat([before, new_BLD], dim=1)
+        self._past = seen_BLD[:, seen_BLD.shape[1] - past :]
+        return seen_BLD
+
+
+class Engram(nn.Module):
+    def __init__(self, dim: int, config: EngramConfig, primes: list[int], eps: float) -> None:
+        super().__init__()
+        width = len(primes) * config.head_dim
+        self.tables = Tables(config.orders, primes, config.head_dim, std=1.0)
+        self.key = Linear(width, dim)
+        self.value = Linear(width, dim)
+        self.key_norm = RMSNorm(dim, eps)
+        self.query_norm = RMSNorm(dim, eps)
+        self.value_norm = RMSNorm(dim, eps)
+        self.conv = nn.Parameter(torch.empty(dim, 1, config.conv_kernel))
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.conv)
+        no_decay(self.conv)
+
+    def read(self, tokens_BT: Tensor, close_BL: Tensor, filled_BL: Tensor) -> Memory:
+        """Look up the n-grams that end at bytes ``close_BL``; slots that are not ``filled_BL``, which no byte
+        has closed (the null patch, the padding), read zeros."""
+        rows_BTG = self.tables.rows(tokens_BT)
+        rows_BLG = rows_BTG.gather(1, close_BL[..., None].expand(-1, -1, rows_BTG.shape[-1]))
+        m_BLM = self.tables(rows_BLG).flatten(-2) * filled_BL[..., None]
+        return Memory(self.key_norm(self.key(m_BLM)), self.value(m_BLM))
+
+    def forward(self, h_BLD: Tensor, memory: Memory, cache: ConvCache | None = None) -> Tensor:
+        """What to add to ``h_BLD``; with a ``cache`` its patches follow those that the cache has seen."""
+        gate = engram_gate if use_triton(h_BLD) else engram_gate_torch
+        h_ND, key_ND, value_ND = (x_BLD.flatten(0, 1) for x_BLD in (h_BLD, *memory))
+        norm = self.query_norm
+        v_BLD = gate(h_ND, key_ND, value_ND, norm.weight, norm.eps).view_as(h_BLD)
+        return v_BLD + F.silu(self._conv(self.value_norm(v_BLD), cache))
+
+    def _conv(self, x_BLD: Tensor, cache: ConvCache | None) -> Tensor:
+        """Depthwise causal convolution as shifted products: cheaper on a CPU than conv1d with groups."""
+        L, kernel = x_BLD.shape[1], self.conv.shape[-1]
+        padded = cache.extend(x_BLD, kernel - 1) if cache else F.pad(x_BLD, (0, 0, kernel - 1, 0))
+        terms = [padded[:, i : i + L] * self.conv[:, 0, i] for i in range(kernel)]
+        return sum(terms[1:], terms[0])

@@ -1,0 +1,203 @@
+"""The recurrent core: one stack of layers, run R times over the patches.
+
+With ``h_0 = e``, the patches that enter, loop r computes::
+
+    x_r = RMS(h) + loop_embedding_r          y = blocks(x_r, e)          h <- A * h + Dt * (B * e) + y
+    Dt = softplus(d)      A = exp(-Dt exp(a))
+
+A is in (0, 1) whatever a and d, and the blocks see a normalised state, so h cannot grow without bound over
+loops (linear time-invariant injection, as in state-space models). ``blocks(x, e)`` runs the layers on the
+stream ``x + e``, to which each loop first adds ``((x W_down) * s_r) W_up``, low-rank maps shared by all
+loops with a scale s_r a loop (loops past the trained ones use the last). The loop embedding is sinusoidal:
+it extrapolates to any R and costs no parameter. Without injection ``h <- y``.
+
+A layer is ``x += engram(x)`` where it has one, ``x += attention(RMS x)``, ``x += experts(RMS x)``.
+
+Gradients: loops before the last ``bptt`` run without. With ``checkpointing``, each layer is recomputed in
+the backward pass; nothing in it draws random numbers or changes a buffer, so a recomputation repeats it
+exactly.
+
+Shapes: B batch, L patch slots, D features, R loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from spider.model.layers import Linear, RMSNorm, SwiGLU, no_decay, rms_norm
+from spider.model.spider.attention import LatentAttention, LatentCache, Rope
+from spider.model.spider.config import SpiderConfig
+from spider.model.spider.engram import ConvCache, Engram, Memory
+from spider.model.spider.halting import Halting
+from spider.model.spider.moe import MoE, RouterStats
+
+
+class CoreOutput(NamedTuple):
+    z_BLD: Tensor
+    loops_BL: Tensor | None
+    """Loops each slot used, and its remainder; None without halting."""
+    remainder_BL: Tensor | None
+    stats: list[list[RouterStats]]
+    """Per layer, per loop that had a gradient; empty lists without MoE."""
+
+
+class LayerCache:
+    """What one layer keeps of earlier patches, in one loop."""
+
+    def __init__(self, slots: int) -> None:
+        self.attention, self.conv = LatentCache(slots), ConvCache()
+
+
+class CoreLayer(nn.Module):
+    def __init__(self, config: SpiderConfig, engram_primes: list[int] | None) -> None:
+        super().__init__()
+        D, eps = config.hidden, config.norm_eps
+        self.engram = Engram(D, config.engram, engram_primes, eps) if engram_primes else None
+        self.attention_norm = RMSNorm(D, eps)
+        self.attention = LatentAttention(D, config.attention, eps)
+        self.ffn_norm = RMSNorm(D, eps)
+        self.ffn: MoE | SwiGLU = MoE(D, config.moe) if config.moe else SwiGLU(D, config.ffn_hidden)
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        memory: Memory | None,
+        rope: Rope,
+        valid_BL: Tensor,
+        cache: LayerCache | None = None,
+    ) -> tuple[Tensor, RouterStats | None]:
+        if self.engram is not None and memory is not None:
+            x_BLD = x_BLD + self.engram(x_BLD, memory, cache and cache.conv)
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope, cache and cache.attention)
+        if isinstance(self.ffn, MoE):
+            y_BLD, stats = self.ffn(self.ffn_norm(x_BLD), valid_BL)
+            return x_BLD + y_BLD, stats
+        return x_BLD + self.ffn(self.ffn_norm(x_BLD)), None
+
+
+class Injection(nn.Module):
+    """``A * h + Dt * (B * e)``, one value of each a feature; at the start A = 1/2 and Dt B = ln 2."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.log_decay = nn.Parameter(torch.empty(dim))  # a
+        self.step = nn.Parameter(torch.empty(dim))  # d
+        self.gain = nn.Parameter(torch.empty(dim))  # B
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.log_decay)
+        nn.init.zeros_(self.step)
+        nn.init.ones_(self.gain)
+        for parameter in self.parameters():
+            no_decay(parameter)
+
+    def forward(self, h_BLD: Tensor, e_BLD: Tensor) -> Tensor:
+        step_D = F.softplus(self.step)
+        # Soon after 80 exp overflows, and inf times a step of 0 is no number.
+        decay_D = torch.exp(-step_D * self.log_decay.clamp(max=80).exp())
+        return decay_D * h_BLD + step_D * self.gain * e_BLD
+
+
+class LoopLoRA(nn.Module):
+    """``((x W_down) * s_r) W_up``; starts at zero."""
+
+    def __init__(self, dim: int, rank: int, loops: int) -> None:
+        super().__init__()
+        self.down = Linear(dim, rank)
+        self.up = Linear(rank, dim, std=0.0)
+        self.scale = nn.Parameter(torch.empty(loops, 1, rank))
+
+    def init_weights(self) -> None:
+        nn.init.ones_(self.scale)
+        no_decay(self.scale)
+
+    def forward(self, x_BLD: Tensor, loop: int) -> Tensor:
+        return self.up(self.down(x_BLD) * self.scale[min(loop, len(self.scale) - 1)])
+
+
+def loop_embedding(loop: int, dim: int, device: torch.device) -> Tensor:
+    """Sines and cosines of the loop's number on the first eighth of the features, zero elsewhere; (D,)."""
+    half = max(1, dim // 16)
+    angle = loop * 10_000.0 ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+    return F.pad(torch.cat([angle.sin(), angle.cos()]), (0, dim - 2 * half))
+
+
+class RecurrentCore(nn.Module):
+    def __init__(self, config: SpiderConfig, engram_primes: dict[int, list[int]]) -> None:
+        super().__init__()
+        self.config = r = config.recurrence
+        self.eps = config.norm_eps
+        self.layers = nn.ModuleList(CoreLayer(config, engram_primes.get(i)) for i in range(r.layers))
+        self.injection = Injection(config.hidden) if r.injection else None
+        self.lora = LoopLoRA(config.hidden, r.lora_rank, r.loops) if r.lora_rank else None
+        self.halting = Halting(config.hidden, r.halt_epsilon, config.norm_eps) if r.halting else None
+
+    def stack(self) -> list[CoreLayer]:
+        """The layers of one loop, in order."""
+        return [cast(CoreLayer, layer) for layer in self.layers]
+
+    def read_memories(self, tokens_BT: Tensor, close_BL: Tensor, filled_BL: Tensor) -> list[Memory | None]:
+        """What each layer's Engram holds for this batch (None for layers without one); see `Engram.read`."""
+        engrams = [layer.engram for layer in self.stack()]
+        read = (tokens_BT, close_BL, filled_BL)
+        return [engram.read(*read) if engram is not None else None for engram in engrams]
+
+    def forward(
+        self,
+        e_BLD: Tensor,
+        memories: list[Memory | None],
+        rope: Rope,
+        valid_BL: Tensor,
+        n_loops: int,
+        caches: list[list[LayerCache]] | None = None,
+    ) -> CoreOutput:
+        """Run the loops; with ``caches``, one a loop and layer, the patches follow those they hold."""
+        without_gradient = max(0, n_loops - self.config.bptt) if self.training and self.config.bptt else 0
+        stats: list[list[RouterStats]] = [[] for _ in self.layers]
+        halt = self.halting.start(e_BLD) if self.halting is not None else None
+        h_BLD = e_BLD
+        for r in range(n_loops):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and r >= without_gradient):
+                cache = caches[r] if caches is not None else [None] * len(self.layers)
+                h_BLD, seen = self._loop(h_BLD, e_BLD, memories, rope, valid_BL, r, cache)
+            if r >= without_gradient:
+                for of_layer, s in zip(stats, seen, strict=True):
+                    of_layer += [s] if s is not None else []
+            if self.halting is not None and halt is not None:
+                halt = self.halting(halt, h_BLD, last=r == n_loops - 1)
+        if halt is None:
+            return CoreOutput(h_BLD, None, None, stats)
+        return CoreOutput(halt.output_BLD, halt.loops_BL, halt.remainder_BL, stats)
+
+    def _loop(
+        self,
+        h_BLD: Tensor,
+        e_BLD: Tensor,
+        memories: list[Memory | None],
+        rope: Rope,
+        valid_BL: Tensor,
+        r: int,
+        caches: Sequence[LayerCache | None],
+    ) -> tuple[Tensor, list[RouterStats | None]]:
+        x_BLD = rms_norm(h_BLD, self.eps)
+        if self.config.loop_embedding:
+            x_BLD = x_BLD + loop_embedding(r, x_BLD.shape[-1], x_BLD.device).to(x_BLD.dtype)
+        y_BLD = x_BLD + e_BLD
+        if self.lora is not None:
+            y_BLD = y_BLD + self.lora(x_BLD, r)
+        seen = []
+        for layer, memory, cache in zip(self.stack(), memories, caches, strict=True):
+            if self.config.checkpointing and self.training and torch.is_grad_enabled():
+                y_BLD, stats = checkpoint(
+                    layer, y_BLD, memory, rope, valid_BL, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                y_BLD, stats = layer(y_BLD, memory, rope, valid_BL, cache)
+            seen.append(stats)
+        return (y_BLD if self.injection is None else self.injection(h_BLD, e_BLD) + y_BLD), seen

@@ -1,0 +1,113 @@
+"""One model in several processes: a whole copy in each (DDP), or a share of it in each (FSDP2).
+
+Both give every process a part of the step's windows and add the gradients up, so the update is that of one
+process up to the order of sums.
+
+``ddp``   every process holds weights, gradients and optimizer state whole. The least to send.
+``fsdp``  a process holds a slice of each of them (ZeRO, Rajbhandari et al., arXiv:1910.02054), cut along a
+          parameter's first axis: rows of a matrix, experts of a stack. Before a micro-batch the weights are
+          gathered, after the last one gradients are scattered. All of the model is one unit: its core runs
+          many times in a micro-batch and is gathered once for all of them, and the forward pass that is
+          compiled is that of a single device. The price is that gathered weights are whole while a
+          micro-batch runs, in fp32, which keeps the numbers those of one process.
+
+Checkpoints do not know of any of it: the first process gathers and writes whole tensors, and a process that
+loads reads its slices. So any number of processes, cut either way, goes on from any other's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from spider.processes.world import World
+
+
+def shard(model: nn.Module, world: World) -> None:
+    """Leave each process its slice of every parameter, in place; all are of one dtype, marks on them stay."""
+    marks = {name: dict(vars(p)) for name, p in model.named_parameters()}
+    fully_shard(model, mesh=init_device_mesh(world.device.type, (world.size,)))
+    for name, p in model.named_parameters():
+        vars(p).update(marks[name])
+
+
+def replica(model: nn.Module, world: World) -> nn.Module:
+    """The model to call so that gradients are averaged over all processes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # its successor came in 2.12
+        return DistributedDataParallel(
+            model,
+            device_ids=[world.local_rank] if world.device.type == "cuda" else None,
+            broadcast_buffers=False,  # equal after every step; within one they count what each has seen
+            gradient_as_bucket_view=True,
+        )
+
+
+@contextlib.contextmanager
+def exchange_gradients(called: nn.Module, when: bool) -> Iterator[None]:
+    """Whether a backward pass in here sends gradients: only that of a step's last micro-batch needs to."""
+    if isinstance(called, FSDPModule):
+        called.set_requires_gradient_sync(when)
+        yield
+    elif isinstance(called, DistributedDataParallel) and not when:
+        with called.no_sync():
+            yield
+    else:
+        yield
+
+
+def compile_forward(model: nn.Module, graphs: int = 1) -> None:
+    """Compile the forward pass, without what FSDP or DDP hang around it.
+
+    Args:
+        graphs: numbers of loops that it will be called with: each is a graph of its own.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs)
+    # DDP would have the graph cut where its buckets end; one graph is what the warm-up has compiled.
+    torch._dynamo.config.optimize_ddp = False
+    model.forward = torch.compile(model.forward, dynamic=False)  # type: ignore[method-assign]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The slice that this process holds, in place; all of a tensor that is not cut."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, gathered where it is cut; every process has to call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut_like(slice_: Tensor, pattern: Tensor) -> Tensor:
+    """The tensor of which ``slice_`` is this process's, if it is cut along its first axis as ``pattern`` is.
+
+    Args:
+        slice_: as many rows as `local` of the pattern has; other axes as they like.
+    """
+    if not isinstance(pattern, DTensor):
+        return slice_
+    shape = torch.Size([pattern.shape[0], *slice_.shape[1:]])
+    strides = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        slice_, pattern.device_mesh, pattern.placements, run_check=False, shape=shape, stride=strides
+    )
+
+
+def apply_whole(operation: Callable[[Tensor], Tensor], slice_: Tensor, pattern: Tensor) -> Tensor:
+    """This process's slice of ``operation`` applied to all of what ``slice_`` is a slice of."""
+    if not isinstance(pattern, DTensor):
+        return operation(slice_)
+    done = operation(whole(cut_like(slice_, pattern)))
+    return (
+        DTensor.from_local(done, pattern.device_mesh, run_check=False)
+        .redistribute(placements=pattern.placements)
+        .to_local()
+    )

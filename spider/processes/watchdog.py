@@ -1,0 +1,101 @@
+"""A step that never ends, ended: a stuck collective, a hung GPU or a dead disk under the data costs half an
+hour, not the weekend.
+
+Nothing inside the process can interrupt such a step, so a thread beside it watches. Where no step has ended
+for the limit, it logs which one and the stacks of all threads, and leaves without clean-up by the status that
+says "run me again"; a scheduler starts the job again, and that goes on from the last checkpoint. What is lost
+is what a SIGKILL would have cost.
+
+Time is counted in the thread's own short waits, each worth what it asked for, however late it returns. A
+process that was stopped, or whose machine slept, has therefore not stalled. The price: code that hangs
+without letting go of Python's interpreter lock hangs the watchdog too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+
+from spider.errors import RESUME_ME
+
+log = logging.getLogger(__name__)
+
+#: How much longer than the limit the first step may take: it also compiles and allocates.
+FIRST_STEP = 4
+#: Seconds for writing the log, which may go to the very disk that hangs.
+_LAST_WORDS = 30.0
+
+
+class Watchdog:
+    """While entered, ends the process with `RESUME_ME` where a `step` takes more than ``minutes``.
+
+    Args:
+        minutes: for the first step `FIRST_STEP` times as many; None: any time is right.
+    """
+
+    def __init__(self, minutes: float | None) -> None:
+        self._limit = None if minutes is None else 60 * minutes
+        self._begun = 0
+        self._number: int | None = None
+        self._left = threading.Event()
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Watch what happens inside, the run's ``number``-th step; between steps nothing is watched, so that
+        a large checkpoint may take its time."""
+        self._begun += 1
+        self._number = number
+        try:
+            yield
+        finally:
+            self._number = None
+
+    def __enter__(self) -> Watchdog:
+        if self._limit is not None:
+            threading.Thread(target=self._watch, args=(self._limit,), name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+
+    def _watch(self, limit: float) -> None:
+        tick = min(limit / 20, 5.0)
+        known, waited = 0, 0.0
+        while not self._left.wait(tick):
+            number = self._number
+            if number is None or self._begun != known:
+                known, waited = self._begun, 0.0
+                continue
+            waited += tick
+            if waited >= limit * (FIRST_STEP if known == 1 else 1):
+                _end(number, waited)
+
+
+def _end(number: int, waited: float) -> None:
+    threading.Timer(_LAST_WORDS, os._exit, [RESUME_ME]).start()
+    log.error(
+        "step %d stalled: it has not ended for %.3g minutes. Leaving with status %d; run again to go on from "
+        "the last checkpoint. The stacks below show what each thread waits for (data, another process, the "
+        "GPU); where a step may really take that long, raise stall_minutes.\n%s",
+        number,
+        waited / 60,
+        RESUME_ME,
+        _stacks(),
+    )
+    os._exit(RESUME_ME)
+
+
+def _stacks() -> str:
+    """The Python stacks of all threads, innermost call first; reads no source file."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode(errors="replace")

@@ -1,0 +1,140 @@
+"""The processes that train together, and the few things they have to agree on.
+
+``torchrun`` starts them; each then runs the same program. What only one may do (lock a folder, save, log) the
+*first* does, and what it decides the others are told. Numbers that the host needs go through gloo on the CPU,
+tensors through the device's own library. A training of one process, which `ALONE` stands for, exchanges
+nothing.
+
+When one process fails, the others cannot go on: where they learn of it in an exchange they leave as `Ended`,
+else ``torchrun`` stops them. The reason is told by the one that has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from spider.errors import Ended
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """Which of how many processes this one is, and which of how many on this machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that saves and speaks."""
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        """What this process computes on: a GPU of its own, where there are any."""
+        return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What ``make`` returns in the first process; it is called nowhere else.
+
+        Raises:
+            Ended: it failed there, where the error itself is raised.
+        """
+        if self.size == 1:
+            return make()
+        outcome: list[Any] = [None, True]
+        if not self.first:
+            with together():
+                dist.broadcast_object_list(outcome, device=torch.device("cpu"))
+            if outcome[1]:
+                raise Ended("the first process stopped")
+            return outcome[0]
+        try:
+            outcome = [make(), False]
+        finally:
+            dist.broadcast_object_list(outcome, device=torch.device("cpu"))
+        return outcome[0]
+
+    def first_before_others(self, make: Callable[[], T]) -> T:
+        """What ``make`` returns here; the first process calls it before all others do, to make files."""
+        if self.first:
+            made = make()
+        if self.size > 1:
+            with together():
+                dist.barrier()
+        return made if self.first else make()
+
+    def total(self, *counts: int) -> list[int]:
+        """The sum of each count over all processes."""
+        return self._reduced(counts, dist.ReduceOp.SUM)
+
+    def highest(self, number: int) -> int:
+        """The highest of all processes' numbers."""
+        return self._reduced((number,), dist.ReduceOp.MAX)[0]
+
+    def _reduced(self, numbers: tuple[int, ...], how: Any) -> list[int]:
+        if self.size == 1:
+            return list(numbers)
+        found = torch.tensor(numbers, dtype=torch.int64)
+        with together():
+            dist.all_reduce(found, how)
+        return [int(n) for n in found]
+
+    def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sum of each scalar over all processes, as float64; every process has the same names."""
+        if self.size == 1:
+            return values
+        found = torch.stack([value.double() for value in values.values()])
+        with together():
+            dist.all_reduce(found)
+        return dict(zip(values, found.unbind(), strict=True))
+
+
+ALONE = World()
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """What breaks off in here because another process is gone ends this one too, as `Ended`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "by peer" in str(error):
+            raise Ended("another process of this training is gone; what was saved is safe") from error
+        raise
+
+
+@contextlib.contextmanager
+def join() -> Iterator[World]:
+    """Meet the other processes that ``torchrun`` started; `ALONE` where there are none."""
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if size == 1:
+        yield ALONE
+        return
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    world = World(*(int(os.environ[name]) for name in names))
+    if torch.cuda.is_available():
+        if world.local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"process {world.rank} is number {world.local_rank} on this machine, which has "
+                f"{torch.cuda.device_count()} GPUs; start as many processes as there are (--nproc-per-node)"
+            )
+        torch.cuda.set_device(world.device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    yield world
+    # After an error the process ends, and its connections with it: waiting for the others might be for ever.
+    dist.destroy_process_group()

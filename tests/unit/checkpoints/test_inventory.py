@@ -1,0 +1,95 @@
+"""`spider checkpoint ls` and `verify`: every checkpoint below a folder, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from spider.checkpoints import format as ckpt
+from spider.cli import cli
+
+
+def write(root, step, **record):
+    given = {"step": step, "global_step": step, "bytes": 1000 * step, "final": False, "best_loss": 1.5}
+    tensors = {"model.w": torch.full((300, 2), float(step)), "optimizer.w.step": torch.zeros(30)}
+    return ckpt.save(root, tensors, given | record).path
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two runs; one checkpoint has a flipped bit and a missing file, one a torn manifest."""
+    runs = tmp_path / "results/runs"
+    write(runs / "demo/main/checkpoints", 50)
+    write(runs / "demo/main/checkpoints", 100, final=True)
+    damaged = write(runs / "demo/anneal/checkpoints", 150)
+    torn = write(runs / "other/main/checkpoints", 9, best_loss=None)
+    file = damaged / "model-00001-of-00002.safetensors"
+    text = bytearray(file.read_bytes())
+    text[-1] ^= 1
+    file.write_bytes(bytes(text))
+    (damaged / "model-00002-of-00002.safetensors").unlink()
+    (torn / "manifest.json").write_text('{"format": 1, ')
+    (runs / "demo/main/metrics.jsonl").write_text("{}")
+    return tmp_path / "results"
+
+
+def say(*arguments):
+    return CliRunner().invoke(cli, ["checkpoint", *map(str, arguments)])
+
+
+def test_ls_shows_each_checkpoint_below_a_folder_with_its_state(results):
+    said = say("ls", results)
+    lines = [line.split() for line in said.output.splitlines()]
+    assert said.exit_code == 0
+    assert [line[0] for line in lines[1:]] == ["demo/anneal", "demo/main", "demo/main", "other/main"]
+    assert lines[1][1:] == ["150", "0.15", "0.0", "1.500", "damaged"]
+    assert lines[3][1:] == ["100", "0.10", "0.0", "1.500", "good,", "final"]
+    assert lines[4][1:] == ["?", "?", "0.0", "?", "damaged"]
+
+
+def test_ls_as_json_has_what_the_table_has_and_the_reasons(results):
+    entries = json.loads(say("ls", results / "runs/demo", "--json").output)
+    assert [(e["stage"], e["step"], e["good"]) for e in entries] == [
+        ("demo/anneal", 150, False),
+        ("demo/main", 50, True),
+        ("demo/main", 100, True),
+    ]
+    assert len(entries[0]["problems"]) == 2
+    last = entries[2]
+    assert last["size"] == sum(f.stat().st_size for f in Path(last["path"]).iterdir())
+    assert (last["bytes"], last["final"], last["best_loss"]) == (100_000, True, 1.5)
+
+
+def test_a_quick_look_sees_a_missing_file_but_not_a_flipped_bit(results):
+    stage = results / "runs/demo/anneal"
+    full, quick = (json.loads(say("ls", stage, "--json", *flag).output) for flag in ([], ["--quick"]))
+    assert [len(entries[0]["problems"]) for entries in (full, quick)] == [2, 1]
+
+
+def test_verify_names_every_damaged_file_and_fails(results):
+    said = say("verify", results)
+    at = results / "runs"
+    assert said.exit_code == 1
+    assert said.output.splitlines() == [
+        f"{at}/demo/anneal/checkpoints/step-00000150/model-00001-of-00002.safetensors: "
+        "its contents do not match the manifest's SHA-256",
+        f"{at}/demo/anneal/checkpoints/step-00000150/model-00002-of-00002.safetensors: missing",
+        f"{at}/demo/main/checkpoints/step-00000050: good",
+        f"{at}/demo/main/checkpoints/step-00000100: good",
+        said.output.splitlines()[-1],
+    ]
+    assert f"{at}/other/main/checkpoints/step-00000009/manifest.json: not valid JSON" in said.output
+    assert say("verify", at / "demo/main").exit_code == 0
+    assert say("verify", at / "demo/main/checkpoints/step-00000050").exit_code == 0
+
+
+@pytest.mark.parametrize("verb", ["ls", "verify"])
+def test_a_folder_without_checkpoints_is_an_error(tmp_path, verb):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        said = say(verb, path)
+        assert isinstance(said.exception, ckpt.CheckpointError)
+        assert "no checkpoint there or below" in str(said.exception)

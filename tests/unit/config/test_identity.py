@@ -1,0 +1,108 @@
+"""A new key at its default changes no digest; a changed default is noticed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import create_model
+
+from spider import config
+from spider.config import FORMAT, Block, load_config
+from spider.config.block import identity
+
+ROOT = Path(__file__).parents[3]
+PINNED = Path(__file__).with_name("pinned.json")
+PIN = "pin anew with python tests/unit/config/test_identity.py"
+
+
+def digests() -> dict[str, Any]:
+    """Identity and shape of every stage of the presets, and what each dataset is known by."""
+    known: dict[str, Any] = {}
+    for path in ("config.yaml", "presets/smoke.yaml", "presets/spider-1b.yaml"):
+        found = load_config(ROOT / path)
+        for name, dataset in found.datasets.items():
+            known[f"{path} {name}"] = identity(dataset.described())
+        for run in found.runs:
+            for stage in found.runs[run].stages:
+                spec = found.stage(run, stage.name)
+                known[f"{path} {run}/{stage.name}"] = [spec.identity, spec.shape]
+    return known
+
+
+def defaults() -> dict[str, Any]:
+    """Every default of the schema, by block and key."""
+    blocks: dict[str, Any] = {}
+
+    def walk(block: type[Block]) -> None:
+        for one in block.__subclasses__():
+            if one.__module__.startswith("spider."):
+                blocks[f"{one.__module__}.{one.__name__}"] = {
+                    name: json.loads(json.dumps(field.default, default=lambda v: v.model_dump(mode="json")))
+                    for name, field in one.model_fields.items()
+                    if not field.is_required() and field.default_factory is None
+                }
+            walk(one)
+
+    config.family_config("spider")
+    walk(Block)
+    return dict(sorted(blocks.items()))
+
+
+def pinned() -> dict[str, Any]:
+    return json.loads(PINNED.read_text())
+
+
+def test_the_presets_are_known_by_the_same_digests():
+    assert digests() == pinned()["digests"], (
+        "a digest changed: every finished stage of it would be trained again. Give a new key a default that "
+        f"changes nothing; if what is trained has to change: {PIN}"
+    )
+
+
+def test_a_changed_default_raises_the_format():
+    before, now = pinned()["defaults"], defaults()
+    moved = {
+        f"{block}.{key}": (value, now[block][key])
+        for block, keys in before.items()
+        for key, value in keys.items()
+        if key in now.get(block, {}) and now[block][key] != value
+    }
+    assert not moved or pinned()["format"] != FORMAT, (
+        f"defaults changed without a new FORMAT in spider/config/block.py: {moved}"
+    )
+    assert pinned()["format"] == FORMAT and now == before, (
+        PIN
+    )
+
+
+CHANGED_BLOCKS = ["OptimizerConfig", "StageSettings", "Dataset", "PydocsSource", "EvaluationConfig"]
+
+
+@pytest.mark.parametrize("name", CHANGED_BLOCKS)
+def test_a_new_key_at_its_default_is_in_no_digest(name):
+    block = getattr(config, name)
+    grown = create_model(name, __base__=block, new_key=(int, 3))
+    required = {"kind": "pydocs"} if name == "PydocsSource" else {}
+    required |= {"source": {"kind": "pydocs"}} if name == "Dataset" else {}
+    assert grown(**required).changed() == block(**required).changed()
+    assert grown(**required).described() == block(**required).described()
+    assert grown(**required, new_key=4).changed() != block(**required).changed()
+
+
+def test_what_an_earlier_version_wrote_down_whole_is_the_same_training():
+    spec = load_config(ROOT / "presets/smoke.yaml").stage("smoke", "main")
+    whole = spec.model_dump(mode="json", exclude={"evaluation", "format", "parallel", "processes"})
+    fields = {**whole, "data_digest": "d", "parent_weights": None}
+    assert config.StageSpec.deciding_in(fields) == {
+        **spec.deciding(),
+        "data_digest": "d",
+        "parent_weights": None,
+    }
+    assert config.StageSpec.deciding_in({**spec.deciding(), "x": 1}) == {**spec.deciding(), "x": 1}
+
+
+if __name__ == "__main__":
+    PINNED.write_text(
+        json.dumps({"format": FORMAT, "digests": digests(), "defaults": defaults()}, indent=1) + "\n"
+    )

@@ -1,0 +1,176 @@
+import copy
+from pathlib import Path
+
+import pytest
+
+from spider.config import ConfigError, load_config
+
+ROOT = Path(__file__).parents[3]
+
+BASE = {
+    "datasets": {"docs": {"source": {"kind": "pydocs"}}},
+    "runs": {
+        "demo": {
+            "data": "docs",
+            "model": "tiny",
+            "defaults": {"seq_len": 128, "micro_batch": 4, "lr": 1e-3},
+            "stages": [{"name": "a", "tokens": 10_240}, {"name": "b", "max_steps": 7, "lr": 2e-3}],
+        }
+    },
+}
+
+
+def changed(path: str, value) -> dict:
+    """BASE with the value at a dotted path replaced."""
+    config = copy.deepcopy(BASE)
+    *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
+    block = config
+    for key in parents:
+        block = block[key]
+    block[last] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("runs.demo.stages.1.tokens", -5, "runs.demo.stages[1].tokens: must be positive (got -5)"),
+        ("runs.demo.stages.1.tokns", 5, 'runs.demo.stages[1].tokns: unknown key; did you mean "tokens"?'),
+        ("runs.demo.modle", "tiny", 'runs.demo.modle: unknown key; did you mean "model"?'),
+        ("runs.demo.model", "tinny", "runs.demo.model.preset: no preset 'tinny'; did you mean \"tiny\"?"),
+        (
+            "runs.demo.model",
+            {"preset": "tiny", "moe": {"exprts": 3}},
+            'runs.demo.model.moe.exprts: unknown key; did you mean "experts"?',
+        ),
+        (
+            "runs.demo.model",
+            {"preset": "tiny", "hidden": 36},
+            "runs.demo.model: grouped experts are multiplied in blocks of 16 bytes: hidden and",
+        ),
+        (
+            "runs.demo.model",
+            {"preset": "tiny", "attention": {"rope_dim": 15}},
+            "runs.demo.model.attention: rope_dim must be even, RoPE rotates pairs (got 15)",
+        ),
+        ("runs.demo.precision", "fp9", "runs.demo.precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32'"),
+        ("runs.demo.seed", "x", "runs.demo.seed: must be a whole number (got 'x')"),
+        ("runs.demo.data", "dosc", "runs.demo.stages[0].data: no dataset 'dosc'; did you mean \"docs\"?"),
+        ("runs.demo.stages", [], "runs.demo.stages: must not be empty"),
+        ("runs.demo.stages", [{"name": "a"}], "runs.demo.stages[0]: needs tokens, max_steps,"),
+        (
+            "runs.demo.stages.0.max_hours",
+            8,
+            "runs.demo.stages[0].max_hours: schedule: cosine must know its last step from the first; set "
+            "schedule: wsd",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"kind": "muon", "master_weights": "bf16"},
+            "runs.demo.optimizer: master_weights: bf16 loses small updates under muon",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"kind": "adamw8bit", "master_weights": "bf16"},
+            "runs.demo.optimizer.master_weights: bf16 weights cannot be multiplied in fp32, which precision: "
+            "auto may come to",
+        ),
+        (
+            "runs.demo.resources",
+            {"gpus": 3, "nodes": 2},
+            "runs.demo.resources: 2 nodes cannot share 3 gpus and 3 processes evenly",
+        ),
+        (
+            "runs.demo.resources",
+            {"processes": 7},
+            "runs.demo.stages[0]: a step has micro_batch x grad_accum = 4 windows, which 7 processes cannot",
+        ),
+        ("runs.demo.stages.1.name", "a", "runs.demo.stages[1].name: 'a' is used twice in this run"),
+        ("runs.demo.stages.1.name", "../x", "runs.demo.stages[1].name: a name is letters, digits"),
+        ("datasets.docs.source", {"kind": "hib"}, "datasets.docs.source: kind must be one of 'pydocs'"),
+        ("datasets.docs.source", {"kind": "hub"}, "datasets.docs.source.repo: is required"),
+        ("datasets.docs.validation", 0, "datasets.docs.validation: must be above 0"),
+        ("runs", [], "runs: must be a mapping"),
+        (
+            "runs.demo",
+            BASE["runs"]["demo"] | {"compile": True, "precision": "fp32"},
+            "runs.demo.compile: torch compiles the grouped expert product in bf16 only",
+        ),
+        (
+            "runs.demo.defaults.keep_every",
+            70,
+            "runs.demo.stages[0].keep_every: must be a multiple of ckpt_every, only what is saved can be "
+            "kept (got 70, ckpt_every is 50)",
+        ),
+    ],
+)
+def test_a_wrong_configuration_is_refused_with_the_key_and_the_reason(path, value, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(changed(path, value))
+    assert message in str(caught.value)
+
+
+def test_every_problem_is_reported_at_once():
+    config = changed("runs.demo.seed", -1)
+    config["runs"]["demo"]["stages"][0]["seq_len"] = "long"
+    with pytest.raises(ConfigError) as caught:
+        load_config(config)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_file_that_is_not_yaml_is_named(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("a: [1")
+    with pytest.raises(ConfigError, match=r"c\.yaml: not valid YAML"):
+        load_config(path)
+
+
+def test_a_stage_overrides_the_defaults_of_its_run_and_they_override_the_schema():
+    config = load_config(BASE)
+    a, b = config.stage("demo", "a"), config.stage("demo", "b")
+    assert (a.settings.lr, b.settings.lr) == (1e-3, 2e-3)
+    assert a.settings.seq_len == b.settings.seq_len == 128
+    assert a.settings.warmup_steps == 200
+
+
+def test_identity_sees_what_decides_the_weights_and_nothing_else():
+    spec = load_config(BASE).stage("demo", "a")
+    for path, value, same in [
+        ("runs.demo.defaults.ema", {"decay": 0.99}, False),
+        ("runs.demo.defaults.ckpt_every", 3, True),
+        ("runs.demo.defaults.keep_every", 100, True),
+        ("runs.demo.evaluation", {"max_bytes": 5}, True),
+        ("runs.demo.stages.1.lr", 5e-3, True),
+        ("runs.demo.defaults.lr", 5e-3, False),
+        ("runs.demo.seed", 5, False),
+        ("runs.demo.model", {"preset": "tiny", "hidden": 64}, False),
+    ]:
+        other = load_config(changed(path, value)).stage("demo", "a")
+        assert (other.identity == spec.identity) is same, path
+
+
+def test_local_sources_expand_globs_in_order(tmp_path):
+    for name in ("b.jsonl", "a.jsonl"):
+        (tmp_path / name).touch()
+    source = {"kind": "local", "files": [str(tmp_path / "*.jsonl"), "c.parquet"]}
+    found = load_config(changed("datasets.docs.source", source)).datasets["docs"].source
+    assert [Path(item).name for item in found.items()] == ["a.jsonl", "b.jsonl", "c.parquet"]
+    assert found.parts() == ["000", "001", "002"]
+
+
+def test_a_stream_needs_another_dataset_to_be_evaluated_on():
+    stream = {"kind": "stream", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}
+    with pytest.raises(ConfigError, match=r"evaluation\.data: 'docs' is a stream"):
+        load_config(changed("datasets.docs.source", stream))
+
+
+@pytest.mark.parametrize("path", ["config.yaml", *(f"presets/{p.name}" for p in ROOT.glob("presets/*.yaml"))])
+def test_the_configurations_that_we_ship_are_valid(path):
+    load_config(ROOT / path)
+
+
+def test_fsdp_shares_fp32_weights_only():
+    plain = changed("runs.demo.optimizer", {"kind": "adamw8bit", "master_weights": "bf16"})
+    plain["runs"]["demo"] |= {"parallel": "fsdp", "precision": "bf16"}
+    with pytest.raises(ConfigError, match=r"runs.demo.optimizer.master_weights: parallel: fsdp shares fp32"):
+        load_config(plain)

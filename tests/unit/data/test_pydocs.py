@@ -1,0 +1,126 @@
+"""The embedded corpus, from small sources made here and from what this machine has installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from spider.data import pydocs as corpus
+from spider.data.pydocs import SCHEMA, Harvest, SourceFile, share_out, write_pydocs
+
+PROSE = (
+    "The reader of this text is told what the function does and when it is to be called with a list of names."
+)
+OTHER = "When a file is not in the folder that was given, it is made there and the caller is told of it."
+
+
+def source_file(path: Path, text: str, package: str = "some") -> SourceFile:
+    path.write_text(text, encoding="utf-8")
+    return SourceFile(package, path.name, path, len(text))
+
+
+def test_docstrings_stand_in_order_under_their_names(tmp_path):
+    code = f'"""{PROSE}"""\nclass A:\n    def f(self):\n        """{OTHER}"""\nraise SystemExit\n'
+    (document,) = Harvest().documents(source_file(tmp_path / "m.py", code))
+    assert document == f"m\n\n{PROSE}\n\nA.f\n\n{OTHER}\n"
+
+
+def test_long_prose_constants_of_the_top_level_count(tmp_path):
+    body = " ".join([PROSE, OTHER] * 3)
+    (document,) = Harvest().documents(source_file(tmp_path / "m.py", f'add_doc("f", """{body}""")\n'))
+    assert body in document
+
+
+def test_only_new_english_prose_is_kept(tmp_path):
+    paragraphs = [
+        PROSE,
+        ">>> is_this(a, session) and the reader of it is told to try it in a shell of the kind that is here",
+        "Copyright 1999 the owner of this file, who is not to be held to what is said in it by any of you.",
+        "0x1f 0x2f 0x3f 0x4f 0x5f 0x6f 0x7f 0x8f 0x9f 0xaf 0xbf 0xcf 0xdf 0xef 0xff 0x0f",
+        "Diese Zeilen sind in einer anderen Sprache geschrieben und gehören deshalb nicht in unseren Korpus.",
+        OTHER,
+        PROSE,
+    ]
+    code = '"""' + "\n\n".join(paragraphs) + '"""\n'
+    harvest = Harvest()
+    (document,) = harvest.documents(source_file(tmp_path / "m.py", code))
+    assert document == f"m\n\n{PROSE}\n\n{OTHER}\n"
+    assert harvest.documents(source_file(tmp_path / "n.py", code)) == []
+
+
+def test_unparsable_and_undocumented_files_give_nothing(tmp_path):
+    harvest = Harvest()
+    assert harvest.documents(source_file(tmp_path / "a.py", f'"""{PROSE}\n{OTHER}"""\ndef (:\n')) == []
+    assert harvest.documents(source_file(tmp_path / "b.py", "x = 1\n")) == []
+
+
+def test_readme_loses_badges_and_changelog(tmp_path):
+    badge = "[![ci](https://img.shields.io/x)](y)"
+    text = f"# Some\n\n{badge}\n\n{PROSE}\n\n{OTHER}\n\n## Changelog\n\nAnd the rest of it is {PROSE}\n"
+    (document,) = Harvest().documents(source_file(tmp_path / "README.md", text))
+    assert document == f"some\n\n# Some\n\n{PROSE}\n\n{OTHER}\n"
+
+
+def test_long_modules_are_cut_between_docstrings(tmp_path):
+    functions = "".join(f'def f{i}():\n    """Number {i} of many. {PROSE} {OTHER}"""\n' for i in range(200))
+    documents = Harvest().documents(source_file(tmp_path / "m.py", functions))
+    assert len(documents) > 1 and all(len(d) < corpus.DOCUMENT_CHARS + 1000 for d in documents)
+    assert "".join(documents).count("of many") == 200
+
+
+def test_pieces_split_the_packages_evenly_and_without_overlap():
+    files = [SourceFile(f"p{i}", f"{j}.py", Path(), 100 * (i + 1)) for i in range(12) for j in range(3)]
+    pieces = share_out(files, 3)
+    assert sorted((f.package, f.relative) for piece in pieces for f in piece) == sorted(
+        (f.package, f.relative) for f in files
+    )
+    loads = [sum(f.bytes for f in piece) for piece in pieces]
+    assert max(loads) < 1.1 * min(loads)
+    assert all(
+        len({f.package for f in a} & {f.package for f in b}) == 0
+        for a in pieces
+        for b in pieces
+        if a is not b
+    )
+
+
+@pytest.fixture(scope="module")
+def harvested(tmp_path_factory) -> Path:
+    """One small piece of the real corpus, written by a process of its own, twice."""
+    folder = tmp_path_factory.mktemp("pydocs")
+    for name, seed in (("a", "1"), ("b", "2")):
+        code = (
+            "import sys; from pathlib import Path; from spider.data.pydocs import write_pydocs;"
+            f"write_pydocs(20, 24, Path({str(folder / name)!r}) / '000.parquet');"
+            "print([m for m in ('torch', 'sympy', 'mlflow') if m in sys.modules])"
+        )
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == "[]", "harvesting imports nothing that it reads"
+    return folder
+
+
+def test_real_harvest_is_reproducible_and_has_fineweb_columns(harvested):
+    assert (harvested / "a/000.parquet").read_bytes() == (harvested / "b/000.parquet").read_bytes()
+    table = pq.read_table(harvested / "a/000.parquet")
+    assert table.schema.remove_metadata() == SCHEMA
+    rows = table.to_pylist()
+    assert len(rows) > 20 and len({r["id"] for r in rows}) == len(rows)
+    assert len({r["text"] for r in rows}) == len(rows)
+    assert all(r["token_count"] == len(r["text"].encode()) >= corpus.MIN_DOCUMENT for r in rows)
+    record = json.loads(table.schema.metadata[b"spider.pydocs"])
+    assert record["piece"] == "20/24" and {r["url"].split("==")[0][7:] for r in rows} <= set(
+        record["packages"]
+    )
+
+
+def test_piece_out_of_range_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"piece must be between 0 and 1 \(got 2\)"):
+        write_pydocs(2, 2, tmp_path / "x")

@@ -1,0 +1,32 @@
+"""What cannot be started says so. Several nodes are tried on a real Slurm: tests/workflow/test_slurm.py."""
+
+import logging
+
+import pytest
+
+from spider.processes.launch import launch
+
+
+@pytest.fixture(autouse=True)
+def heard():
+    """A launcher silences torch's log for its whole process, which here is that of other tests too."""
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_several_nodes_without_slurm_are_refused_with_what_to_start_instead(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(ValueError, match="this is no Slurm job; elsewhere start torchrun on each machine"):
+        launch(4, ["-c", "pass"], nodes=2)
+
+
+def test_processes_that_nodes_cannot_share_evenly_are_refused():
+    with pytest.raises(ValueError, match="2 nodes cannot share 3 processes evenly"):
+        launch(3, ["-c", "pass"], nodes=2)
+
+
+def test_the_exit_status_of_one_node_is_what_its_processes_left_with(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert launch(2, ["-c", "raise SystemExit(75)"]) == 75
+    assert launch(2, ["-c", "raise SystemExit(3)"]) == 1
+    assert launch(2, ["-c", "pass"]) == 0

@@ -1,0 +1,179 @@
+"""Several processes train what one would: real `torchrun`, real gloo, two and four of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from spider import files
+from spider.config import ConfigError
+from spider.training import loop, stage
+from tests.unit.processes.together import emulate_fp8
+from tests.unit.training.outcomes import rows
+
+HERE = Path(__file__).parent
+KINDS = ("ddp", "fsdp")
+SPECS = {
+    "muon": {"optimizer": "muon", "ema": {"decay": 0.9, "start_step": 2}},
+    "adamw8bit": {"optimizer": "adamw8bit", "model": {"hidden": 64}},
+    "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}},
+}
+#: Share by which a logged figure may differ from one process's: sums in another order, amplified by training.
+TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
+
+
+def run_together(processes, jobs, scratch):
+    listed = scratch / f"jobs-{processes}.json"
+    listed.write_text(json.dumps(jobs))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    done = subprocess.run(
+        [*launch, str(HERE / "together.py"), str(listed)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def specs(make_spec):
+    shared = {"micro_batch": 2, "grad_accum": 4, "ckpt_every": 4, "log_every": 1, "max_steps": 12}
+    return {name: make_spec(**{**shared, **changes}) for name, changes in SPECS.items()}
+
+
+def job(root, spec, name, kind, data, **more):
+    (root / name).mkdir(exist_ok=True)
+    plain = spec.model_copy(update={"parallel": kind}).model_dump(mode="json")
+    return {"spec": plain, "folder": str(root / name), "data": str(data), **more}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, shards, specs):
+    """Folder of all trainings: ``{spec}-one``, ``{spec}-ddp`` and ``{spec}-fsdp`` (these by two processes);
+    ``moved-{kind}`` is left at step 4 by two, left at step 8 by four, and finished by one."""
+    root = tmp_path_factory.mktemp("trained")
+    torch.set_num_threads(1)
+    emulate_fp8(monkeypatch := pytest.MonkeyPatch())
+    for name, spec in specs.items():
+        stage.train(spec, root / f"{name}-one", shards)
+    whole = [
+        job(root, spec, f"{name}-{kind}", kind, shards) for name, spec in specs.items() for kind in KINDS
+    ]
+    moved = [(root, specs["muon"], f"moved-{kind}", kind, shards) for kind in KINDS]
+    run_together(2, [*whole, *(job(*m, stop=4) for m in moved)], root)
+    run_together(4, [job(*m, stop=8) for m in moved], root)
+    for _, spec, name, *_ in moved:
+        stage.train(spec, root / name, shards)
+    monkeypatch.undo()
+    return root
+
+
+def assert_alike(folder, one, tolerance):
+    """The curves, row by row, and the tensors of the last checkpoints."""
+    curve, its = rows(folder), rows(one)
+    assert [row["step"] for row in curve] == [row["step"] for row in its]
+    for row, other in zip(curve, its, strict=True):
+        # The fullest expert's load moves by whole tokens, and in fp8 those near a tie go to another expert.
+        loads = [metrics.pop("train/moe_load_max", 0) for metrics in (row["metrics"], other["metrics"])]
+        assert loads[0] == pytest.approx(loads[1], rel=5 * tolerance)
+        assert row["metrics"] == pytest.approx(other["metrics"], rel=tolerance, abs=1e-6), row["step"]
+    found, others = tensors(folder), tensors(one)
+    assert {n: (t.shape, t.dtype) for n, t in found.items()} == {
+        n: (t.shape, t.dtype) for n, t in others.items()
+    }
+    for name, tensor in found.items():
+        # The experts' bias moves by whole steps: a token more or less makes one.
+        if name.startswith(("model.", "ema.")) and not name.endswith("balance_bias"):
+            off = (tensor.double() - others[name].double()).norm()
+            assert off <= 10 * tolerance * others[name].double().norm() + 1e-6, name
+
+
+def tensors(folder):
+    checkpoint = folder / files.read_json(folder / "train.json")["checkpoint"]
+    return {n: t for file in checkpoint.glob("*.safetensors") for n, t in load_file(file).items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SPECS)
+def test_two_processes_train_what_one_does(trained, name, kind):
+    assert_alike(trained / f"{name}-{kind}", trained / f"{name}-one", TOLERANCE[name])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_then_four_then_one_process_train_what_one_does(trained, kind):
+    """A signal to one process stops all at one step, and what they save any number goes on from."""
+    assert_alike(trained / f"moved-{kind}", trained / "muon-one", TOLERANCE["muon"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_together_they_see_the_windows_of_one_in_its_order(tmp_path, trained, specs, shards, kind):
+    spec = specs["muon"]
+    alone = loop.Trainer(spec, tmp_path, shards, {"data_digest": ""}, None, None, None).loader
+    expected = np.stack([next(alone).rows_BT1 for _ in range(8)])
+    folder, found = trained / f"moved-{kind}", []
+    for processes in (2, 4):
+        shares = [np.load(folder / f"seen-{processes}-{rank}.npy") for rank in range(processes)]
+        assert all(len(share) == 4 for share in shares)
+        found.append(np.concatenate(shares, axis=1))
+    assert np.array_equal(np.concatenate(found), expected)
+
+
+def test_a_replica_is_whole_and_a_share_is_a_share(trained):
+    for processes in (2, 4):
+        for kind in KINDS:
+            told = [
+                files.read_json(trained / f"moved-{kind}" / f"told-{processes}-{rank}.json")
+                for rank in range(processes)
+            ]
+            held = [one["held"] / one["all"] for one in told]
+            assert sum(held) == pytest.approx(processes if kind == "ddp" else 1)
+            assert max(held) < (1.01 if kind == "ddp" else 1.2 / processes)
+
+
+def test_only_the_last_micro_batch_of_a_step_exchanges_gradients(trained):
+    for kind in KINDS:
+        for rank in range(2):
+            told = files.read_json(trained / f"muon-{kind}" / f"told-2-{rank}.json")
+            assert told["alike"] == [False, True]
+
+
+@pytest.mark.long
+@pytest.mark.inductor
+def test_a_share_of_a_compiled_model_trains_what_a_whole_one_does(tmp_path, make_spec, shards):
+    """Without experts and drawn boundaries, so that fp32 compiles and draws nothing."""
+    model = {"moe": None, "boundary": {"kind": "whitespace"}}
+    settings = {"micro_batch": 2, "grad_accum": 2, "max_steps": 3, "log_every": 1, "model": model}
+    stage.train(make_spec(**settings), tmp_path / "one", shards)
+    run_together(2, [job(tmp_path, make_spec(**settings, compile=True), "two", "fsdp", shards)], tmp_path)
+    assert_alike(tmp_path / "two", tmp_path / "one", TOLERANCE["muon"])
+
+
+@given(st.integers(1, 8), st.integers(1, 12), st.integers(1, 12))
+def test_micro_batches_are_equal_as_large_as_they_may_be_and_those_of_one_where_they_can(
+    specs, processes, micro_batch, grad_accum
+):
+    settings = specs["muon"].settings.model_copy(
+        update={"micro_batch": micro_batch, "grad_accum": grad_accum * processes}
+    )
+    spec = specs["muon"].model_copy(update={"settings": settings})
+    assert spec.micro_batch(1) == spec.micro_batch(processes) == micro_batch
+    for others in range(1, 9):
+        mine, rest = divmod(spec.windows_per_step, others)
+        if rest:
+            with pytest.raises(ConfigError, match=f"windows, which {others} processes cannot share evenly"):
+                spec.micro_batch(others)
+        else:
+            found = spec.micro_batch(others)
+            assert mine % found == 0 and found <= micro_batch
+            assert all(mine % n for n in range(found + 1, min(mine, micro_batch) + 1))

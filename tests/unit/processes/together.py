@@ -1,0 +1,94 @@
+"""One of the processes that `torchrun` starts for `test_parallel`: trains jobs, one after the other.
+
+    torchrun --nproc-per-node N together.py JOBS.json
+
+A job is ``{"spec", "folder", "data", "stop"}``; after ``stop`` steps the last process alone gets a SIGTERM.
+What asks for fp8 computes it emulated.
+Process r of N leaves ``seen-N-r.npy``, the windows of its steps, and ``told-N-r.json``: ``held`` and ``all``
+count the values of the parameters, here and altogether, and ``alike`` says after which of two micro-batches
+the gradients of all processes were alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from spider.config import StageSpec
+from spider.data.loader import Loader
+from spider.errors import Preempted
+from spider.model import build_model
+from spider.processes.parallel import exchange_gradients, local, replica, shard, whole
+from spider.processes.world import World, join
+from spider.training import loop, precision
+from spider.training.stage import train
+
+
+def train_one(job: dict[str, Any], world: World) -> None:
+    folder, seen = Path(job["folder"]), []
+    spec = StageSpec.model_validate(job["spec"])
+
+    class Noting(Loader):
+        def __next__(self) -> Any:
+            seen.append((batch := super().__next__()).rows_BT1)
+            return batch
+
+    def on_step(step: int) -> None:
+        if step == job.get("stop") and world.rank == world.size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.Loader = Noting
+    with contextlib.suppress(Preempted):
+        train(spec, folder, Path(job["data"]), on_step=on_step, world=world)
+    name = f"{world.size}-{world.rank}"
+    np.save(folder / f"seen-{name}.npy", np.stack(seen))
+    (folder / f"told-{name}.json").write_text(json.dumps(look(spec, world)))
+
+
+def look(spec: StageSpec, world: World) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = build_model(spec.model).train()
+    if spec.parallel == "fsdp":
+        shard(model, world)
+    called = model if spec.parallel == "fsdp" else replica(model, world)
+    sizes = {"held": sum(local(p).numel() for p in model.parameters()), "all": model.num_parameters()}
+    alike = []
+    torch.manual_seed(world.rank)
+    for last in (False, True):
+        x = torch.randint(32, 127, (1, 33))
+        with exchange_gradients(called, last):
+            called(x[:, :-1], x[:, 1:]).loss.backward()
+        gradients = [whole(p.grad) for p in model.parameters() if p.grad is not None]
+        mine = torch.stack([g.norm() for g in gradients]) if gradients else torch.full((1,), world.rank + 0.5)
+        theirs = [torch.empty_like(mine) for _ in range(world.size)]
+        dist.all_gather(theirs, mine)
+        alike.append(all(torch.equal(mine, other) for other in theirs))
+    return {**sizes, "alike": alike}
+
+
+def emulate_fp8(patch: pytest.MonkeyPatch) -> None:
+    swap = precision.to_fp8
+    patch.setattr(precision, "has_fp8", lambda device: True)
+    patch.setattr(precision, "to_fp8", lambda *args, **options: swap(*args, **{**options, "emulate": True}))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    emulate_fp8(pytest.MonkeyPatch())
+    with join() as world:
+        for job in json.loads(Path(sys.argv[1]).read_text()):
+            train_one(job, world)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+import json
+import re
+
+import pytest
+
+from spider.report import compare as compare_module
+from spider.report.compare import compare, read_summary, seconds_by_rule
+from tests.unit.evaluation.stages import COMPRESSORS, demo, write_benchmark, write_stage
+
+
+def test_summary_holds_what_was_promised_to_its_readers(tmp_path):
+    write_benchmark(tmp_path / "benchmarks", "train", "demo-main", 10.5, 2.0)
+    summary = compare(demo(tmp_path / "runs"), benchmarks=tmp_path / "benchmarks", output=tmp_path / "report")
+    assert json.loads((tmp_path / "report" / "summary.json").read_text()) == summary
+    assert read_summary(tmp_path / "report" / "summary.json") == summary
+    run = summary["runs"]["demo"]
+    assert run["order"] == ["warmup", "main", "anneal"]
+    main = run["stages"]["main"]
+    assert {
+        k: main[k] for k in ("bpb", "bpb_strict", "steps", "bytes", "seconds", "global_step", "text")
+    } == {
+        "bpb": 2.21,
+        "bpb_strict": pytest.approx(2.22),
+        "steps": 400,
+        "bytes": 1_600_000,
+        "seconds": 12.5,
+        "global_step": 500,
+        "text": "pydocs",
+    }
+    assert summary["compressors"] == COMPRESSORS == summary["compressors_by_data"]["pydocs"]
+    assert summary["seconds_by_rule"] == {"train": 12.5}
+    assert {p.name for p in (tmp_path / "report").iterdir()} == {
+        "summary.json",
+        "table.md",
+        "table.html",
+        "bpb.png",
+        "loss.png",
+    }
+
+
+def test_figures_of_a_sweep_show_its_best_runs_and_say_so(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(
+        compare_module, "plot_bpb", lambda groups, path, which: titles.append((groups, which))
+    )
+    monkeypatch.setattr(
+        compare_module, "plot_loss", lambda curves, path, title: titles.append((curves, title))
+    )
+    paths = [path for i in range(12) for path in demo(tmp_path / "runs", f"run{i}", shift=-i / 100)]
+    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    (curves, loss), (groups, bpb) = titles
+    best = [f"run{i}" for i in range(4, 12)]
+    assert list(dict.fromkeys(curve.run for curve in curves)) == [group["run"] for group in groups] == best
+    assert loss == "Training loss of the best 8 of 12 runs" and bpb == ", the best 8 of 12 runs"
+    assert len(summary["runs"]) == 12
+
+
+def test_stages_are_in_training_order_whatever_the_order_of_the_files(tmp_path):
+    summary = compare(demo(tmp_path / "runs")[::-1], benchmarks=None, output=tmp_path / "report")
+    assert summary["runs"]["demo"]["order"] == ["warmup", "main", "anneal"]
+
+
+def test_runs_on_different_texts_keep_their_own_compressors_and_tables(tmp_path):
+    other = {"zlib": 1.7, "bz2": 1.3, "xz": 1.4, "zstd": 1.45}
+    paths = demo(tmp_path / "runs")
+    paths += demo(tmp_path / "runs", "news", -0.9, data="news", sha="b" * 64, compressors=other)
+    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    assert summary["compressors_by_data"] == {"pydocs": COMPRESSORS, "news": other}
+    assert summary["compressors"] == COMPRESSORS
+    markdown = (tmp_path / "report" / "table.md").read_text()
+    first, second = markdown.split("## Held-out text of news")
+    assert "demo / anneal" in first and "news / anneal" not in first and "1.4000" not in first
+    assert "news / anneal" in second and "demo / anneal" not in second and "1.4000" in second
+
+
+def test_one_dataset_scored_to_two_lengths_counts_as_two_texts(tmp_path):
+    paths = [
+        write_stage(tmp_path / "runs", "a", "s", 0, 2.0, global_step=100),
+        write_stage(tmp_path / "runs", "b", "s", 0, 2.0, global_step=100, sha="b" * 64, bytes=9000),
+    ]
+    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    assert list(summary["compressors_by_data"]) == ["pydocs (500,000 bytes)", "pydocs (9,000 bytes)"]
+    assert summary["runs"]["b"]["stages"]["s"]["text"] == "pydocs (9,000 bytes)"
+
+
+def test_markdown_is_a_wellformed_table_with_stages_and_compressors(tmp_path):
+    compare(demo(tmp_path / "runs"), benchmarks=None, output=tmp_path / "report")
+    lines = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if ln.startswith("|")]
+    assert len({ln.count("|") for ln in lines}) == 1
+    assert "| demo / anneal | 2.0500 | 2.0600 | 200 | 0.80 | 12.5 |" in lines
+    assert [ln.split("|")[1].strip() for ln in lines[-4:]] == [
+        "bzip2 -9",
+        "xz -9",
+        "zstd --ultra -22",
+        "zlib -9",
+    ]
+
+
+def test_html_marks_the_best_and_escapes_names(tmp_path):
+    paths = [write_stage(tmp_path / "runs", "a", "<b>", 0, 2.0, global_step=100)]
+    compare(paths, benchmarks=None, output=tmp_path / "report")
+    page = (tmp_path / "report" / "table.html").read_text()
+    assert "<b>" not in page
+    assert re.findall(r'<tr class="best"><td>(.*?)</td>', page) == ["a / &lt;b&gt;"]
+
+
+def test_seconds_are_summed_over_jobs_and_attempts_and_sorted(tmp_path):
+    write_benchmark(tmp_path, "encode", "pydocs-000", 1.25)
+    write_benchmark(tmp_path, "encode", "pydocs-001", 1.5)
+    write_benchmark(tmp_path, "train", "demo-main", 100.0)
+    assert list(seconds_by_rule(tmp_path).items()) == [("train", 100.0), ("encode", 2.75)]
+    assert seconds_by_rule(tmp_path / "absent") == {}
+    (tmp_path / "train" / "bad.tsv").write_text("what\nis this\n")
+    with pytest.raises(ValueError, match=r"bad\.tsv: not a Snakemake benchmark file"):
+        seconds_by_rule(tmp_path)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="nothing to compare"):
+        compare([], benchmarks=None, output=tmp_path)
+    path = write_stage(tmp_path, "a", "s", 0, 2.0, global_step=100)
+    with pytest.raises(ValueError, match="a/s was already given"):
+        compare([path, path], benchmarks=None, output=tmp_path)
+    old = write_stage(tmp_path, "b", "s", 0, 2.0, global_step=100, format=7)
+    with pytest.raises(ValueError, match=r"b/s/evaluation\.json: an evaluation of format 7.*evaluate again"):
+        compare([old], benchmarks=None, output=tmp_path)
+    with pytest.raises(ValueError, match=r"absent\.json: no such file"):
+        compare([tmp_path / "absent.json"], benchmarks=None, output=tmp_path)

@@ -1,0 +1,54 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from spider.report.curves import read_rows, stage_curve
+
+RECEIPT = {"run": "demo", "stage": "main", "steps": 100, "global_step": 150, "bytes": 400_000}
+
+
+def write(path, *rows, tail=""):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+    return path
+
+
+def row(step, **metrics):
+    return {"step": step, "time": 0.0, "metrics": metrics}
+
+
+def test_steps_become_bytes_trained_since_the_run_began(tmp_path):
+    rows = [row(60, **{"train/bpb": 3.0}), row(150, **{"train/bpb": 2.0})]
+    curve = stage_curve(write(tmp_path / "m.jsonl", *rows), RECEIPT, begin=200_000, held_out=2.1)
+    np.testing.assert_allclose(curve.bytes_S, [200_000 + 0.1 * 400_000, 600_000])
+    np.testing.assert_allclose(curve.bpb_S, [3.0, 2.0])
+    assert (curve.begin, curve.end, curve.held_out) == (200_000, 600_000, 2.1)
+
+
+def test_nats_are_converted_where_only_the_loss_was_logged(tmp_path):
+    curve = stage_curve(write(tmp_path / "m.jsonl", row(60, **{"train/loss": math.log(2) * 3})), RECEIPT, 0)
+    assert curve.bpb_S == pytest.approx([3.0])
+
+
+def test_rows_of_other_stages_and_without_a_finite_loss_are_left_out(tmp_path):
+    rows = [
+        row(50, **{"train/bpb": 9.0}),
+        row(70, **{"train/bpb": math.nan}),
+        row(80, **{"system/rss": 1}),
+        row(90, **{"train/bpb": 2.5}),
+        row(151, **{"train/bpb": 9.0}),
+    ]
+    assert stage_curve(write(tmp_path / "m.jsonl", *rows), RECEIPT, 0).bpb_S.tolist() == [2.5]
+
+
+def test_a_torn_last_line_is_left_out_and_a_malformed_line_is_named(tmp_path):
+    path = write(tmp_path / "m.jsonl", row(60, **{"train/bpb": 3.0}), tail='{"step": 61, "ti')
+    assert [r["step"] for r in read_rows(path)] == [60]
+    path = write(tmp_path / "m.jsonl", row(60), tail="nonsense\n")
+    with pytest.raises(ValueError, match=r"m\.jsonl, line 2: not a metrics row"):
+        read_rows(path)
+
+
+def test_a_stage_that_logged_nothing_has_an_empty_curve(tmp_path):
+    assert len(stage_curve(tmp_path / "absent.jsonl", RECEIPT, 0).bytes_S) == 0

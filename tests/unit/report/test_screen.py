@@ -1,0 +1,85 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from spider.report.compare import compare
+from spider.report.screen import duration, final_screen
+from tests.unit.evaluation.stages import demo, write_benchmark
+
+
+def shown(tmp_path, *, shift=0.0, terminal=False, width=80, **changed) -> str:
+    for rule, seconds in (("train", 182.0), ("evaluate", 21.0)):
+        write_benchmark(tmp_path / "benchmarks", rule, "x", seconds)
+    paths = demo(tmp_path / "runs", shift=shift, **changed)
+    compare(paths, benchmarks=tmp_path / "benchmarks", output=tmp_path / "report")
+    file = io.StringIO()
+    console = Console(
+        file=file, width=width, force_terminal=terminal, color_system="truecolor" if terminal else None
+    )
+    final_screen(tmp_path / "report" / "summary.json", console=console)
+    return file.getvalue()
+
+
+def test_it_says_all_a_newcomer_needs(tmp_path):
+    text = shown(tmp_path)
+    for needed in (
+        "2.050 bits per byte: 11.3% below bz2",
+        "demo (this model)  2.050",
+        "xz                 2.390",
+        "warmup           3.020",
+        "The function returns the [value] of the",  # brackets are text, not markup
+        "report/",
+        "make ui",
+        "make run CONFIG=presets/",
+        "train 3 min 02 s, evaluate 21 s; 3 min 23 s of jobs in all",
+    ):
+        assert needed in text, needed
+
+
+def test_rows_are_ranked_and_the_longest_bar_is_the_worst(tmp_path):
+    lines = [ln for ln in shown(tmp_path, shift=0.35).splitlines() if "█" in ln]
+    assert [ln.split()[1] for ln in lines] == ["bz2", "xz", "demo", "zstd", "zlib"]
+    bars = [ln.count("█") for ln in lines]
+    assert bars == sorted(bars) and bars[-1] == 28
+
+
+def test_it_is_frank_when_a_compressor_wins(tmp_path):
+    text = shown(tmp_path, shift=0.35)
+    assert "2.400 bits per byte: 3.9% above bz2, the best compressor; better than zlib" in text
+
+
+def test_of_many_runs_the_best_are_listed_and_the_very_best_is_shown(tmp_path):
+    paths = [path for i in range(25) for path in demo(tmp_path / "runs", f"run{i}", shift=(i * 7 % 25) / 100)]
+    compare(paths, benchmarks=None, output=tmp_path / "report")
+    file = io.StringIO()
+    final_screen(tmp_path / "report/summary.json", console=Console(file=file, width=80))
+    listed = [
+        line.split() for line in file.getvalue().splitlines() if line.startswith("run") and "pydocs" in line
+    ]
+    assert len(listed) == 20 and listed[0][:2] == ["run0", "2.050"] and listed[1][0] == "run18"
+    assert "and 5 more" in file.getvalue() and file.getvalue().count("bits per byte on") == 1
+
+
+def test_lines_fit_80_columns_and_a_pipe_gets_no_colour(tmp_path):
+    text = shown(tmp_path, width=200, sample="x" * 500 + "\n\n東京" * 60)
+    assert "\x1b" not in text
+    from rich.cells import cell_len
+
+    assert max(cell_len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_terminal_gets_colour_but_nothing_the_model_wrote_steers_it(tmp_path):
+    text = shown(tmp_path, terminal=True, sample="a\x1b[2Jb\x07\r\tc")
+    assert "\x1b[1;32m" in text
+    assert "\x1b[2J" not in text and "\x07" not in text and "\r" not in text
+
+
+def test_a_summary_of_another_version_is_refused(tmp_path):
+    (tmp_path / "summary.json").write_text('{"format": 2}')
+    with pytest.raises(ValueError, match="format 2, this Spider reads 1"):
+        final_screen(tmp_path / "summary.json")
+
+
+def test_durations_read_well():
+    assert [duration(s) for s in (3.24, 42.4, 61, 7384)] == ["3.2 s", "42 s", "1 min 01 s", "2 h 03 min"]

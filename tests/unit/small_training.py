@@ -1,0 +1,154 @@
+"""A shrunk model, a small real corpus, and a trainer in another process to be killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from spider.config import StageSpec, load_config
+from spider.data.encode import encode_part
+from spider.data.shards import build_metadata
+
+REPO = Path(__file__).parents[2]
+
+MODEL = {
+    "preset": "tiny",
+    "hidden": 32,
+    "prelude_layers": 1,
+    "coda_layers": 1,
+    "ffn_hidden": 64,
+    "attention": {"heads": 2, "nope_dim": 8, "rope_dim": 8, "v_dim": 16, "kv_lora_rank": 16},
+    "boundary": {"hidden": 16},
+    "moe": {"experts": 4, "top_k": 2, "expert_hidden": 16, "shared_hidden": 32},
+    "engram": {"layers": [0], "orders": [3, 4], "heads": 2, "head_dim": 8, "table_size": 101},
+    "recurrence": {"layers": 1, "loops": 2, "lora_rank": 2},
+}
+DEFAULTS = {
+    "seq_len": 32,
+    "micro_batch": 4,
+    "lr": 3e-3,
+    "warmup_steps": 4,
+    "log_every": 3,
+    "ckpt_every": 5,
+    "max_steps": 20,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small matrices on a shared machine; and the subprocesses then use as many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of a few hundred short documents."""
+    root = tmp_path_factory.mktemp("data")
+    texts = [
+        f"Document {i}: " + "the quick brown fox jumps over the lazy dog. " * (1 + i % 5) for i in range(200)
+    ]
+    pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(200)]}), root / "000.parquet")
+    folder = root / "shards"
+    encode_part(
+        root / "000.parquet",
+        folder,
+        "000",
+        text_column="text",
+        id_column="id",
+        validation=0.1,
+        max_document_bytes=None,
+    )
+    source = {"kind": "local", "files": ["000.parquet"]}
+    build_metadata(folder, "toy", source=source, parts=["000"], validation=0.1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_spec() -> Callable[..., StageSpec]:
+    def make(
+        stage: str = "a",
+        *,
+        optimizer: str | dict[str, Any] = "muon",
+        model: dict[str, Any] | None = None,
+        **changes: Any,
+    ):
+        """Stage ``a`` or ``b`` of a run; a change to a run's key or a stage setting goes where it belongs."""
+        of_run = {"seed", "precision", "fp8_recipe", "compile", "kernels"}
+        run_keys = {k: changes.pop(k) for k in of_run & changes.keys()}
+        config = load_config(
+            {
+                "datasets": {"toy": {"source": {"kind": "pydocs"}}},
+                "runs": {
+                    "r": {
+                        "data": "toy",
+                        "model": {**MODEL, **(model or {})},
+                        "optimizer": {"kind": optimizer} if isinstance(optimizer, str) else optimizer,
+                        "precision": "fp32",
+                        "defaults": {**DEFAULTS, **changes},
+                        "stages": [{"name": "a"}, {"name": "b"}],
+                        **run_keys,
+                    }
+                },
+            }
+        )
+        return config.stage("r", stage)
+
+    return make
+
+
+_CHILD = """
+import json, logging, sys
+from pathlib import Path
+import torch
+from spider.config import StageSpec
+from spider.errors import Preempted
+from spider.training.stage import train
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+torch.set_num_threads(1)
+spec, folder, data = json.loads(sys.argv[1])
+spec = StageSpec.model_validate(spec)
+show = lambda step: print(step, flush=True)
+try:
+    train(spec, Path(folder), Path(data), on_step=show)
+except Preempted as stop:
+    sys.exit(stop.exit_code)
+except ValueError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.fixture
+def start(shards: Path):
+    """Start a trainer, after the code ``before``, in its own process; it prints the number of each step."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(spec: StageSpec, folder: Path, *, before: str = "", **options: Any) -> subprocess.Popen[str]:
+        given = json.dumps([spec.model_dump(mode="json"), str(folder), str(shards)])
+        process = subprocess.Popen(
+            [sys.executable, "-c", before + _CHILD, given],
+            cwd=REPO,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

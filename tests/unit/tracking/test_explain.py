@@ -1,0 +1,124 @@
+"""What is said of a store that cannot be used; those with a server and a PostgreSQL are in tests/browser."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from spider.config import load_config
+from spider.tracking import configure, job, sync
+from spider.tracking.target import store_uri
+from tests.servers import free_port
+
+
+def record_something(results):
+    with job("encode", "d", results=results):
+        pass
+
+
+def older_database(path):
+    """A database as an older MLflow left it: its own migrations but the last eight, which add tables, so that
+    MLflow by itself would take it for a new one and migrate it."""
+    import sqlalchemy
+    from alembic import command
+    from alembic.script import ScriptDirectory
+    from mlflow.store.db.utils import _get_alembic_config
+    from mlflow.store.tracking.dbmodels.initial_models import Base
+
+    config = _get_alembic_config(f"sqlite:///{path}")
+    revisions = list(ScriptDirectory.from_config(config).walk_revisions())
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    command.upgrade(config, revisions[8].revision)
+
+
+def test_a_database_of_an_older_mlflow_is_left_alone_until_its_owner_upgrades_it(
+    tmp_path, in_workflow, monkeypatch
+):
+    results, old = tmp_path / "results", tmp_path / "old.db"
+    older_database(old)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{old}")
+    record_something(results)
+    before = old.read_bytes()
+    report = sync(results)
+    assert report.pending == 1 and report.sent == {} and old.read_bytes() == before
+    said, upgrade = report.error.split("`")[:2]
+    assert "older MLflow" in said and upgrade.startswith("mlflow db upgrade sqlite:///")
+    subprocess.run([sys.executable, "-m", *shlex.split(upgrade)], check=True, capture_output=True)
+    assert sync(results).sent == {"jobs": 1}
+
+
+def test_a_database_of_a_newer_mlflow_is_named(results, in_workflow):
+    import sqlite3
+
+    with sqlite3.connect(results / "mlflow.db") as database:
+        database.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+    record_something(results)
+    report = sync(results)
+    assert report.pending == 1 and "newer MLflow" in report.error
+
+
+def test_a_server_that_does_not_run_is_named(results, in_workflow, monkeypatch):
+    uri = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    record_something(results)
+    report = sync(results)
+    assert report.pending == 1
+    assert report.error.startswith(f"{uri}: no answer (ConnectionRefusedError")
+
+
+def test_a_postgresql_that_does_not_run_is_named_at_once_and_without_its_password(
+    results, in_workflow, monkeypatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql://me:sesame@127.0.0.1:{free_port()}/mlflow")
+    record_something(results)
+    report = sync(results)
+    assert "is the database running" in report.error and "sesame" not in report.error
+
+
+def test_a_file_that_is_no_database_is_named(results, in_workflow):
+    (results / "mlflow.db").write_bytes(b"not a database at all" * 100)
+    record_something(results)
+    report = sync(results)
+    assert report.pending == 1 and "no SQLite database" in report.error
+
+
+def test_a_deleted_experiment_is_named_and_takes_all_once_restored(results, store, in_workflow):
+    record_something(results)
+    there = store()
+    experiment = there.experiments["Pipeline"]
+    there.client.delete_experiment(experiment)
+    report = sync(results)
+    assert report.pending == 1 and "'Pipeline' was deleted in MLflow" in report.error
+    assert f"mlflow experiments restore --experiment-id {experiment}" in report.error
+    there.client.restore_experiment(experiment)
+    assert sync(results).sent == {"jobs": 1}
+
+
+CONFIG = {
+    "datasets": {"d": {"source": {"kind": "pydocs"}}},
+    "runs": {"r": {"data": "d", "model": "tiny", "stages": [{"name": "s", "max_steps": 1}]}},
+}
+
+
+@pytest.mark.parametrize(
+    "uri", ["postgresql://me:sesame@host/db", "https://me:sesame@host", "http://h?password=sesame"]
+)
+def test_a_password_in_the_configuration_is_refused_and_not_repeated(uri):
+    with pytest.raises(ValueError, match="MLFLOW_TRACKING_PASSWORD") as refused:
+        load_config(CONFIG | {"tracking": {"uri": uri}})
+    assert "sesame" not in str(refused.value)
+
+
+def test_an_address_without_a_password_and_a_name_are_handed_down(tmp_path, monkeypatch):
+    for name in ("SPIDER_TRACKING_URI", "SPIDER_TRACKING_EXPERIMENT"):
+        monkeypatch.setenv(name, "")  # so that what is set below is taken back
+        monkeypatch.delenv(name)
+    configure(load_config(CONFIG | {"tracking": {"uri": "postgresql://me@host/db", "experiment": "ada"}}))
+    assert store_uri(tmp_path) == "postgresql://me@host/db"
+    with pytest.raises(ValueError, match="letters, digits"):
+        load_config(CONFIG | {"tracking": {"experiment": "ada/training"}})
