@@ -1,0 +1,76 @@
+"""What keeps the house small: how long a file and a function may be, and that no two files need each other."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted([*(ROOT / "spider").rglob("*.py"), *(ROOT / "kernels").glob("*.py")])
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_no_file_is_too_long():
+    product = [*FILES, *(ROOT / "rules").glob("*.smk"), *(ROOT / "spider/report").glob("page.*")]
+    long = {named(path): n for path in product if (n := len(path.read_text().splitlines())) > LONGEST_FILE}
+    assert not long
+
+
+def test_no_function_is_too_long():
+    """Without its docstring, which may teach as long as it likes."""
+    long = {}
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+                if (node.end_lineno or 0) - first.lineno + 1 > LONGEST_FUNCTION:
+                    long[f"{named(path)}: {node.name}"] = node.end_lineno - first.lineno + 1
+    assert not long
+
+
+def file_of(module: str) -> Path | None:
+    base = ROOT / module.replace(".", "/")
+    return next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p in TREES), None)
+
+
+def imports(path: Path) -> Iterator[Path]:
+    """The files of ours that a file imports, wherever in it."""
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Import):
+            targets = [file_of(alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            targets = [file_of(f"{node.module}.{a.name}") or file_of(node.module) for a in node.names]
+        else:
+            continue
+        yield from (target for target in targets if target not in (None, path))
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """But an operator and its adjoint, which are each other's derivative."""
+    allowed = {frozenset({"kernels/expand_to_fused.py", "kernels/reduce_fused.py"})}
+    reached = {path: set(imports(path)) for path in FILES}
+    grew = True
+    while grew:
+        grew = False
+        for path, targets in reached.items():
+            further = set().union(*(reached[target] for target in targets)) - targets
+            if further:
+                targets |= further
+                grew = True
+    circles = {frozenset({named(a), named(b)}) for a in FILES for b in reached[a] - {a} if a in reached[b]}
+    assert not circles - allowed
+
+
+@pytest.mark.parametrize("folder", ["spider", "kernels", "rules", "docs", "benchmarks", "tests"])
+def test_no_document_is_cited_that_is_not_in_the_tree(folder):
+    cited = re.compile(r"\bDESIGN\b" if folder != "tests" else r"\(DESIGN|DESIGN section")
+    here = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".smk", ".md", ".j2")]
+    wrong = [named(path) for path in here if path != Path(__file__) and cited.search(path.read_text())]
+    assert not [path for path in wrong if path != "docs/LOG.md"]
