@@ -71,9 +71,7 @@ def test_a_changed_default_raises_the_format():
     assert not moved or pinned()["format"] != FORMAT, (
         f"defaults changed without a new FORMAT in spider/config/block.py: {moved}"
     )
-    assert pinned()["format"] == FORMAT and now == before, (
-        PIN
-    )
+    assert pinned()["format"] == FORMAT and now == before, PIN
 
 
 CHANGED_BLOCKS = ["OptimizerConfig", "StageSettings", "Dataset", "PydocsSource", "EvaluationConfig"]
