@@ -1,0 +1,132 @@
+"""Verbs of datasets: bring a part here, encode it, index all parts; check and look at what was made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spider.cli.session import Session, log
+from spider.config import HubSource, PydocsSource
+from spider.files import read_json, sha256, write_json
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("part")
+@click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.pass_obj
+def download(session: Session, dataset: str, part: str, output: Path) -> None:
+    """Bring one part of a dataset here, as parquet."""
+    from spider.data import hub, local, pydocs
+
+    spec = session.dataset(dataset)
+    source = spec.source
+    item = source.item(part)
+    params = {"kind": source.kind, "item": item}
+    with session.tracked("download", f"{dataset}/{part}", params, [], [output]) as job:
+        if isinstance(source, PydocsSource):
+            record = pydocs.write_pydocs(int(part), source.pieces, output)
+        elif isinstance(source, HubSource):
+            record = hub.download_file(source.repo, source.revision, item, output)
+        else:
+            record = local.import_local(Path(item), output, spec.text_column, spec.id_column)
+        # What metadata.json will say of where the text came from.
+        size, digest = output.stat().st_size, record.get("sha256") or sha256(output)
+        origin = {"part": part, "name": item, "bytes": size, "sha256": digest}
+        write_json(output.with_suffix(".json"), origin)
+        job.metric("bytes", size)
+    log.info("%s: %.1f MB from %s", output, size / 1e6, item)
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("part")
+@click.argument("parquet", type=click.Path(path_type=Path))
+@click.pass_obj
+def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
+    """Widen one parquet file into uint16 shards, one for each split."""
+    from spider.data.encode import encode_part
+
+    settings = session.dataset(dataset).model_dump(exclude={"source"})
+    folder = session.results.shards(dataset)
+    outputs = [folder / split / f"{part}.bin" for split in ("train", "validation")]
+    with session.tracked("encode", f"{dataset}/{part}", settings, [parquet], outputs) as job:
+        record = encode_part(parquet, folder, part, **settings)
+        for split, counts in record.items():
+            job.metric(f"{split}/documents", counts["documents"])
+            job.metric(f"{split}/bytes", counts["bytes"])
+    for split, counts in record.items():
+        log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")
+
+
+@click.command()
+@click.argument("dataset")
+@click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.pass_obj
+def index(session: Session, dataset: str, output: Path) -> None:
+    """Gather the parts' records into metadata.json."""
+    from spider.data.shards import build_metadata
+
+    spec = session.dataset(dataset)
+    settings = spec.model_dump(exclude={"source"})
+    parts = spec.source.parts()
+    records = [output.parent / "train" / f"{part}.json" for part in parts]
+    origins = [read_json(session.results.raw(dataset, part).with_suffix(".json")) for part in parts]
+    source = spec.source.described() | {"files": origins}
+    with session.tracked("index", dataset, settings, records, [output]) as job:
+        metadata = build_metadata(output.parent, dataset, source=source, parts=parts, **settings)
+        job.artifact(output)
+        job.dataset(*session.dataset_card(dataset, metadata["digest"]), context="made")
+        for split, counts in metadata["splits"].items():
+            job.metric(f"{split}/tokens", counts["tokens"])
+            log.info("%s: %s tokens in %d shards", split, f"{counts['tokens']:,}", len(counts["shards"]))
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--quick", is_flag=True, help="Check sizes and indexes, not the SHA-256 of every byte.")
+def verify(folder: Path, quick: bool) -> None:
+    """Check a dataset's shards against its metadata.json."""
+    from spider.data.shards import verify
+
+    report = verify(folder, full=not quick)
+    click.echo(f"{folder}: {report['shards']} shards, {report['tokens']:,} tokens, all as metadata.json says")
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--bytes", "count", default=400, show_default=True, help="How much of the first shard to decode."
+)
+@click.option("--json", "as_json", is_flag=True)
+def inspect(folder: Path, count: int, as_json: bool) -> None:
+    """Print a dataset's statistics and the beginning of its text."""
+    from spider.data.shards import inspect
+
+    found = inspect(folder, count)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    for split in found["splits"].values():
+        split["top_bytes"] = "  ".join(f"{chr(byte)!r} {share:.1%}" for byte, share in split["top_bytes"])
+    click.echo(_lines(found))
+
+
+def _lines(value: Any, indent: str = "") -> str:
+    """A nested mapping as indented lines."""
+    if not isinstance(value, dict):
+        return (
+            f"{value:,}"
+            if isinstance(value, int)
+            else f"{value:.2f}"
+            if isinstance(value, float)
+            else str(value)
+        )
+    lines = []
+    for key, inner in value.items():
+        nested = isinstance(inner, dict)
+        lines.append(f"{indent}{key}:" + ("\n" if nested else " ") + _lines(inner, indent + "  "))
+    return "\n".join(lines)

@@ -1,0 +1,118 @@
+"""Verbs of a model: what it costs, how it continues a prompt, into what patches it cuts a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spider.cli.session import Session, log
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_obj
+def describe(session: Session, run: str | None, as_json: bool) -> None:
+    """Say before training what a run costs: parameters, FLOPs a byte, steps, memory.
+
+    Of several runs, those of a sweep or, without RUN, all of them, a line each.
+    """
+    from spider.describe import describe, render, render_list
+
+    config = session.config
+    names = config.sweeps.get(run, [run]) if run else list(config.runs)
+    found = [describe(config, name) for name in names]
+    alone = run is not None and run not in config.sweeps
+    if as_json:
+        click.echo(json.dumps(found[0] if alone else found, indent=2))
+    else:
+        render(found[0]) if alone else render_list(found)
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--prompt", help="Text to continue (default: begin a document).")
+@click.option("--prompt-file", type=click.File("rb"), help="The same from a file, any bytes; - is stdin.")
+@click.option("--bytes", "count", default=400, show_default=True, help="Write so many bytes at most.")
+@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest byte each time.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Draw among the k likeliest bytes only.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Nucleus sampling.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--n-loops", type=click.IntRange(min=1), help="Loops of the recurrent core.")
+@click.option("--context", type=click.IntRange(min=2), help="Bytes the model reads (default: as evaluated).")
+def generate(
+    path: Path, prompt: str | None, prompt_file: Any, count: int, context: int | None, **sampling: Any
+) -> None:
+    """Continue a prompt with the model at PATH (a checkpoint, a stage or exported folder, or a train.json).
+
+    The text streams to the terminal as it is written and ends with the document (EOS) or after --bytes.
+    """
+    import torch
+
+    from spider.checkpoints.load import find, model_of, window_of
+    from spider.evaluation.generate import generate, stream_text
+
+    if prompt is not None and prompt_file is not None:
+        raise click.UsageError("give --prompt or --prompt-file, not both")
+    given = prompt_file.read() if prompt_file else prompt
+    if given is not None and not given:
+        raise click.UsageError("the prompt is empty; leave it out to begin a document")
+    checkpoint = find(path)
+    model = model_of(checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
+    context = context or window_of(checkpoint)
+    ids = generate(model, given or "", max_bytes=count, context=context, **sampling)
+    shown = given if isinstance(given, str) else (given or b"").decode("utf-8", "replace")
+    click.echo(shown, nl=False)
+    for piece in stream_text(ids):
+        click.echo(piece, nl=False)
+    click.echo()
+
+
+@click.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+@click.option(
+    "--bytes", "count", type=click.IntRange(min=1), default=2000, show_default=True, help="How much of it."
+)
+@click.option("--context", type=click.IntRange(min=2), help="Bytes the model reads (default: as evaluated).")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture instead.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a web page instead.")
+def boundaries(
+    checkpoint: Path, file: Path, count: int, context: int | None, png: Path | None, html: Path | None
+) -> None:
+    """Show the patches into which the model at CHECKPOINT cuts the beginning of FILE (-: standard input).
+
+    Patches are coloured; where there is no colour, a | closes each. CHECKPOINT may also be a stage's folder
+    or its train.json.
+    """
+    import numpy as np
+    import torch
+    from rich.console import Console
+
+    from spider.checkpoints.load import config_of, find, model_of, window_of
+    from spider.evaluation.boundaries import caption, cut, read_beginning
+    from spider.report import patch_views
+    from spider.vocab import BOS
+
+    text = read_beginning(file, count)
+    found = find(checkpoint)
+    kind = config_of(found).boundary.kind
+    if kind == "none":
+        raise ValueError(f"{checkpoint}: this model has no patches (boundary.kind is none)")
+    seq_len = context or window_of(found)
+    if len(text) >= seq_len:
+        log.info("the model reads %d bytes at a time: windows of it, half of each as context", seq_len)
+    model = model_of(found, "cuda" if torch.cuda.is_available() else "cpu")
+    patches = cut(model, np.array([BOS, *text], np.uint16), seq_len=seq_len)
+    line = caption(kind, patches)
+    title = f"{'standard input' if str(file) == '-' else file.name}: patches of {found.label}"
+    if png:
+        patch_views.plot_boundaries(patches, png, title, line)
+    if html:
+        patch_views.write_page(patches, html, title, line)
+    if not (png or html):
+        patch_views.show(patches, Console())
+    log.info("%s", line)

@@ -1,0 +1,59 @@
+"""What all verbs share: the configuration, its results folder, the record of a job."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from spider import tracking
+from spider.config import Config, Dataset, HubSource, StreamSource, load_config
+from spider.results import Results
+
+log = logging.getLogger("spider")
+
+
+class Session:
+    """What the options before the verb say: which configuration, and where its results are."""
+
+    def __init__(self, config_path: Path) -> None:
+        self.config_path = config_path
+
+    @cached_property
+    def config(self) -> Config:
+        return load_config(self.config_path)
+
+    @cached_property
+    def results(self) -> Results:
+        return Results(Path(self.config.results))
+
+    def dataset(self, name: str) -> Dataset:
+        return self.config.dataset(name)
+
+    def tracked(
+        self, rule: str, name: str, params: dict[str, Any], inputs: list[Path], outputs: list[Path]
+    ) -> AbstractContextManager[tracking.Job]:
+        """Record this job: what went in, what came out, how long it took."""
+        tracking.configure(self.config)
+        return tracking.job(
+            rule, name, results=self.results.root, params=params, inputs=inputs, outputs=outputs
+        )
+
+    def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
+        """Name, digest and source of a dataset, as tracking shows it."""
+        source = self.dataset(name).source
+        if isinstance(source, HubSource | StreamSource):
+            return name, data_digest, f"{source.repo}@{source.revision}"
+        return name, data_digest, source.kind
+
+
+def prepare_torch(threads: int | None, processes: int = 1) -> None:
+    """Let each of so many processes use its share of the threads (default: of those that torch would use)."""
+    import torch
+
+    from spider.training.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    torch.set_num_threads(max(1, (threads or torch.get_num_threads()) // processes))
