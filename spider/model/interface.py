@@ -1,21 +1,29 @@
-"""What the rest of Spider asks of a model: the protocol that every family keeps.
+"""What the rest of Spider asks of a model: the protocol that every family keeps, and a base to begin from.
 
 Training, evaluation, description, checkpoints and reports know a model by this page alone. A family is a
-folder with ``config.py`` and ``model.py`` (`spider.config.model`); its `Model` is a ``torch.nn.Module`` with
-what stands here.
+folder with ``config.py`` and ``model.py`` (`spider.config.model`), and the latter's ``Model`` is a
+``torch.nn.Module`` that keeps `LanguageModel`. One that derives from `Model` here adds ``forward`` and three
+counts (``parameters_by_part``, ``flops_per_token``, ``activation_bytes``), and replaces what it does better.
+The smallest family is ``tests/families/toy``.
+
+What is not asked for here is told by marks: ``init_weights`` of a module sets its own weights, and
+`spider.model.layers` marks parameters for the optimizer. Names of modules and the order in which they are
+made are part of what checkpoints hold.
 
 Shapes: B windows, T ids of a window, V ids of the alphabet, N new ids of a stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from spider.config import ModelConfig
+from spider.tokens import BYTES, Tokens
 
 #: A label that does not count.
 IGNORED = -100
@@ -41,8 +49,28 @@ class Reader(Protocol):
     """One stream of ids that a model reads piece by piece: what generation runs."""
 
     def extend(self, ids: Sequence[int]) -> Tensor:
-        """Read N more ids; returns the logits of what follows each of them, (N, V) float32."""
+        """Read N more ids; returns the logits of what follows each of them, (N, V) float32.
+
+        Raises:
+            ValueError: nothing to read, or more than the context holds.
+        """
         ...
+
+
+@dataclass(frozen=True)
+class Fp8Parts:
+    """What a family multiplies in fp8 itself, beside the linear layers, which are swapped for it.
+
+    Attributes:
+        layers: those modules by name; each has a switch ``fp8``, off at first.
+        runs_on: whether a device has what they need.
+        example: of (windows, ids of a window, device) one such module with random weights, and as many rows
+            (M, K) as it gets in a forward pass: what the warm-up times.
+    """
+
+    layers: Mapping[str, nn.Module]
+    runs_on: Callable[[torch.device], bool]
+    example: Callable[[int, int, torch.device], tuple[nn.Module, Tensor]]
 
 
 class LanguageModel(Protocol):
@@ -50,6 +78,10 @@ class LanguageModel(Protocol):
 
     config: Any
     """Its block of the configuration, a `ModelConfig` of the family's."""
+    tokens: Tokens
+    """The alphabet that it reads and writes."""
+    shown: Mapping[str, str]
+    """Which of its own metrics stand in the training's log line, and how: ``{"loops": "{:.1f} loops"}``."""
 
     def reset_parameters(self) -> None:
         """Set every weight and buffer from the torch RNG; the same seed gives the same model."""
@@ -91,12 +123,92 @@ class LanguageModel(Protocol):
         """Parameters of each part, under names for people; they sum to `num_parameters`."""
         ...
 
+    def looked_up(self) -> int:
+        """Parameters that are looked up and not multiplied: they cost no FLOPs, and autocast no copy."""
+        ...
+
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         """FLOPs of forward and backward for each id of a window of ``length`` ids."""
         ...
 
+    def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
+        """Estimate of what a forward pass over so many windows keeps for the backward pass.
+
+        Args:
+            narrow: whether matrix products run in two bytes, under autocast.
+        """
+        ...
+
+    def keeps_wide(self, name: str) -> bool:
+        """Whether fp8 leaves the linear layer of that name alone: it is tiny, or decides something
+        discrete."""
+        ...
+
+    def fp8_parts(self) -> Fp8Parts | None:
+        """What it multiplies in fp8 itself, if anything."""
+        ...
+
 
 class Model(nn.Module, LanguageModel):
-    """For annotations: a torch module that is a `LanguageModel`, as `spider.model.build_model` returns."""
+    """A torch module that is a `LanguageModel`: for annotations, and as the base of a family's model.
+
+    What stands here is right for a model without loops, caches, or parts of its own for fp8.
+    """
 
     config: ModelConfig
+    tokens: Tokens = BYTES
+    shown: Mapping[str, str] = {}
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Have every module that knows how, in order, set its own weights; the same seed gives the same
+        model."""
+        for module in self.modules():
+            initialise = getattr(module, "init_weights", None)
+            if initialise is not None:
+                initialise()
+
+    def incremental(self, context: int, n_loops: int | None = None) -> Reader:
+        return Rereader(self, context, n_loops)
+
+    def after_step(self, *, updated: bool = True) -> None:
+        """Nothing is left to do."""
+
+    def loops(self, asked: int | None) -> int:
+        if asked is not None and asked < 1:
+            raise ValueError(f"n_loops: a model runs at least once (got {asked})")
+        if self.config.LOOPS is None and asked not in (None, 1):
+            raise ValueError(f"n_loops: the family {self.config.family} has no loops (got {asked})")
+        return asked or self.config.loops
+
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def looked_up(self) -> int:
+        return 0
+
+    def keeps_wide(self, name: str) -> bool:
+        return False
+
+    def fp8_parts(self) -> Fp8Parts | None:
+        return None
+
+
+class Rereader:
+    """A `Reader` that reads all of its stream again for every piece: right for any family, and slow."""
+
+    def __init__(self, model: Model, context: int, n_loops: int | None) -> None:
+        self.model, self.context, self.n_loops = model, context, model.loops(n_loops)
+        self.ids: list[int] = []
+
+    @torch.inference_mode()
+    def extend(self, ids: Sequence[int]) -> Tensor:
+        if not ids or len(self.ids) + len(ids) > self.context:
+            raise ValueError(
+                f"cannot read {len(ids)} ids after {len(self.ids)} with a context of {self.context}"
+            )
+        self.ids += ids
+        device = next(self.model.parameters()).device
+        logits_1TV = self.model(torch.tensor([self.ids], device=device), n_loops=self.n_loops).logits
+        assert logits_1TV is not None, "asked for without labels"
+        return logits_1TV[0, -len(ids) :]

@@ -1,6 +1,6 @@
-"""The small parts every block is made of: norms, linear maps, SwiGLU, and how weights begin.
+"""The small parts that families share: norms, linear maps, SwiGLU, the loss, and how weights begin.
 
-Initialisation. Construction leaves weights unset; ``Spider.reset_parameters`` visits every module in order
+Initialisation. Construction leaves weights unset; a model's ``reset_parameters`` visits every module in order
 and calls its ``init_weights``. So a model may be built on the meta device, materialised with ``to_empty``
 and then initialised, and one seed gives one model. A linear map starts at ``N(0, 1/fan_in)``; a map that
 writes into the residual stream starts at zero, which makes every block the identity at first and lets depth
@@ -10,7 +10,8 @@ Marks. ``_no_weight_decay`` on a parameter says that it must not decay (norms, b
 ``_is_embedding`` that it is a table of rows, to be trained with AdamW and not as a matrix. ``init_weights``
 sets them again because ``to_empty`` makes new parameters.
 
-Shapes: ``...D`` any leading axes and D features, F hidden width of a feed-forward.
+Shapes: ``...D`` any leading axes and D features, F hidden width of a feed-forward; B windows, T ids of them,
+V ids of the alphabet.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from spider.model.interface import IGNORED
 
 
 def no_decay(parameter: nn.Parameter) -> None:
@@ -40,6 +43,19 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which a matrix product of ``x`` runs: autocast's where it is on, else ``x``'s own."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def cross_entropy(logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropies in nats, (B, T) with 0 where a label is `IGNORED`, and their mean over the others."""
+    nats_BT = F.cross_entropy(
+        wide(logits_BTV).flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORED, reduction="none"
+    ).view_as(labels_BT)
+    return nats_BT, nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
 
 
 class RMSNorm(nn.Module):

@@ -1,7 +1,11 @@
-"""Alphabets: what an id stands for. Nothing else in Spider knows.
+"""Alphabets: what an id stands for, which ids are special, how text becomes ids. Nothing else knows.
 
-Tokens   what there is to know of an alphabet
-BYTES    the bytes themselves (`spider.tokens.bytes`)
+Tokens     what there is to know of an alphabet
+BYTES      the bytes themselves (`spider.tokens.bytes`)
+recorded   the alphabet that a dataset says it is written in
+
+Ask whatever has an alphabet: a model (``model.tokens``), a dataset (`spider.data.shards.Shards.alphabet`). So
+"targets that are bytes" is ``tokens.bytes_of[labels].sum()``, in any alphabet.
 """
 
 from __future__ import annotations
@@ -13,20 +17,35 @@ import numpy as np
 
 from spider.tokens.bytes import BYTES
 
-__all__ = ["BYTES", "Tokens"]
+__all__ = ["BYTES", "Tokens", "recorded"]
 
 
 class Tokens(Protocol):
-    """An alphabet of ``size`` ids. A document is BOS, its ids, EOS; ids are stored as uint16."""
+    """An alphabet. A document is BOS, its ids, EOS; ids are stored as uint16."""
 
-    size: int
-    specials: Mapping[str, int]
-    """Ids that stand for no text, by name."""
-    pad: int
-    bos: int
-    eos: int
-    bytes_of: np.ndarray
-    """(V,) uint8: how many bytes of text each id stands for, 0 for a special one."""
+    @property
+    def size(self) -> int:
+        """V: ids are 0 to V - 1."""
+        ...
+
+    @property
+    def specials(self) -> Mapping[str, int]:
+        """Ids that stand for no text, by name."""
+        ...
+
+    @property
+    def pad(self) -> int: ...
+
+    @property
+    def bos(self) -> int: ...
+
+    @property
+    def eos(self) -> int: ...
+
+    @property
+    def bytes_of(self) -> np.ndarray:
+        """(V,) uint8: how many bytes of text each id stands for, 0 for a special one."""
+        ...
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Ids of a document, BOS and EOS around it: (n,) uint16."""
@@ -39,3 +58,8 @@ class Tokens(Protocol):
     def decode(self, ids: Iterable[int]) -> str:
         """The same as text, malformed UTF-8 as U+FFFD."""
         ...
+
+
+def recorded(size: int) -> Tokens | None:
+    """The alphabet of so many ids; None where this Spider has none."""
+    return next((tokens for tokens in (BYTES,) if tokens.size == size), None)

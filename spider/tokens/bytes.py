@@ -5,8 +5,7 @@ Nothing is learned and nothing is looked up: a byte is its own id, so encoding a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -18,7 +17,7 @@ class ByteTokens:
 
     size = 272
     pad, bos, eos = 256, 257, 258
-    specials: ClassVar[dict[str, int]] = {
+    specials: Mapping[str, int] = {
         "PAD": pad,
         "BOS": bos,
         "EOS": eos,
@@ -43,6 +42,24 @@ class ByteTokens:
         ids[0], ids[-1] = self.bos, self.eos
         ids[1:-1] = np.frombuffer(raw, np.uint8)
         return ids
+
+    def splice(self, joined: np.ndarray, offsets: np.ndarray, room: np.ndarray) -> Iterator[np.ndarray]:
+        """`encode` of many documents, one after the other, at the speed of a memory copy.
+
+        Args:
+            joined: their bytes (uint8), with one to be overwritten before and after each document.
+            offsets: where in ``joined`` each begins, and its end: (documents + 1,).
+            room: uint16, to widen into a piece at a time; what is yielded lies in it until the next.
+        """
+        first, last, total = offsets[:-1], offsets[1:] - 1, int(offsets[-1])
+        for start in range(0, total, len(room)):
+            end = min(start + len(room), total)
+            piece = room[: end - start]
+            piece[:] = joined[start:end]
+            for special, places in ((self.bos, first), (self.eos, last)):
+                low, high = np.searchsorted(places, (start, end))
+                piece[places[low:high] - start] = special
+            yield piece
 
     def raw(self, ids: Iterable[int]) -> bytes:
         ids_N = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay, rms_norm
 from spider.model.spider.config import BoundaryConfig
-from spider.vocab import PAD, VOCAB_SIZE
+from spider.tokens import BYTES
 
 #: Spread of the boundary logits at the start. Well above the logistic noise (1.8), so that cuts follow the
 #: text from the first step and the rate without noise is near the rate with it.
@@ -107,7 +107,7 @@ class BoundaryPredictor(nn.Module):
         self.hidden = Linear(dim, config.hidden, bias=0.0)
         if config.start == "whitespace":
             self.logit = Linear(config.hidden, 1, std=0.0, bias=0.0)
-            self.prior = nn.Parameter(torch.empty(2, VOCAB_SIZE))
+            self.prior = nn.Parameter(torch.empty(2, BYTES.size))
         else:
             silu_rms = 0.6  # of a unit normal
             noise = math.pi / math.sqrt(3)
@@ -119,7 +119,7 @@ class BoundaryPredictor(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         if self.prior is not None:
-            space_V = _is_space(torch.arange(VOCAB_SIZE, device=self.prior.device))
+            space_V = _is_space(torch.arange(BYTES.size, device=self.prior.device))
             self.prior.fill_(-_INITIAL_SPREAD)
             self.prior[0].copy_(torch.where(space_V, _INITIAL_SPREAD, -_INITIAL_SPREAD))
             embedding_like(self.prior)
@@ -129,7 +129,7 @@ class BoundaryPredictor(nn.Module):
         logit_BT = logit_BT.to(torch.promote_types(logit_BT.dtype, torch.float32))
         if self.prior is None:
             return logit_BT
-        kind_BT = tokens_BT + VOCAB_SIZE * after_space_BT
+        kind_BT = tokens_BT + BYTES.size * after_space_BT
         return logit_BT + F.embedding(kind_BT, self.prior.view(-1, 1)).squeeze(-1)
 
 
@@ -302,4 +302,4 @@ class Chunker(nn.Module):
 
 def _is_space(tokens: Tensor) -> Tensor:
     """White space or a special id."""
-    return (tokens == 32) | ((tokens >= 9) & (tokens <= 13)) | (tokens >= PAD)
+    return (tokens == 32) | ((tokens >= 9) & (tokens <= 13)) | (tokens >= BYTES.pad)

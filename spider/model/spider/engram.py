@@ -34,7 +34,7 @@ from kernels.engram_hash import engram_hash, engram_hash_torch
 from kernels.switch import use_triton
 from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay
 from spider.model.spider.config import EngramConfig
-from spider.vocab import BOS, PAD
+from spider.tokens import BYTES
 
 _MASK = (1 << 64) - 1
 
@@ -64,7 +64,7 @@ def ngram_rows(tokens_BT: Tensor, orders: list[int], primes: list[int]) -> Tenso
     side; no n-gram reaches across a document's BOS."""
     multipliers = [multiplier(i) for i in range(max(orders))]
     hashed = engram_hash if use_triton(tokens_BT) else engram_hash_torch
-    return hashed(tokens_BT, orders, multipliers, primes, BOS, PAD)
+    return hashed(tokens_BT, orders, multipliers, primes, BYTES.bos, BYTES.pad)
 
 
 class Tables(nn.Module):

@@ -26,12 +26,13 @@ from torch import Tensor, nn
 
 from kernels.expand_to_fused import expand_to_fused
 from kernels.get_fused_mapping import get_fused_mapping
-from kernels.grouped_mm_fp8 import grouped_mm_fp8
+from kernels.grouped_mm_fp8 import grouped_mm_fp8, runs_on
 from kernels.reduce_fused import reduce_fused
-from kernels.route import Routing
+from kernels.route import Routing, route_torch
 from kernels.switch import use_triton
+from spider.model.interface import Fp8Parts
 from spider.model.layers import compute_dtype
-from spider.model.spider.config import MoEConfig
+from spider.model.spider.config import MoEConfig, SpiderConfig
 
 _Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -108,3 +109,40 @@ def _swiglu(x: Tensor) -> Tensor:
 def _count(chosen_NK: Tensor, experts: int) -> Tensor:
     """Choices of each expert, int64; a comparison and a sum, because ``bincount`` waits for the device."""
     return (chosen_NK.flatten()[:, None] == torch.arange(experts, device=chosen_NK.device)).sum(0)
+
+
+class _Routed(Experts):
+    """Experts whose tokens have chosen, at random: the load of a balanced router."""
+
+    def __init__(self, dim: int, config: MoEConfig, tokens: int, device: torch.device) -> None:
+        super().__init__(dim, config)
+        self.to(device).init_weights()
+        logits_NE = torch.randn(tokens, config.experts, device=device)
+        self.routing = route_torch(logits_NE, None, config.top_k)
+
+    def forward(self, x_ND: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x_ND, self.routing)
+
+
+def fp8_parts(model: nn.Module, config: SpiderConfig, slots: Callable[[int], int]) -> Fp8Parts | None:
+    """The experts that can run in fp8: in one grouped product, with widths that are multiples of 16.
+
+    Args:
+        slots: patch slots of a window of so many bytes.
+    """
+    moe = config.moe
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Experts)
+        and module.implementation == "grouped"
+        and not (module.up.shape[1] % 16 or module.down.shape[1] % 16)
+    }
+    if moe is None or not layers:
+        return None
+
+    def example(windows: int, length: int, device: torch.device) -> tuple[nn.Module, Tensor]:
+        tokens = windows * slots(length)
+        return _Routed(config.hidden, moe, tokens, device), torch.randn(tokens, config.hidden, device=device)
+
+    return Fp8Parts(layers, runs_on, example)

@@ -18,24 +18,30 @@ Shapes: B batch, T bytes, L patch slots, D features, V vocabulary, N recurrent l
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spider.model.interface import IGNORED, LanguageModel, ModelOutput
-from spider.model.layers import RMSNorm, SwiGLU, embedding_like, rms_norm
+from spider.model import interface
+from spider.model.interface import Fp8Parts, LanguageModel, ModelOutput
+from spider.model.layers import RMSNorm, SwiGLU, cross_entropy, embedding_like, rms_norm, wide
+from spider.model.spider import cost
 from spider.model.spider.attention import LatentAttention, LatentCache, Rope, rope_table
 from spider.model.spider.chunking import Chunker, Patches
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.engram import Memory, NgramEmbedding, primes_from
-from spider.model.spider.experts import Experts
+from spider.model.spider.experts import fp8_parts
 from spider.model.spider.incremental import Incremental
 from spider.model.spider.moe import MoE
 from spider.model.spider.recurrence import CoreOutput, RecurrentCore
-from spider.vocab import VOCAB_SIZE
+
+#: Linear layers that decide something discrete or are tiny: fp8 leaves them alone.
+_WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora")
 
 
 @dataclass
@@ -68,14 +74,23 @@ class DenseBlock(nn.Module):
         return x_BTD + self.ffn(self.ffn_norm(x_BTD))
 
 
-class Spider(nn.Module):
+class Spider(interface.Model):
     """See the module's docstring; `spider.model.build_model` builds one with its weights set."""
+
+    config: SpiderConfig
+    shown = MappingProxyType(
+        {
+            "bytes_per_patch": "{:.2f} bytes/patch",
+            "moe_load_max": "fullest expert {:.2f}x its share",
+            "halt_depth": "depth {:.2f} loops",
+        }
+    )
 
     def __init__(self, config: SpiderConfig) -> None:
         super().__init__()
         self.config = config
         D, engram = config.hidden, config.engram
-        self.embed_tokens = nn.Parameter(torch.empty(VOCAB_SIZE, D))
+        self.embed_tokens = nn.Parameter(torch.empty(self.tokens.size, D))
         per_layer = len(engram.orders) * engram.heads
         primes = primes_from(engram.table_size, per_layer * len(engram.layers) + len(engram.byte_orders))
         of_layer = {layer: primes[i * per_layer :][:per_layer] for i, layer in enumerate(engram.layers)}
@@ -86,14 +101,6 @@ class Spider(nn.Module):
         self.core = RecurrentCore(config, of_layer)
         self.coda = nn.ModuleList(DenseBlock(config) for _ in range(config.coda_layers))
         self.final_norm = RMSNorm(D, config.norm_eps)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Set every weight and buffer from the torch RNG; the same seed gives the same model."""
-        for module in self.modules():
-            initialise = getattr(module, "init_weights", None)
-            if initialise is not None:
-                initialise()
 
     def init_weights(self) -> None:
         nn.init.normal_(self.embed_tokens, std=0.02)
@@ -108,15 +115,8 @@ class Spider(nn.Module):
         reduction: Literal["mean", "none"] = "mean",
         trace: bool = False,
     ) -> ModelOutput:
-        """Predict, at every position, the id that follows.
-
-        Args:
-            tokens_BT: ids, int64.
-            labels_BT: the id that follows each, -100 where it does not count.
-            n_loops: loops of the core (default: the configuration's).
-            reduction: "mean" for training; "none" for each position's cross entropy in nats, 0 where ignored.
-            trace: also tell what happened to each byte and patch.
-        """
+        """Predict, at every position, the id that follows (`LanguageModel.__call__`); ``trace`` asks for a
+        `Trace`."""
         n_loops = self.loops(n_loops)
         rope_dim, base = self.config.attention.rope_dim, self.config.attention.rope_base
         rope = rope_table(tokens_BT.shape[1], rope_dim, base, tokens_BT.device)
@@ -140,13 +140,10 @@ class Spider(nn.Module):
         auxiliary = auxiliary + self._halting(core, patches.valid_BL, metrics) + self._routing(core, metrics)
         inside = Trace(patches, core.loops_BL, _counts(core)) if trace else None
         if labels_BT is None:
-            return ModelOutput(None, _wide(logits_BTV), metrics, inside)
-        nats_BT = F.cross_entropy(
-            _wide(logits_BTV).flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORED, reduction="none"
-        ).view_as(labels_BT)
-        cross_entropy = nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
-        metrics["cross_entropy"] = cross_entropy.detach()
-        loss = nats_BT if reduction == "none" else cross_entropy + auxiliary
+            return ModelOutput(None, wide(logits_BTV), metrics, inside)
+        nats_BT, mean = cross_entropy(logits_BTV, labels_BT)
+        metrics["cross_entropy"] = mean.detach()
+        loss = nats_BT if reduction == "none" else mean + auxiliary
         return ModelOutput(loss, None, metrics, inside)
 
     def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
@@ -160,46 +157,26 @@ class Spider(nn.Module):
             if isinstance(module, MoE):
                 module.rebalance() if updated else module.load.zero_()
 
-    def num_parameters(self) -> int:
-        return sum(p.numel() for p in self.parameters())
-
     def parameters_by_part(self) -> dict[str, int]:
-        """Parameters of each part, in the lines of the table in DESIGN section 4; they sum to
-        `num_parameters`."""
-        parts = dict.fromkeys(
-            ("embedding", "dense_blocks", "routed_experts", "shared_experts", "core_layers", "engram"), 0
-        )
-        parts |= {"recurrence": 0, "boundary": 0}
-        for name, parameter in self.named_parameters():
-            parts[_part(name)] += parameter.numel()
-        return parts
+        return cost.parameters_by_part(self)
+
+    def looked_up(self) -> int:
+        """The embedding, which the head multiplies as well, and all of Engram."""
+        parts = self.parameters_by_part()
+        return parts["embedding"] + parts["engram"]
 
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
-        """FLOPs of forward and backward per byte of a window of ``length`` bytes.
+        return cost.flops_per_token(self, length, self.loops(n_loops))
 
-        Counts matrix products, a multiply and an add each, attention as the full square (as
-        ``torch.utils.flop_counter`` does), the backward pass as twice the forward, recomputation not at all.
-        """
-        c = self.config
-        loops = n_loops or c.recurrence.loops
-        slots = self.chunker.slots(length)
+    def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
+        return cost.activation_bytes(self, windows, length, self.loops(n_loops), narrow=narrow)
 
-        a = c.attention
-        square = a.heads * (a.nope_dim + a.rope_dim + a.v_dim)
-        dense = sum(_multiplies(block) + square * length for block in [*self.prelude, *self.coda])
-        predictor = _multiplies(self.chunker)
-        memory = sum(_multiplies(layer.engram) for layer in self.core.stack() if layer.engram is not None)
-        loop = _multiplies(self.core) - memory + square * slots * len(self.core.layers)
-        forward = 2 * (
-            length * (dense + predictor + self.embed_tokens.numel()) + slots * (memory + loops * loop)
-        )
-        return 3 * forward / length
+    def keeps_wide(self, name: str) -> bool:
+        return _WIDE.search(name) is not None
 
-    def loops(self, asked: int | None) -> int:
-        """How often the core runs: as asked, else as configured."""
-        if asked is not None and asked < 1:
-            raise ValueError(f"n_loops: the core runs at least once (got {asked})")
-        return asked or self.config.recurrence.loops
+    def fp8_parts(self) -> Fp8Parts | None:
+        """The routed experts (`spider.model.spider.experts`)."""
+        return fp8_parts(self, self.config, self.chunker.slots)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """What enters the prelude, (B, T, D)."""
@@ -246,38 +223,6 @@ def _counts(core: CoreOutput) -> Tensor | None:
     if not all(core.stats):
         return None
     return torch.stack([torch.stack([s.counts_E for s in of_layer]) for of_layer in core.stats])
-
-
-def _multiplies(module: nn.Module) -> int:
-    """Multiplies per position of every matrix in ``module`` that each position meets."""
-    total = 0
-    for m in module.modules():
-        if isinstance(m, nn.Linear):
-            total += m.in_features * m.out_features
-        elif isinstance(m, Experts):
-            total += (m.up.numel() + m.down.numel()) * m.top_k // m.up.shape[0]
-    return total
-
-
-def _wide(x: Tensor) -> Tensor:
-    """At least float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _part(name: str) -> str:
-    if name == "embed_tokens":
-        return "embedding"
-    if name.startswith(("prelude.", "coda.")):
-        return "dense_blocks"
-    if ".experts." in name:
-        return "routed_experts"
-    if ".shared." in name:
-        return "shared_experts"
-    if ".engram." in name or name.startswith("ngram_embedding."):
-        return "engram"
-    if name.startswith("core.layers."):
-        return "core_layers"
-    return "recurrence" if name.startswith("core.") else "boundary"
 
 
 Model: type[LanguageModel] = Spider
