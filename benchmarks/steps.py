@@ -89,8 +89,8 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     """What `first_steps` describes, in this process."""
     import torch
 
+    from spider.data.mock import make_mock_data
     from spider.training import stage
-    from spider.training.plan import make_mock_data
     from spider.training.precision import device_name
     from spider.training.warmup import forget_peak, peak_memory_mb
 

@@ -11,7 +11,7 @@ import click
 import yaml
 
 from spider import tracking
-from spider.cli.session import log
+from spider.cli.session import FILE, log
 from spider.results import root_of
 
 
@@ -24,7 +24,7 @@ _QUICK = click.option("--quick", is_flag=True, help="Compare sizes, not the SHA-
 
 
 @checkpoint.command("ls")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=FILE)
 @_QUICK
 @click.option("--json", "as_json", is_flag=True)
 def checkpoint_ls(path: Path, quick: bool, as_json: bool) -> None:
@@ -36,7 +36,7 @@ def checkpoint_ls(path: Path, quick: bool, as_json: bool) -> None:
 
 
 @checkpoint.command("verify")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=FILE)
 @_QUICK
 def checkpoint_verify(path: Path, quick: bool) -> None:
     """Compare every file of the checkpoints at or below PATH with its manifest; 1 if any differs."""
@@ -50,8 +50,8 @@ def checkpoint_verify(path: Path, quick: bool) -> None:
 
 
 @checkpoint.command("export")
-@click.argument("path", type=click.Path(path_type=Path))
-@click.argument("output", type=click.Path(path_type=Path))
+@click.argument("path", type=FILE)
+@click.argument("output", type=FILE)
 def checkpoint_export(path: Path, output: Path) -> None:
     """Write the model at PATH into the folder OUTPUT, as safetensors and config.json.
 
@@ -79,8 +79,8 @@ def _tracked_export(path: Path, output: Path) -> AbstractContextManager[tracking
 
 
 @checkpoint.command("import")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.argument("output", type=click.Path(path_type=Path))
+@click.argument("file", type=FILE)
+@click.argument("output", type=FILE)
 def checkpoint_import(file: Path, output: Path) -> None:
     """Bring FILE, a .pt file or an exported folder, into the folder OUTPUT without running any code in it.
 

@@ -8,26 +8,28 @@ from typing import Any
 
 import click
 
-from spider.cli.session import Session, log
-from spider.config import HubSource, PydocsSource
+from spider.cli.session import FILE, Session, log
+from spider.config import HubSource, MockSource, PydocsSource
 from spider.files import read_json, sha256, write_json
 
 
 @click.command()
 @click.argument("dataset")
 @click.argument("part")
-@click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.option("--output", type=FILE, required=True)
 @click.pass_obj
 def download(session: Session, dataset: str, part: str, output: Path) -> None:
     """Bring one part of a dataset here, as parquet."""
-    from spider.data import hub, local, pydocs
+    from spider.data import hub, local, mock, pydocs
 
     spec = session.dataset(dataset)
     source = spec.source
     item = source.item(part)
     params = {"kind": source.kind, "item": item}
     with session.tracked("download", f"{dataset}/{part}", params, [], [output]) as job:
-        if isinstance(source, PydocsSource):
+        if isinstance(source, MockSource):
+            record = mock.write_mock(source.documents, output)
+        elif isinstance(source, PydocsSource):
             record = pydocs.write_pydocs(int(part), source.pieces, output)
         elif isinstance(source, HubSource):
             record = hub.download_file(source.repo, source.revision, item, output)
@@ -44,7 +46,7 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
 @click.command()
 @click.argument("dataset")
 @click.argument("part")
-@click.argument("parquet", type=click.Path(path_type=Path))
+@click.argument("parquet", type=FILE)
 @click.pass_obj
 def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
     """Widen one parquet file into uint16 shards, one for each split."""
@@ -64,7 +66,7 @@ def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
 
 @click.command()
 @click.argument("dataset")
-@click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.option("--output", type=FILE, required=True)
 @click.pass_obj
 def index(session: Session, dataset: str, output: Path) -> None:
     """Gather the parts' records into metadata.json."""
@@ -86,7 +88,7 @@ def index(session: Session, dataset: str, output: Path) -> None:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FILE)
 @click.option("--quick", is_flag=True, help="Check sizes and indexes, not the SHA-256 of every byte.")
 def verify(folder: Path, quick: bool) -> None:
     """Check a dataset's shards against its metadata.json."""
@@ -97,7 +99,7 @@ def verify(folder: Path, quick: bool) -> None:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FILE)
 @click.option(
     "--bytes", "count", default=400, show_default=True, help="How much of the first shard to decode."
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from spider import tracking
-from spider.cli.session import Session, log, prepare_torch
+from spider.cli.session import FILE, Session, log, prepare_torch
 
 
 @click.command()
@@ -39,7 +39,7 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
 
 
 @click.command()
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="summary.json to write.")
+@click.option("--output", type=FILE, required=True, help="summary.json to write.")
 @click.pass_obj
 def compare(session: Session, output: Path) -> None:
     """Set all evaluations side by side: table, figures, summary.json."""
@@ -79,9 +79,7 @@ def report(session: Session, run: str, output: Path | None) -> None:
 
 
 @click.command()
-@click.option(
-    "--output", type=click.Path(path_type=Path), help="scaling.json to write (default: in the results)."
-)
+@click.option("--output", type=FILE, help="scaling.json to write (default: in the results).")
 @click.pass_obj
 def scaling(session: Session, output: Path | None) -> None:
     """Fit a scaling law to the sweep that the configuration names under scaling."""

@@ -18,7 +18,7 @@ import click
 
 import spider
 from spider.cli import checkpoint, data, evaluate, model, track, train
-from spider.cli.session import Session, log
+from spider.cli.session import FILE, Session, log
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -26,12 +26,12 @@ from spider.cli.session import Session, log
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=FILE,
     default="config.yaml",
     show_default=True,
     help="Configuration to read; the workflow passes the copy in its results folder.",
 )
-@click.option("--log", "log_path", type=click.Path(path_type=Path), help="Also write the log to this file.")
+@click.option("--log", "log_path", type=FILE, help="Also write the log to this file.")
 @click.pass_context
 def cli(context: click.Context, config_path: Path, log_path: Path | None) -> None:
     """Raw text to a trained, evaluated, tracked byte-level language model."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from spider.cli.session import Session, log
+from spider.cli.session import FILE, Session, log
 
 
 @click.command()
@@ -33,7 +33,7 @@ def describe(session: Session, run: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=FILE)
 @click.option("--prompt", help="Text to continue (default: begin a document).")
 @click.option("--prompt-file", type=click.File("rb"), help="The same from a file, any bytes; - is stdin.")
 @click.option("--bytes", "count", default=400, show_default=True, help="Write so many bytes at most.")
@@ -72,7 +72,7 @@ def generate(
 
 
 @click.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=FILE)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
 @click.option(
     "--bytes", "count", type=click.IntRange(min=1), default=2000, show_default=True, help="How much of it."

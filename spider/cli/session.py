@@ -8,11 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import click
+
 from spider import tracking
 from spider.config import Config, Dataset, HubSource, StreamSource, load_config
 from spider.results import Results
 
 log = logging.getLogger("spider")
+
+#: Of an option or an argument: a file or a folder, there or not.
+FILE = click.Path(path_type=Path)
 
 
 class Session:

@@ -3,8 +3,9 @@
     block     what a block is, and what its digests are made of
     data      datasets          run    runs and stages       model    families of models
     spec      a stage, resolved: what a job reads            schema   all of it
-    paths     a setting by its path: `put`                   grid     many runs from one block
-    load      from a file to a checked `Config`              check, explain   what is wrong, in words
+    paths     a setting by its path                          grid     many runs from one block
+    load      from a file to a checked `Config`              given    settings that are not from the file
+    check     whether all blocks go together                 explain  what is wrong, in words
 
 A configuration names datasets and runs. A run trains one model through a list of stages; settings shared by
 its stages stand in ``defaults`` and any stage may override any of them. ``Config.stage`` resolves that into a
@@ -12,8 +13,9 @@ its stages stand in ``defaults`` and any stage may override any of them. ``Confi
 """
 
 from spider.config.block import FORMAT, NAME, Block
-from spider.config.data import Dataset, HubSource, LocalSource, PydocsSource, StreamSource
+from spider.config.data import Dataset, HubSource, LocalSource, MockSource, PydocsSource, StreamSource
 from spider.config.explain import ConfigError, nearest
+from spider.config.given import Given, with_settings
 from spider.config.load import load_config
 from spider.config.model import ModelConfig, families, family_config, merged, model_block, presets
 from spider.config.run import (
@@ -40,8 +42,10 @@ __all__ = [
     "EmaConfig",
     "EvaluationConfig",
     "Fp8Recipe",
+    "Given",
     "HubSource",
     "LocalSource",
+    "MockSource",
     "ModelConfig",
     "OptimizerConfig",
     "PydocsSource",
@@ -59,4 +63,5 @@ __all__ = [
     "model_block",
     "nearest",
     "presets",
+    "with_settings",
 ]

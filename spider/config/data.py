@@ -89,6 +89,19 @@ class StreamSource(Source):
         return []
 
 
+class MockSource(Source):
+    """Made-up text, to try things with: the same everywhere, made in a second."""
+
+    RECORDED: ClassVar[frozenset[str]] = frozenset({"documents"})
+
+    kind: Literal["mock"]
+    documents: Positive = 2000
+    """How many, of some 600 bytes each."""
+
+    def items(self) -> list[str]:
+        return [f"{self.documents} documents"]
+
+
 class Dataset(Block):
     """Documents, and how they are split and encoded."""
 
@@ -96,7 +109,9 @@ class Dataset(Block):
         {"text_column", "id_column", "validation", "max_document_bytes"}
     )
 
-    source: Annotated[PydocsSource | HubSource | LocalSource | StreamSource, Field(discriminator="kind")]
+    source: Annotated[
+        PydocsSource | HubSource | LocalSource | StreamSource | MockSource, Field(discriminator="kind")
+    ]
     text_column: str = "text"
     """Column that holds the documents."""
     id_column: str = "id"

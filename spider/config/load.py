@@ -23,30 +23,31 @@ def load_config(source: Path | dict[str, Any]) -> Config:
         ConfigError: names the key of every problem, such as
             ``runs.demo.stages[1].tokens: must be positive (got -5)``.
     """
-    if isinstance(source, Path):
-        try:
-            raw = yaml.safe_load(source.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"{source}: no such file") from None
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{source}: not valid YAML: {error}") from None
-    else:
-        raw = source
-    if not isinstance(raw, dict):
+    written = _read(source) if isinstance(source, Path) else source
+    if not isinstance(written, dict):
         raise ConfigError("the configuration must be a mapping with the keys datasets and runs")
-
-    runs, sweeps = raw.get("runs"), dict[str, list[str]]()
-    if isinstance(runs, dict):
+    sweeps: dict[str, list[str]] = {}
+    if isinstance(runs := written.get("runs"), dict):
         runs, sweeps = expand_grids(runs)
-    raw = {**raw, "runs": _expand_models(runs)}
+        written = {**written, "runs": runs}
+    raw = {**written, "runs": _expand_models(runs)}
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise ConfigError("\n".join(explain(e, siblings(raw)) for e in error.errors())) from None
-    config.sweeps.update(sweeps)
+    config.remember(written, sweeps)
     if problems := problems_of(config):
         raise ConfigError("\n".join(problems))
     return config
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
 
 
 def _expand_models(runs: Any) -> Any:

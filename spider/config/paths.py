@@ -3,10 +3,14 @@
 A path is what one would write to find the setting in a run's block, ``model.recurrence.loops`` or
 ``stages.main.lr``. A setting of a stage may stand alone, ``lr``: it then means the stage that is spoken of
 or, where none is, all stages (``defaults``). Grids, command line and environment all come through here.
+
+Only whether there is such a setting is checked here. What it may be is the schema's to say, of the
+configuration that comes of it.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Annotated, Any, get_args, get_origin
 
@@ -18,83 +22,108 @@ from spider.config.schema import Config
 
 Path = tuple[str, ...]
 
+#: Settings that each family keeps at a path of its own: what says which, and what is said where none does.
+_OF_FAMILY = {
+    "model.n_loops": ("LOOPS", "has no loops"),
+    "model.gradient_checkpointing": ("RECOMPUTE", "recomputes no activations"),
+}
+
 
 def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None) -> Path:
     """The setting that ``key`` means, as steps into the run's block as it is in the file.
 
     Args:
         where: what to begin an error with.
-        stage: of which a setting that stands alone is meant; None: of all stages.
+        stage: the only one that is meant, by whatever names no stage; None: all of them.
 
     Raises:
         ConfigError: there is no such setting, or a stage's own would hide it.
     """
-    config = _family_of(run)
-    if config.LOOPS and key == "model.n_loops":
-        key = f"model.{config.LOOPS}"
-    parts: Path = tuple(key.split("."))
-    stages = [s for s in run.get("stages") or [] if isinstance(s, dict)]
-    if len(parts) == 1 and parts[0] in StageSettings.model_fields and parts[0] not in Run.model_fields:
-        parts = ("stages", stage, *parts) if stage else ("defaults", *parts)
-    if parts[0] == "defaults" and len(parts) > 1:
-        for one in stages:
-            if parts[1] in one:
-                name = one.get("name")
-                raise ConfigError(
-                    f"{where}: stage {name!r} sets {parts[1]} itself, so the grid would not reach it; leave "
-                    f"it out there, or write stages.{name}.{parts[1]}"
-                )
-    if config.LOOPS and parts == ("model", *config.LOOPS.split(".")):
-        blocks = [run.get("defaults") or {}, *stages]
-        if any(isinstance(block, dict) and block.get("n_loops") for block in blocks):
+    family = _family(run)
+    if key in _OF_FAMILY:
+        attribute, lacks = _OF_FAMILY[key]
+        if (place := getattr(family, attribute)) is None:
+            raise ConfigError(f"{where}: this run's model {lacks}")
+        key = f"model.{place}"
+    path: Path = tuple(key.split("."))
+    if path[0] in StageSettings.model_fields and (stage or path[0] not in Run.model_fields):
+        path = ("defaults", *path)
+    if stage and path[0] == "defaults":
+        path = ("stages", stage, *path[1:])
+    block, steps = _named_stage(where, path, run, stage) if path[0] == "stages" else (Run, path)
+    for step in steps:
+        fields = [f for f in block.model_fields if f not in ("grid", "stages")] if block else []
+        if step not in fields:
+            bare = list(StageSettings.model_fields) if block is Run else []
+            hint = nearest(step, list(dict.fromkeys([*fields, *bare]))) if fields else ""
+            raise ConfigError(f"{where}: unknown key{hint}")
+        block = _block(family if step == "model" and block is Run else child(block, step))
+    _check_reach(where, path, run, family, stage)
+    return path
+
+
+def _named_stage(where: str, path: Path, run: dict[str, Any], only: str | None) -> tuple[Any, Path]:
+    """The block and the rest of a path that begins ``stages.NAME``."""
+    names = [str(one.get("name")) for one in _stages(run)]
+    if len(path) < 3 or path[1] not in names:
+        known = nearest(path[1] if len(path) > 1 else "", names)
+        raise ConfigError(f"{where}: write stages.NAME.SETTING, NAME being one of this run's stages{known}")
+    if only and path[1] != only:
+        raise ConfigError(f"{where}: is a setting of stage {path[1]}, and this is about stage {only}")
+    return StageSettings, path[2:]
+
+
+def _check_reach(
+    where: str, path: Path, run: dict[str, Any], family: type[ModelConfig], stage: str | None
+) -> None:
+    """Refuse what would change nothing, because a stage goes by a setting of its own."""
+    for one in _stages(run):
+        if path[0] == "defaults" and len(path) > 1 and path[1] in one:
+            name = one.get("name")
+            raise ConfigError(
+                f"{where}: stage {name!r} sets {path[1]} itself, so the grid would not reach it; leave "
+                f"it out there, or write stages.{name}.{path[1]}"
+            )
+    if family.LOOPS and path == ("model", *family.LOOPS.split(".")):
+        meant = [one for one in _stages(run) if stage in (None, one.get("name"))]
+        if any(isinstance(block, dict) and block.get("n_loops") for block in (run.get("defaults"), *meant)):
             raise ConfigError(
                 f"{where}: this run trains with n_loops, whatever the model's loops; write n_loops"
             )
-    if parts[0] == "stages":
-        _check_stage(where, parts, [str(one.get("name")) for one in stages])
-        return parts
-    block: Any = Run
-    for part in parts:
-        fields = [f for f in block.model_fields if f not in ("grid", "stages")] if block else []
-        if part not in fields:
-            bare = list(StageSettings.model_fields) if block is Run else []
-            hint = nearest(part, list(dict.fromkeys([*fields, *bare]))) if fields else ""
-            raise ConfigError(f"{where}: unknown key{hint}")
-        block = _block(config if part == "model" and block is Run else child(block, part))
-    return parts
-
-
-def _check_stage(where: str, parts: Path, names: list[str]) -> None:
-    if len(parts) != 3 or parts[1] not in names:
-        known = nearest(parts[1] if len(parts) > 1 else "", names)
-        raise ConfigError(f"{where}: write stages.NAME.SETTING, NAME being one of this run's stages{known}")
-    if parts[2] not in (keys := list(StageSettings.model_fields)):
-        raise ConfigError(f"{where}: unknown key{nearest(parts[2], keys)}")
 
 
 def put(run: dict[str, Any], path: Path, value: Any) -> None:
-    """Set what `resolve` found, making the blocks on the way; a model given by its preset's name becomes
-    one."""
-    *parents, last = path
+    """Set what `resolve` returned. Blocks on the way are copied, since YAML lets several share one, or made:
+    of a model's preset, and of what a stage has from the run's defaults. What is no block at all is left for
+    the schema to refuse."""
     here: Any = run
-    for i, part in enumerate(parents):
-        if i and parents[i - 1] == "stages":
-            here = next(stage for stage in here if stage["name"] == part)
-            continue
-        inner = here.get(part)
-        if part == "model" and isinstance(inner, str):
+    inherited: Any = None
+    if path[0] == "stages":
+        run["stages"] = [dict(one) if isinstance(one, dict) else one for one in run["stages"]]
+        here = next(one for one in _stages(run) if str(one.get("name")) == path[1])
+        inherited, path = run.get("defaults"), path[2:]
+    *blocks, last = path
+    for step in blocks:
+        inner = here.get(step, inherited.get(step) if isinstance(inherited, dict) else None)
+        if step == "model" and isinstance(inner, str):
             inner = {"preset": inner}
-        here[part] = {} if inner is None else inner
-        here = here[part]
-    here[last] = value
+        if not isinstance(inner, dict | None):
+            return
+        here[step] = dict(inner or {})
+        here, inherited = here[step], None
+    here[last] = copy.deepcopy(value)
 
 
-def _family_of(run: dict[str, Any]) -> type[ModelConfig]:
-    """The schema of a run's model; of one that is wrong itself, what all families share."""
+def _stages(run: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in run.get("stages") or [] if isinstance(one, dict)]
+
+
+def _family(run: dict[str, Any]) -> type[ModelConfig]:
+    """The schema of a run's model; of one that is wrong itself or not there, that of the family implied."""
     try:
         return family_config(model_block(run.get("model"))["family"])
     except (ConfigError, TypeError):
-        return ModelConfig
+        return family_config(ModelConfig.model_fields["family"].default)
 
 
 # ------------------------------------------------------------------------------------- the schema, by steps

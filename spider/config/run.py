@@ -175,11 +175,11 @@ class RunSettings(Block):
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the weights, the order of the data, and every step's noise."""
     precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
-    """auto: what the warm-up measured to be fastest."""
+    """Of matrix products; auto: what the warm-up measured to be fastest."""
     fp8_recipe: Fp8Recipe = "tensorwise"
     """What shares a scale in fp8: a tensor, a row, or a row with weight gradients left in bf16."""
     compile: bool | None = None
-    """null: compile on a GPU, not on a CPU."""
+    """Use torch.compile (null: on a GPU, not on a CPU)."""
     kernels: Literal["auto", "triton", "torch"] = "auto"
     """Of experts and Engram: our own in Triton, or the same in torch; auto: Triton on a GPU."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

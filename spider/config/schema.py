@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import copy
+from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr
 
@@ -22,12 +23,36 @@ class Config(Block):
     tracking: TrackingConfig = TrackingConfig()
     scaling: str | None = None
     """Fit a scaling law to this run's grid, over models and ``target_flops`` (docs/sweeps.md)."""
+    _written: dict[str, Any] = PrivateAttr(default_factory=dict)
     _sweeps: dict[str, list[str]] = PrivateAttr(default_factory=dict)
+
+    def remember(self, written: dict[str, Any], sweeps: dict[str, list[str]]) -> None:
+        """What this was read from, runs in the place of their grids; and the names of each grid's runs."""
+        self._written.update(written)
+        self._sweeps.update(sweeps)
 
     @property
     def sweeps(self) -> dict[str, list[str]]:
         """Of each block with a grid, the names of the runs that it became."""
         return self._sweeps
+
+    def written(self) -> dict[str, Any]:
+        """A copy of the mapping that this was read from, runs in the place of their grids."""
+        return copy.deepcopy(self._written)
+
+    def choose(self, run: str | None = None, stage: str | None = None) -> tuple[str, str]:
+        """The run and stage meant: where none is named, the only run, and a run's first stage.
+
+        Raises:
+            ConfigError: no run is named and there are several.
+        """
+        if run is None:
+            if len(self.runs) > 1:
+                raise ConfigError(
+                    f"which run? The configuration has several, name one: {', '.join(self.runs)}"
+                )
+            run = next(iter(self.runs))
+        return run, stage or self.run(run).stages[0].name
 
     def stage(self, run_name: str, stage_name: str) -> StageSpec:
         """Resolve one stage: its own settings over the run's defaults over the schema's."""

@@ -1,8 +1,4 @@
-"""Training by hand: a stage of the configuration with some of its settings given on the spot.
-
-Settings come, under the seeds' names, from the command line, else from the environment, else from the
-configuration. What they make of it is validated as a configuration again, so a flag can ask for nothing that
-a file could not, and the messages are the same.
+"""Which training a command means: its stage as set, the folder it happens in, and what it starts from.
 
 A stage as the configuration has it trains where the workflow would train it. Any other training is a run of
 its own, ``{run}-{digest of what differs}``, beside the configuration's in the results folder: the workflow
@@ -12,51 +8,15 @@ experiment. Only ``ckpt_dir`` puts it elsewhere.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from spider.checkpoints.load import locate
-from spider.config import Config, ConfigError, StageSpec, load_config
-from spider.data.encode import encode_part
-from spider.data.shards import build_metadata, load_metadata
-from spider.files import digest, replacing
-from spider.results import Results
-
-#: The command line's names of settings that a stage has (``target_tokens`` is its ``tokens``), and a run.
-STAGE_SETTINGS = (
-    "seq_len",
-    "micro_batch",
-    "grad_accum",
-    "n_loops",
-    "lr",
-    "max_steps",
-    "target_tokens",
-    "ckpt_every",
-)
-RUN_SETTINGS = ("precision", "fp8_recipe", "parallel", "compile", "kernels")
-
-MOCK = "mock"
-_MOCK_DOCUMENTS = 2000
-_MOCK_WORDS = (
-    "time",
-    "way",
-    "day",
-    "thing",
-    "world",
-    "life",
-    "hand",
-    "part",
-    "place",
-    "case",
-    "week",
-    "point",
-)
+from spider.config import Config, ConfigError, StageSpec
+from spider.data.mock import MOCK, make_mock_data
+from spider.data.shards import load_metadata
+from spider.files import digest
+from spider.results import Results, StageFolder
 
 
 @dataclass(frozen=True)
@@ -76,7 +36,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Job:
+class Plan:
     """One training, ready to start."""
 
     spec: StageSpec
@@ -85,80 +45,42 @@ class Job:
     previous: Path | None
     """Receipt of the stage before, where the stage starts from it."""
     resume: Path | None
-    """Checkpoint to start from instead: found once, because finding the newest good one reads it whole."""
-    warmup: Path
-    """Where the measurements of a stage of this shape are, if they were made."""
+    """Checkpoint to start from instead: looked for once, since finding the newest good one reads it whole."""
+    reset_steps: bool
+    """Of that, the weights only."""
+    warmup: Path | None
+    """The measurements of a stage of this shape, if they were made."""
 
 
-def choose(config: Config, run: str | None, stage: str | None) -> tuple[str, str]:
-    """The run and stage meant: where none is named, the configuration's only run, and a run's first stage.
-
-    Raises:
-        ConfigError: no run is named and there are several.
-    """
-    if run is None:
-        if len(config.runs) > 1:
-            raise ConfigError(f"which run? The configuration has several, name one: {', '.join(config.runs)}")
-        run = next(iter(config.runs))
-    return run, stage or config.run(run).stages[0].name
-
-
-def override(config: Config, run: str, stage: str, given: Mapping[str, Any]) -> Config:
-    """The configuration with these settings of one stage, by their names on the command line.
-
-    ``max_steps`` 0 means no such limit, as the seeds had it.
-
-    Raises:
-        ConfigError: they do not go together, or with the rest of the configuration.
-    """
-    index = config.stage(run, stage).index
-    plain = config.model_dump(mode="json", exclude_unset=True, exclude={"scaling"})  # no grids are left here
-    its_run = plain["runs"][run]
-    its_stage = its_run["stages"][index]
-    for name in given.keys() & set(STAGE_SETTINGS):
-        its_stage["tokens" if name == "target_tokens" else name] = given[name]
-    if given.get("max_steps") == 0:
-        its_stage["max_steps"] = None
-    its_run |= {name: given[name] for name in RUN_SETTINGS if name in given}
-    if given.get("no_gradient_checkpointing"):
-        its_run["model"].setdefault("recurrence", {})["checkpointing"] = False
-    return load_config(plain)
-
-
-def plan(config: Config, run: str, stage: str, given: Mapping[str, Any], places: Places) -> Job:
+def plan(config: Config, changed: Config, run: str, stage: str, places: Places) -> Plan:
     """Work out one training; makes the mock data if that is asked for, and nothing else.
 
+    Args:
+        config: as it is in the file.
+        changed: with the settings that are given on the spot.
+
     Raises:
-        ConfigError: the settings make no sense, or the places contradict each other.
+        ConfigError: the places contradict each other, or the stage before is not trained.
         ValueError: ``data_dir`` holds no encoded dataset.
         CheckpointError: there is no checkpoint at ``resume``.
     """
     _check(places)
-    configured = config.stage(run, stage)
-    spec = override(config, run, stage, given).stage(run, stage)
+    spec = changed.stage(run, stage)
     results = Results(Path(config.results))
-    data = results.shards(spec.data)
+    data, elsewhere = results.shards(spec.data), None
     if places.mock_data:
         spec = _on(spec, MOCK)
     elif places.data_dir is not None and places.data_dir.resolve() != data.resolve():
-        data = places.data_dir
+        data = elsewhere = places.data_dir
         spec = _on(spec, load_metadata(data)["dataset"])
-    foreign = places.mock_data or data is places.data_dir
     warmup = results.warmup(run, spec.shape)
-    before = config.run(run).stages[: spec.index]
-    previous = results.stage(run, before[-1].name) / "train.json" if before else None
-    if previous is not None and places.resume is None and not previous.exists():
-        raise ConfigError(
-            f"{run}/{stage}: starts from stage {before[-1].name}, which is not trained ({previous} is "
-            "missing); train that first, or name with --resume what to start from"
-        )
+    previous = None if places.resume else _receipt_before(config, results, run, spec)
 
+    starts = [str(path.resolve()) if path else None for path in (elsewhere, places.resume)]
     if places.ckpt_dir is not None:
         folder = places.ckpt_dir
     else:
-        if spec.identity != configured.identity or foreign or places.resume is not None:
-            elsewhere = places.data_dir if foreign else None
-            starts = [str(path.resolve()) if path else None for path in (elsewhere, places.resume)]
+        if spec.identity != config.stage(run, stage).identity or any(starts) or places.mock_data:
             mark = digest([spec.deciding(), *starts, places.reset_steps])[:8]
             spec = spec.model_copy(update={"run": f"{run}-{mark}"})
         folder = results.stage(spec.run, stage)
@@ -168,7 +90,21 @@ def plan(config: Config, run: str, stage: str, given: Mapping[str, Any], places:
     if places.mock_data:
         data = folder / "mock_data"
         make_mock_data(data)
-    return Job(spec, folder, data, None if resume else previous, resume, warmup)
+    return Plan(spec, folder, data, previous, resume, places.reset_steps, warmup if warmup.exists() else None)
+
+
+def _receipt_before(config: Config, results: Results, run: str, spec: StageSpec) -> Path | None:
+    """The receipt of the stage before; of the first stage, None."""
+    if spec.index == 0:
+        return None
+    before = config.run(run).stages[spec.index - 1].name
+    receipt = StageFolder(results.stage(run, before)).receipt
+    if not receipt.exists():
+        raise ConfigError(
+            f"{run}/{spec.stage}: starts from stage {before}, which is not trained ({receipt} is missing); "
+            "train that first, or name with --resume what to start from"
+        )
+    return receipt
 
 
 def _check(places: Places) -> None:
@@ -195,25 +131,3 @@ def _on(spec: StageSpec, data: str) -> StageSpec:
     """The stage on shards that the configuration does not know."""
     settings = spec.settings.model_copy(update={"data": data})
     return spec.model_copy(update={"data": data, "stream": None, "settings": settings})
-
-
-def make_mock_data(folder: Path) -> None:
-    """Encode a megabyte of made-up text into ``folder``, the same in every call; keep it if it is there."""
-    if (folder / "metadata.json").exists():
-        load_metadata(folder)
-        return
-    parquet = folder / "000.parquet"
-    with replacing(parquet) as beside:
-        texts = list(_mock_texts())
-        pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(len(texts))]}), beside)
-    encode_part(parquet, folder, "000")
-    build_metadata(folder, MOCK, source={"kind": MOCK, "documents": _MOCK_DOCUMENTS}, parts=["000"])
-
-
-def _mock_texts() -> Iterator[str]:
-    """Sentences of common words, drawn so that some are far likelier than others, as in any language."""
-    draw = random.Random(0)
-    weights = [1 / rank for rank in range(1, len(_MOCK_WORDS) + 1)]
-    for _ in range(_MOCK_DOCUMENTS):
-        words = draw.choices(_MOCK_WORDS, weights, k=draw.randint(20, 200))
-        yield " ".join(words).capitalize() + ".\n"

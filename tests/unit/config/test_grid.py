@@ -3,9 +3,8 @@ import copy
 import pytest
 import yaml
 
-from spider.config import ConfigError, load_config
+from spider.config import ConfigError, Given, load_config, with_settings
 from spider.config.grid import LIMIT
-from spider.training.plan import override
 
 BASE = """
 datasets: {docs: {source: {kind: pydocs}}}
@@ -117,5 +116,6 @@ def test_a_run_of_a_sweep_that_has_a_law_is_trained_like_any_other():
     plain = config_with(f"{{model: {models}, target_flops: [1.0e+9, 2.0e+9]}}", stages=[{"name": "main"}])
     config = load_config(plain | {"scaling": "demo"})
     spec = config.stage("demo-a-target_flops1e9", "main")
-    assert override(config, spec.run, "main", {}).stage(spec.run, "main") == spec
-    assert override(config, spec.run, "main", {"lr": 0.5}).stage(spec.run, "main").settings.lr == 0.5
+    assert with_settings(config, spec.run, "main", [])[0].stage(spec.run, "main") == spec
+    changed, _ = with_settings(config, spec.run, "main", [Given("--lr", "lr", 0.5)])
+    assert changed.stage(spec.run, "main").settings.lr == 0.5

@@ -21,10 +21,12 @@ from spider import files
 from spider.checkpoints.export import export
 from spider.checkpoints.format import steps
 from spider.cli import cli
-from spider.config import ConfigError, load_config
+from spider.cli.settings import ALIASES
+from spider.config import ConfigError, Given, load_config, with_settings
+from spider.data.mock import make_mock_data
 from spider.data.shards import verify
 from spider.errors import RESUME_ME, TrainingError
-from spider.training.plan import Places, choose, make_mock_data, override, plan
+from spider.training.plan import Places, plan
 from tests.unit.small_training import DEFAULTS, MODEL, REPO
 
 VARIABLES = ("SEQ_LEN", "MICRO_BATCH", "GRAD_ACCUM", "N_LOOPS", "LR", "TARGET_TOKENS", "CKPT_EVERY")
@@ -126,7 +128,8 @@ def manifest(stage: Path) -> dict[str, Any]:
 )
 def test_a_setting_changes_its_own_field_of_its_own_stage(project, flag, value, path):
     before = project.config
-    after = override(before, "r", "b", {flag: value})
+    (path_of_flag,) = (alias.path for alias in ALIASES if alias.name == flag)
+    after, _ = with_settings(before, "r", "b", [Given(f"--{flag}", path_of_flag, value)])
     first, second = after.stage("r", "a"), after.stage("r", "b").model_dump()
     expected = before.stage("r", "b").model_dump()
     *block, leaf = path.split(".")
@@ -181,6 +184,79 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_config
     assert "settings: seq_len 40 (SEQ_LEN), lr 0.0001 (--lr); all others from " in said.output
 
 
+def test_anything_of_the_run_can_be_set_by_its_path(project):
+    said = project.train(
+        *("r", "a", "lr=4e-3", "model.recurrence.loops=3", "optimizer.kind=adamw8bit", "seed=5"),
+        *(
+            "ema.decay=0.9",
+            "stages.a.max_steps=2",
+            "defaults.ckpt_every=2",
+            "--ckpt_dir",
+            project.folder / "x",
+        ),
+        SEQ_LEN="40",
+        LR="1e-4",
+    )
+    assert said.exit_code == 0, said.output
+    spec = manifest(project.folder / "x")["spec"]
+    settings = spec["settings"]
+    assert (settings["lr"], settings["n_loops"], settings["max_steps"]) == (4e-3, 3, 2)
+    assert (settings["ema"]["decay"], settings["ckpt_every"], settings["seq_len"]) == (0.9, 2, 40)
+    assert (spec["optimizer"]["kind"], spec["seed"], spec["model"]["recurrence"]["loops"]) == (
+        "adamw8bit",
+        5,
+        3,
+    )
+    assert "settings: seq_len 40 (SEQ_LEN), lr 0.004 (lr=4e-3), model.recurrence.loops 3" in said.output
+
+
+def test_a_setting_of_the_stage_goes_before_the_file_whatever_the_file_sets_it_in(project):
+    run = project.plain["runs"]["r"]
+    run["defaults"]["ema"] = {"decay": 0.9, "start_step": 4}
+    run["stages"][1]["lr"] = 0.25
+    for key, value in (("lr", 0.5), ("defaults.lr", 0.5), ("stages.b.lr", 0.5)):
+        changed, _ = with_settings(project.config, "r", "b", [Given(key, key, value)])
+        assert changed.stage("r", "b").settings.lr == 0.5
+        assert changed.stage("r", "a") == project.config.stage("r", "a")
+    changed, _ = with_settings(project.config, "r", "b", [Given("", "ema.decay", 0.5)])
+    ema = changed.stage("r", "b").settings.ema
+    assert (ema.decay, ema.start_step) == (0.5, 4)
+    assert changed.stage("r", "a") == project.config.stage("r", "a")
+
+
+def test_a_model_is_chosen_before_its_parts_are_set(project):
+    given = [Given("", "model.hidden", 64), Given("", "model", "tiny")]
+    model = with_settings(project.config, "r", "a", given)[0].runs["r"].model
+    assert (model.preset, model.hidden, model.ffn_hidden) == ("tiny", 64, 512)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("lrr=1", 'lrr=1: unknown key; did you mean "lr"?'),
+        ("model.recurrence.lops=1", 'model.recurrence.lops=1: unknown key; did you mean "loops"?'),
+        ("lr=1e-3 --lr 2e-3", "--lr and lr=1e-3 are the same setting; give one of them"),
+        ("lr=1 stages.a.lr=2", "lr=1 and stages.a.lr=2 are the same setting"),
+        ("model.n_loops=1 model.recurrence.loops=2", "are the same setting"),
+        ("model.recurrence.loops=2 n_loops=3", "trains with n_loops, whatever the model's loops"),
+        ("stages.b.lr=1", "stages.b.lr=1: is a setting of stage b, and this is about stage a"),
+        ("stages.c.lr=1", "NAME being one of this run's stages (there are: a, b)"),
+        ("lr=[1", "lr=[1: '[1' is not a value as YAML has them"),
+        ("lr=fast", "lr=fast: must be a number (got 'fast')"),
+        ("model.hidden=-1", "model.hidden=-1: must be positive (got -1)"),
+        ('ema={"decay":2}', 'ema={"decay":2}.decay: must be below 1.0'),
+        ("keep_every=4", "keep_every=4: must be a multiple of ckpt_every"),
+        ("r a lr 4", "unexpected lr, 4; a setting is written PATH=VALUE"),
+        ("grid={}", "grid={}: unknown key"),
+    ],
+)
+def test_a_wrong_setting_is_explained_in_the_words_it_was_given_in(project, words, message):
+    said = project.train(*words.split())
+    assert said.exit_code == 2
+    assert message in said.output
+    assert not (project.folder / "results/runs").exists()
+
+
 def test_every_variable_of_the_seeds_is_read(project):
     values = dict(zip(VARIABLES, ("40", "2", "3", "1", "1e-4", "5000", "2"), strict=True))
     said = project.train("--max_steps", 2, "--ckpt_dir", project.folder / "x", **values)
@@ -203,9 +279,11 @@ def test_a_job_of_a_workflow_takes_nothing_from_the_environment_and_says_so_once
 def test_a_stage_as_configured_trains_where_the_workflow_does(trained):
     assert manifest(trained.configured)["identity"] == trained.config.stage("r", "a").identity
     assert (trained.configured / "train.json").exists()
-    bookkeeping = plan(trained.config, "r", "a", {"ckpt_every": 1, "lr": DEFAULTS["lr"]}, Places())
+    config = trained.config
+    given = [Given("--ckpt_every", "ckpt_every", 1), Given("--lr", "lr", DEFAULTS["lr"])]
+    bookkeeping = plan(config, with_settings(config, "r", "a", given)[0], "r", "a", Places())
     assert bookkeeping.folder == trained.configured
-    same_data = plan(trained.config, "r", "a", {}, Places(data_dir=trained.folder / "results/shards/toy"))
+    same_data = plan(config, config, "r", "a", Places(data_dir=trained.folder / "results/shards/toy"))
     assert same_data.folder == trained.configured
 
 
@@ -344,17 +422,17 @@ def test_activation_checkpointing_may_change_with_a_resume_and_the_model_may_not
 
 
 def test_without_names_it_is_the_only_run_and_its_first_stage(project):
-    assert choose(project.config, None, None) == ("r", "a")
-    assert choose(project.config, "r", "b") == ("r", "b")
+    assert project.config.choose() == ("r", "a")
+    assert project.config.choose("r", "b") == ("r", "b")
     project.plain["runs"]["s"] = project.plain["runs"]["r"]
     with pytest.raises(ConfigError, match="several, name one: r, s"):
-        choose(project.config, None, None)
+        project.config.choose()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--precision", "int3"], "Invalid value for '--precision'"),
+        (["--precision", "int3"], "--precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32' (got 'int3')"),
         (["--resume", "nowhere"], "Path 'nowhere' does not exist"),
         (["--resume", "{folder}"], "neither a checkpoint, nor a stage folder, nor an exported folder"),
         (["--resume", "{folder}/old.pt"], "spider checkpoint import"),
@@ -362,7 +440,7 @@ def test_without_names_it_is_the_only_run_and_its_first_stage(project):
         (["--data_dir", "{folder}", "--mock_data"], "give --mock_data or --data_dir, not both"),
         (["--reset_steps"], "--reset_steps: needs --resume"),
         (["--max_steps", "0"], "needs tokens, max_steps"),
-        (["--lr", "0"], "Invalid value for '--lr'"),
+        (["--lr", "0"], "--lr: must be positive (got 0)"),
         (["r", "c"], "no stage 'c'"),
         (["r", "b", "--mock_data"], "r/b: starts from stage a, which is not trained"),
     ],

@@ -1,0 +1,119 @@
+"""Settings on the command line: ``PATH=VALUE`` in general, and the flags and variables of the seeds.
+
+The flags are a table of aliases of paths; what each is for, and what it may be, is the schema's to say. A
+setting comes from the command line, else from the environment, else from the configuration.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_args
+
+import click
+from click.core import ParameterSource
+
+from spider.cli.session import log
+from spider.config import Given, Run, StageSettings
+
+
+class Alias(NamedTuple):
+    """The flag ``--name``; one that begins with ``no_`` sets false."""
+
+    name: str
+    path: str
+    variable: bool = False
+    """Whether the variable ``NAME`` sets it where the command line does not."""
+    help: str = ""
+    """What the schema does not say."""
+
+
+ALIASES = (
+    Alias("seq_len", "seq_len", variable=True),
+    Alias("micro_batch", "micro_batch", variable=True),
+    Alias("grad_accum", "grad_accum", variable=True),
+    Alias("n_loops", "n_loops", variable=True),
+    Alias("lr", "lr", variable=True),
+    Alias("target_tokens", "tokens", variable=True),
+    Alias("ckpt_every", "ckpt_every", variable=True),
+    Alias("max_steps", "max_steps", help="0: no such limit."),
+    Alias("precision", "precision"),
+    Alias("fp8_recipe", "fp8_recipe"),
+    Alias("parallel", "parallel"),
+    Alias("compile", "compile"),
+    Alias("kernels", "kernels"),
+    Alias(
+        "no_gradient_checkpointing", "model.gradient_checkpointing", help="Keep activations that it drops."
+    ),
+)
+_FIELDS = {**Run.model_fields, **StageSettings.model_fields}
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """``--name``, its words joined by underscores as in the configuration, or by dashes."""
+    return tuple(dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")))
+
+
+class _Option(click.Option):
+    """One of the aliases; a workflow's jobs take none from the environment, only from the configuration."""
+
+    def resolve_envvar_value(self, context: click.Context) -> str | None:
+        return None if os.environ.get("SPIDER_WORKFLOW") else super().resolve_envvar_value(context)
+
+
+def aliases(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command all of `ALIASES` as options."""
+    for name, path, variable, more in reversed(ALIASES):
+        field = _FIELDS.get(path)
+        kinds = get_args(field.annotation) if field else ()
+        said = f"{field.description if field else ''} {more}".replace("``", "").strip()
+        form: dict[str, Any] = {"metavar": "|".join(k for k in kinds if isinstance(k, str)) or "NUMBER"}
+        flags = spellings(name)
+        if name.startswith("no_"):
+            form = {"is_flag": True, "flag_value": False, "default": None}
+        elif bool in kinds:
+            flags, form = tuple(f"{flag}/--no-{flag[2:]}" for flag in flags), {"default": None}
+        envvar = name.upper() if variable else None
+        command = click.option(*flags, cls=_Option, envvar=envvar, show_envvar=True, help=said, **form)(
+            command
+        )
+    return command
+
+
+def read(context: click.Context, words: tuple[str, ...]) -> tuple[list[str], list[Given]]:
+    """The names of a run and a stage, and the settings, of a command's words, its flags and the environment.
+
+    Raises:
+        ConfigError: a value is not YAML.
+        UsageError: there are too many names.
+    """
+    names = [word for word in words if "=" not in word]
+    if len(names) > 2:
+        raise click.UsageError(f"unexpected {', '.join(names[2:])}; a setting is written PATH=VALUE", context)
+    given = []
+    for name, path, *_ in ALIASES:
+        source, value = context.get_parameter_source(name), context.params[name]
+        if source is ParameterSource.DEFAULT:
+            continue
+        if name == "max_steps" and value == "0":
+            value = "null"
+        variable = source is ParameterSource.ENVIRONMENT
+        given.append(Given.parse(name.upper() if variable else f"--{name}", path, value, variable))
+    for word in words:
+        key, equals, value = word.partition("=")
+        given += [Given.parse(word, key, value)] if equals else []
+    return names, given
+
+
+def report(context: click.Context, used: list[Given]) -> None:
+    """Log which settings are not the file's, and which variables a workflow's job has ignored."""
+    if used:
+        said = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used)
+        log.info("settings: %s; all others from %s", said, context.obj.config_path)
+    default = [a.name for a in ALIASES if context.get_parameter_source(a.name) is ParameterSource.DEFAULT]
+    ignored = [a.name.upper() for a in ALIASES if a.variable and a.name in default]
+    if ignored := [variable for variable in ignored if os.environ.get(variable)]:
+        log.warning(
+            "%s: set in the environment and ignored, the configuration alone decides what a workflow trains",
+            ", ".join(ignored),
+        )

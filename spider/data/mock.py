@@ -1,0 +1,53 @@
+"""Made-up text, for trying a training where there is no other: sentences of a dozen words.
+
+The words are drawn such that some are far likelier than others, as in any language, so that there is
+something to learn; a document is the same on every machine and in every version.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spider.config import MockSource
+from spider.data.encode import encode_part
+from spider.data.shards import build_metadata, load_metadata
+from spider.files import replacing
+
+#: The dataset that `make_mock_data` makes.
+MOCK = "mock"
+WORDS = ["time", "way", "day", "thing", "world", "life", "hand", "part", "place", "case", "week", "point"]
+
+
+def write_mock(documents: int, output: Path) -> dict[str, Any]:
+    """Write the first so many made-up documents, some 600 bytes each, into a parquet.
+
+    Returns:
+        ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written.
+    """
+    draw = random.Random(0)
+    weights = [1 / rank for rank in range(1, len(WORDS) + 1)]
+    texts = []
+    for _ in range(documents):
+        words = draw.choices(WORDS, weights, k=draw.randint(20, 200))
+        texts.append(" ".join(words).capitalize() + ".\n")
+    with replacing(output) as beside:
+        pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(documents)]}), beside)
+    return {"name": output.name, "documents": documents, "bytes": sum(map(len, texts))}
+
+
+def make_mock_data(folder: Path) -> None:
+    """Encode a megabyte of it into ``folder``, as a dataset ``mock``; keep one that is there."""
+    if (folder / "metadata.json").exists():
+        load_metadata(folder)
+        return
+    source = MockSource(kind="mock")
+    (part,) = source.parts()
+    parquet = folder / f"{part}.parquet"
+    write_mock(source.documents, parquet)
+    encode_part(parquet, folder, part)
+    build_metadata(folder, MOCK, source=source.described(), parts=[part])
