@@ -6,6 +6,10 @@
 `datasets/NAME` does a part of it. Every rule is one `spider` command that you can also run by hand.
 """
 
+from snakemake.utils import min_version
+
+min_version("9.19")  # paths by `pathvars`, in modules too
+
 if not workflow.overwrite_configfiles:
 
     configfile: "config.yaml"
@@ -14,10 +18,11 @@ if not workflow.overwrite_configfiles:
 include: "rules/common.smk"
 
 
-pathvars:
-    results=CONFIG.results,
-    logs=f"{CONFIG.results}/logs",
-    benchmarks=f"{CONFIG.results}/benchmarks",
+rule all:
+    input:
+        "<results>/report/summary.json",
+        expand("<results>/report/runs/{run}.html", run=CONFIG.runs),
+        "<results>/report/scaling.json" if CONFIG.scaling else [],
 
 
 include: "rules/data.smk"
@@ -25,48 +30,7 @@ include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
 include: "rules/scaling.smk"
-
-
-localrules:
-    all,
-
-
-rule all:
-    default_target: True
-    input:
-        "<results>/report/summary.json",
-        expand("<results>/report/runs/{run}.html", run=CONFIG.runs),
-        "<results>/report/scaling.json" if CONFIG.scaling else [],
-
-
-for run in CONFIG.runs:
-
-    rule:
-        name:
-            f"runs/{run}"
-        input:
-            [f"<results>/runs/{run}/{stage}/evaluation.json" for stage in stages(run)],
-        localrule: True
-
-
-for sweep, runs in CONFIG.sweeps.items():
-
-    rule:
-        name:
-            f"runs/{sweep}"
-        input:
-            [f"<results>/runs/{run}/{stage}/evaluation.json" for run in runs for stage in stages(run)],
-        localrule: True
-
-
-for dataset in CONFIG.datasets:
-
-    rule:
-        name:
-            f"datasets/{dataset}"
-        input:
-            metadata(dataset),
-        localrule: True
+include: "rules/parts.smk"
 
 
 onstart:

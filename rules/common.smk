@@ -4,7 +4,9 @@ Nothing here touches the network, and nothing is written while Snakemake parses:
 file again.
 """
 
+import json
 import os
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -16,21 +18,30 @@ from spider.cluster import remedies
 from spider.config import load_config
 from spider.results import check_root, write_config
 
-try:
-    CONFIG = load_config(config)
-    RESULTS = Path(CONFIG.results)
-    check_root(RESULTS)
-except ValueError as error:
-    raise WorkflowError(*str(error).splitlines())
 
-# The jobs call `spider`, which stands beside the interpreter that runs this.
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+def checked(function, argument):
+    """The function's value; what it raises for the user becomes Snakemake's error, line by line."""
+    try:
+        return function(argument)
+    except ValueError as error:
+        raise WorkflowError(*str(error).splitlines())
 
-# A scheduler's SIGTERM goes to all processes of a job. The shell has to outlive the command, which may be saving.
-shell.prefix("set -euo pipefail; trap : TERM; ")
+
+CONFIG = checked(load_config, config)
+
+
+pathvars:
+    results=CONFIG.results,
+    logs="<results>/logs",
+    benchmarks="<results>/benchmarks",
+
 
 # Every job reads the configuration of this invocation from the results folder, --config overrides included.
-SNAPSHOT = RESULTS / "config.yaml"
+# A workflow that takes this one as a module may move that folder, by its `prefix:` or `pathvars:`.
+SNAPSHOT = Path(workflow.modifier.modify_path(workflow.pathvars.apply("<results>/config.yaml")))
+RESULTS = SNAPSHOT.parent
+IS_MODULE = not workflow.modifier.is_main_snakefile()
+checked(check_root, RESULTS)
 
 
 wildcard_constraints:
@@ -41,14 +52,28 @@ wildcard_constraints:
     shape="[0-9a-f]{16}",
 
 
+def command(wildcards, output):
+    """What the command of every job begins with: the `spider` beside this interpreter, and its configuration.
+
+    A scheduler's SIGTERM goes to all processes of a job; the trap has the shell outlive the command, which may
+    be saving. The handlers of a module do not run: there, each job is handed what they would have written.
+    It asks for ``output`` because Snakemake does not record a param that does: where a thing lies is no reason
+    to make another again.
+    """
+    words = [Path(sys.executable).with_name("spider"), "--config", SNAPSHOT]
+    if IS_MODULE:
+        words += ["--configure", json.dumps({**config, "results": str(RESULTS)})]
+    return f"trap : TERM; {shlex.join(map(str, words))}"
+
+
 def stages(run):
     """Names of a run's stages, in order."""
     return [stage.name for stage in CONFIG.runs[run].stages]
 
 
-def all_stages():
-    """Every (run, stage) of the configuration."""
-    return [(run, stage) for run in CONFIG.runs for stage in stages(run)]
+def evaluations(runs):
+    """What is known of these runs: the evaluation of each of their stages."""
+    return [f"<results>/runs/{run}/{stage}/evaluation.json" for run in runs for stage in stages(run)]
 
 
 def stage_spec(wildcards):
@@ -82,13 +107,13 @@ def encoding_identity(wildcards):
 def local_file(wildcards):
     """The user's own file behind a part, so that editing it runs the import again."""
     source = CONFIG.datasets[wildcards.dataset].source
-    return [items(wildcards.dataset)[int(wildcards.part)]] if source.kind == "local" else []
+    return local(items(wildcards.dataset)[int(wildcards.part)]) if source.kind == "local" else []
 
 
 def part_files(pattern, dataset):
     """One file for each part of a dataset."""
     parts = CONFIG.datasets[dataset].source.parts()
-    return expand("<results>/" + pattern, dataset=dataset, part=parts)
+    return expand(f"<results>/{pattern}", dataset=dataset, part=parts)
 
 
 def metadata(dataset):
@@ -135,7 +160,7 @@ def training_time(wildcards, attempt):
 
 def finish(status):
     """Close the tracked run of this invocation; after a success, show what was reached."""
-    tracking.close_pipeline(RESULTS, os.environ["SPIDER_WORKFLOW"], status)
+    tracking.close_pipeline(RESULTS, os.environ.get("SPIDER_WORKFLOW", ""), status)
     summary = RESULTS / "report/summary.json"
     if status == "finished" and summary.exists():
         from spider.report.screen import final_screen

@@ -15,9 +15,10 @@ rule download:
         mem_mb=2000,
         runtime=longer(240),
     params:
+        spider=command,
         identity=raw_identity,
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} download {wildcards.dataset} {wildcards.part} --output {output.parquet:q}"
+        "{params.spider} --log {log:q} download {wildcards.dataset} {wildcards.part} --output {output.parquet:q}"
 
 
 rule encode:
@@ -34,9 +35,10 @@ rule encode:
         mem_mb=2000,
         runtime=longer(120),
     params:
+        spider=command,
         identity=encoding_identity,
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} encode {wildcards.dataset} {wildcards.part} {input:q}"
+        "{params.spider} --log {log:q} encode {wildcards.dataset} {wildcards.part} {input:q}"
 
 
 rule index:
@@ -53,6 +55,7 @@ rule index:
         mem_mb=1000,
         runtime=longer(10),
     params:
+        spider=command,
         identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].described(),
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} index {wildcards.dataset} --output {output:q}"
+        "{params.spider} --log {log:q} index {wildcards.dataset} --output {output:q}"

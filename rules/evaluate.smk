@@ -59,14 +59,15 @@ rule evaluate:
         mem_mb=job_resource("mem_mb"),
         runtime=longer(30),
     params:
+        spider=command,
         identity=lambda wildcards: stage_spec(wildcards).evaluation.changed(),
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --threads {threads}"
+        "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --threads {threads}"
 
 
 rule compare:
     input:
-        [f"<results>/runs/{run}/{stage}/evaluation.json" for run, stage in all_stages()],
+        evaluations(CONFIG.runs),
     output:
         "<results>/report/table.md",
         report(
@@ -95,5 +96,7 @@ rule compare:
     resources:
         mem_mb=2000,
         runtime=longer(10),
+    params:
+        spider=command,
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} compare --output {output.summary:q}"
+        "{params.spider} --log {log:q} compare --output {output.summary:q}"

@@ -18,5 +18,7 @@ rule report:
     resources:
         mem_mb=2000,
         runtime=longer(10),
+    params:
+        spider=command,
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} report {wildcards.run} --output {output:q}"
+        "{params.spider} --log {log:q} report {wildcards.run} --output {output:q}"

@@ -4,11 +4,7 @@ if CONFIG.scaling:
 
     rule scaling:
         input:
-            [
-                f"<results>/runs/{run}/{stage}/evaluation.json"
-                for run in CONFIG.sweeps[CONFIG.scaling]
-                for stage in stages(run)
-            ],
+            evaluations(CONFIG.sweeps[CONFIG.scaling]),
         output:
             multiext("<results>/report/scaling", ".json", ".md"),
             report(
@@ -24,5 +20,7 @@ if CONFIG.scaling:
         resources:
             mem_mb=2000,
             runtime=longer(10),
+        params:
+            spider=command,
         shell:
-            "spider --config {SNAPSHOT:q} --log {log:q} scaling --output {output[0]:q}"
+            "{params.spider} --log {log:q} scaling --output {output[0]:q}"

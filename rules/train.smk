@@ -20,9 +20,10 @@ rule warmup:
         mem_mb=job_resource("mem_mb"),
         runtime=longer(30),
     params:
+        spider=command,
         stage=lambda wildcards: stage_of_shape(wildcards.run, wildcards.shape),
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} warmup {wildcards.run} {params.stage} --threads {threads}"
+        "{params.spider} --log {log:q} warmup {wildcards.run} {params.stage} --threads {threads}"
 
 
 rule train:
@@ -48,7 +49,8 @@ rule train:
         tasks=on_several_nodes(int),
         tasks_per_gpu=on_several_nodes(0),
     params:
+        spider=command,
         identity=lambda wildcards: stage_spec(wildcards).identity,
     shell:
-        "spider --config {SNAPSHOT:q} --log {log:q} train {wildcards.run} {wildcards.stage} "
+        "{params.spider} --log {log:q} train {wildcards.run} {wildcards.stage} "
         "--threads {threads} --processes {resources.processes} --nodes {resources.nodes} --output {output:q}"

@@ -115,3 +115,9 @@ def write_config(path: Path, config: dict[str, Any]) -> None:
     """Keep the configuration of this invocation in the results folder, where its jobs read it."""
     open_root(path.parent)
     write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+
+
+def keep_config(path: Path, config: dict[str, Any]) -> None:
+    """The same where no handler of the workflow ran: each job may call it, and writes only what is new."""
+    if not path.exists() or yaml.safe_load(path.read_text(encoding="utf-8")) != config:
+        write_config(path, config)

@@ -9,6 +9,8 @@ import shutil
 
 import pytest
 
+from .debian import left_out
+
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -29,9 +31,12 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Registers and spills of the kernels that were compiled."""
+    """Registers and spills of the kernels that were compiled; what was left out, in one line."""
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
     kernels = [told for report in reports for name, told in report.user_properties if name == "kernel"]
     if kernels:
         terminalreporter.section("kernels compiled")
         terminalreporter.write_line("\n".join(sorted(set(kernels))))
+    skipped = [report.longrepr for report in terminalreporter.getreports("skipped")]
+    if line := left_out([skip[2] for skip in skipped if isinstance(skip, tuple)]):
+        terminalreporter.write_line(line)

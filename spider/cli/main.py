@@ -8,6 +8,7 @@ the message explains, 2 wrong usage, 75 (EX_TEMPFAIL) stopped by a signal with e
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import sys
@@ -19,6 +20,7 @@ import click
 import spider
 from spider.cli import checkpoint, data, evaluate, model, track, train
 from spider.cli.session import FILE, Session, log
+from spider.results import keep_config
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -31,9 +33,10 @@ from spider.cli.session import FILE, Session, log
     show_default=True,
     help="Configuration to read; the workflow passes the copy in its results folder.",
 )
+@click.option("--configure", metavar="JSON", help="Write this to --config first, unless that says the same.")
 @click.option("--log", "log_path", type=FILE, help="Also write the log to this file.")
 @click.pass_context
-def cli(context: click.Context, config_path: Path, log_path: Path | None) -> None:
+def cli(context: click.Context, config_path: Path, configure: str | None, log_path: Path | None) -> None:
     """Raw text to a trained, evaluated, tracked byte-level language model."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if log_path:
@@ -44,6 +47,8 @@ def cli(context: click.Context, config_path: Path, log_path: Path | None) -> Non
         handler.setFormatter(form)
     logging.basicConfig(handlers=handlers, level=logging.WARNING, force=True)
     log.setLevel(logging.INFO)
+    if configure:
+        keep_config(config_path, json.loads(configure))
     context.obj = Session(config_path)
 
 

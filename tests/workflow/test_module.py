@@ -1,0 +1,114 @@
+"""A workflow of somebody else that takes ours as a module, and uses what it trained in a rule of its own."""
+
+import pytest
+import yaml
+
+from spider.files import read_json
+
+from .conftest import ROOT, SNAKEMAKE, Workflow
+
+#: What it calls its own must not meet what we call ours. Its shell is `sh`, of which ours must know nothing.
+FOREIGN = """
+CONFIG, RESULTS, SNAPSHOT = config["threshold"], "mine", None
+
+pathvars:
+    results="mine"
+
+rule target:
+    input:
+        "mine/verdict.txt"
+
+module spider:
+    snakefile: "{snakefile}"
+    config: config["spider"]
+    {prefix}
+
+use rule * from spider {renamed}
+
+rule judge:
+    input:
+        "{results}/runs/small/second/evaluation.json"
+    output:
+        "<results>/verdict.txt"
+    log:
+        "<results>/judge.log"
+    run:
+        import json
+        bpb = json.load(open(input[0]))["bpb"]
+        open(output[0], "w").write(f"{{'good' if bpb < CONFIG else 'bad'}} {{bpb}}")
+"""
+
+#: Rules that both have; they need names that tell them apart.
+HOMONYMS = """
+rule all:
+    input:
+        rules.target.input
+
+rule train:
+    shell:
+        "false"
+"""
+
+
+class Foreign(Workflow):
+    """A folder with a workflow of its own, whose configuration has Spider's as one of its blocks."""
+
+    def say(self, prefix="", renamed="", results="results", rest=""):
+        text = FOREIGN.format(
+            snakefile=ROOT / "Snakefile",
+            prefix=f'prefix: "{prefix}"' if prefix else "",
+            renamed=renamed,
+            results=results,
+        )
+        (self.folder / "Snakefile").write_text(text + rest)
+        return self
+
+    def command(self, *arguments):
+        config = {"threshold": 9, "spider": self.config}
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        options = ["--configfile", "config.yaml", "--rerun-triggers", "mtime", "input", "params", "--cores", "2"]
+        return [str(SNAKEMAKE), *options, *arguments]
+
+    def verdict(self, results):
+        said, bpb = (self.folder / "mine/verdict.txt").read_text().split()
+        evaluation = read_json(self.folder / results / "runs/small/second/evaluation.json")
+        return said, float(bpb) == evaluation["bpb"]
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """Tracking is on: where no handler opened an invocation, a job records itself, as by hand."""
+    made = Foreign(tmp_path)
+    for stage in made.run["stages"]:
+        stage["max_steps"] = 8
+    return made
+
+
+def test_rules_under_other_names_train_and_what_they_made_is_used(foreign):
+    foreign.say(renamed="as spider_*", rest=HOMONYMS)
+    output = foreign()
+    assert "spider_train" in output
+    assert foreign.verdict("results") == ("good", True)
+    snapshot = yaml.safe_load((foreign.results / "config.yaml").read_text())
+    assert snapshot == {**foreign.config, "results": "results"}
+
+    assert "Nothing to be done" in foreign("--dry-run")
+    foreign.say()  # neither do the same rules under their own names find anything to do
+    assert "Nothing to be done" in foreign("--dry-run")
+    alone = Workflow(foreign.folder)
+    alone.config = foreign.config
+    # What the foreign workflow has no use for is all that is left to do without it.
+    assert alone.planned() == {"evaluate": 1, "compare": 1, "report": 1}
+
+    foreign.run["stages"][1]["lr"] = 5e-4  # the jobs read what changed
+    foreign()
+    assert read_json(foreign.stage("second") / "train.json")["spec"]["lr"] == 5e-4
+
+
+def test_a_prefix_moves_all_that_is_made(foreign):
+    foreign.say(prefix="byte", results="byte/results")
+    foreign("datasets/text", "target")
+    assert foreign.verdict("byte/results") == ("good", True)
+    assert not foreign.results.exists()
+    assert (foreign.folder / "byte/results/logs/train/small/second.log").exists()
+    assert "Nothing to be done" in foreign("--dry-run")
