@@ -6,8 +6,7 @@ order, so the mapping is stable and the same on every run. Each expert's segment
 0..E-1 is masked: it gets no row.
 
 P has to be known before the indices are, or the host waits for the device. So P is the largest that N, K, E
-and the alignment allow, and the rows behind the last segment are padding. ``exact=True`` waits and cuts them
-off.
+and the alignment allow, and the rows behind the last segment are padding.
 
 Bytes: the choices twice, the maps once, 16 N K + 4 N K + 12 P. Launches are what costs; there are two. The
 first counts each block's entries by expert. In the second every block sums the counts of all blocks (E
@@ -44,19 +43,12 @@ class FusedMapping(NamedTuple):
     """Rows that are not padding."""
 
 
-def get_fused_mapping(
-    chosen_NK: Tensor, experts: int, alignment: int = 1, *, exact: bool = False
-) -> FusedMapping:
+def get_fused_mapping(chosen_NK: Tensor, experts: int, alignment: int = 1) -> FusedMapping:
     """The rows of each expert for the choices ``chosen_NK``, int32 or int64, -1 where masked.
 
     Raises ``ValueError`` where the shape is not (N, K) or a number is not positive.
     """
-    mapping = FusedMapping(*fused_mapping(chosen_NK, experts, alignment))
-    if not exact:
-        return mapping
-    rows = int(mapping.end_E[-1])
-    expert_P, token_P, entry_P = (m[:rows] for m in mapping[:3])
-    return mapping._replace(pos_to_expert_P=expert_P, pos_to_token_P=token_P, pos_to_entry_P=entry_P)
+    return FusedMapping(*fused_mapping(chosen_NK, experts, alignment))
 
 
 def static_rows(entries: int, experts: int, alignment: int) -> int:
