@@ -23,8 +23,7 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     from spider.data import hub, local, mock, pydocs
 
     spec = session.dataset(dataset)
-    source = spec.source
-    item = source.item(part)
+    source, item = spec.source, spec.source.item(part)
     params = {"kind": source.kind, "item": item}
     with session.tracked("download", f"{dataset}/{part}", params, [], [output]) as job:
         if isinstance(source, MockSource):
@@ -52,7 +51,7 @@ def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
     """Widen one parquet file into uint16 shards, one for each split."""
     from spider.data.encode import encode_part
 
-    settings = session.dataset(dataset).model_dump(exclude={"source"})
+    settings = session.dataset(dataset).encoding()
     folder = session.results.shards(dataset)
     outputs = [folder / split / f"{part}.bin" for split in ("train", "validation")]
     with session.tracked("encode", f"{dataset}/{part}", settings, [parquet], outputs) as job:
@@ -73,8 +72,7 @@ def index(session: Session, dataset: str, output: Path) -> None:
     from spider.data.shards import build_metadata
 
     spec = session.dataset(dataset)
-    settings = spec.model_dump(exclude={"source"})
-    parts = spec.source.parts()
+    settings, parts = spec.encoding(), spec.source.parts()
     records = [output.parent / "train" / f"{part}.json" for part in parts]
     origins = [read_json(session.results.raw(dataset, part).with_suffix(".json")) for part in parts]
     source = spec.source.described() | {"files": origins}
@@ -108,27 +106,22 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
     """Print a dataset's statistics and the beginning of its text."""
     from spider.data.shards import inspect
 
-    found = inspect(folder, count)
+    statistics = inspect(folder, count)
     if as_json:
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(statistics, indent=2, ensure_ascii=False))
         return
-    for split in found["splits"].values():
+    for split in statistics["splits"].values():
         split["top_bytes"] = "  ".join(f"{chr(byte)!r} {share:.1%}" for byte, share in split["top_bytes"])
-    click.echo(_lines(found))
+    click.echo(_lines(statistics))
 
 
 def _lines(value: Any, indent: str = "") -> str:
     """A nested mapping as indented lines."""
-    if not isinstance(value, dict):
-        return (
-            f"{value:,}"
-            if isinstance(value, int)
-            else f"{value:.2f}"
-            if isinstance(value, float)
-            else str(value)
-        )
-    lines = []
-    for key, inner in value.items():
-        nested = isinstance(inner, dict)
-        lines.append(f"{indent}{key}:" + ("\n" if nested else " ") + _lines(inner, indent + "  "))
-    return "\n".join(lines)
+    if isinstance(value, dict):
+        inner = {
+            key: ("\n" if isinstance(v, dict) else " ") + _lines(v, indent + "  ") for key, v in value.items()
+        }
+        return "\n".join(f"{indent}{key}:{shown}" for key, shown in inner.items())
+    return (
+        f"{value:,}" if isinstance(value, int) else f"{value:.2f}" if isinstance(value, float) else str(value)
+    )

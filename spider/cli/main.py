@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import sys
-import traceback
 from pathlib import Path
 
 import click
@@ -64,56 +63,53 @@ for _verb in (
 
 def _remedy(error: OSError) -> str:
     """An operating-system error as a sentence with what to do."""
-    where = f"{error.filename}: " if error.filename else ""
     hints = {
         errno.ENOSPC: "no space left on the disk; free some and run the same command again",
         errno.EDQUOT: "disk quota exceeded; free some space and run the same command again",
         errno.EROFS: "the file system is read-only; name a writable folder under `results:`",
         errno.EACCES: "permission denied; name a folder you may write under `results:`",
     }
+    where = f"{error.filename}: " if error.filename else ""
     return where + hints.get(error.errno or 0, error.strerror or str(error))
 
 
-def main() -> None:
-    """Run the command line; one of several processes leaves without taking torch down.
-
-    A process group that goes down while an exchange is being forgotten waits for the interpreter's lock,
-    which its own destructor holds: for ever, and all other processes with it.
-    """
-    try:
-        _main()
-    except SystemExit as leaving:
-        if "LOCAL_WORLD_SIZE" not in os.environ:
-            raise
-        logging.shutdown()
-        os._exit(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
-    if "LOCAL_WORLD_SIZE" in os.environ:
-        logging.shutdown()
-        os._exit(0)
-
-
-def _main() -> None:
-    """Errors for people go to stderr as one message, bugs keep their traceback."""
+def _status() -> int:
+    """Run the command line and return its exit code. Errors for people go to stderr as one message, bugs keep
+    their traceback."""
     try:
         cli(standalone_mode=False)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         log.error("interrupted; run the same command again to go on")
-        sys.exit(130)
+        return 130
     except ValueError as error:
         log.error("error: %s", error)
-        log.debug("%s", traceback.format_exc())
-        sys.exit(1)
+        return 1
     except OSError as error:
         if error.errno is None:
             raise
         log.error("error: %s", _remedy(error))
-        sys.exit(1)
+        return 1
     except Exception as error:
-        code = getattr(error, "exit_code", None)
-        if code is None:
+        if not hasattr(error, "exit_code"):
             raise
         log.warning("%s", error)
-        sys.exit(code)
+        return int(error.exit_code)
+    return 0
+
+
+def main() -> None:
+    """The console script; one of several processes leaves without taking torch down.
+
+    A process group that goes down while an exchange is being forgotten waits for the interpreter's lock,
+    which its own destructor holds: for ever, and all other processes with it.
+    """
+    status = _status()
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        logging.shutdown()
+        os._exit(status)
+    sys.exit(status)

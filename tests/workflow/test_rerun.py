@@ -1,6 +1,8 @@
 """What is done again after a change, and what is not."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,43 @@ def test_touching_source_files_retrains_nothing(workflow):
     finally:
         for path, stat in before.items():
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+#: Gives every block of the configuration one more key, before the blocks are made.
+GROW = """
+import pydantic
+
+Meta = type(pydantic.BaseModel)
+make = Meta.__new__
+
+def grown(meta, name, bases, namespace, *rest, **options):
+    inherited = [base for one in bases for base in one.__mro__]
+    if any((base.__module__, base.__name__) == ("spider.config.block", "Block") for base in inherited):
+        namespace.setdefault("__annotations__", {})[f"new_key_of_{name.lower()}"] = int
+        namespace[f"new_key_of_{name.lower()}"] = 3
+    return make(meta, name, bases, namespace, *rest, **options)
+
+Meta.__new__ = grown
+"""
+
+
+def test_a_new_key_in_every_block_has_nothing_done_again(workflow, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(GROW)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "SPIDER_TRACKING": "off"}
+    asked = "import spider.config as c; print(*(b.__name__ for b in (c.Config, *c.Block.__subclasses__())"
+    asked += " if f'new_key_of_{b.__name__.lower()}' not in b.model_fields), len(c.Block.__subclasses__()))"
+    said = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True)
+    assert said.returncode == 0 and int(said.stdout) > 10, said
+    assert "Nothing to be done" in workflow("--dry-run", PYTHONPATH=path)
+
+    before, log = weights(workflow, "first", "second"), workflow.stage("second") / "metrics.jsonl"
+    written = log.stat().st_mtime_ns
+    command = [sys.executable, "-m", "spider.cli", "--config", "results/config.yaml", "train", "small"]
+    said = subprocess.run([*command, "second"], cwd=workflow.folder, env=environment, capture_output=True)
+    assert said.returncode == 0, said.stderr.decode()
+    assert weights(workflow, "first", "second") == before
+    assert log.stat().st_mtime_ns == written
 
 
 def test_saving_more_often_retrains_nothing(workflow):
