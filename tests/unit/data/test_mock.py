@@ -1,0 +1,52 @@
+"""Made-up text: a source like the others, and what `spider train --mock_data` trains on."""
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from spider.cli import cli
+from spider.data.mock import make_mock_data, write_mock
+from spider.data.shards import Shards, verify
+from spider.files import read_json, sha256
+
+
+@pytest.fixture(autouse=True)
+def untracked(monkeypatch):
+    monkeypatch.setenv("SPIDER_TRACKING", "off")
+
+
+def test_it_goes_through_the_verbs_of_any_source_and_holds_the_same_text(tmp_path):
+    config = {
+        "results": str(tmp_path / "results"),
+        "datasets": {"made": {"source": {"kind": "mock"}}},
+        "runs": {"r": {"data": "made", "model": "tiny", "stages": [{"name": "a", "max_steps": 1}]}},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    raw, shards = tmp_path / "results/raw/made/000.parquet", tmp_path / "results/shards/made"
+    for verb in (
+        ["download", "made", "000", "--output", str(raw)],
+        ["encode", "made", "000", str(raw)],
+        ["index", "made", "--output", str(shards / "metadata.json")],
+    ):
+        said = CliRunner().invoke(cli, ["--config", str(tmp_path / "config.yaml"), *verb])
+        assert said.exit_code == 0, said.output
+    verify(shards)
+    make_mock_data(tmp_path / "mock")
+    for split in ("train", "validation"):
+        assert sha256(shards / split / "000.bin") == sha256(tmp_path / "mock" / split / "000.bin")
+    source = read_json(shards / "metadata.json")["source"]
+    assert (source["kind"], source["documents"], len(source["files"])) == ("mock", 2000, 1)
+
+
+def test_the_text_is_that_of_every_version_before(tmp_path):
+    """Trainings on it can be compared, and gone on with, over versions."""
+    make_mock_data(tmp_path)
+    assert Shards(tmp_path, "train").digest == "7d86a33032ae8578/train"
+
+
+def test_fewer_documents_are_the_first_of_more(tmp_path):
+    for count in (3, 7):
+        write_mock(count, tmp_path / f"{count}.parquet")
+    few, more = (pq.read_table(tmp_path / f"{count}.parquet")["text"].to_pylist() for count in (3, 7))
+    assert more[:3] == few
