@@ -43,7 +43,7 @@ from common import interleaved, parser, report
 from variants import ROOT, prepare_data
 
 from spider import tracking
-from spider.checkpoints.format import model_tensors
+from spider.checkpoints.load import model_tensors
 from spider.checkpoints.saver import Saver
 from spider.config import StageSettings, StageSpec, load_config
 from spider.model import build_model
@@ -53,6 +53,7 @@ from spider.training.metrics import Means, MetricsLog
 from spider.training.optim import build_optimizer
 from spider.training.stage import data_digest, train
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
+from tests.unit.records import saved
 
 DEFAULT_INTERVAL: int = StageSettings.model_fields["ckpt_every"].default
 
@@ -132,7 +133,7 @@ def training(
     with tracking.training(results, spec, dataset=card):
         began = time.perf_counter()
         receipt = train(spec, folder, shards, on_step=on_step)
-    found.stall = receipt["checkpoint_seconds"]
+    found.stall = receipt.checkpoint_seconds
     rows = [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     shutil.rmtree(folder / "checkpoints")
     found.waits, found.row = [row["train/data_wait_share"] for row in rows[1:]], rows[-1]
@@ -161,7 +162,7 @@ def saving(spec: StageSpec, folder: Path, repeats: int) -> dict[str, float]:
 
     def asynchronous() -> None:
         number = next(steps)
-        saver.start(tensors, {"step": number, "global_step": number})
+        saver.start(tensors, saved(number))
 
     def synchronous() -> None:
         asynchronous()

@@ -127,7 +127,7 @@ def run(task: Task, shards: Path, folder: Path, precision: str, scored_bytes: in
     """Train and score one variant, unless that was done before."""
     import torch
 
-    from spider.checkpoints.load import load_model
+    from spider import load_model
     from spider.evaluation.bpb import score
     from spider.evaluation.evaluate import validation_stream
     from spider.training.allocator import keep_freed_memory
@@ -151,7 +151,7 @@ def run(task: Task, shards: Path, folder: Path, precision: str, scored_bytes: in
         overlap=asked.overlap,
         autocast=precision == "bf16",
     )
-    found = {"bpb": scored.bpb, "bytes": receipt["bytes"], "seconds": receipt["seconds"], **scored.metrics}
+    found = {"bpb": scored.bpb, "bytes": receipt.bytes, "seconds": receipt.seconds, **scored.metrics}
     write_json(done, found)
     return found
 

@@ -24,6 +24,7 @@ def load_model(path: str | Path) -> tuple[Model, ModelConfig]:
     Raises:
         ValueError: no readable checkpoint at ``path``.
     """
-    from spider.checkpoints.load import load_model
+    from spider.checkpoints.load import Checkpoint
 
-    return load_model(Path(path))
+    model = Checkpoint.at(Path(path)).model()
+    return model, model.config

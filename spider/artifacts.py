@@ -56,8 +56,7 @@ class Artifact(BaseModel):
         try:
             return cls.model_validate(plain)
         except ValidationError as error:
-            first = error.errors()[0]
-            wrong = f"{key_path(first['loc'])}: {first['msg']}"
+            wrong = "; ".join(f"{key_path(one['loc'])}: {one['msg']}" for one in error.errors()[:3])
             raise cls.ERROR(f"{path}: {cls.WHAT} that is not whole ({wrong}); {cls.REMEDY}") from None
 
     def plain(self) -> dict[str, Any]:

@@ -12,6 +12,10 @@ class TrainingError(ValueError):
     """Training cannot start or go on; the message says why, where, and what to do."""
 
 
+class CheckpointError(ValueError):
+    """A checkpoint cannot be written or read; the message names the path and the remedy."""
+
+
 class Ended(Exception):
     """Another process of this training stopped, and says why; there is nothing left to do here."""
 

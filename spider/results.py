@@ -50,6 +50,16 @@ class StageFolder:
     def sample(self) -> Path:
         return self.path / "sample.txt"
 
+    @property
+    def lock(self) -> Path:
+        """Held by who trains here."""
+        return self.path / ".lock"
+
+    @property
+    def holder(self) -> Path:
+        """Who that is."""
+        return self.path / ".lock.json"
+
 
 @dataclass(frozen=True)
 class Results:
@@ -66,11 +76,19 @@ class Results:
     def run(self, run: str) -> Path:
         return self.root / "runs" / run
 
-    def stage(self, run: str, stage: str) -> Path:
-        return self.run(run) / stage
+    def stage(self, run: str, stage: str) -> StageFolder:
+        return StageFolder(self.run(run) / stage)
+
+    def stages(self, run: str) -> list[StageFolder]:
+        """What lies in a run's folder, by name; not all of it need be trained."""
+        return [StageFolder(path) for path in sorted(self.run(run).glob("*/"))]
 
     def warmup(self, run: str, shape: str) -> Path:
         return self.run(run) / f"warmup-{shape}.json"
+
+    def warmups(self, run: str) -> list[Path]:
+        """Of all shapes that were measured."""
+        return sorted(self.run(run).glob("warmup-*.json"))
 
     @property
     def report(self) -> Path:
@@ -86,13 +104,13 @@ def check_root(root: Path) -> None:
     Raises:
         ValueError: names the folder, its format and the remedy.
     """
-    mark = root / MARK
-    if not mark.exists():
+    if not (root / MARK).exists():
         return
-    found = read_json(mark)
-    if found.get("format") != FORMAT:
+    plain = read_json(root / MARK)
+    mark = plain if isinstance(plain, dict) else {}
+    if mark.get("format") != FORMAT:
         raise ValueError(
-            f"{root}: written by Spider {found.get('spider', '(unknown)')} in format {found.get('format')}, "
+            f"{root}: written by Spider {mark.get('spider', '(unknown)')} in format {mark.get('format')}, "
             f"this is Spider {spider.__version__} with format {FORMAT}: "
             "name another folder under `results:` in the configuration, or move this one away"
         )

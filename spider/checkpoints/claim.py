@@ -26,14 +26,14 @@ from typing import Any
 import filelock
 
 from spider import files
-from spider.checkpoints import format as checkpoint
+from spider.checkpoints.format import clean, quarantine
+from spider.checkpoints.load import Checkpoint, steps
+from spider.checkpoints.records import Origin, read_manifest
 from spider.config import StageSpec
-from spider.errors import TrainingError
+from spider.errors import CheckpointError, TrainingError
+from spider.results import StageFolder
 
 log = logging.getLogger(__name__)
-
-FORMAT = 1
-CHECKPOINTS, METRICS, ORIGIN = "checkpoints", "metrics.jsonl", "origin.json"
 
 
 @contextlib.contextmanager
@@ -43,15 +43,17 @@ def hold(folder: Path) -> Iterator[None]:
     Raises:
         TrainingError: another process holds it (which, where, since when), or the folder cannot be written.
     """
-    card = folder / ".lock.json"
-    lock = filelock.FileLock(folder / ".lock", timeout=0)
+    stage = StageFolder(folder)
+    lock = filelock.FileLock(stage.lock, timeout=0)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        files.write_json(card, {"pid": os.getpid(), "host": socket.gethostname(), "since": now})
+        files.write_json(stage.holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now})
     except filelock.Timeout:
-        raise TrainingError(f"{folder}: {_holder(card)}; wait for it, or stop it, and run again") from None
+        raise TrainingError(
+            f"{folder}: {_holder(stage.holder)}; wait for it, or stop it, and run again"
+        ) from None
     except OSError as error:
         lock.release(force=True)
         raise TrainingError(
@@ -71,11 +73,8 @@ def _holder(card: Path) -> str:
         return "another trainer is at work here"
 
 
-def claim(folder: Path, origin: dict[str, Any]) -> checkpoint.Checkpoint | None:
+def claim(folder: Path, origin: Origin) -> Checkpoint | None:
     """Apply the rule above; the caller holds the lock.
-
-    Args:
-        origin: ``identity`` and the JSON-like fields it stands for, under ``fields``.
 
     Returns:
         the checkpoint to go on from, or None to start at the stage's beginning.
@@ -83,59 +82,46 @@ def claim(folder: Path, origin: dict[str, Any]) -> checkpoint.Checkpoint | None:
     Raises:
         TrainingError: the folder holds unfinished work of another origin, or was made by another version.
     """
-    root = folder / CHECKPOINTS
-    checkpoint.clean(root)
-    before = _read_origin(folder)
-    if before is None:
-        if checkpoint.steps(root):
-            raise TrainingError(
-                f"{root}: checkpoints without {ORIGIN}, whose they are is unknown; move the folder away"
-            )
-    elif changed := differences(StageSpec.deciding_in(before["fields"]), origin["fields"]):
-        _retire(folder, before, changed)
-    good, bad = checkpoint.newest_good(root)
+    stage = StageFolder(folder)
+    clean(stage.checkpoints)
+    if stage.origin.exists():
+        before = Origin.read(stage.origin)
+        if changed := differences(StageSpec.deciding_in(before.fields), origin.fields):
+            _retire(stage, before.identity, changed)
+    elif steps(stage.checkpoints):
+        raise TrainingError(
+            f"{stage.checkpoints}: checkpoints without {stage.origin.name}, whose they are is unknown; "
+            "move the folder away"
+        )
+    good, bad = Checkpoint.newest_good(stage.checkpoints)
     for path in bad:
-        log.warning("%s: damaged, kept as %s", path, checkpoint.quarantine(path).name)
+        log.warning("%s: damaged, kept as %s", path, quarantine(path).name)
     if good is not None:
         log.info("%s: going on from %s", folder, good.path.name)
     elif bad:
         log.warning("%s: no checkpoint is usable, starting at the beginning of the stage", folder)
-    files.write_json(folder / ORIGIN, {"format": FORMAT, **origin})
+    origin.write(stage.origin)
     return good
 
 
-def _read_origin(folder: Path) -> dict[str, Any] | None:
-    path = folder / ORIGIN
-    if not path.exists():
-        return None
-    origin = files.read_json(path)
-    version = origin.get("format") if isinstance(origin, dict) else None
-    if version != FORMAT:
+def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
+    """Move a finished training of another origin out of the way."""
+    folder, saved = stage.path, steps(stage.checkpoints)
+    if saved and not _finished(saved[-1]):
         raise TrainingError(
-            f"{path}: results of format {version!r}, this Spider writes {FORMAT}; move {folder} away, or use "
-            "the version that made it"
-        )
-    return origin
-
-
-def _retire(folder: Path, before: dict[str, Any], changed: list[str]) -> None:
-    root = folder / CHECKPOINTS
-    names = checkpoint.steps(root)
-    if names and not _finished(names[-1]):
-        raise TrainingError(
-            f"{folder}: holds unfinished training (up to {names[-1].name}) under other settings:\n  "
+            f"{folder}: holds unfinished training (up to {saved[-1].name}) under other settings:\n  "
             + "\n  ".join(changed)
             + f"\nRestore these settings to go on with it, move {folder} away to start afresh, or train in "
             "another folder (--ckpt_dir)."
         )
     n = 0
-    while (aside := folder / f"superseded-{before['identity']}-{n}").exists():
+    while (aside := folder / f"superseded-{identity}-{n}").exists():
         n += 1
     aside.mkdir()
     # The origin goes last: a kill in between finds it still there and moves the rest.
-    for name in (CHECKPOINTS, METRICS, "train.json", ORIGIN):
-        if (folder / name).exists():
-            os.rename(folder / name, aside / name)
+    for path in (stage.checkpoints, stage.metrics, stage.receipt, stage.origin):
+        if path.exists():
+            os.rename(path, aside / path.name)
     files.fsync_dir(folder)
     log.warning(
         "%s: settings changed, starting afresh; the old training is in %s:\n  %s",
@@ -147,17 +133,17 @@ def _retire(folder: Path, before: dict[str, Any], changed: list[str]) -> None:
 
 def _finished(path: Path) -> bool:
     try:
-        return bool(checkpoint.read_manifest(path).get("final"))
-    except checkpoint.CheckpointError:
+        return bool(getattr(read_manifest(path), "final", False))
+    except CheckpointError:
         return False
 
 
 def differences(before: Any, now: Any, at: str = "") -> list[str]:
     """Leaves that differ between two JSON values, as ``settings.lr: 0.0003 -> 0.0002``."""
     if isinstance(before, dict) and isinstance(now, dict):
-        found = []
+        leaves = []
         for key in {**before, **now}:
             where = f"{at}.{key}" if at else key
-            found += differences(before.get(key), now.get(key), where)
-        return found
+            leaves += differences(before.get(key), now.get(key), where)
+        return leaves
     return [] if before == now else [f"{at}: {before} -> {now}"]

@@ -2,64 +2,56 @@
 
 An exported folder is what other programs can read without Spider::
 
-    model.safetensors              named as in ``Spider.state_dict()``; above 5 GB in numbered shards,
+    model.safetensors              named as in the model's ``state_dict()``; above 5 GB in numbered shards,
                                    with model.safetensors.index.json beside them
     config.json                    written last: format, architecture, where the weights come from, and the
                                    files' sizes and SHA-256
 
 It holds no optimizer state, and equal weights give equal bytes. It is read like a checkpoint
-(`spider.checkpoints.format`): `spider.load_model`, ``spider generate`` and ``spider checkpoint verify`` take
-one as well as the other. It is written beside its place, flushed and renamed.
+(`spider.checkpoints.load.Checkpoint`). It is written beside its place, flushed and renamed.
 
 Import reads the ``.pt`` layout of the first Spider (``model_state_dict``, ``optimizer_state_dict``, ``step``,
-``epoch``, ``cfg``, ``best_loss``) and writes such a folder. A ``.pt`` file is a pickle, and a pickle can
-carry code: it is read with ``weights_only``, which builds tensors and plain values and refuses all else. That
-Spider pickled its configuration as an object of its own class; here an empty stand-in takes the attributes,
-and the class is never imported. Tensors that are a Spider's by name and shape become a model. Those of
-another model become a folder that can be looked at and verified, not loaded.
+``epoch``, ``cfg``, ``best_loss``) and writes such a folder, if the tensors are a model's by name and shape. A
+``.pt`` file is a pickle, and a pickle can carry code: it is read with ``weights_only``, which builds tensors
+and plain values and refuses all else. That Spider pickled its configuration as an object of its own class;
+here an empty stand-in takes its place, and the class is never imported.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import math
 import os
 import shutil
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 import spider
 from spider import files
-from spider.checkpoints import format as ckpt
-from spider.checkpoints.format import EXPORTED, Checkpoint, CheckpointError
-from spider.checkpoints.load import find, model_of, window_of
-from spider.config import ModelConfig
+from spider.checkpoints.format import free_bytes, seal, size_of, weights_digest
+from spider.checkpoints.load import Checkpoint, model_config, model_tensors, some
+from spider.checkpoints.records import EXPORTED, FORMAT, Exported, is_exported
+from spider.config import ConfigError, ModelConfig
+from spider.errors import CheckpointError
 from spider.model import build_model
-from spider.model.spider.config import SpiderConfig
+from spider.model.interface import Model
 
-log = logging.getLogger(__name__)
-
-WEIGHTS = "model.safetensors"
-INDEX = f"{WEIGHTS}.index.json"
 _SHARD_BYTES = 5_000_000_000
-
-#: What config.json repeats of a checkpoint's manifest.
-_ORIGIN = (
+#: What config.json says of the training, as far as it is known.
+_TRAINED = (
     "run",
     "stage",
     "identity",
     "step",
+    "epoch",
     "global_step",
     "tokens",
     "bytes",
@@ -67,8 +59,6 @@ _ORIGIN = (
     "best_loss",
     "data_digest",
 )
-#: What config.json says of itself and its files.
-_WRITTEN = ("format", "spider", "weights", "files")
 #: What DDP and torch.compile put before the names of a state dict.
 _WRAPPERS = ("module.", "_orig_mod.")
 
@@ -84,49 +74,47 @@ def export(source: Path, output: Path) -> Checkpoint:
     """
     output = output.resolve()
     _check_replaceable(output)
-    found = find(source)
-    model = model_of(found)
-    if found.exported:
-        card = {key: value for key, value in found.manifest.items() if key not in _WRITTEN}
-    else:
-        card = {"model": model.config.model_dump(mode="json"), "window": window_of(found)}
-        card |= {name: found.manifest[name] for name in _ORIGIN}
-    return _write(output, _named(model), card)
+    checkpoint = Checkpoint.at(source)
+    model, manifest = checkpoint.model(), checkpoint.manifest
+    card = {name: getattr(manifest, name) for name in _TRAINED if name in manifest.model_fields_set}
+    return _write(output, model, _named(model), manifest.window, card)
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
     """A model's tensors by their names in its state dict, a tied one once."""
-    return {name.removeprefix("model."): tensor for name, tensor in ckpt.model_tensors(model).items()}
+    return {name.removeprefix("model."): tensor for name, tensor in model_tensors(model).items()}
 
 
-def _write(output: Path, tensors: Mapping[str, Tensor], card: dict[str, Any]) -> Checkpoint:
-    """Make the folder ``output``: these tensors, and ``card`` with their digest and the files' hashes."""
+def _write(
+    output: Path, model: Model, tensors: dict[str, Tensor], window: int | None, card: dict[str, Any]
+) -> Checkpoint:
+    """Make the folder ``output``: these tensors of the model, and ``card``, with their digest and the files'
+    hashes."""
     beside = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    described = {
+        "format": FORMAT,
+        "spider": spider.__version__,
+        "model": model.config.model_dump(mode="json"),
+        "window": window,
+        **card,
+        "weights": weights_digest({f"model.{name}": t for name, t in tensors.items()}),
+    }
     try:
         beside.mkdir(parents=True)
-        shards = list(_shards(tensors))
-        names = [WEIGHTS] if len(shards) == 1 else _numbered(len(shards))
-        for name, shard in zip(names, shards, strict=True):
-            save_file(shard, beside / name, metadata={"format": "pt"})
+        save_torch_state_dict(tensors, beside, max_shard_size=_SHARD_BYTES)
+        for file in beside.iterdir():
             # safetensors makes files that only their owner can read; whoever may enter the folder may read.
-            (beside / name).chmod(beside.stat().st_mode & 0o666)
-        if len(shards) > 1:
-            weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-            files.write_json(
-                beside / INDEX, {"metadata": {"total_size": _size(tensors)}, "weight_map": weight_map}
-            )
-        digest = ckpt.weights_digest({f"model.{name}": t for name, t in tensors.items()})
-        head = {"format": ckpt.FORMAT, "spider": spider.__version__}
-        manifest = ckpt.seal(beside, EXPORTED, {**head, **card, "weights": digest})
+            file.chmod(beside.stat().st_mode & 0o666)
+        plain = seal(beside, EXPORTED, described)
         _replace(output, beside)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         why = error.strerror if isinstance(error, OSError) else None
         raise CheckpointError(
-            f"{output}: cannot be written: {why or error}; it needs {_size(tensors):,} bytes, "
-            f"{ckpt.free_bytes(output.parent):,} are free. Nothing was left there or changed"
+            f"{output}: cannot be written: {why or error}; it needs {size_of(tensors):,} bytes, "
+            f"{free_bytes(output.parent):,} are free. Nothing was left there or changed"
         ) from error
-    return Checkpoint(output, manifest)
+    return Checkpoint(output, Exported.parse(plain, output / EXPORTED))
 
 
 def _check_replaceable(output: Path) -> None:
@@ -136,9 +124,9 @@ def _check_replaceable(output: Path) -> None:
     if not output.is_dir():
         raise CheckpointError(f"{output}: is a file; name a folder that is new or empty")
     present = {file.name for file in output.iterdir()}
-    if present and not ckpt.is_exported(output):
+    if present and not is_exported(output):
         raise CheckpointError(f"{output}: is not empty and not an exported folder; name another")
-    strange = present - {EXPORTED, *(ckpt.read_manifest(output)["files"] if present else ())}
+    strange = present - {EXPORTED, *(Exported.read(output / EXPORTED).files if present else ())}
     if strange:
         raise CheckpointError(f"{output}: holds {min(strange)}, which no export wrote; name another folder")
 
@@ -154,100 +142,62 @@ def _replace(output: Path, beside: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _shards(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The tensors in order, in pieces of at most `_SHARD_BYTES` each (a larger tensor alone)."""
-    shard: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if shard and _size(shard) + _size({name: tensor}) > _SHARD_BYTES:
-            yield shard
-            shard = {}
-        shard[name] = tensor
-    yield shard
-
-
-def _numbered(count: int) -> list[str]:
-    return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-
-
-def _size(tensors: Mapping[str, Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors.values())
-
-
 # ------------------------------------------------------------------------------------------------- import
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Imported tensors beside the tensors of a Spider.
-
-    Attributes:
-        homes: for each imported tensor its name in the Spider, None where it has no place there.
-        missing: tensors of the Spider that were not among them.
-    """
-
-    homes: dict[str, str | None]
-    missing: list[str]
-
-    @property
-    def complete(self) -> bool:
-        return not self.missing and None not in self.homes.values()
-
-
-def import_file(source: Path, output: Path) -> tuple[Checkpoint, Comparison | None]:
+def import_file(source: Path, output: Path) -> Checkpoint:
     """Bring a ``.pt`` file, or a folder that was exported before, into the folder ``output``.
 
-    Returns:
-        the folder, and for a ``.pt`` file what became of its tensors; where that is not ``complete`` the
-        folder is no model.
-
     Raises:
-        CheckpointError: the file is missing, damaged, carries code or is of another layout, or ``output``
-            cannot be written.
+        CheckpointError: the file is missing, damaged, carries code, is of another layout or no model's, or
+            ``output`` cannot be written.
     """
     output = output.resolve()
     if not source.exists():
         raise CheckpointError(f"{source}: no such file")
     if source.suffix == ".safetensors":
-        if not ckpt.is_exported(source.parent):
+        if not is_exported(source.parent):
             raise CheckpointError(
                 f"{source}: safetensors say nothing of the architecture; it must lie in an exported folder, "
                 f"beside its {EXPORTED}"
             )
         source = source.parent
     if source.is_dir():
-        return export(source, output), None
+        return export(source, output)
     _check_replaceable(output)
     saved = _read_pt(source)
     state = _state_dict(source, saved)
-    config = _config(saved.get("cfg"))
+    config, whose = _config(saved.get("cfg"))
     with torch.device("meta"):
-        expected = _named(build_model(config))
-    found = _compare(state, expected)
-    card: dict[str, Any] = {
-        "model": config.model_dump(mode="json") if found.complete else None,
-        "window": None,
-        "run": source.name,
-        "stage": None,
-        **{name: _number(saved.get(name)) for name in ("step", "epoch", "best_loss")},
-    }
-    if found.complete:
-        return _write(output, {name: state[name].to(t.dtype) for name, t in expected.items()}, card), found
-    card["cfg"] = _plain(saved.get("cfg"))
-    card["tensors"] = {
-        name: {
-            "dtype": str(t.dtype),
-            "shape": list(t.shape),
-            "home": found.homes[name],
-        }
-        for name, t in state.items()
-    }
-    card["missing"] = found.missing
-    # Tied tensors share their memory, which safetensors would refuse.
-    return _write(output, {name: t.clone() for name, t in state.items()}, card), found
+        model = build_model(config)
+    expected = _named(model)
+    _check_complete(source, state, expected, whose)
+    numbers = {name: _number(saved.get(name)) for name in ("step", "epoch", "best_loss")}
+    tensors = {name: state[name].to(t.dtype) for name, t in expected.items()}
+    return _write(output, model, tensors, None, {"run": source.name, "stage": None, **numbers})
+
+
+def _check_complete(source: Path, state: dict[str, Tensor], expected: dict[str, Tensor], whose: str) -> None:
+    """Refuse tensors that are not a model's, one for one, by name, shape and kind."""
+
+    def fits(name: str, tensor: Tensor) -> bool:
+        home = expected.get(name)
+        if home is None or home.shape != tensor.shape:
+            return False
+        return home.dtype == tensor.dtype or (home.is_floating_point() and tensor.is_floating_point())
+
+    homeless = [f"{name} {list(t.shape)}" for name, t in state.items() if not fits(name, t)]
+    missing = [name for name, t in expected.items() if not (name in state and fits(name, state[name]))]
+    if homeless or missing:
+        raise CheckpointError(
+            f"{source}: not a model of {whose}: {len(homeless)} of its {len(state)} tensors have no place in "
+            f"one ({some(homeless) or 'none'}), and {len(missing)} are missing ({some(missing) or 'none'}). "
+            "Nothing was written"
+        )
 
 
 class _Settings:
-    """Stands in for a pickled configuration: takes the attributes, has no behaviour."""
+    """Stands in for a pickled configuration; has no behaviour."""
 
 
 def _read_pt(path: Path) -> dict[str, Any]:
@@ -317,35 +267,27 @@ def _state_dict(path: Path, saved: dict[str, Any]) -> dict[str, Tensor]:
         while wrapper := next((w for w in _WRAPPERS if name.startswith(w)), None):
             name = name.removeprefix(wrapper)
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu"
-        if not plain or tensor.is_quantized or _size({name: tensor}) > tensor.untyped_storage().nbytes():
+        if not plain or tensor.is_quantized or size_of({name: tensor}) > tensor.untyped_storage().nbytes():
             raise CheckpointError(f"{path}: refused: {name} in its model_state_dict is not a plain tensor")
         state[name] = tensor.detach()
     # A tied tensor stands there twice and is stored once.
-    if not state or _size(state) > 2 * path.stat().st_size:
+    if not state or size_of(state) > 2 * path.stat().st_size:
         raise CheckpointError(
-            f"{path}: refused: its model_state_dict claims {_size(state):,} bytes of tensors, the file has "
+            f"{path}: refused: its model_state_dict claims {size_of(state):,} bytes of tensors, the file has "
             f"{path.stat().st_size:,}"
         )
     return state
 
 
-def _config(cfg: Any) -> ModelConfig:
-    """The architecture to compare with: the file's own where it is one of ours, else spider-1b."""
+def _config(cfg: Any) -> tuple[ModelConfig, str]:
+    """The architecture to compare with, and in words what it is: the file's own where ``cfg`` is a model's
+    block, else that of the default family."""
     try:
-        return SpiderConfig.model_validate(cfg)
-    except ValidationError:
-        return SpiderConfig()
-
-
-def _compare(state: dict[str, Tensor], expected: dict[str, Tensor]) -> Comparison:
-    def fits(name: str, tensor: Tensor) -> bool:
-        home = expected.get(name)
-        if home is None or home.shape != tensor.shape:
-            return False
-        return home.dtype == tensor.dtype or (home.is_floating_point() and tensor.is_floating_point())
-
-    homes = {name: name if fits(name, tensor) else None for name, tensor in state.items()}
-    return Comparison(homes, sorted(expected.keys() - homes.values()))
+        config = model_config(cfg)
+        return config, f"family {config.family} with the sizes in its cfg"
+    except (AttributeError, ConfigError, ValidationError):
+        config = model_config({})
+        return config, f"family {config.family} with its default sizes (its cfg describes none of ours)"
 
 
 def _number(value: Any) -> int | float | None:
@@ -353,16 +295,3 @@ def _number(value: Any) -> int | float | None:
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _plain(value: Any) -> Any:
-    """A foreign configuration as JSON: what is no plain value is written as its ``str``."""
-    if isinstance(value, _Settings):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return _number(value) if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Checkpoints: directories that are whole or absent, verified before use, and free of code.
+"""Checkpoints on disk: directories that are whole or absent, and free of code; written here, read by `load`.
 
     checkpoints/step-00000100/
         model-00001-of-00002.safetensors    the weights, written by torch.distributed.checkpoint (DCP)
@@ -31,55 +31,26 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from spider import files
+from spider.checkpoints.load import AVERAGE, Checkpoint, step_of, steps
+from spider.checkpoints.records import FORMAT, MANIFEST, Manifest
+from spider.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
 # One process is what `no_dist` says; the reminder would come with every save.
 warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
 
-FORMAT = 2
-MANIFEST = "manifest.json"
-EXPORTED = "config.json"
-_NAME = re.compile(r"step-\d+")
 _HIDDEN = re.compile(r"\.step-\d+\..*")
 _FILE_BYTES = 2 << 30
-AVERAGE = "ema."
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be written or read; the message names the path and the remedy."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A directory whose contents were checked against its manifest."""
-
-    path: Path
-    manifest: dict[str, Any]
-
-    @property
-    def exported(self) -> bool:
-        """Whether it is a folder of weights made by export or import."""
-        return is_exported(self.path)
-
-    @property
-    def label(self) -> str:
-        """Where it comes from, in a few words."""
-        run, stage = self.manifest["run"], self.manifest["stage"]
-        return f"{run}, stage {stage}" if stage else run
-
-
-# ----------------------------------------------------------------------------------------------- writing
 
 
 def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> Checkpoint:
@@ -106,16 +77,16 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
             "weights": weights_digest(tensors),
             "averaged_weights": weights_digest({**tensors, **averaged}) if averaged else None,
         }
-        manifest = seal(hidden, MANIFEST, {"format": FORMAT, **record, **digests})
+        plain = seal(hidden, MANIFEST, {"format": FORMAT, **record, **digests})
+        manifest = Manifest.parse(plain, hidden / MANIFEST)
         if final.exists():
             _remove(final)
         os.rename(hidden, final)
         files.fsync_dir(root)
     except OSError as error:
         shutil.rmtree(hidden, ignore_errors=True)
-        needed = sum(t.numel() * t.element_size() for t in tensors.values())
         raise CheckpointError(
-            f"{final}: saving failed: {error.strerror or error}; it needs {needed:,} bytes, "
+            f"{final}: saving failed: {error.strerror or error}; it needs {size_of(tensors):,} bytes, "
             f"{free_bytes(root):,} are free. Earlier checkpoints are intact: make room and run again to go on"
         ) from error
     return Checkpoint(final, manifest)
@@ -187,6 +158,11 @@ def seal(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
+def size_of(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of them all."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
 def free_bytes(path: Path) -> int:
     """Bytes free on the disk that will hold ``path``."""
     while not path.exists():
@@ -218,7 +194,7 @@ def retain(root: Path, keep_last: int, keep_every: int | None = None, began: int
         began: the run's step at which the stage began; ``keep_every`` counts from there, as saving does.
     """
     for path in steps(root)[:-keep_last]:
-        if not keep_every or (_step(path) - began) % keep_every:
+        if not keep_every or (step_of(path) - began) % keep_every:
             _remove(path)
 
 
@@ -236,120 +212,3 @@ def quarantine(path: Path) -> Path:
     if aside.exists():
         shutil.rmtree(aside)
     return path.rename(aside)
-
-
-# ----------------------------------------------------------------------------------------------- reading
-
-
-def steps(root: Path) -> list[Path]:
-    """The checkpoints below ``root``, oldest first, by number."""
-    if not root.is_dir():
-        return []
-    return sorted((path for path in root.iterdir() if _NAME.fullmatch(path.name)), key=_step)
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
-def is_exported(path: Path) -> bool:
-    """Whether a folder is an exported one rather than a checkpoint, by what it holds."""
-    return (path / EXPORTED).is_file() and not (path / MANIFEST).exists()
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of one checkpoint, its hashes not yet checked.
-
-    Raises:
-        CheckpointError: missing, malformed, or of another format version.
-    """
-    try:
-        manifest = files.read_json(path / (EXPORTED if is_exported(path) else MANIFEST))
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
-    version = manifest.get("format") if isinstance(manifest, dict) else None
-    if version != FORMAT:
-        raise CheckpointError(
-            f"{path}: checkpoint format {version!r}, this Spider reads {FORMAT}; use the version that "
-            "wrote it, or name another folder"
-        )
-    return manifest
-
-
-def verify(path: Path) -> Checkpoint:
-    """Check every file of a checkpoint against its manifest.
-
-    Raises:
-        CheckpointError: says which files differ, and how.
-    """
-    manifest = read_manifest(path)
-    if found := damage(path, manifest):
-        raise CheckpointError("\n".join(found))
-    return Checkpoint(path, manifest)
-
-
-def damage(path: Path, manifest: dict[str, Any], *, quick: bool = False) -> list[str]:
-    """Each file that is not as the manifest says, and how; ``quick`` compares sizes, not contents."""
-    said = {key: value for key, value in manifest.items() if key != "digest"}
-    if not is_exported(path) and manifest.get("digest") != files.digest(said):
-        return [f"{path / MANIFEST}: its contents do not match its digest"]
-    found = []
-    for name, expected in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            found.append(f"{file}: missing")
-        elif (size := file.stat().st_size) != expected["size"]:
-            found.append(f"{file}: {size:,} bytes, the manifest says {expected['size']:,}")
-        elif not quick and files.sha256(file) != expected["sha256"]:
-            found.append(f"{file}: its contents do not match the manifest's SHA-256")
-    return found
-
-
-def newest_good(root: Path) -> tuple[Checkpoint | None, list[Path]]:
-    """The newest checkpoint that verifies, and the newer ones that did not, each named in a warning."""
-    bad: list[Path] = []
-    for path in reversed(steps(root)):
-        try:
-            return verify(path), bad
-        except CheckpointError as error:
-            log.warning("damaged checkpoint, looking for the one before: %s", error)
-            bad.append(path)
-    return None, bad
-
-
-def load_into(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the saved tensors of these names into these tensors, in place.
-
-    Raises:
-        CheckpointError: the checkpoint is of another architecture; names the tensors that differ.
-    """
-    prefix = "" if checkpoint.exported else "model."
-    if checkpoint.exported:
-        tensors = {n.removeprefix("model."): t for n, t in tensors.items()}
-    reader = HuggingFaceStorageReader(str(checkpoint.path))
-    saved = reader.read_metadata().state_dict_metadata
-    problems = [f"it has no {name}" for name in tensors if name not in saved]
-    problems += [f"this model has no {n}" for n in saved if n.startswith(prefix) and n not in tensors]
-    for name in tensors.keys() & saved.keys():
-        there, here = list(getattr(saved[name], "size", ())), list(tensors[name].shape)
-        if there != here:
-            problems.append(f"{name} is {there} there and {here} in this model")
-    if problems:
-        shown = "; ".join(sorted(problems)[:3]) + (f"; and {len(problems) - 3} more" if problems[3:] else "")
-        raise CheckpointError(f"{checkpoint.path}: a checkpoint of another architecture: {shown}")
-    dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
-
-
-def holds_optimizer(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the checkpoint has exactly this optimizer state (names; another optimizer has others)."""
-    saved = HuggingFaceStorageReader(str(checkpoint.path)).read_metadata().state_dict_metadata
-    return {n for n in saved if n.startswith("optimizer.")} == {
-        n for n in tensors if n.startswith("optimizer.")
-    }
-
-
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters (a tied one once) and persistent buffers, as ``model.{name}``."""
-    kept = model.state_dict()
-    named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
-    return {f"model.{name}": tensor.detach() for name, tensor in named.items()}

@@ -9,8 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from spider.checkpoints import format as ckpt
-from spider.checkpoints.claim import CHECKPOINTS
+from spider.checkpoints.load import damage, steps
+from spider.checkpoints.records import MANIFEST, is_exported, read_manifest
+from spider.errors import CheckpointError
+from spider.results import StageFolder
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Entry:
 
     path: Path
     stage: str
-    step: int | None
+    step: float | None
     bytes: int | None
     size: int
     final: bool
@@ -40,43 +42,43 @@ class Entry:
         return {**asdict(self), "path": str(self.path), "good": not self.problems}
 
 
-def find(path: Path) -> list[Path]:
+def below(path: Path) -> list[Path]:
     """Checkpoints at or below a checkpoint, an exported folder, a stage, a run or a results folder: stage by
     stage, oldest first.
 
     Raises:
         CheckpointError: there is none.
     """
-    if (path / ckpt.MANIFEST).is_file() or ckpt.is_exported(path):
+    if (path / MANIFEST).is_file() or is_exported(path):
         return [path]
-    roots = sorted(root for root in path.rglob(CHECKPOINTS) if root.is_dir()) if path.is_dir() else []
-    found = [step for root in roots for step in ckpt.steps(root)]
-    if not found:
-        raise ckpt.CheckpointError(
+    name = StageFolder(path).checkpoints.name
+    roots = sorted(root for root in path.rglob(name) if root.is_dir()) if path.is_dir() else []
+    saved = [step for root in roots for step in steps(root)]
+    if not saved:
+        raise CheckpointError(
             f"{path}: no checkpoint there or below; give a checkpoint, a stage, a run or a results folder"
         )
-    return found
+    return saved
 
 
 def examine(path: Path, *, quick: bool = False) -> Entry:
     """Read one checkpoint's manifest and compare its files with it, contents included unless ``quick``."""
-    manifest: dict[str, Any] = {}
     try:
-        manifest = ckpt.read_manifest(path)
-        problems = ckpt.damage(path, manifest, quick=quick)
-    except ckpt.CheckpointError as error:
-        problems = [str(error)]
-    folder = path.resolve()
-    if not ckpt.is_exported(path):
-        folder = folder.parent.parent
+        manifest = read_manifest(path)
+        problems = damage(path, manifest, quick=quick)
+    except CheckpointError as error:
+        manifest, problems = None, [str(error)]
+    folder = path.resolve() if is_exported(path) else path.resolve().parents[1]
+    known = vars(manifest) if manifest else {}
+    step = known.get("global_step")
     return Entry(
         path=path,
         stage="/".join(folder.parts[-2:]),
-        step=manifest.get("global_step", manifest.get("step")),
-        bytes=manifest.get("bytes"),
+        step=known.get("step") if step is None else step,
+        bytes=known.get("bytes"),
         size=sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
-        final=bool(manifest.get("final")),
-        best_loss=manifest.get("best_loss"),
+        final=bool(known.get("final")),
+        best_loss=known.get("best_loss"),
         problems=problems,
     )
 

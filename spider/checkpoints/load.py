@@ -1,132 +1,242 @@
-"""A trained model by any of its names: which checkpoint a path means, and the model in it.
+"""From a path to a verified checkpoint, and from that to tensors and a model: `Checkpoint.at`.
 
 A path names a checkpoint, an exported folder, a stage's folder (its newest good checkpoint), or a stage's
-receipt ``train.json``.
+receipt. Every file is hashed before anything of it is used.
 """
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 import torch.distributed.checkpoint as dcp
 from pydantic import ValidationError
+from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from spider import files
-from spider.checkpoints.format import (
-    AVERAGE,
+from spider.checkpoints.records import (
     EXPORTED,
     MANIFEST,
-    Checkpoint,
-    CheckpointError,
+    Exported,
+    Manifest,
+    Receipt,
     is_exported,
-    load_into,
-    model_tensors,
-    newest_good,
-    verify,
+    read_manifest,
 )
 from spider.config import ConfigError, ModelConfig, family_config
+from spider.config.explain import key_path
+from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import Model
+from spider.results import StageFolder
+
+log = logging.getLogger(__name__)
+
+#: Before the names of averaged weights.
+AVERAGE = "ema."
+_NAME = re.compile(r"step-\d+")
 
 
-def locate(path: Path) -> Path:
-    """The checkpoint directory meant by a checkpoint directory, an exported folder, a stage folder, or a
-    stage's ``train.json``.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A directory whose contents were checked against its manifest."""
 
-    Raises:
-        CheckpointError: there is none.
-    """
-    if path.is_file():
-        receipt = files.read_json(path) if path.suffix == ".json" else None
-        if not isinstance(receipt, dict) or "checkpoint" not in receipt:
+    path: Path
+    manifest: Manifest | Exported
+
+    @classmethod
+    def at(cls, path: Path, *, quick: bool = False) -> Self:
+        """The checkpoint that a path names, each of its files checked, and checked once.
+
+        Args:
+            quick: compare sizes, not contents, where the path names one checkpoint; of a stage's folder the
+                newest good one is found by contents in any case.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged; says which files differ, and how.
+        """
+        if path.is_file():
+            path = path.parent / _receipt(path).checkpoint
+        elif (root := StageFolder(path).checkpoints).is_dir():
+            good, _ = cls.newest_good(root)
+            if good is None:
+                raise CheckpointError(f"{root}: no usable checkpoint; train the stage first")
+            return good
+        elif not is_exported(path) and not (path / MANIFEST).is_file():
+            raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor an exported folder")
+        return cls._verified(path, quick)
+
+    @classmethod
+    def newest_good(cls, root: Path) -> tuple[Self | None, list[Path]]:
+        """The newest checkpoint below ``root`` that verifies, and the newer ones that did not, each named in
+        a warning."""
+        bad: list[Path] = []
+        for path in reversed(steps(root)):
+            try:
+                return cls._verified(path), bad
+            except CheckpointError as error:
+                log.warning("damaged checkpoint, looking for the one before: %s", error)
+                bad.append(path)
+        return None, bad
+
+    @classmethod
+    def _verified(cls, path: Path, quick: bool = False) -> Self:
+        manifest = read_manifest(path)
+        if damaged := damage(path, manifest, quick=quick):
+            raise CheckpointError("\n".join(damaged))
+        return cls(path, manifest)
+
+    @property
+    def exported(self) -> bool:
+        """Whether it is a folder of weights made by export or import."""
+        return isinstance(self.manifest, Exported)
+
+    @property
+    def training(self) -> Manifest:
+        """What it says of the training that it was saved in; an exported folder says nothing of one."""
+        assert isinstance(self.manifest, Manifest), f"{self.path} holds weights only"
+        return self.manifest
+
+    @property
+    def label(self) -> str:
+        """Where it comes from, in a few words."""
+        run, stage = self.manifest.run, self.manifest.stage
+        return f"{run}, stage {stage}" if stage else run
+
+    @property
+    def window(self) -> int:
+        """Bytes to give the model at a time: those it is evaluated with, 1,024 where nobody knows."""
+        return self.manifest.window or 1024
+
+    @property
+    def config(self) -> ModelConfig:
+        """The architecture of the model in it.
+
+        Only that is read of what a manifest says: settings of training may have changed their names since.
+
+        Raises:
+            CheckpointError: described in words that this Spider does not know, or no model of Spider's.
+        """
+        described = self.manifest.model
+        if described is None:
             raise CheckpointError(
-                f"{path}: not a training receipt; give a checkpoint, a stage folder, or its train.json"
+                f"{self.path}: tensors of another program that an earlier Spider imported to look at; "
+                f"{EXPORTED} there lists them, no model here can hold them"
             )
-        return path.parent / receipt["checkpoint"]
-    if (path / "checkpoints").is_dir():
-        return _newest(path).path
-    if (path / MANIFEST).is_file() or is_exported(path):
-        return path
-    raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor an exported folder")
+        try:
+            return model_config(described)
+        except ConfigError as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise CheckpointError(
+                f"{self.path}: a checkpoint of another architecture or of another version of Spider "
+                f"({key_path(('model', *first['loc']))}: {first['msg']})"
+            ) from None
+
+    def model(self, device: str | torch.device = "cpu") -> Model:
+        """The model in evaluation mode; of averaged weights, if there is an average.
+
+        Raises:
+            CheckpointError: the tensors are not those of the architecture that it says.
+        """
+        model = build_model(self.config).to(device)
+        self.load_into(model_tensors(model))
+        if isinstance(self.manifest, Manifest) and self.manifest.averaged_weights:
+            averaged = {AVERAGE + name: p.detach() for name, p in model.named_parameters()}
+            dcp.load(averaged, storage_reader=self._reader(), no_dist=True)
+        return model.eval()
+
+    def load_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the saved tensors of these names into these tensors, in place.
+
+        Raises:
+            CheckpointError: it is of another architecture; names the tensors that differ.
+        """
+        prefix = "" if self.exported else "model."
+        if self.exported:
+            tensors = {n.removeprefix("model."): t for n, t in tensors.items()}
+        reader = self._reader()
+        saved = reader.read_metadata().state_dict_metadata
+        wrong = [f"it has no {name}" for name in tensors if name not in saved]
+        wrong += [f"this model has no {n}" for n in saved if n.startswith(prefix) and n not in tensors]
+        for name in tensors.keys() & saved.keys():
+            there, here = list(getattr(saved[name], "size", ())), list(tensors[name].shape)
+            if there != here:
+                wrong.append(f"{name} is {there} there and {here} in this model")
+        if wrong:
+            raise CheckpointError(f"{self.path}: a checkpoint of another architecture: {some(sorted(wrong))}")
+        dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+
+    def holds_optimizer(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether it has exactly this optimizer state (names; another optimizer has others)."""
+        saved = self._reader().read_metadata().state_dict_metadata
+        here, there = ({n for n in names if n.startswith("optimizer.")} for names in (tensors, saved))
+        return here == there
+
+    def _reader(self) -> HuggingFaceStorageReader:
+        return HuggingFaceStorageReader(str(self.path))
 
 
-def find(path: Path) -> Checkpoint:
-    """The checkpoint that `locate` means, every file of it checked, and checked once.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
-    return _newest(path) if (path / "checkpoints").is_dir() else verify(locate(path))
-
-
-def _newest(stage: Path) -> Checkpoint:
-    good, _ = newest_good(stage / "checkpoints")
-    if good is None:
-        raise CheckpointError(f"{stage / 'checkpoints'}: no usable checkpoint; train the stage first")
-    return good
-
-
-def config_of(checkpoint: Checkpoint) -> ModelConfig:
-    """The architecture of the model that a checkpoint or an exported folder holds.
-
-    Only that is read of what a manifest says: settings of training may have changed their names since.
-
-    Raises:
-        CheckpointError: described in words that this Spider does not know, or imported and not a Spider.
-    """
-    manifest = checkpoint.manifest
-    described = manifest["model"] if checkpoint.exported else manifest["spec"]["model"]
-    if described is None:
+def _receipt(path: Path) -> Receipt:
+    plain = files.read_json(path) if path.suffix == ".json" else None
+    if not isinstance(plain, dict) or "checkpoint" not in plain:
         raise CheckpointError(
-            f"{checkpoint.path}: imported tensors that do not form a Spider; {EXPORTED} there says which "
-            "have a place in one and which do not"
+            f"{path}: not a training receipt; give a checkpoint, a stage folder, or its train.json"
         )
-    try:
-        return family_config(described.get("family", "spider")).model_validate(described)
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in ("model", *first["loc"]))
-        raise CheckpointError(
-            f"{checkpoint.path}: a checkpoint of another architecture or of another version of Spider "
-            f"({key}: {first['msg']})"
-        ) from None
+    return Receipt.parse(plain, path)
 
 
-def window_of(checkpoint: Checkpoint) -> int:
-    """Bytes to give the model at a time: those it is evaluated with, 1,024 where nobody knows."""
-    if checkpoint.exported:
-        return checkpoint.manifest["window"] or 1024
-    spec = checkpoint.manifest["spec"]
-    return spec["evaluation"]["seq_len"] or spec["settings"]["seq_len"]
+def steps(root: Path) -> list[Path]:
+    """The checkpoints below ``root``, oldest first, by number."""
+    if not root.is_dir():
+        return []
+    return sorted((path for path in root.iterdir() if _NAME.fullmatch(path.name)), key=step_of)
 
 
-def model_of(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Model:
-    """The model that a checkpoint holds, in evaluation mode; of averaged weights, if it holds an average.
-
-    Raises:
-        CheckpointError: the checkpoint is not of the architecture that it says.
-    """
-    model = build_model(config_of(checkpoint)).to(device)
-    load_into(checkpoint, model_tensors(model))
-    if checkpoint.manifest.get("averaged_weights"):
-        averaged = {AVERAGE + n: p.detach() for n, p in model.named_parameters()}
-        dcp.load(averaged, storage_reader=HuggingFaceStorageReader(str(checkpoint.path)), no_dist=True)
-    return model.eval()
+def step_of(path: Path) -> int:
+    """The run's step, by a checkpoint's name."""
+    return int(path.name.removeprefix("step-"))
 
 
-def load_model(path: Path | str, device: str | torch.device = "cpu") -> tuple[Model, ModelConfig]:
-    """The model of a checkpoint directory, of an exported folder, of a stage folder (its newest good
-    checkpoint), or of a ``train.json``.
+def damage(path: Path, manifest: Manifest | Exported, *, quick: bool = False) -> list[str]:
+    """Each file that is not as the manifest says, and how; ``quick`` compares sizes, not contents."""
+    damaged = []
+    for name, expected in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            damaged.append(f"{file}: missing")
+        elif (size := file.stat().st_size) != expected.size:
+            damaged.append(f"{file}: {size:,} bytes, the manifest says {expected.size:,}")
+        elif not quick and files.sha256(file) != expected.sha256:
+            damaged.append(f"{file}: its contents do not match the manifest's SHA-256")
+    return damaged
 
-    Returns:
-        the model in evaluation mode, and its configuration.
+
+def model_config(described: Mapping[str, object]) -> ModelConfig:
+    """A model's block as it was written down; one of before families were named is of the default's.
 
     Raises:
-        CheckpointError: no checkpoint there, a damaged one, or one of another architecture.
+        ConfigError: of a family that is not here.
+        ValidationError: with keys or values that the family does not know.
     """
-    model = model_of(find(Path(path)), device)
-    return model, model.config
+    family = str(described.get("family", ModelConfig.model_fields["family"].default))
+    return family_config(family).model_validate(described)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters (a tied one once) and persistent buffers, as ``model.{name}``."""
+    kept = model.state_dict()
+    named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
+    return {f"model.{name}": tensor.detach() for name, tensor in named.items()}
+
+
+def some(names: list[str]) -> str:
+    """The first three of many."""
+    return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if names[3:] else "")

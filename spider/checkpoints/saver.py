@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spider.checkpoints import format as ckpt
+from spider.checkpoints.format import retain, save
+from spider.checkpoints.load import Checkpoint
 from spider.config import StageSettings
 from spider.processes.parallel import whole
 from spider.processes.world import ALONE, World
@@ -40,16 +41,16 @@ class Saver:
         self,
         root: Path,
         settings: StageSettings,
-        newest: ckpt.Checkpoint | None,
+        newest: Checkpoint | None,
         world: World = ALONE,
     ) -> None:
         self.newest = newest
-        self.begun: int | None = newest.manifest["global_step"] if newest else None
+        self.begun: int | None = newest.manifest.global_step if newest else None
         self._root, self._settings, self._world = root, settings, world
         self._copies: dict[str, Tensor] = {}
         yielding: dict[str, Any] = {"initializer": os.nice, "initargs": (10,)} if _THREADS_ARE_NICE else {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver", **yielding)
-        self._pending: Future[ckpt.Checkpoint] | None = None
+        self._pending: Future[Checkpoint] | None = None
 
     def start(self, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
         """Copy the tensors and begin to save the copy, after the save before has ended."""
@@ -71,10 +72,10 @@ class Saver:
             self._copies[name] = torch.empty_like(held, device="cpu", pin_memory=held.is_cuda)
         self._copies[name].copy_(held, non_blocking=True)
 
-    def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> ckpt.Checkpoint:
-        saved = ckpt.save(self._root, tensors, record)
+    def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> Checkpoint:
+        saved = save(self._root, tensors, record)
         began = record["global_step"] - record["step"]
-        ckpt.retain(self._root, self._settings.keep_last, self._settings.keep_every, began)
+        retain(self._root, self._settings.keep_last, self._settings.keep_every, began)
         return saved
 
     def poll(self) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from spider import tracking
 from spider.cli.session import FILE, log
-from spider.results import root_of
+from spider.results import StageFolder, root_of
 
 
 @click.group()
@@ -29,9 +29,9 @@ _QUICK = click.option("--quick", is_flag=True, help="Compare sizes, not the SHA-
 @click.option("--json", "as_json", is_flag=True)
 def checkpoint_ls(path: Path, quick: bool, as_json: bool) -> None:
     """List the checkpoints below PATH (a results, run or stage folder) and say which are damaged."""
-    from spider.checkpoints.inventory import examine, find, render
+    from spider.checkpoints.inventory import below, examine, render
 
-    entries = [examine(one, quick=quick) for one in find(path)]
+    entries = [examine(one, quick=quick) for one in below(path)]
     click.echo(json.dumps([entry.plain() for entry in entries], indent=2)) if as_json else render(entries)
 
 
@@ -40,9 +40,9 @@ def checkpoint_ls(path: Path, quick: bool, as_json: bool) -> None:
 @_QUICK
 def checkpoint_verify(path: Path, quick: bool) -> None:
     """Compare every file of the checkpoints at or below PATH with its manifest; 1 if any differs."""
-    from spider.checkpoints.inventory import examine, find
+    from spider.checkpoints.inventory import below, examine
 
-    entries = [examine(one, quick=quick) for one in find(path)]
+    entries = [examine(one, quick=quick) for one in below(path)]
     for entry in entries:
         click.echo("\n".join(entry.problems) or f"{entry.path}: good")
     if any(entry.problems for entry in entries):
@@ -62,8 +62,8 @@ def checkpoint_export(path: Path, output: Path) -> None:
     with _tracked_export(path, output) as job:
         made = export(path, output)
         if job is not None:
-            job.tag("spider.digest", made.manifest["weights"])
-    log.info("%s: %s, weights %s", output, made.label, made.manifest["weights"])
+            job.tag("spider.digest", made.manifest.weights)
+    log.info("%s: %s, weights %s", output, made.label, made.manifest.weights)
 
 
 def _tracked_export(path: Path, output: Path) -> AbstractContextManager[tracking.Job | None]:
@@ -71,7 +71,7 @@ def _tracked_export(path: Path, output: Path) -> AbstractContextManager[tracking
     root = root_of(path)
     if root is None:
         return nullcontext()
-    snapshot, receipt = root / "config.yaml", path / "train.json"
+    snapshot, receipt = root / "config.yaml", StageFolder(path).receipt
     tracking.configure(yaml.safe_load(snapshot.read_text("utf-8")) if snapshot.is_file() else {})
     source = receipt if receipt.is_file() else path
     name = path.resolve().relative_to(root).as_posix()
@@ -84,23 +84,9 @@ def _tracked_export(path: Path, output: Path) -> AbstractContextManager[tracking
 def checkpoint_import(file: Path, output: Path) -> None:
     """Bring FILE, a .pt file or an exported folder, into the folder OUTPUT without running any code in it.
 
-    A .pt file needs the keys model_state_dict and, for a model of another shape than spider-1b, cfg. Where
-    its tensors are not a Spider's, each is listed with its place in one, if it has any.
+    A .pt file needs the keys model_state_dict and, for a model of another shape than spider-1b, cfg.
     """
     from spider.checkpoints.export import import_file
 
-    made, found = import_file(file, output)
-    if found is None or found.complete:
-        log.info("%s: a Spider, weights %s", output, made.manifest["weights"])
-        return
-    for name, home in found.homes.items():
-        click.echo(f"{name}  {made.manifest['tensors'][name]['shape']}  {home or 'no place in a Spider'}")
-    placed = len(found.homes) - list(found.homes.values()).count(None)
-    log.warning(
-        "%s: not a Spider: %d of %d tensors have a place in one, which needs %d more. The tensors and what "
-        "the file says of itself are there to look at; they cannot be loaded as a model",
-        output,
-        placed,
-        len(found.homes),
-        len(found.missing),
-    )
+    made = import_file(file, output)
+    log.info("%s: family %s, weights %s", output, made.config.family, made.manifest.weights)

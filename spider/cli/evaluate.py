@@ -20,10 +20,10 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
     from spider.evaluation.evaluate import OUTPUTS, evaluate
 
     results, spec = session.results, session.config.stage(run, stage)
-    folder = results.stage(run, stage)
+    folder = results.stage(run, stage).path
     scored = spec.evaluation.data or spec.data
     data = results.shards(scored)
-    receipt = folder / "train.json"
+    receipt = results.stage(run, stage).receipt
     inputs = [receipt, data / "metadata.json"]
     outputs = [folder / name for name in OUTPUTS]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.changed(), inputs, outputs) as job:
@@ -47,7 +47,7 @@ def compare(session: Session, output: Path) -> None:
 
     results = session.results
     stages = [(run, s.name) for run, spec in session.config.runs.items() for s in spec.stages]
-    evaluations = [results.stage(run, stage) / "evaluation.json" for run, stage in stages]
+    evaluations = [results.stage(run, stage).evaluation for run, stage in stages]
     with session.tracked("compare", "report", {}, evaluations, [output]) as job:
         compare(evaluations, benchmarks=results.root / "benchmarks", output=output.parent)
         for name in ("summary.json", "table.md", "bpb.png", "loss.png"):
@@ -71,7 +71,7 @@ def report(session: Session, run: str, output: Path | None) -> None:
 
     results = session.results
     page = output or results.page(run)
-    found = sorted(results.run(run).glob("*/evaluation.json"))
+    found = [s.evaluation for s in results.stages(run) if s.evaluation.exists()]
     with session.tracked("report", run, {}, found, [page]) as job:
         write_report(session.config, results, run, page)
         job.artifact(page)
@@ -89,9 +89,7 @@ def scaling(session: Session, output: Path | None) -> None:
     path = output or results.report / "scaling.json"
     runs = config.sweeps.get(config.scaling or "", [])
     evaluations = [
-        results.stage(run, stage.name) / "evaluation.json"
-        for run in runs
-        for stage in config.runs[run].stages
+        results.stage(run, stage.name).evaluation for run in runs for stage in config.runs[run].stages
     ]
     with session.tracked("scaling", config.scaling or "", {}, evaluations, [path]) as job:
         found = write_scaling(config, results, path)

@@ -52,7 +52,7 @@ def generate(
     """
     import torch
 
-    from spider.checkpoints.load import find, model_of, window_of
+    from spider.checkpoints.load import Checkpoint
     from spider.evaluation.generate import generate, stream_text
 
     if prompt is not None and prompt_file is not None:
@@ -60,9 +60,9 @@ def generate(
     given = prompt_file.read() if prompt_file else prompt
     if given is not None and not given:
         raise click.UsageError("the prompt is empty; leave it out to begin a document")
-    checkpoint = find(path)
-    model = model_of(checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
-    context = context or window_of(checkpoint)
+    checkpoint = Checkpoint.at(path)
+    model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
+    context = context or checkpoint.window
     ids = generate(model, given or "", max_bytes=count, context=context, **sampling)
     shown = given if isinstance(given, str) else (given or b"").decode("utf-8", "replace")
     click.echo(shown, nl=False)
@@ -92,20 +92,20 @@ def boundaries(
     import torch
     from rich.console import Console
 
-    from spider.checkpoints.load import config_of, find, model_of, window_of
+    from spider.checkpoints.load import Checkpoint
     from spider.evaluation.boundaries import caption, cut, read_beginning
     from spider.report import patch_views
     from spider.vocab import BOS
 
     text = read_beginning(file, count)
-    found = find(checkpoint)
-    kind = config_of(found).boundary.kind
+    found = Checkpoint.at(checkpoint)
+    kind = found.config.boundary.kind
     if kind == "none":
         raise ValueError(f"{checkpoint}: this model has no patches (boundary.kind is none)")
-    seq_len = context or window_of(found)
+    seq_len = context or found.window
     if len(text) >= seq_len:
         log.info("the model reads %d bytes at a time: windows of it, half of each as context", seq_len)
-    model = model_of(found, "cuda" if torch.cuda.is_available() else "cpu")
+    model = found.model("cuda" if torch.cuda.is_available() else "cpu")
     patches = cut(model, np.array([BOS, *text], np.uint16), seq_len=seq_len)
     line = caption(kind, patches)
     title = f"{'standard input' if str(file) == '-' else file.name}: patches of {found.label}"

@@ -126,7 +126,7 @@ def _train_tracked(session: Session, planned: Plan, output: Path | None, world: 
         foreign = data != results.shards(spec.data)
         card = (spec.data, digest, str(data)) if foreign else session.dataset_card(spec.data, digest)
         job.dataset(*card, context="training")
-        at_home = folder == results.stage(spec.run, spec.stage)
+        at_home = folder == results.stage(spec.run, spec.stage).path
         with tracking.training(results.root, spec, dataset=card) if at_home else nullcontext():
             receipt = train(
                 spec,
@@ -140,13 +140,13 @@ def _train_tracked(session: Session, planned: Plan, output: Path | None, world: 
             )
         if at_home:
             tracking.log_checkpoint(results.root, spec.run, spec.stage, receipt)
-        job.metric("bytes", receipt["bytes"])
-        job.metric("seconds", receipt["seconds"])
+        job.metric("bytes", receipt.bytes)
+        job.metric("seconds", receipt.seconds)
     log.info(
         "%s: trained to step %d on %s bytes in %.0f s; %s",
         name,
-        receipt["steps"],
-        f"{receipt['bytes']:,}",
-        receipt["seconds"],
-        folder / receipt["checkpoint"],
+        receipt.steps,
+        f"{receipt.bytes:,}",
+        receipt.seconds,
+        folder / receipt.checkpoint,
     )

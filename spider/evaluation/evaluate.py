@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from spider import files
-from spider.checkpoints.load import load_model
-from spider.checkpoints.receipt import read_receipt
+from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.data.shards import Shards, load_metadata
 from spider.evaluation import compressors
@@ -35,6 +35,7 @@ from spider.report.curves import stage_curve
 from spider.report.inside_plots import plot_inside, plot_loops
 from spider.report.patch_views import plot_boundaries, write_page
 from spider.report.plots import Curve, plot_loss
+from spider.results import StageFolder
 from spider.vocab import BOS
 
 log = logging.getLogger(__name__)
@@ -76,20 +77,20 @@ def evaluate(
         ValueError: a receipt of another stage or version, a missing or damaged checkpoint, no validation
             text, or a model whose loss is not finite.
     """
-    trained = _whole_receipt(receipt)
-    if (trained["run"], trained["stage"]) != (spec.run, spec.stage):
+    trained = Receipt.read(receipt)
+    if (trained.run, trained.stage) != (spec.run, spec.stage):
         raise ValueError(
-            f"{receipt}: is the receipt of {trained['run']}/{trained['stage']}, "
-            f"not of {spec.run}/{spec.stage}"
+            f"{receipt}: is the receipt of {trained.run}/{trained.stage}, not of {spec.run}/{spec.stage}"
         )
     asked = spec.evaluation
     tokens_N, data_digest = validation_stream(data, asked.max_bytes)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
-    model, config = load_model(receipt, device)
+    model = Checkpoint.at(receipt).model(device)
+    config = model.config
     seq_len, n_loops = spec.window, asked.n_loops or spec.loops
     # A model trained in low precision is judged in the precision it will be used in.
-    autocast = trained.get("precision") in ("bf16", "fp8")
+    autocast = trained.precision in ("bf16", "fp8")
     text = compressors.text_bytes(tokens_N)
     log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", seq_len, device)
     reading: dict[str, Any] = {
@@ -139,11 +140,11 @@ def evaluate(
         "n_loops": n_loops,
         "device": device,
         "precision": "bf16" if autocast else "fp32",
-        "checkpoint": trained["checkpoint"],
-        "averaged": bool(trained.get("averaged_weights")),
-        "weights": trained.get("averaged_weights") or trained["weights"],
-        "global_step": trained["global_step"],
-        "training": {k: trained[k] for k in ("steps", "global_step", "tokens", "bytes", "seconds")},
+        "checkpoint": trained.checkpoint,
+        "averaged": bool(trained.averaged_weights),
+        "weights": trained.averaged_weights or trained.weights,
+        "global_step": trained.global_step,
+        "training": {k: getattr(trained, k) for k in ("steps", "global_step", "tokens", "bytes", "seconds")},
         "model": result.metrics,
         "inside": inside.summary(),
         "loops": loops,
@@ -151,7 +152,7 @@ def evaluate(
         "sample": sample,
     }
     files.write_text(output / "sample.txt", asked.prompt + sample + "\n")
-    training = stage_curve(receipt.with_name("metrics.jsonl"), trained, begin=0, held_out=result.bpb)
+    training = stage_curve(StageFolder(receipt.parent).metrics, trained.plain(), begin=0, held_out=result.bpb)
     _draw(found, training, patches, caption(config.boundary.kind, patches), output)
     files.write_json(output / "evaluation.json", found)
     return found
@@ -167,15 +168,6 @@ def _draw(
     said = f"{where}: held-out text in patches", patches_caption
     plot_boundaries(patches, output / "boundaries.png", *said)
     write_page(patches, output / "boundaries.html", *said)
-
-
-def _whole_receipt(path: Path) -> dict[str, Any]:
-    """A stage's train.json with all that is needed here."""
-    receipt = read_receipt(path)
-    needed = ("run", "stage", "checkpoint", "weights", "steps", "global_step", "tokens", "bytes", "seconds")
-    if missing := [key for key in needed if key not in receipt]:
-        raise ValueError(f"{path}: not a whole receipt, it lacks {', '.join(missing)}; train the stage again")
-    return receipt
 
 
 def validation_stream(data: Path, max_bytes: int) -> tuple[np.ndarray, str]:

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from spider import files
+from spider.checkpoints.records import Receipt
 from spider.config import Config
 from spider.describe import describe, quantity
 from spider.report.scaling_plots import flops_label, plot_scaling
@@ -175,7 +176,7 @@ def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
     for run in config.sweeps[sweep]:
         (stage,) = config.runs[run].stages
         folder = results.stage(run, stage.name)
-        receipt, found = files.read_json(folder / "train.json"), files.read_json(folder / "evaluation.json")
+        receipt, found = Receipt.read(folder.receipt), files.read_json(folder.evaluation)
         told = describe(config, run)
         looked_up = sum(told["parameters_by_part"].get(part, 0) for part in ("embedding", "engram"))
         budget = config.stage(run, stage.name).settings.target_flops
@@ -185,10 +186,10 @@ def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
             Point(
                 run=run,
                 budget=budget,
-                flops=told["flops_per_byte"] * receipt["tokens"],
+                flops=told["flops_per_byte"] * receipt.tokens,
                 parameters=told["parameters"] - looked_up,
                 all_parameters=told["parameters"],
-                bytes=receipt["bytes"],
+                bytes=receipt.bytes,
                 bpb=found["bpb"],
             )
         )

@@ -193,7 +193,7 @@ def _others(config: Config, results: Results, last: StageRecord) -> list[dict[st
     """The configuration's runs whose last stage was scored on the same text, best first."""
     rows = []
     for name, run in config.runs.items():
-        path = results.stage(name, run.stages[-1].name) / "evaluation.json"
+        path = results.stage(name, run.stages[-1].name).evaluation
         found = files.read_json(path) if path.exists() else None
         if found and last.evaluation and found["text_sha256"] == last.evaluation["text_sha256"]:
             rows.append({"run": name, **{k: found[k] for k in ("stage", "bpb", "bpb_strict", "training")}})
@@ -229,7 +229,7 @@ def _again(
             commit = job["tags"].get("git.commit", "not in a git checkout")
             if job["tags"]["spider.rule"] == rule and rule not in commits.setdefault(commit, []):
                 commits[commit].append(rule)
-    warmups = [files.read_json(path) for path in sorted(results.run(run).glob("warmup-*.json"))]
+    warmups = [files.read_json(path) for path in results.warmups(run)]
     versions: dict[str, str] = {"Python": platform.python_version(), "Spider": version("spider")}
     for warmup in warmups:
         versions |= {

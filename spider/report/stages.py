@@ -89,7 +89,7 @@ def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]
     stages: list[StageRecord] = []
     for name, spec, identity in known:
         before = stages[-1] if stages else None
-        stages.append(_read(results.stage(run, name), name, spec, identity, before))
+        stages.append(_read(results.stage(run, name).path, name, spec, identity, before))
     return stages
 
 

@@ -16,8 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.files import digest, read_json, write_json
+from spider.results import Results
 from spider.tracking import sender, spool
 from spider.tracking.sync import rows_were_replaced
 
@@ -135,11 +137,11 @@ def _key_of(results: Path, run: str) -> str:
     return pointer["key"]
 
 
-def _model_identity(run: str, stage: str, receipt: dict[str, Any]) -> str:
-    return digest([run, stage, receipt["weights"]])
+def _model_identity(run: str, stage: str, receipt: Receipt) -> str:
+    return digest([run, stage, receipt.weights])
 
 
-def log_checkpoint(results: Path, run: str, stage: str, receipt: dict[str, Any]) -> None:
+def log_checkpoint(results: Path, run: str, stage: str, receipt: Receipt) -> None:
     """Record a stage's last checkpoint as a model, by path, step and digest; no weights are copied.
 
     Args:
@@ -149,18 +151,17 @@ def log_checkpoint(results: Path, run: str, stage: str, receipt: dict[str, Any])
     if not spool.enabled():
         return
     identity = _model_identity(run, stage, receipt)
-    checkpoint = results / "runs" / run / stage / receipt["checkpoint"]
-    scalars = {k: v for k, v in receipt.items() if isinstance(v, (str, int, float)) and k != "format"}
+    checkpoint = Results(results).stage(run, stage).path / receipt.checkpoint
+    scalars = {k: v for k, v in receipt if isinstance(v, (str, int, float)) and k != "format"}
     record = {
         "format": 1,
         "kind": "model",
         "identity": identity,
         "name": f"{run}-{stage}",
         "training": _key_of(results, run),
-        "step": receipt["global_step"],
+        "step": receipt.global_step,
         "params": scalars | {"path": spool.relative(results, checkpoint)},
-        "tags": spool.origin()
-        | {"spider.run": run, "spider.stage": stage, "spider.digest": receipt["weights"]},
+        "tags": spool.origin() | {"spider.run": run, "spider.stage": stage, "spider.digest": receipt.weights},
     }
     spool.write(results, "models", record)
 
@@ -190,7 +191,7 @@ def log_evaluation(
     """
     if not spool.enabled():
         return
-    receipt = read_json(results / "runs" / run / stage / "train.json")
+    receipt = Receipt.read(Results(results).stage(run, stage).receipt)
     identity = _model_identity(run, stage, receipt)
     if not spool.record_path(results, "models", identity).exists():
         log_checkpoint(results, run, stage, receipt)
@@ -206,7 +207,7 @@ def log_evaluation(
         "model": identity,
         "training": _key_of(results, run),
         "stage": stage,
-        "step": receipt["global_step"],
+        "step": receipt.global_step,
         "time": time.time(),
         "metrics": numbers,
         "dataset": list(dataset) if dataset else None,

@@ -6,7 +6,7 @@ weights of that moment, hence without a bias towards zero. It is fp32 whatever t
 not averaged.
 
 A checkpoint holds both: ``model.{parameter}``, which training goes on from, in this stage and the next, and
-``ema.{parameter}``, which evaluation, generation and export read (`spider.checkpoints.load.model_of`).
+``ema.{parameter}``, which evaluation, generation and export read (`Checkpoint.model`).
 """
 
 from __future__ import annotations

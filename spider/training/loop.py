@@ -31,9 +31,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from spider import files
-from spider.checkpoints import format as ckpt
-from spider.checkpoints.claim import CHECKPOINTS, METRICS
-from spider.checkpoints.receipt import read_parent
+from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.saver import Saver
 from spider.config import StageSpec
 from spider.data.batch import to_device
@@ -46,13 +44,14 @@ from spider.processes.parallel import compile_forward, exchange_gradients, repli
 from spider.processes.signals import StopSignals
 from spider.processes.watchdog import Watchdog
 from spider.processes.world import ALONE, World, together
+from spider.results import StageFolder
 from spider.training.ema import Ema
 from spider.training.metrics import Means, MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, decide, device_name
 from spider.training.progress import Progress
 from spider.training.schedule import end_in_time, horizon, lr_factor
-from spider.training.state import State
+from spider.training.state import State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 from spider.training.warmup import load_compile_cache
 from spider.vocab import PAD
@@ -79,7 +78,7 @@ class Trainer:
         data: Path,
         origin: dict[str, str | None],
         parent: Path | None,
-        good: ckpt.Checkpoint | None,
+        good: Checkpoint | None,
         warmup: Path | None,
         world: World = ALONE,
     ) -> None:
@@ -115,8 +114,8 @@ class Trainer:
             if warmup:
                 load_compile_cache(warmup)
             compile_forward(self.model, spec.depths)
-        self.metrics = MetricsLog(folder / METRICS) if world.first else None
-        self.saver = Saver(folder / CHECKPOINTS, self.settings, good, world)
+        self.metrics = MetricsLog(StageFolder(folder).metrics) if world.first else None
+        self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world)
         self.telemetry = Telemetry(
             self.device,
             device_name(self.device),
@@ -126,7 +125,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------- the loop
 
-    def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> ckpt.Checkpoint | None:
+    def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
         """Train to the stage's end and return its final checkpoint, in the process that saved it."""
         progress = self.progress
         window = Window()
@@ -334,9 +333,9 @@ class Trainer:
         spec = self.spec
         chosen = decide(spec.precision, spec.fp8_recipe, self.device, warmup)
         if self.good is not None:
-            before = self.good.manifest["precision"]
-            layers = frozenset(before["layers"]) if before["layers"] else None
-            kept = Precision(before["kind"], "this stage began so", layers, before["recipe"])
+            before = self.good.training.precision
+            layers = frozenset(before.layers) if before.layers else None
+            kept = Precision(before.kind, "this stage began so", layers, before.recipe)
             if dataclasses.replace(kept, reason=chosen.reason) != chosen:
                 decide(kept.kind, spec.fp8_recipe, self.device, warmup)
                 chosen = kept

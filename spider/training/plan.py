@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from spider.checkpoints.load import locate
+from spider.checkpoints.load import Checkpoint
 from spider.config import Config, ConfigError, StageSpec
 from spider.data.mock import MOCK, make_mock_data
 from spider.data.shards import load_metadata
 from spider.files import digest
-from spider.results import Results, StageFolder
+from spider.results import Results
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         if spec.identity != config.stage(run, stage).identity or any(starts) or places.mock_data:
             mark = digest([spec.deciding(), *starts, places.reset_steps])[:8]
             spec = spec.model_copy(update={"run": f"{run}-{mark}"})
-        folder = results.stage(spec.run, stage)
-    resume = locate(places.resume) if places.resume is not None else None
+        folder = results.stage(spec.run, stage).path
+    resume = Checkpoint.at(places.resume, quick=True).path if places.resume is not None else None
     if resume is not None:
         _check_apart(resume, folder)
     if places.mock_data:
@@ -98,7 +98,7 @@ def _receipt_before(config: Config, results: Results, run: str, spec: StageSpec)
     if spec.index == 0:
         return None
     before = config.run(run).stages[spec.index - 1].name
-    receipt = StageFolder(results.stage(run, before)).receipt
+    receipt = results.stage(run, before).receipt
     if not receipt.exists():
         raise ConfigError(
             f"{run}/{spec.stage}: starts from stage {before}, which is not trained ({receipt} is missing); "

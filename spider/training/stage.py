@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from spider import files
 from spider.checkpoints.claim import claim, hold
-from spider.checkpoints.format import read_manifest
-from spider.checkpoints.load import locate
-from spider.checkpoints.receipt import read_receipt, write_receipt
+from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.records import Origin, Receipt
 from spider.config import StageSpec
 from spider.data.shards import load_metadata
 from spider.errors import TrainingError
 from spider.processes.signals import StopSignals
 from spider.processes.world import ALONE, World
+from spider.results import StageFolder
 from spider.training.loop import Trainer
 
 
@@ -35,15 +34,15 @@ def train(
     warmup: Path | None = None,
     on_step: Callable[[int], None] | None = None,
     world: World = ALONE,
-) -> dict[str, Any]:
+) -> Receipt:
     """Train one stage, or go on with it, or, if it is finished, write its receipt again.
 
     Args:
         folder: ``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there.
         data: ``shards/{dataset}``.
         previous: receipt of the stage before; its weights and optimizer state are where this one starts.
-        resume: start from this instead, anything that `spider.checkpoints.format.locate` finds; where it
-            holds this optimizer's state, its step count goes on as well.
+        resume: start from this instead, anything that `Checkpoint.at` takes; where it holds this
+            optimizer's state, its step count goes on as well.
         reset_steps: of ``resume`` take the weights only.
         warmup: what was measured for this stage's shape.
         on_step: called after every step (and its checkpoint) with the number of steps done in this stage.
@@ -67,20 +66,23 @@ def train(
         world.from_first(lambda: held.enter_context(hold(folder)))
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
         if resume is not None:
-            origin["parent_weights"] = read_manifest(locate(resume))["weights"]
+            origin["parent_weights"] = Checkpoint.at(resume, quick=True).manifest.weights
             origin["resumed"] = "weights" if reset_steps else "training"
         elif previous is not None:
-            origin["parent_weights"] = read_receipt(previous)["weights"]
+            origin["parent_weights"] = Receipt.read(previous).weights
         try:
-            identity = {"identity": spec.identity, "fields": {**spec.deciding(), **origin}}
-            good = world.from_first(lambda: claim(folder, identity))
-            if good is None or not good.manifest["final"]:
+            fields = {**spec.deciding(), **origin}
+            own = Origin(format=Origin.FORMAT, identity=spec.identity, fields=fields)
+            good = world.from_first(lambda: claim(folder, own))
+            if good is None or not good.training.final:
                 parent = resume or previous
                 good = Trainer(spec, folder, data, origin, parent, good, warmup, world).run(stop, on_step)
 
-            def finish() -> dict[str, Any]:
+            def finish() -> Receipt:
                 assert good is not None, "the first process holds what it saved"
-                return write_receipt(folder, good)
+                stage = StageFolder(folder)
+                checkpoint = good.path.relative_to(folder).as_posix()
+                return Receipt.of(good.training, checkpoint).write(stage.receipt)
 
             return world.from_first(finish)
         except OSError as error:

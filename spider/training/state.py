@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spider.checkpoints import format as ckpt
+from spider.checkpoints.claim import differences
+from spider.checkpoints.load import Checkpoint, model_tensors
+from spider.checkpoints.records import Manifest
 from spider.config import StageSpec
 from spider.errors import TrainingError
 from spider.model.interface import Model
@@ -52,13 +55,13 @@ class State:
     def _inherited(self) -> dict[str, Tensor]:
         """What the next stage goes on from."""
         state = self._optimizer.tensors(self._model)
-        return {**ckpt.model_tensors(self._model), **{f"optimizer.{name}": t for name, t in state.items()}}
+        return {**model_tensors(self._model), **{f"optimizer.{name}": t for name, t in state.items()}}
 
-    def resume(self, good: ckpt.Checkpoint, processes: int) -> Progress:
+    def resume(self, good: Checkpoint, processes: int) -> Progress:
         """Load this stage's own checkpoint, and return how far it had come."""
         self._load(good)
         now = {"CPU threads": torch.get_num_threads(), "processes": processes}
-        before = {"CPU threads": good.manifest["threads"], "processes": good.manifest["processes"]}
+        before = {"CPU threads": good.training.threads, "processes": good.training.processes}
         for what, number in before.items():
             if number != now[what]:
                 log.warning(
@@ -70,7 +73,7 @@ class State:
                 )
         return _saved_progress(good)
 
-    def start(self, parent: ckpt.Checkpoint | None, end: int | None) -> Progress:
+    def start(self, parent: Checkpoint | None, end: int | None) -> Progress:
         """Load what a stage of ``end`` steps begins from, if anything, and return where it begins.
 
         Raises:
@@ -80,7 +83,7 @@ class State:
         if parent is None:
             return Progress(end=end)
         resumed = self._origin.get("resumed")
-        whole = resumed != "weights" and ckpt.holds_optimizer(parent, self._inherited())
+        whole = resumed != "weights" and parent.holds_optimizer(self._inherited())
         if resumed != "weights" and not whole:
             log.warning(
                 "%s: holds %s, this stage's begins afresh%s",
@@ -90,13 +93,13 @@ class State:
             )
         if resumed and whole:
             return self._go_on(parent, end)
-        ckpt.load_into(parent, self._inherited() if whole else ckpt.model_tensors(self._model))
+        parent.load_into(self._inherited() if whole else model_tensors(self._model))
         if resumed:
             return Progress(end=end)
-        position = self._next_position(parent.manifest)
-        return Progress(global_step=parent.manifest["global_step"], position=position, end=end)
+        before = parent.training
+        return Progress(global_step=before.global_step, position=self._next_position(before), end=end)
 
-    def _go_on(self, parent: ckpt.Checkpoint, end: int | None) -> Progress:
+    def _go_on(self, parent: Checkpoint, end: int | None) -> Progress:
         """Take over another folder's training where it stood, towards an end of our own."""
         before = _saved_progress(parent)
         if end is not None and before.step >= end:
@@ -106,26 +109,40 @@ class State:
             )
         self._load(parent)
         log.info("%s: going on from its step %d", parent.path, before.step)
-        return dataclasses.replace(before, position=self._next_position(parent.manifest), end=end, streak=0)
+        return dataclasses.replace(before, position=self._next_position(parent.training), end=end, streak=0)
 
-    def _load(self, checkpoint: ckpt.Checkpoint) -> None:
+    def _load(self, checkpoint: Checkpoint) -> None:
         """All that a checkpoint of this training holds, its average of the weights included."""
-        if self._ema is not None and checkpoint.manifest["averaged_weights"] is not None:
+        if self._ema is not None and checkpoint.training.averaged_weights is not None:
             self._ema.begin()
-        ckpt.load_into(checkpoint, self.tensors())
+        checkpoint.load_into(self.tensors())
 
-    def _next_position(self, before: dict[str, Any]) -> dict[str, Any] | None:
+    def _next_position(self, before: Manifest) -> dict[str, Any] | None:
         """Where what we start from stopped; other data or windows begin a new order."""
-        position = before["position"]
-        if (
-            before["data_digest"] == self._origin["data_digest"]
-            and position["seq_len"] == self._spec.settings.seq_len
-        ):
+        position = before.position
+        same_data = before.data_digest == self._origin["data_digest"]
+        if position and same_data and position["seq_len"] == self._spec.settings.seq_len:
             log.info("data: going on where that training stopped")
             return position
         log.info("data: other data or seq_len than that training's, beginning a new order")
         return None
 
 
-def _saved_progress(checkpoint: ckpt.Checkpoint) -> Progress:
-    return Progress(**{name: checkpoint.manifest[name] for name in Progress.__dataclass_fields__})
+def read_parent(spec: StageSpec, start: Path) -> Checkpoint:
+    """The checkpoint that a stage starts from: at ``start``, or by the receipt there.
+
+    Activation checkpointing, which no weight knows of, may differ.
+
+    Raises:
+        CheckpointError: missing or damaged.
+        TrainingError: of another model than ``spec``'s.
+    """
+    parent = Checkpoint.at(start)
+    before, now = parent.config.shape_of_weights(), spec.model.shape_of_weights()
+    if changed := differences(before, now, "model"):
+        raise TrainingError(f"{start}: trained another model:\n  " + "\n  ".join(changed))
+    return parent
+
+
+def _saved_progress(checkpoint: Checkpoint) -> Progress:
+    return Progress(**{name: getattr(checkpoint.training, name) for name in Progress.__dataclass_fields__})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spider.checkpoints.format import read_manifest
+from spider.checkpoints.records import read_manifest
 from spider.config import load_config
 
 
@@ -10,6 +10,6 @@ def test_the_seeds_variables_do_not_reach_the_jobs_of_a_workflow(workflow):
     workflow.run["stages"] = [{"name": "first", "max_steps": 2}]
     workflow("results/runs/small/first/train.json", LR="0.5", SEQ_LEN="no number")
     trained = read_manifest(workflow.stage("first") / workflow.receipt("first")["checkpoint"])
-    assert trained["identity"] == load_config(workflow.config).stage("small", "first").identity
+    assert trained.identity == load_config(workflow.config).stage("small", "first").identity
     said = (workflow.results / "logs/train/small/first.log").read_text()
     assert said.count("SEQ_LEN, LR: set in the environment and ignored") == 1

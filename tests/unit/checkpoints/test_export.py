@@ -18,11 +18,12 @@ from safetensors.torch import load_file, save_file
 
 import spider
 from spider import files
-from spider.checkpoints import export as exchange
-from spider.checkpoints import format as ckpt
+from spider.checkpoints import export as exporting
 from spider.checkpoints.export import export, import_file
-from spider.checkpoints.format import CheckpointError
+from spider.checkpoints.format import weights_digest
+from spider.checkpoints.load import Checkpoint, model_tensors
 from spider.cli import cli
+from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.spider.config import SpiderConfig
 from spider.training.stage import train
@@ -42,7 +43,7 @@ def config(stage) -> SpiderConfig:
 
 
 def digest(path):
-    return ckpt.weights_digest(ckpt.model_tensors(spider.load_model(path)[0]))
+    return weights_digest(model_tensors(spider.load_model(path)[0]))
 
 
 def content(folder):
@@ -86,7 +87,7 @@ def test_an_export_needs_no_spider_to_be_read_and_says_where_it_comes_from(stage
     assert SpiderConfig.model_validate(card["model"]) == config
     for key in ("run", "stage", "global_step", "bytes", "best_loss", "data_digest", "identity", "weights"):
         assert card[key] == receipt[key], key
-    assert (card["format"], card["spider"], card["window"]) == (ckpt.FORMAT, spider.__version__, 32)
+    assert (card["format"], card["spider"], card["window"]) == (2, spider.__version__, 32)
     modes = {file.stat().st_mode for file in (tmp_path / "out").iterdir()}
     assert len(modes) == 1  # whoever may read the one may read the other
 
@@ -107,7 +108,7 @@ def test_settings_of_training_that_no_longer_exist_do_not_keep_a_model_in(stage,
 def test_large_models_are_cut_into_shards_and_are_the_same_model(stage, tmp_path, monkeypatch):
     export(stage, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(exchange, "_SHARD_BYTES", 20_000)
+        patch.setattr(exporting, "_SHARD_BYTES", 20_000)
         export(stage, tmp_path / "cut")
     index = files.read_json(tmp_path / "cut/model.safetensors.index.json")
     shards = sorted((tmp_path / "cut").glob("*.safetensors"))
@@ -201,10 +202,9 @@ def test_one_of_our_models_in_a_pt_file_comes_in_whole(stage, tmp_path, config, 
     model, _ = spider.load_model(stage)
     state = {wrapper + name: tensor for name, tensor in model.state_dict().items()}
     torch.save(layout(state, config.model_dump(mode="json")), tmp_path / "spider-step2650.pt")
-    made, found = import_file(tmp_path / "spider-step2650.pt", tmp_path / "out")
-    assert found.complete and not found.missing
+    made = import_file(tmp_path / "spider-step2650.pt", tmp_path / "out")
     assert digest(tmp_path / "out") == digest(stage)
-    kept = {name: made.manifest[name] for name in ("run", "step", "epoch", "best_loss")}
+    kept = {name: getattr(made.manifest, name) for name in ("run", "step", "epoch", "best_loss")}
     assert kept == {"run": "spider-step2650.pt", "step": 2650, "epoch": 1, "best_loss": 1.9}
     export(stage, tmp_path / "direct")
     assert content(tmp_path / "out")["model.safetensors"] == content(tmp_path / "direct")["model.safetensors"]
@@ -214,9 +214,8 @@ def test_narrow_weights_are_widened_exactly_and_odd_numbers_are_left_out(tmp_pat
     narrow = build_model(config).bfloat16().state_dict()
     given = layout(narrow, config.model_dump(), best_loss=float("inf"), step=torch.tensor(7))
     torch.save(given, tmp_path / "a.pt")
-    made, found = import_file(tmp_path / "a.pt", tmp_path / "out")
-    assert found.complete
-    assert (made.manifest["step"], made.manifest["best_loss"]) == (7, None)
+    made = import_file(tmp_path / "a.pt", tmp_path / "out")
+    assert (made.manifest.step, made.manifest.best_loss) == (7, None)
     loaded = spider.load_model(tmp_path / "out")[0].state_dict()
     for name, tensor in build_model(config).state_dict().items():
         assert loaded[name].dtype == tensor.dtype
@@ -247,31 +246,19 @@ def foreign(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tk-spider", script)
         torch.save(layout(state, cfg), tmp_path / "spider-step2650.pt")
-    return tmp_path / "spider-step2650.pt", state
+    return tmp_path / "spider-step2650.pt"
 
 
-def test_a_foreign_model_becomes_a_folder_that_says_what_fits_and_is_not_loaded(foreign, tmp_path):
-    file, state = foreign
-    made, found = import_file(file, tmp_path / "out")
-    assert [name for name, home in found.homes.items() if home] == ["embed_tokens"]
-    expected = {n.removeprefix("model.") for n in ckpt.model_tensors(meta(SpiderConfig()))}
-    assert set(found.missing) == expected - {"embed_tokens"}
-    kept = load_file(tmp_path / "out/model.safetensors")
-    assert kept.keys() == state.keys() and all(torch.equal(kept[n], state[n]) for n in state)
-    card = files.read_json(tmp_path / "out/config.json")
-    assert card["cfg"] == {
-        "hidden_size": 2048,
-        "vocab_size": 272,
-        "dtype": "torch.bfloat16",
-        "sizes": [1, 2],
-        "rope": None,
-    }
-    assert card["tensors"]["lm_head.weight"] == {"dtype": "torch.float32", "shape": [272, 8], "home": None}
-    assert (card["step"], card["missing"]) == (2650, found.missing)
-    assert ckpt.verify(tmp_path / "out").manifest == made.manifest
-    for use in (spider.load_model, lambda path: export(path, tmp_path / "b")):
-        with pytest.raises(CheckpointError, match="imported tensors that do not form a Spider"):
-            use(tmp_path / "out")
+def test_a_foreign_model_is_refused_with_what_has_no_place_and_what_is_missing(foreign, tmp_path):
+    expected = {name.removeprefix("model.") for name in model_tensors(meta(SpiderConfig()))}
+    with pytest.raises(CheckpointError, match=r"spider-step2650\.pt: not a model of family spider") as caught:
+        import_file(foreign, tmp_path / "out")
+    said = str(caught.value)
+    # One of its five tensors is a Spider's by name and shape.
+    assert "4 of its 5 tensors have no place in one (final_norm.weight [8]; " in said
+    assert "lm_head.weight [272, 8]; and 1 more)" in said
+    assert f"and {len(expected) - 1} are missing (" in said and f"; and {len(expected) - 4} more)" in said
+    assert {f.name for f in tmp_path.iterdir()} == {foreign.name}
 
 
 def meta(config):
@@ -284,8 +271,18 @@ def test_a_tensor_of_another_kind_has_no_place(tmp_path, config):
     state["final_norm.weight"] = torch.ones(32, dtype=torch.int64)
     state["embed_tokens"] = state["embed_tokens"][:-1]
     torch.save(layout(state, config.model_dump()), tmp_path / "a.pt")
-    _, found = import_file(tmp_path / "a.pt", tmp_path / "out")
-    assert found.missing == ["embed_tokens", "final_norm.weight"]
+    with pytest.raises(CheckpointError, match=r"are missing \(embed_tokens; final_norm\.weight\)"):
+        import_file(tmp_path / "a.pt", tmp_path / "out")
+
+
+def test_what_an_earlier_version_imported_to_look_at_is_refused_as_a_model(stage, tmp_path):
+    export(stage, tmp_path / "a")
+    card = files.read_json(tmp_path / "a/config.json")
+    files.write_json(tmp_path / "a/config.json", card | {"model": None, "cfg": {}, "tensors": {}})
+    assert Checkpoint.at(tmp_path / "a").label
+    for use in (spider.load_model, lambda path: export(path, tmp_path / "b")):
+        with pytest.raises(CheckpointError, match="tensors of another program"):
+            use(tmp_path / "a")
 
 
 class Payload:
@@ -390,7 +387,7 @@ def test_wherever_a_file_is_cut_or_changed_it_is_refused(tmp_path, config):
         (tmp_path / "a.pt").write_bytes(good[:at])
         with pytest.raises(CheckpointError):
             import_file(tmp_path / "a.pt", tmp_path / "out")
-    expected = digest(import_file(whole, tmp_path / "good")[0].path)
+    expected = digest(import_file(whole, tmp_path / "good").path)
     for _ in range(60):
         at = draw.randrange(len(good))
         (tmp_path / "a.pt").write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
@@ -422,11 +419,9 @@ def test_an_exported_and_an_imported_model_generate_and_show_patches_like_the_ch
     assert say("generate", tmp_path / "in", "--bytes", 3).exit_code == 0  # with no window known
 
 
-def test_the_import_of_a_foreign_model_lists_every_tensor(foreign, tmp_path):
-    said = say("checkpoint", "import", foreign[0], tmp_path / "out")
-    assert said.exit_code == 0
-    assert "embed_tokens  [272, 2048]  embed_tokens\n" in said.output
-    assert "lm_head.weight  [272, 8]  no place in a Spider\n" in said.output
+def test_the_import_of_a_foreign_model_ends_with_its_reason(foreign, tmp_path):
+    said = say("checkpoint", "import", foreign, tmp_path / "out")
+    assert isinstance(said.exception, CheckpointError) and "are missing" in str(said.exception)
 
 
 def test_verify_finds_a_damaged_export(stage, tmp_path):

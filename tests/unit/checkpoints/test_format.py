@@ -6,28 +6,32 @@ import torch
 
 import spider
 from spider import files
-from spider.checkpoints import format as ckpt
+from spider.checkpoints.format import clean, retain, save, weights_digest
+from spider.checkpoints.load import Checkpoint, model_tensors, steps
+from spider.checkpoints.records import read_manifest
+from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.training.stage import train
+from tests.unit.records import saved
 
 
 def write(root, step, value=0.0):
     tensors = {"model.w": torch.full((3, 2), value), "optimizer.w.momentum": torch.zeros(3, 2)}
-    return ckpt.save(root, tensors, {"step": step, "global_step": step})
+    return save(root, tensors, saved(step))
 
 
 def test_a_saved_checkpoint_verifies_and_loads_back_to_the_bit(tmp_path):
-    saved = {"model.w": torch.randn(5, 3), "model.n": torch.tensor(7), "optimizer.w.step": torch.tensor(2.0)}
-    good = ckpt.save(tmp_path, saved, {"step": 1, "global_step": 1})
-    loaded = {name: torch.zeros_like(t) for name, t in saved.items()}
-    ckpt.load_into(ckpt.verify(good.path), loaded)
-    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    given = {"model.w": torch.randn(5, 3), "model.n": torch.tensor(7), "optimizer.w.step": torch.tensor(2.0)}
+    good = save(tmp_path, given, saved())
+    loaded = {name: torch.zeros_like(t) for name, t in given.items()}
+    Checkpoint.at(good.path).load_into(loaded)
+    assert all(torch.equal(loaded[name], given[name]) for name in given)
 
 
 def test_equal_states_give_equal_files(tmp_path):
     a, b = write(tmp_path / "a", 1).manifest, write(tmp_path / "b", 1).manifest
-    assert a["files"] == b["files"] and a["weights"] == b["weights"]
-    assert write(tmp_path / "c", 1, value=1.0).manifest["weights"] != a["weights"]
+    assert a.files == b.files and a.weights == b.weights
+    assert write(tmp_path / "c", 1, value=1.0).manifest.weights != a.weights
 
 
 def test_weights_and_optimizer_lie_in_different_files(tmp_path):
@@ -38,24 +42,24 @@ def test_weights_and_optimizer_lie_in_different_files(tmp_path):
 def test_the_newest_is_the_highest_number_not_the_last_name(tmp_path):
     for step in (99_999_999, 100_000_000, 950):
         write(tmp_path, step)
-    assert [int(p.name[5:]) for p in ckpt.steps(tmp_path)] == [950, 99_999_999, 100_000_000]
-    good, _ = ckpt.newest_good(tmp_path)
-    assert good is not None and good.manifest["step"] == 100_000_000
+    assert [int(p.name[5:]) for p in steps(tmp_path)] == [950, 99_999_999, 100_000_000]
+    good, _ = Checkpoint.newest_good(tmp_path)
+    assert good is not None and good.manifest.step == 100_000_000
 
 
 def test_retention_keeps_the_newest_and_other_files(tmp_path):
     for step in (5, 10, 15, 1000):
         write(tmp_path, step)
     (tmp_path / "notes").mkdir()
-    ckpt.retain(tmp_path, 2)
+    retain(tmp_path, 2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes", "step-00000015", "step-00001000"]
 
 
 def test_retention_by_steps_counts_from_the_beginning_of_the_stage(tmp_path):
     for step in (7, 12, 17, 22, 27, 32, 37):
         write(tmp_path, step)
-        ckpt.retain(tmp_path, 2, keep_every=10, began=7)
-    assert [int(p.name[5:]) for p in ckpt.steps(tmp_path)] == [7, 17, 27, 32, 37]
+        retain(tmp_path, 2, keep_every=10, began=7)
+    assert [int(p.name[5:]) for p in steps(tmp_path)] == [7, 17, 27, 32, 37]
 
 
 def test_a_stage_keeps_what_its_settings_say_even_if_they_change_on_the_way(tmp_path, make_spec, shards):
@@ -73,7 +77,7 @@ def test_a_stage_keeps_what_its_settings_say_even_if_they_change_on_the_way(tmp_
         train(make_spec("b", **first | {"max_steps": 14}), tmp_path / "b", shards, **second, on_step=stop)
     spec = make_spec("b", **first | {"max_steps": 14, "keep_every": 4})
     train(spec, tmp_path / "b", shards, **second)
-    kept = [ckpt.read_manifest(path)["step"] for path in ckpt.steps(tmp_path / "b/checkpoints")]
+    kept = [read_manifest(path).step for path in steps(tmp_path / "b/checkpoints")]
     assert kept == [4, 8, 12, 14]
 
 
@@ -83,21 +87,21 @@ def test_what_a_killed_process_left_is_cleaned_and_nothing_else(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model-00001-of-00002.safetensors").write_bytes(b"half")
     (tmp_path / ".mine").mkdir()
-    ckpt.clean(tmp_path)
+    clean(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".mine", "step-00000005"]
 
 
 def test_saving_over_a_checkpoint_of_the_same_step_replaces_it(tmp_path):
     write(tmp_path, 5)
-    assert write(tmp_path, 5, value=1.0).manifest == ckpt.verify(tmp_path / "step-00000005").manifest
+    assert write(tmp_path, 5, value=1.0).manifest == Checkpoint.at(tmp_path / "step-00000005").manifest
 
 
 def test_a_tensor_of_another_shape_or_name_is_refused_by_name(tmp_path):
     good = write(tmp_path, 1)
-    with pytest.raises(ckpt.CheckpointError, match=r"model.w is \[3, 2\] there and \[4\] in this model"):
-        ckpt.load_into(good, {"model.w": torch.zeros(4)})
-    with pytest.raises(ckpt.CheckpointError, match=r"another architecture: it has no model\.other"):
-        ckpt.load_into(good, {"model.other": torch.zeros(4)})
+    with pytest.raises(CheckpointError, match=r"model.w is \[3, 2\] there and \[4\] in this model"):
+        good.load_into({"model.w": torch.zeros(4)})
+    with pytest.raises(CheckpointError, match=r"another architecture: it has no model\.other"):
+        good.load_into({"model.other": torch.zeros(4)})
 
 
 def test_a_checkpoint_that_carries_code_does_not_run_it(tmp_path):
@@ -110,7 +114,7 @@ def test_a_checkpoint_that_carries_code_does_not_run_it(tmp_path):
 
     good = write(tmp_path / "checkpoints", 1)
     (good.path / ".metadata").write_bytes(pickle.dumps(Payload()))
-    ckpt.load_into(ckpt.verify(good.path), {"model.w": torch.zeros(3, 2)})
+    Checkpoint.at(good.path).load_into({"model.w": torch.zeros(3, 2)})
     assert not proof.exists()
     with pytest.raises(FileExistsError):  # the payload does work
         proof.mkdir()
@@ -129,7 +133,7 @@ def test_load_model_takes_a_checkpoint_a_stage_or_a_receipt(stage, given):
     spec, folder, receipt = stage
     model, config = spider.load_model(str(folder / given))
     assert config == spec.model and not model.training
-    assert ckpt.weights_digest(ckpt.model_tensors(model)) == receipt["weights"]
+    assert weights_digest(model_tensors(model)) == receipt.weights
     tokens_BT = torch.randint(0, 256, (1, 32))
     torch.manual_seed(0)
     assert not torch.equal(model(tokens_BT).logits, build_model(config).eval()(tokens_BT).logits)
@@ -145,7 +149,7 @@ def test_load_model_says_what_is_missing_or_damaged(stage, tmp_path):
     (folder / "evaluation.json").write_text("{}")
     with pytest.raises(ValueError, match="not a training receipt"):
         spider.load_model(folder / "evaluation.json")
-    file = folder / receipt["checkpoint"] / "model-00001-of-00002.safetensors"
+    file = folder / receipt.checkpoint / "model-00001-of-00002.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(
         ValueError, match=r"model-00001-of-00002.safetensors: [\d,]+ bytes, the manifest says"

@@ -9,14 +9,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from spider.checkpoints import format as ckpt
+from spider.checkpoints.format import save
 from spider.cli import cli
+from spider.errors import CheckpointError
+from tests.unit.records import saved
 
 
 def write(root, step, **record):
-    given = {"step": step, "global_step": step, "bytes": 1000 * step, "final": False, "best_loss": 1.5}
+    given = saved(step, bytes=1000 * step, best_loss=1.5)
     tensors = {"model.w": torch.full((300, 2), float(step)), "optimizer.w.step": torch.zeros(30)}
-    return ckpt.save(root, tensors, given | record).path
+    return save(root, tensors, given | record).path
 
 
 @pytest.fixture
@@ -91,5 +93,5 @@ def test_verify_names_every_damaged_file_and_fails(results):
 def test_a_folder_without_checkpoints_is_an_error(tmp_path, verb):
     for path in (tmp_path, tmp_path / "nowhere"):
         said = say(verb, path)
-        assert isinstance(said.exception, ckpt.CheckpointError)
+        assert isinstance(said.exception, CheckpointError)
         assert "no checkpoint there or below" in str(said.exception)

@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 
 import spider
 from spider import files
-from spider.checkpoints import format as ckpt
+from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.records import MANIFEST
 from spider.cli import cli, main
 from spider.evaluation.generate import generate
 from spider.training.stage import train
@@ -91,16 +92,16 @@ def test_a_prompt_that_is_not_utf8_is_refused_on_the_command_line(stage):
 
 def rewrite(stage: Path, tmp_path: Path, change) -> Path:
     """A copy of the newest checkpoint whose manifest was changed."""
-    good, _ = ckpt.newest_good(stage / "checkpoints")
+    good, _ = Checkpoint.newest_good(stage / "checkpoints")
     copy = tmp_path / good.path.name
     copy.mkdir()
     for file in good.path.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    manifest = json.loads((copy / ckpt.MANIFEST).read_text())
+    manifest = json.loads((copy / MANIFEST).read_text())
     change(manifest["spec"]["model"])
     del manifest["digest"]
     manifest["digest"] = files.digest(manifest)
-    files.write_json(copy / ckpt.MANIFEST, manifest)
+    files.write_json(copy / MANIFEST, manifest)
     return copy
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spider.evaluation.compressors import SETTINGS
+from tests.unit import records
 
 COMPRESSORS = {"zlib": 2.70, "bz2": 2.31, "xz": 2.39, "zstd": 2.41}
 
@@ -29,16 +30,15 @@ def write_stage(
     """Write train.json, metrics.jsonl and evaluation.json of one stage; the path of the last."""
     folder = runs / run / stage
     folder.mkdir(parents=True)
-    receipt = {
-        "format": 1,
-        "run": run,
-        "stage": stage,
-        "steps": steps,
-        "global_step": global_step,
-        "tokens": steps * 4096,
-        "bytes": steps * 4000,
-        "seconds": 12.5,
-    }
+    receipt = records.receipt(
+        run=run,
+        stage=stage,
+        steps=steps,
+        global_step=global_step,
+        tokens=steps * 4096,
+        bytes=steps * 4000,
+        seconds=12.5,
+    )
     (folder / "train.json").write_text(json.dumps(receipt))
     rows = [
         {"step": s, "time": 1.0, "metrics": {"train/bpb": bpb + 3 * math.exp(-s / 60)}}

@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 from matplotlib.image import imread
 from rich.console import Console
 
-from spider.checkpoints import format as checkpoint
+from spider.checkpoints.format import save as save_checkpoint
+from spider.checkpoints.load import model_tensors
 from spider.cli import cli
 from spider.config import load_config, merged
 from spider.evaluation.boundaries import Patch, Piece, caption, cut, read_beginning
@@ -25,6 +26,7 @@ from spider.model.spider.model import Spider
 from spider.report.patch_views import TINTS, plot_boundaries, show, write_page
 from spider.vocab import BOS, EOS
 from tests.unit.model.small import SMALL
+from tests.unit.records import saved
 
 ODD = "für 'x|y'\tda\x1b[31m\u200b\r\n".encode() + b"\xff \xe2\x82 <script>alert(1)</script> $x^2$ &amp; end"
 
@@ -238,9 +240,8 @@ def save(tmp_path):
         datasets = {"d": {"source": {"kind": "pydocs"}}}
         spec = load_config({"datasets": datasets, "runs": {"demo": run}}).stage("demo", "main")
         model = build_model(spec.model)
-        record = {"run": "demo", "stage": "main", "step": 1, "global_step": 1}
-        record["spec"] = spec.model_dump(mode="json")
-        return checkpoint.save(tmp_path / "checkpoints", checkpoint.model_tensors(model), record).path
+        record = saved(spec=spec.model_dump(mode="json"))
+        return save_checkpoint(tmp_path / "checkpoints", model_tensors(model), record).path
 
     return make
 

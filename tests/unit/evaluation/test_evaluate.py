@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from spider.checkpoints import format as checkpoint
-from spider.checkpoints.load import load_model
+from spider import load_model
+from spider.checkpoints.format import save
+from spider.checkpoints.load import model_tensors
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
@@ -24,6 +25,7 @@ from spider.files import write_json
 from spider.model import build_model
 from spider.model.spider.config import BoundaryConfig
 from spider.report.compare import compare
+from tests.unit import records
 
 MAX_BYTES = 1500
 
@@ -82,26 +84,22 @@ def save_untrained(spec, folder):
     """A stage's folder as training leaves it; its receipt."""
     torch.manual_seed(0)
     model = build_model(spec.model)
-    record = {"step": 20, "global_step": 20, "spec": spec.model_dump(mode="json")}
-    saved = checkpoint.save(folder / "checkpoints", checkpoint.model_tensors(model), record)
+    record = records.saved(20, spec=spec.model_dump(mode="json"))
+    saved = save(folder / "checkpoints", model_tensors(model), record)
     rows = [{"step": s, "time": 0.0, "metrics": {"train/bpb": 8 - s / 10}} for s in range(2, 21, 2)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = folder / "train.json"
     write_json(
         path,
-        {
-            "format": 1,
-            "run": "demo",
-            "stage": "main",
-            "steps": 20,
-            "global_step": 20,
-            "tokens": 2560,
-            "bytes": 2500,
-            "seconds": 1.5,
-            "checkpoint": f"checkpoints/{saved.path.name}",
-            "weights": saved.manifest["weights"],
-            "precision": "fp32",
-        },
+        records.receipt(
+            steps=20,
+            global_step=20,
+            tokens=2560,
+            bytes=2500,
+            seconds=1.5,
+            checkpoint=f"checkpoints/{saved.path.name}",
+            weights=saved.manifest.weights,
+        ),
     )
     return path
 
@@ -218,7 +216,10 @@ def test_a_receipt_of_another_stage_version_or_shape_is_refused(receipt, spec, d
     for change, message in (
         ({"stage": "anneal"}, "is the receipt of demo/anneal, not of demo/main"),
         ({"format": 9}, "a receipt of format 9, this Spider reads 1"),
-        ({"weights": None, "checkpoint": None}, "lacks checkpoint, weights"),
+        (
+            {"weights": None, "checkpoint": None},
+            r"not whole \(weights: .*; checkpoint: .*\); train",
+        ),
     ):
         write_json(receipt, {k: v for k, v in {**good, **change}.items() if v is not None})
         with pytest.raises(ValueError, match=message):

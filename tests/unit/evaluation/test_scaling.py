@@ -129,7 +129,7 @@ def test_real_runs_become_points_and_files(tmp_path, monkeypatch):
     for point in points:
         # What the trainer spent: whole steps, and not one more would fit.
         step = config.stage(point.run, "first").tokens_per_step
-        receipt = read_json(results.stage(point.run, "first") / "train.json")
+        receipt = read_json(results.stage(point.run, "first").receipt)
         assert point.flops <= point.budget < point.flops * (1 + step / receipt["tokens"])
         assert 0 < point.parameters < point.all_parameters - 1000 and point.bytes == receipt["bytes"]
     found = write_scaling(config, results, tmp_path / "scaling.json")

@@ -69,10 +69,10 @@ def train_stage(
     config: Config, results: Results, stage: str, *, run: str = "small", evaluated: bool = True
 ) -> None:
     """One stage of a run, with the files that Snakemake and tracking would leave of its jobs."""
-    spec, folder = config.stage(run, stage), results.stage(run, stage)
+    spec, folder = config.stage(run, stage), results.stage(run, stage).path
     names = [one.name for one in config.runs[run].stages]
     before = names[: names.index(stage)]
-    previous = results.stage(run, before[-1]) / "train.json" if before else None
+    previous = results.stage(run, before[-1]).receipt if before else None
     train(spec, folder, results.shards("text"), previous=previous)
     left_by_job(results, "train", f"{run}/{stage}", 12.5)
     if evaluated:

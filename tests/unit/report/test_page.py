@@ -39,7 +39,7 @@ def test_the_page_says_what_the_files_say(made):
     config, results = made
     page = render(config, results, "small")
     for stage in ("first", "second"):
-        found = read_json(results.stage("small", stage) / "evaluation.json")
+        found = read_json(results.stage("small", stage).evaluation)
         assert f"{found['bpb']:.4f}" in section(page, "scores")
         for bits in found["compressors"].values():
             assert f"{bits:.3f}" in section(page, "scores")
@@ -58,8 +58,8 @@ def test_every_digest_from_the_raw_file_to_the_checkpoint_is_there(made):
     digests = [metadata["digest"], metadata["source"]["files"][0]["sha256"]]
     digests += [shard["sha256"] for split in metadata["splits"].values() for shard in split["shards"]]
     for stage in ("first", "second"):
-        receipt = read_json(results.stage("small", stage) / "train.json")
-        manifest = read_json(results.stage("small", stage) / receipt["checkpoint"] / "manifest.json")
+        receipt = read_json(results.stage("small", stage).receipt)
+        manifest = read_json(results.stage("small", stage).path / receipt["checkpoint"] / "manifest.json")
         digests += [receipt["identity"], manifest["digest"], receipt["weights"]]
         digests += [file["sha256"] for file in manifest["files"].values()]
     assert all(digest in shown for digest in digests)
@@ -70,7 +70,7 @@ def test_a_link_that_does_not_hold_is_named(copied):
     config, results = copied
     metadata = read_json(results.shards("text") / "metadata.json")
     write_json(results.shards("text") / "metadata.json", metadata | {"digest": "another"})
-    first = results.stage("small", "first") / "train.json"
+    first = results.stage("small", "first").receipt
     write_json(first, read_json(first) | {"weights": "changed"})
     found = "\n".join(problems(config, results))
     assert f"dataset text was {metadata['digest']}, now it is another" in found
@@ -101,7 +101,7 @@ def test_a_half_finished_run_has_a_page_that_says_what_is_missing(tmp_path):
     assert "trained and not evaluated: <code>spider evaluate small first</code>" in page
     assert "Stage second has not begun" in page and "This run is not finished" in page
     # As a kill in the middle leaves it: rows and checkpoints, no receipt.
-    (results.stage("small", "first") / "train.json").unlink()
+    (results.stage("small", "first").receipt).unlink()
     page = render(config, results, "small")
     assert "Stage first is not finished: step 20 of 20, logged" in page
     assert section(page, "training").count("<figure") == 4 and "No stage is evaluated yet" in page
@@ -109,7 +109,7 @@ def test_a_half_finished_run_has_a_page_that_says_what_is_missing(tmp_path):
 
 def test_parts_that_a_model_does_not_have_are_said_and_not_drawn(copied):
     config, results = copied
-    path = results.stage("small", "second") / "evaluation.json"
+    path = results.stage("small", "second").evaluation
     nothing = dict.fromkeys(("patch_bytes", "halting_loops", "expert_share"))
     write_json(path, read_json(path) | {"loops": None, "inside": nothing, "sample": ""})
     (path.parent / "boundaries.html").unlink()
@@ -171,17 +171,17 @@ def test_other_runs_stand_beside_it_where_they_read_the_same_text(copied):
     plain["runs"]["news"] = plain["runs"]["small"]
     results = copied[1]
     for name, changed in (("twin", {"bpb": 1.25}), ("news", {"text_sha256": "another"})):
-        found = read_json(results.stage("small", "second") / "evaluation.json")
-        write_json(results.stage(name, "second") / "evaluation.json", found | {"run": name} | changed)
+        found = read_json(results.stage("small", "second").evaluation)
+        write_json(results.stage(name, "second").evaluation, found | {"run": name} | changed)
     scores = section(render(load_config(plain), results, "small"), "scores")
     assert "<th>twin</th><td><b>1.2500</b>" in scores and "<th>news</th>" not in scores
 
 
 def test_the_page_of_a_long_run_stays_small(copied):
     config, results = copied
-    path = results.stage("small", "second") / "metrics.jsonl"
+    path = results.stage("small", "second").metrics
     row = json.loads(path.read_text().splitlines()[0])
-    receipt = results.stage("small", "second") / "train.json"
+    receipt = results.stage("small", "second").receipt
     write_json(receipt, read_json(receipt) | {"steps": 20_000, "global_step": 20_020})
     path.write_text("".join(json.dumps(row | {"step": step}) + "\n" for step in range(21, 20_021)))
     assert len(render(config, results, "small")) < 400_000

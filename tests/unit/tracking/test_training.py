@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from spider.checkpoints.records import Receipt
 from spider.files import read_json, write_json
 from spider.tracking import job, log_checkpoint, log_evaluation, sync, training
 from spider.tracking.store import Store
+from tests.unit.records import receipt
 
 DATA = ("pydocs", "0123456789abcdef", "pydocs")
 
@@ -19,15 +21,11 @@ def train(results, spec, steps, weights="w"):
         with open(folder / "metrics.jsonl", "a") as f:
             for step in steps:
                 f.write(json.dumps({"step": step, "time": 1e9 + step, "metrics": {"train/loss": 1.0}}) + "\n")
-        receipt = {
-            "format": 1,
-            "weights": weights,
-            "global_step": steps[-1] + 1,
-            "checkpoint": "checkpoints/step-1",
-            "loss": 1.5,
-        }
-        write_json(folder / "train.json", receipt)
-    log_checkpoint(results, spec.run, spec.stage, receipt)
+        written = receipt(
+            weights=weights, global_step=steps[-1] + 1, checkpoint="checkpoints/step-1", loss=1.5
+        )
+        write_json(folder / "train.json", written)
+    log_checkpoint(results, spec.run, spec.stage, Receipt.read(folder / "train.json"))
 
 
 def runs_of(store):

@@ -7,11 +7,13 @@ import time
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from spider import files
-from spider.checkpoints import format as ckpt
-from spider.checkpoints.load import model_of
+from spider.checkpoints.format import weights_digest
+from spider.checkpoints.load import Checkpoint, model_tensors, steps
+from spider.checkpoints.records import Receipt, read_manifest
 from spider.config import EmaConfig
 from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate, validation_stream
@@ -30,12 +32,12 @@ def test_it_is_the_average_of_the_weights_since_its_start(dtype):
     net = nn.Linear(8, 4).to(dtype)
     ema = Ema(net, EmaConfig(decay=0.75, start_step=2))
     expected = None
-    for steps in range(1, 8):
+    for number in range(1, 8):
         with torch.no_grad():
             net.weight.add_(torch.randn_like(net.weight))
-        ema.update(steps)
+        ema.update(number)
         now = net.weight.detach().double()
-        if steps < 2:
+        if number < 2:
             assert ema.tensors() == {}
         else:
             expected = now if expected is None else 0.75 * expected + 0.25 * now
@@ -52,16 +54,16 @@ def averaged(tmp_path_factory, make_spec, shards):
     folder = tmp_path_factory.mktemp("averaged")
     torch.set_num_threads(1)
     receipt = train(make_spec(ema=EMA), folder, shards)
-    good = ckpt.verify(folder / receipt["checkpoint"])
+    good = Checkpoint.at(folder / receipt.checkpoint)
     return folder, receipt, good
 
 
 def saved(good, prefix):
     """The tensors of a checkpoint whose names begin so, without the prefix."""
-    reader = ckpt.HuggingFaceStorageReader(str(good.path))
+    reader = HuggingFaceStorageReader(str(good.path))
     sizes = {n: m.size for n, m in reader.read_metadata().state_dict_metadata.items() if n.startswith(prefix)}
     tensors = {n: torch.empty(size) for n, size in sizes.items()}
-    ckpt.dcp.load(tensors, storage_reader=reader, no_dist=True)
+    dcp.load(tensors, storage_reader=reader, no_dist=True)
     return {n.removeprefix(prefix): t for n, t in tensors.items()}
 
 
@@ -71,7 +73,7 @@ def test_killed_and_crashed_before_and_after_its_start_it_ends_with_the_same_byt
     spec = make_spec(ema=EMA)
     with pytest.raises(Stop):
         train(spec, tmp_path, shards, on_step=crash_at(5))
-    assert ckpt.read_manifest(ckpt.steps(tmp_path / "checkpoints")[-1])["averaged_weights"] is None
+    assert read_manifest(steps(tmp_path / "checkpoints")[-1]).averaged_weights is None
     process = start(spec, tmp_path)
     read_until(process, 12)
     time.sleep(0.02)
@@ -79,11 +81,11 @@ def test_killed_and_crashed_before_and_after_its_start_it_ends_with_the_same_byt
     assert process.wait() == -signal.SIGKILL
     train(spec, tmp_path, shards)
     assert outcome(tmp_path) == outcome(averaged[0])
-    assert files.read_json(tmp_path / "train.json")["averaged_weights"] == averaged[1]["averaged_weights"]
+    assert Receipt.read(tmp_path / "train.json").averaged_weights == averaged[1].averaged_weights
 
 
 def test_it_changes_nothing_in_the_training_itself(tmp_path, make_spec, shards, averaged):
-    assert train(make_spec(), tmp_path, shards)["weights"] == averaged[1]["weights"]
+    assert train(make_spec(), tmp_path, shards).weights == averaged[1].weights
 
 
 def test_a_skipped_step_is_not_averaged(tmp_path, make_spec, shards):
@@ -97,22 +99,22 @@ def test_a_skipped_step_is_not_averaged(tmp_path, make_spec, shards):
 
 def test_the_model_of_a_checkpoint_is_the_averaged_one(averaged):
     _, receipt, good = averaged
-    model = model_of(good)
+    model = good.model()
     raw, average = saved(good, "model."), saved(good, "ema.")
     names = {n for n, _ in model.named_parameters()}
     assert names == set(average) and names < set(raw)  # buffers are not averaged
-    for name, tensor in ckpt.model_tensors(model).items():
+    for name, tensor in model_tensors(model).items():
         name = name.removeprefix("model.")
         assert torch.equal(tensor, average.get(name, raw[name])), name
     assert any(not torch.equal(average[n], raw[n]) for n in average)
-    assert ckpt.weights_digest(ckpt.model_tensors(model)) == receipt["averaged_weights"] != receipt["weights"]
+    assert weights_digest(model_tensors(model)) == receipt.averaged_weights != receipt.weights
 
 
 def test_the_next_stage_goes_on_from_the_weights_themselves(tmp_path, make_spec, shards, averaged):
     folder, receipt, _ = averaged
     spec = make_spec("b", ema=EMA)
     trainer = Trainer(spec, tmp_path, shards, {"data_digest": ""}, folder / "train.json", None, None)
-    assert ckpt.weights_digest(ckpt.model_tensors(trainer.model)) == receipt["weights"]
+    assert weights_digest(model_tensors(trainer.model)) == receipt.weights
     assert trainer.ema is not None and trainer.ema.tensors() == {}
 
 
@@ -122,7 +124,7 @@ def test_evaluation_measures_the_average_and_says_so(tmp_path, make_spec, shards
     small = spec.evaluation.model_copy(update={"max_bytes": 500, "loops_bytes": 0, "sample_bytes": 1})
     spec = spec.model_copy(update={"evaluation": small})
     found = evaluate(folder / "train.json", spec, shards, tmp_path)
-    assert found["averaged"] is True and found["weights"] == receipt["averaged_weights"]
+    assert found["averaged"] is True and found["weights"] == receipt.averaged_weights
     tokens_N, _ = validation_stream(shards, 500)
     reading = {"seq_len": 32, "overlap": small.overlap, "batch": small.batch, "n_loops": 2}
-    assert score(model_of(good), tokens_N, **reading).bpb == found["bpb"]
+    assert score(good.model(), tokens_N, **reading).bpb == found["bpb"]

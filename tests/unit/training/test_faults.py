@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from spider.checkpoints.format import steps
+from spider.checkpoints.load import steps
 from spider.data import loader
 from spider.data.shards import Shards
 from spider.errors import RESUME_ME, TrainingError
@@ -61,7 +61,7 @@ def test_an_impossible_id_stops_the_training_naming_shard_and_token_and_a_new_sh
 ):
     monkeypatch.setattr(loader, "BLOCK", 4)  # read ahead by a few steps, not to the end
     spec, file = make_spec(), own_shards / "train/000.bin"
-    order = train(spec, tmp_path / "undisturbed", own_shards)["position"]["seed"]
+    order = train(spec, tmp_path / "undisturbed", own_shards).position["seed"]
     rows = loader.Loader(Shards(own_shards, "train"), seq_len=32, rows=4, seed=order)
     token = int(rows.starts(np.array([4 * 11]))[0]) + 5  # of the twelfth step's first row
     whole = file.read_bytes()

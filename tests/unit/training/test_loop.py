@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from spider import files
-from spider.checkpoints.format import CheckpointError, newest_good, steps
-from spider.errors import RESUME_ME, Preempted, TrainingError
+from spider.checkpoints.load import Checkpoint, steps
+from spider.checkpoints.records import Receipt
+from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
 from spider.training import loop
 from spider.training.loop import Trainer
 from spider.training.stage import train
@@ -143,8 +144,8 @@ def test_sigterm_to_the_process_exits_with_resume_me(tmp_path, make_spec, start)
     read_until(process, 2)
     process.terminate()
     assert process.wait() == RESUME_ME
-    good, _ = newest_good(tmp_path / "checkpoints")
-    assert good is not None and good.manifest["step"] >= 2
+    good, _ = Checkpoint.newest_good(tmp_path / "checkpoints")
+    assert good is not None and good.manifest.step >= 2
 
 
 # -------------------------------------------------------------------------------------------- the clock
@@ -168,8 +169,8 @@ def test_max_hours_anneals_in_time_and_a_resumed_run_anneals_as_it_began_to(
 ):
     spec = make_spec(max_steps=None, max_hours=80 / 3600, schedule="wsd", decay_fraction=0.4)
     receipt = train(spec, tmp_path / "undisturbed", shards)
-    steps_done = receipt["steps"]
-    assert receipt["seconds"] + receipt["checkpoint_seconds"] == pytest.approx(80, abs=2 * 3)
+    steps_done = receipt.steps
+    assert receipt.seconds + receipt.checkpoint_seconds == pytest.approx(80, abs=2 * 3)
     rates = {row["step"]: row["metrics"]["train/lr"] for row in rows(tmp_path / "undisturbed")}
     assert rates[6] == spec.settings.lr and rates[steps_done] < 0.3 * spec.settings.lr
 
@@ -186,7 +187,7 @@ def test_max_hours_anneals_in_time_and_a_resumed_run_anneals_as_it_began_to(
     assert decided[0] < steps_done
     clock[0] = 10.0  # slow enough for a new decision to end the stage at once
     again = train(spec, tmp_path / "disturbed", shards)
-    assert again["steps"] == steps_done and again["weights"] == receipt["weights"]
+    assert again.steps == steps_done and again.weights == receipt.weights
     assert rows(tmp_path / "disturbed") == rows(tmp_path / "undisturbed")
 
 
@@ -219,8 +220,8 @@ def test_a_full_disk_stops_with_a_clear_error_and_loses_nothing(
     ):
         train(spec, folder, shards)
     assert [p.name for p in (folder / "checkpoints").iterdir() if p.name.startswith(".")] == []
-    good, bad = newest_good(folder / "checkpoints")
-    assert good is not None and good.manifest["step"] == 10 and not bad
+    good, bad = Checkpoint.newest_good(folder / "checkpoints")
+    assert good is not None and good.manifest.step == 10 and not bad
     filler.unlink()
     train(spec, folder, shards)
     assert outcome(folder) == undisturbed(spec)
@@ -261,7 +262,7 @@ def test_a_finished_stage_is_not_trained_again_only_its_receipt_is_written(tmp_p
     receipt = train(make_spec(), tmp_path, shards)
     (tmp_path / "train.json").unlink()
     again = train(make_spec(log_every=1), tmp_path, shards, on_step=lambda step: pytest.fail("it trained"))
-    assert again == receipt == files.read_json(tmp_path / "train.json")
+    assert again == receipt == Receipt.read(tmp_path / "train.json")
 
 
 def test_unfinished_training_under_another_spec_is_refused_naming_the_fields(tmp_path, make_spec, shards):
@@ -290,9 +291,9 @@ def test_finished_training_under_another_spec_is_moved_aside_and_trained_afresh(
     first = train(old, tmp_path, shards)
     second = train(new, tmp_path, shards)
     assert "settings.lr: 0.003 -> 0.001" in caplog.text
-    assert first["weights"] != second["weights"]
+    assert first.weights != second.weights
     aside = tmp_path / f"superseded-{old.identity}-0"
-    assert files.read_json(aside / "train.json") == first
+    assert Receipt.read(aside / "train.json") == first
     assert steps(aside / "checkpoints") and len(rows(aside)) == len(rows(tmp_path)) == 2
     train(old, tmp_path, shards)
     train(new, tmp_path, shards)
@@ -318,7 +319,7 @@ def test_a_folder_of_another_version_is_refused_or_passed_over(tmp_path, make_sp
             train(make_spec(max_steps=5), tmp_path, shards)
     else:
         train(make_spec(max_steps=5), tmp_path, shards)
-        assert "checkpoint format 99" in caplog.text
+        assert "a checkpoint of format 99" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, make_spec, shards):
@@ -348,15 +349,13 @@ def test_the_next_stage_takes_over_weights_optimizer_data_and_step_number(
 
     monkeypatch.setattr(Trainer, "run", run)
     second = train(spec, tmp_path / "b", shards, previous=previous)
-    good, _ = newest_good(tmp_path / "a/checkpoints")
+    good, _ = Checkpoint.newest_good(tmp_path / "a/checkpoints")
     saved = {n: torch.empty_like(t) for n, t in started["tensors"].items()}
-    loop.ckpt.load_into(good, saved)
+    good.load_into(saved)
     assert all(torch.equal(saved[n], started["tensors"][n]) for n in saved)
     assert any(n.startswith("optimizer.") and t.abs().sum() > 0 for n, t in saved.items())
-    assert (
-        started["position"] == first["position"] and second["position"]["seed"] == first["position"]["seed"]
-    )
-    assert second["global_step"] == 10 and second["steps"] == 5
+    assert started["position"] == first.position and second.position["seed"] == first.position["seed"]
+    assert second.global_step == 10 and second.steps == 5
     assert [row["step"] for row in rows(tmp_path / "b")] == [8, 10]
 
 
@@ -366,7 +365,7 @@ def test_another_window_begins_another_order(tmp_path, make_spec, shards, caplog
     second = train(
         make_spec("b", max_steps=2, seq_len=16), tmp_path / "b", shards, previous=tmp_path / "a/train.json"
     )
-    assert second["position"]["seed"] != first["position"]["seed"]
+    assert second.position["seed"] != first.position["seed"]
     assert caplog.text.count("beginning a new order") == 1
 
 
@@ -467,12 +466,10 @@ def test_every_log_line_holds_the_mean_of_its_steps(tmp_path, make_spec, shards)
 
 def test_the_receipt_counts_tokens_and_bytes(tmp_path, make_spec, shards):
     receipt = train(make_spec(max_steps=5), tmp_path, shards)
-    assert receipt["tokens"] == 5 * 4 * 32
-    assert 0 < receipt["bytes"] < receipt["tokens"]  # documents are short: some targets are BOS and EOS
-    assert receipt["checkpoint"] == "checkpoints/step-00000005"
-    assert (
-        receipt["weights"] == files.read_json(tmp_path / receipt["checkpoint"] / "manifest.json")["weights"]
-    )
+    assert receipt.tokens == 5 * 4 * 32
+    assert 0 < receipt.bytes < receipt.tokens  # documents are short: some targets are BOS and EOS
+    assert receipt.checkpoint == "checkpoints/step-00000005"
+    assert receipt.weights == files.read_json(tmp_path / receipt.checkpoint / "manifest.json")["weights"]
 
 
 def test_it_learns(tmp_path, make_spec, shards):

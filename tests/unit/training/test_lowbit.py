@@ -7,11 +7,13 @@ import torch
 from torch import nn
 from torchao.optim import AdamW4bit, AdamW8bit
 
-from spider.checkpoints import format as ckpt
-from spider.checkpoints.load import load_model
+from spider import load_model
+from spider.checkpoints.format import save
+from spider.checkpoints.load import model_tensors
 from spider.config import OptimizerConfig
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.stage import train
+from tests.unit import records
 from tests.unit.training.disturb import Stop, crash_at, read_until
 from tests.unit.training.outcomes import outcome
 
@@ -128,20 +130,20 @@ def test_state_goes_through_a_checkpoint_as_plain_tensors_and_comes_back_bit_for
 
     def tensors(model, optimizer):
         state = {f"optimizer.{name}": t for name, t in optimizer.tensors(model).items()}
-        return {**ckpt.model_tensors(model), **state}
+        return {**model_tensors(model), **state}
 
     saved = tensors(net, optimizer)
     assert {type(t) for t in saved.values()} == {torch.Tensor}
     bits = 4 if config.kind == "adamw4bit" else 8
     assert f"optimizer.matrix.exp_avg.{bits}bit.codes" in saved and "optimizer.vector.exp_avg" in saved
-    good = ckpt.save(tmp_path, saved, {"step": 1, "global_step": 1})
+    good = save(tmp_path, saved, records.saved())
 
     other = Net()
     narrow_weights(other, config)
     fresh = build_optimizer(other, config, lr=1e-2)
     loaded = tensors(other, fresh)
-    assert ckpt.holds_optimizer(good, loaded)
-    ckpt.load_into(good, loaded)
+    assert good.holds_optimizer(loaded)
+    good.load_into(loaded)
     for seed in (1, 2):
         for model, its in ((net, optimizer), (other, fresh)):
             give_gradients(model, seed=seed)

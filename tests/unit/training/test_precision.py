@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from spider.checkpoints.load import load_model
+from spider import load_model
 from spider.config import EvaluationConfig, Fp8Recipe
 from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
@@ -233,13 +233,13 @@ def test_a_resumed_stage_keeps_the_fp8_that_it_began_in(tmp_path, shards, make_s
     whole = train(spec, tmp_path / "b", shards, warmup=warmup)
     write_json(warmup, measured | {"fp8_layers": later})
     resumed = train(spec, tmp_path / "a", shards, warmup=warmup)
-    assert resumed["weights"] == whole["weights"]
-    manifest = read_json(tmp_path / "a" / resumed["checkpoint"] / "manifest.json")
+    assert resumed.weights == whole.weights
+    manifest = read_json(tmp_path / "a" / resumed.checkpoint / "manifest.json")
     assert manifest["precision"] == {
         "kind": "fp8", "reason": "this stage began so", "layers": began, "recipe": "rowwise"
     }  # fmt: skip
     other = train(spec, tmp_path / "c", shards, warmup=warmup)
-    assert other["weights"] != whole["weights"]
+    assert other.weights != whole.weights
 
 
 def test_another_recipe_is_another_training(make_spec, rowwise):
@@ -250,7 +250,7 @@ def test_another_recipe_is_another_training(make_spec, rowwise):
 def test_evaluation_of_weights_trained_in_fp8_is_in_bf16(tmp_path, shards, rowwise, emulated):
     folder = tmp_path / "r" / "a"
     train(rowwise, folder, shards)
-    model, _ = load_model(folder / "train.json", "cpu")
+    model, _ = load_model(folder / "train.json")
     assert {type(m).__name__ for m in model.modules() if isinstance(m, nn.Linear)} == {"Linear"}
     little = EvaluationConfig(data="toy", max_bytes=500, loops_bytes=0, sample_bytes=1)
     spec = rowwise.model_copy(update={"evaluation": little})

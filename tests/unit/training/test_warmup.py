@@ -105,8 +105,8 @@ def test_the_trainer_takes_what_the_warm_up_chose_and_keeps_it_on_resume(tmp_pat
     with pytest.raises(Stop):
         train(spec, tmp_path / "a", shards, warmup=path, on_step=crash)
     files.write_json(path, {**record, "precision": "fp32"})
-    assert train(spec, tmp_path / "a", shards, warmup=path)["precision"] == "bf16"
-    assert train(spec, tmp_path / "b", shards, warmup=path)["precision"] == "fp32"
+    assert train(spec, tmp_path / "a", shards, warmup=path).precision == "bf16"
+    assert train(spec, tmp_path / "b", shards, warmup=path).precision == "fp32"
 
 
 def test_only_a_clearly_faster_precision_displaces_the_exact_one(tmp_path, make_spec, quick, monkeypatch):

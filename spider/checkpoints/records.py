@@ -1,0 +1,192 @@
+"""The JSON files that training leaves, typed: manifest and exported config, origin and receipt.
+
+A manifest says all of a checkpoint that is not a tensor. A receipt is a pure function of the final
+checkpoint's manifest, so it can be written again at any time; the next stage takes its weights through it.
+Nothing here imports torch: reports read these files without it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel
+
+from spider import files
+from spider.artifacts import Artifact
+from spider.config import Fp8Recipe
+from spider.errors import CheckpointError, TrainingError
+
+MANIFEST = "manifest.json"
+EXPORTED = "config.json"
+#: Of a checkpoint and of an exported folder alike: what their tensors are named, and in which files they lie.
+FORMAT = 2
+
+
+class TensorFile(BaseModel, frozen=True):
+    """A file as it was written."""
+
+    size: int
+    sha256: str
+
+
+class SavedPrecision(BaseModel, frozen=True):
+    """The arithmetic of a training, as `spider.training.precision.Precision` has it."""
+
+    kind: Literal["fp32", "bf16", "fp8"]
+    reason: str
+    layers: list[str]
+    recipe: Fp8Recipe | None
+
+
+class Manifest(Artifact):
+    """Of a checkpoint. It is hashed too: a flipped bit in a position does as much harm as one in a weight."""
+
+    FORMAT: ClassVar[int] = FORMAT
+    WHAT: ClassVar[str] = "a checkpoint"
+    REMEDY: ClassVar[str] = "use the version that wrote it, or name another folder"
+    ERROR: ClassVar[type[ValueError]] = CheckpointError
+
+    run: str
+    stage: str
+    identity: str
+    spec: dict[str, Any]
+    """A `spider.config.StageSpec` as it was written: settings may have changed their names since."""
+    final: bool
+    data_digest: str
+    parent_weights: str | None
+    resumed: str | None = None
+    """What was taken from a checkpoint that the stage began at: its ``weights``, or all its ``training``."""
+    precision: SavedPrecision
+    device: str
+    threads: int
+    processes: int
+    parallel: str | None
+    torch: str
+    step: int
+    """Of the stage; this and what follows is `spider.training.progress.Progress`."""
+    end: int | None
+    global_step: int
+    tokens: int
+    bytes: int
+    seconds: float
+    checkpoint_seconds: float
+    skipped: int
+    streak: int
+    loss: float | None
+    best_loss: float | None
+    position: dict[str, Any] | None
+    means: dict[str, Any]
+    weights: str
+    averaged_weights: str | None
+    files: dict[str, TensorFile]
+    digest: str
+    """Of all the rest."""
+
+    @classmethod
+    def parse(cls, plain: Any, path: Path) -> Self:
+        manifest = super().parse(plain, path)
+        if manifest.digest != files.digest({k: v for k, v in plain.items() if k != "digest"}):
+            raise CheckpointError(f"{path}: its contents do not match its digest")
+        return manifest
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model's block of the configuration."""
+        return self.spec["model"]
+
+    @property
+    def window(self) -> int:
+        """Bytes that the model is evaluated with at a time."""
+        return self.spec["evaluation"]["seq_len"] or self.spec["settings"]["seq_len"]
+
+
+class Exported(Artifact):
+    """Of a folder of weights; what an import does not know of them is None. It may be edited."""
+
+    FORMAT: ClassVar[int] = FORMAT
+    WHAT: ClassVar[str] = "an exported folder"
+    REMEDY: ClassVar[str] = Manifest.REMEDY
+    ERROR: ClassVar[type[ValueError]] = CheckpointError
+
+    spider: str
+    model: dict[str, Any] | None
+    """None: tensors of another program, which earlier versions imported to look at."""
+    window: int | None
+    run: str
+    stage: str | None
+    identity: str | None = None
+    step: int | float | None
+    epoch: int | float | None = None
+    global_step: int | None = None
+    tokens: int | None = None
+    bytes: int | None = None
+    loss: float | None = None
+    best_loss: int | float | None
+    data_digest: str | None = None
+    weights: str
+    files: dict[str, TensorFile]
+
+
+class Origin(Artifact):
+    """Whose the checkpoints and metrics in a stage's folder are: its spec, the digests of its data and of the
+    weights that it began with."""
+
+    WHAT: ClassVar[str] = "results"
+    REMEDY: ClassVar[str] = "move its folder away, or use the version that made it"
+    ERROR: ClassVar[type[ValueError]] = TrainingError
+
+    identity: str
+    fields: dict[str, Any]
+    """What the identity stands for, and what else decides the weights."""
+
+
+class Receipt(Artifact):
+    """Of a finished stage: what it came to, and where its final checkpoint is."""
+
+    WHAT: ClassVar[str] = "a receipt"
+    REMEDY: ClassVar[str] = "train that stage again"
+    ERROR: ClassVar[type[ValueError]] = TrainingError
+
+    run: str
+    stage: str
+    identity: str
+    global_step: int
+    tokens: int
+    bytes: int
+    seconds: float
+    checkpoint_seconds: float
+    skipped: int
+    weights: str
+    averaged_weights: str | None
+    data_digest: str
+    position: dict[str, Any] | None
+    device: str
+    loss: float | None
+    best_loss: float | None
+    steps: int
+    """Of the stage."""
+    precision: str
+    checkpoint: str
+    """Relative to the stage's folder."""
+
+    @classmethod
+    def of(cls, final: Manifest, checkpoint: str) -> Self:
+        """The receipt of a stage by its final checkpoint."""
+        kept = {name: value for name, value in final if name in cls.model_fields}
+        own = {"steps": final.step, "precision": final.precision.kind, "checkpoint": checkpoint}
+        return cls(**kept | {"format": cls.FORMAT} | own)
+
+
+def is_exported(path: Path) -> bool:
+    """Whether a folder is an exported one rather than a checkpoint, by what it holds."""
+    return (path / EXPORTED).is_file() and not (path / MANIFEST).exists()
+
+
+def read_manifest(path: Path) -> Manifest | Exported:
+    """What a checkpoint or an exported folder says of itself, its files not yet checked.
+
+    Raises:
+        CheckpointError: missing, malformed, of another format version, or altered.
+    """
+    return Exported.read(path / EXPORTED) if is_exported(path) else Manifest.read(path / MANIFEST)
