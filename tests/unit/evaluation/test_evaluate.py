@@ -221,7 +221,7 @@ def test_a_receipt_of_another_stage_version_or_shape_is_refused(receipt, spec, d
             r"not whole \(weights: .*; checkpoint: .*\); train",
         ),
     ):
-        write_json(receipt, {k: v for k, v in {**good, **change}.items() if v is not None})
+        write_json(receipt, {k: v for k, v in {**good, **change}.items() if k not in change or v is not None})
         with pytest.raises(ValueError, match=message):
             evaluate(receipt, spec, data, tmp_path, device="cpu")
     with pytest.raises(ValueError, match=r"absent\.json: no such file"):
