@@ -6,13 +6,14 @@ if CONFIG.scaling:
         input:
             evaluations(CONFIG.sweeps[CONFIG.scaling]),
         output:
-            multiext("<results>/report/scaling", ".json", ".md"),
+            "<results>/report/scaling.md",
             report(
                 "<results>/report/scaling.png",
                 caption="captions/scaling.rst",
                 category="Comparison",
                 labels={"what": "scaling law"},
             ),
+            law="<results>/report/scaling.json",
         log:
             "<logs>/scaling.log",
         benchmark:
@@ -23,4 +24,4 @@ if CONFIG.scaling:
         params:
             spider=command,
         shell:
-            "{params.spider} --log {log:q} scaling --output {output[0]:q}"
+            "{params.spider} --log {log:q} scaling --output {output.law:q}"

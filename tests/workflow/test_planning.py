@@ -74,3 +74,14 @@ def test_results_of_another_version_are_refused_and_kept(workflow):
     (workflow.results / "spider.json").write_text('{"format": 99, "spider": "9.0"}')
     assert "written by Spider 9.0 in format 99" in workflow(fails=True)
     assert [p.name for p in workflow.results.iterdir()] == ["spider.json"]
+
+
+def test_the_linter_finds_nothing_but_what_the_docs_explain():
+    """Each rule runs in the environment of Snakemake itself: docs/architecture.md."""
+    command = [str(SNAKEMAKE), "--lint", "--configfile", "presets/scaling-cpu.yaml"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr.splitlines()
+    about = [line.split()[2:4] for line in said if line.startswith("Lints for")]
+    assert {kind for kind, _ in about} == {"rule"}
+    assert {rule for _, rule in about} >= {"download", "train", "report", "scaling"}
+    found = {line.strip() for line in said if line.startswith("    * ")}
+    assert found == {"* Specify a conda environment or container for each rule.:"}
