@@ -1,14 +1,36 @@
 """What a store's errors mean and what to do about them, in one line each.
 
-Errors come from MLflow, requests, SQLAlchemy and database drivers, which no module but `store` imports; they
-are told apart by what they carry: an HTTP status, an error code, or a text that has been stable for years.
-What is not known here is passed on as it is, shortened to its first line.
+Errors come from MLflow, requests, SQLAlchemy and database drivers, none of which is imported here; they are
+told apart by what they carry: an HTTP status, an error code, or a text that has been stable for years. What
+is not known here is passed on as it is, shortened to its first line.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+_OF_SERVER = {
+    401: "the server refuses this user name or password (401); set MLFLOW_TRACKING_USERNAME and "
+    "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+    403: "this user may not write there (403); ask for permission on the experiment, or log to one of your "
+    "own: `tracking: {experiment: NAME}`",
+    404: "what answers there does not know MLflow's addresses (404); is it an MLflow server?",
+}
+_CODES = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403, "TEMPORARILY_UNAVAILABLE": 503}
+_OF_DATABASE = {
+    "password authentication failed|no password supplied": "the database refuses this user or password; set "
+    "PGPASSWORD, or MLFLOW_TRACKING_URI whole",
+    "connection to server.*|could not translate host name.*|server closed.*": "no connection ({}); is the "
+    "database running, and its address right?",
+    "an mlflow-artifacts URI": "this experiment was made by an MLflow server, which keeps its files; send to "
+    "the server's address instead of its database, or to another experiment: `tracking: {{experiment: "
+    "NAME}}`",
+    r"(?<=No module named ')\w+": "the driver {} is not installed; for PostgreSQL: pip install "
+    "'spider[server]'",
+    "file is not a database|malformed": "the file is damaged or no SQLite database; move it away and sync "
+    "again, which makes a new one",
+}
 
 
 def explain(error: BaseException, uri: str) -> str:
@@ -18,8 +40,8 @@ def explain(error: BaseException, uri: str) -> str:
     chain = list(_causes(error))
     said = "\n".join(str(one) for one in chain)
     server = uri.startswith(("http://", "https://"))
-    found = _of_server(error, chain, said) if server else _of_database(said)
-    return f"{uri}: {found}" if found else one_line(error)
+    meaning = _of_server(error, chain, said) if server else _of_database(said)
+    return f"{uri}: {meaning}" if meaning else one_line(error)
 
 
 def one_line(error: BaseException) -> str:
@@ -34,48 +56,18 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _of_server(error: BaseException, chain: list[BaseException], said: str) -> str | None:
-    status = _status(error, said)
-    if status == 401:
-        return (
-            "the server refuses this user name or password (401); set MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        )
-    if status == 403:
-        return (
-            "this user may not write there (403); ask for permission on the experiment, or log to one of "
-            "your own: `tracking: {experiment: NAME}`"
-        )
-    if status == 404 and "RESOURCE_DOES_NOT_EXIST" not in said:
-        return "what answers there does not know MLflow's addresses (404); is it an MLflow server?"
-    if status is not None and status >= 500:
+    told = re.search(r"failed with error code (\d{3})", said)
+    status = int(told[1]) if told else _CODES.get(str(getattr(error, "error_code", None)), 0)
+    if status >= 500:
         return f"the server is in trouble ({status}); its own log says why"
+    if status in _OF_SERVER and not (status == 404 and "RESOURCE_DOES_NOT_EXIST" in said):
+        return _OF_SERVER[status]
     if "failed with exception" in said or any("ConnectionError" in type(one).__name__ for one in chain):
         reason = next((one for one in chain[::-1] if isinstance(one, OSError)), chain[-1])
         return f"no answer ({one_line(reason)}); is the server running, and its address right?"
     return None
 
 
-def _status(error: BaseException, said: str) -> int | None:
-    told = re.search(r"failed with error code (\d{3})", said)
-    if told:
-        return int(told[1])
-    code = getattr(error, "error_code", None)
-    return {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403, "TEMPORARILY_UNAVAILABLE": 503}.get(str(code))
-
-
 def _of_database(said: str) -> str | None:
-    if "password authentication failed" in said or "no password supplied" in said:
-        return "the database refuses this user or password; set PGPASSWORD, or MLFLOW_TRACKING_URI whole"
-    if gone := re.search(r"connection to server.*|could not translate host name.*|server closed.*", said):
-        return f"no connection ({gone[0]}); is the database running, and its address right?"
-    if "an mlflow-artifacts URI" in said:
-        return (
-            "this experiment was made by an MLflow server, which keeps its files; send to the server's "
-            "address instead of its database, or to another experiment: `tracking: {experiment: NAME}`"
-        )
-    missing = re.search(r"No module named '(\w+)'", said)
-    if missing:
-        return f"the driver {missing[1]} is not installed; for PostgreSQL: pip install 'spider[server]'"
-    if "file is not a database" in said or "malformed" in said:
-        return "the file is damaged or no SQLite database; move it away and sync again, which makes a new one"
-    return None
+    matches = ((re.search(pattern, said), meaning) for pattern, meaning in _OF_DATABASE.items())
+    return next((meaning.format(match[0]) for match, meaning in matches if match), None)

@@ -4,14 +4,16 @@ A thread takes a row every few seconds. Of a job that runs for days at most `LIM
 are that many every second one goes, and from then on they are taken half as often. So the memory is bounded,
 the whole of the job is covered, and nothing is written before it ends.
 
-GPUs are read through NVML, those that ``CUDA_VISIBLE_DEVICES`` leaves to this process; where there is no
-driver there are none. Their energy is counted by the device, whoever uses it.
+This is the one place that measures a job. GPUs are read through NVML, those that ``CUDA_VISIBLE_DEVICES``
+leaves to this process; where there is no driver there are none. Their energy is counted by the device,
+whoever uses it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 import time
 from typing import Any
@@ -21,10 +23,12 @@ import psutil
 INTERVAL = 5.0
 """Seconds between rows, at first."""
 LIMIT = 120
+#: What CUDA_VISIBLE_DEVICES says of no device.
+NO_DEVICE = ("", "-1", "NoDevFiles")
 
 
 class Sampler:
-    """Rows of ``system/*`` figures from `start` to `stop`.
+    """Rows of ``system/*`` figures from `start` to `stop`, and what it was in all.
 
     Megabytes are 10^6 bytes, percentages of one processor for this process, of all for the machine.
     """
@@ -32,8 +36,6 @@ class Sampler:
     def __init__(self, interval: float = INTERVAL) -> None:
         self.rows: list[tuple[float, dict[str, float]]] = []
         """(time in seconds since the epoch, figures)"""
-        self.energy: float | None = None
-        """Joules that the GPUs took from start to stop; None without a GPU that counts them."""
         self._interval = interval
         self._process = psutil.Process()
         self._done = threading.Event()
@@ -43,17 +45,25 @@ class Sampler:
         self._process.cpu_percent()  # counts from here to the first row
         psutil.cpu_percent()
         self._gpus = _Gpus()
-        self._energy_before = self._gpus.energy()
+        self._before = self._counters()
         self._thread.start()
         return self
 
-    def stop(self) -> None:
+    def stop(self) -> dict[str, float]:
+        """Processor seconds and peak memory (bytes), of this process and its children that ended, and joules
+        that the GPUs took, where they count them."""
         self._done.set()
         self._thread.join()
-        after = self._gpus.energy()
-        if after is not None and self._energy_before is not None:
-            self.energy = after - self._energy_before
+        now, before = self._counters(), self._before
+        totals = {name: now[name] - before[name] for name in now.keys() & before.keys()}
         self._gpus.close()
+        return totals | {"system/peak_rss_bytes": max(usage.ru_maxrss for usage in _usage()) * 1024.0}
+
+    def _counters(self) -> dict[str, float]:
+        """What only grows."""
+        counters = {"system/cpu_seconds": sum(usage.ru_utime + usage.ru_stime for usage in _usage())}
+        joules = self._gpus.energy()
+        return counters if joules is None else counters | {"system/gpu_energy_joules": joules}
 
     def _run(self) -> None:
         while not self._done.wait(self._interval):
@@ -72,26 +82,23 @@ class Sampler:
         }
 
 
+def _usage() -> list[resource.struct_rusage]:
+    return [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+
+
 class _Gpus:
     """The GPUs of this process; none where NVML is not there or fails, which costs figures and no job."""
 
     def __init__(self) -> None:
-        self._devices: list[tuple[str, Any]] = []
         import pynvml
 
         self._nvml = pynvml
-        try:
+        self._devices: list[Any] = []
+        with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
-            self._devices = [(str(n), self._handle(name)) for n, name in enumerate(self._visible())]
-        except pynvml.NVMLError:
-            self._devices = []
-
-    def _visible(self) -> list[str]:
-        """Names of the devices as CUDA numbers them: positions, or UUIDs."""
-        told = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if told is None:
-            return [str(n) for n in range(self._nvml.nvmlDeviceGetCount())]
-        return [name.strip() for name in told.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+            told = os.environ.get("CUDA_VISIBLE_DEVICES")  # as CUDA numbers them: positions, or UUIDs
+            names = map(str, range(pynvml.nvmlDeviceGetCount())) if told is None else told.split(",")
+            self._devices = [self._handle(n) for name in names if (n := name.strip()) not in NO_DEVICE]
 
     def _handle(self, name: str) -> Any:
         if name.isdigit():
@@ -99,21 +106,23 @@ class _Gpus:
         return self._nvml.nvmlDeviceGetHandleByUUID(name)
 
     def row(self) -> dict[str, float]:
-        row: dict[str, float] = {}
-        for n, device in self._devices:
-            # One that is cut into parts (MIG) or cannot measure its power tells what it can.
-            with contextlib.suppress(self._nvml.NVMLError):
-                row[f"system/gpu_{n}_memory_mb"] = self._nvml.nvmlDeviceGetMemoryInfo(device).used / 1e6
-            with contextlib.suppress(self._nvml.NVMLError):
-                row[f"system/gpu_{n}_percent"] = self._nvml.nvmlDeviceGetUtilizationRates(device).gpu
-            with contextlib.suppress(self._nvml.NVMLError):
-                row[f"system/gpu_{n}_watts"] = self._nvml.nvmlDeviceGetPowerUsage(device) / 1e3
+        nvml, row = self._nvml, {}
+        gauges = {
+            "memory_mb": lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used / 1e6,
+            "percent": lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu,
+            "watts": lambda device: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
+        }
+        for n, device in enumerate(self._devices):
+            for name, read in gauges.items():
+                # One that is cut into parts (MIG) or cannot measure its power tells what it can.
+                with contextlib.suppress(nvml.NVMLError):
+                    row[f"system/gpu_{n}_{name}"] = read(device)
         return row
 
     def energy(self) -> float | None:
         """Joules since the driver was loaded, of all devices together."""
         try:
-            spent = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(device) for _, device in self._devices]
+            spent = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(device) for device in self._devices]
         except self._nvml.NVMLError:
             return None
         return sum(spent) / 1e3 if spent else None

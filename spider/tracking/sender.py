@@ -1,9 +1,9 @@
-"""Processes that send in the background, so that what computes never waits for a store nor imports mlflow.
+"""The process that sends in the background, so that what computes never waits for a store nor imports mlflow.
 
-A *follower* runs beside a workflow or a trainer and syncs every few seconds at low priority. Its standard
-input is a pipe that its parent holds: a byte in it tells the follower to end. If it closes without one, the
-parent was killed, and the follower ends once no job of this folder runs any more (a killed Snakemake leaves
-its trainer running).
+It runs beside a workflow or a trainer, or is started by a job as it ends, and syncs every few seconds at low
+priority. Its standard input is a pipe that its parent holds: a byte in it tells it to send the rest and end.
+If it closes without one, the parent was killed, and the sender ends once no job of this folder runs any more
+(a killed Snakemake leaves its trainer running).
 """
 
 from __future__ import annotations
@@ -25,81 +25,52 @@ log = logging.getLogger(__name__)
 POLL = 5.0
 SLOWEST_POLL = 60.0
 LONGEST_ATTEMPT = 60.0
-"""Seconds that one sync may take, the last one of a follower told to end included."""
+"""Seconds that one sync may take, the last one of a sender told to end included."""
 PENDING = 3
 """Exit code of a process that could not send everything."""
 
 
 class Sender:
-    """A follower started here; with no process, someone else's does the work."""
+    """Starts a process that sends ``results``; it ends soon after this one."""
 
-    def __init__(self, results: Path, process: subprocess.Popen[bytes] | None) -> None:
-        self._results, self._process = results, process
+    def __init__(self, results: Path) -> None:
+        self._log = results / "tracking" / "sender.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        command = [sys.executable, "-m", "spider.tracking", str(results.absolute())]
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._log, "ab") as said:
+                # Its own session: Ctrl-C in the terminal is for the job, which then tells its sender.
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True
+                )
+        except OSError as error:
+            log.warning("cannot start the tracking sender (%s); %s", error, spool.REMEDY)
 
-    def stop(self, timeout: float = 5) -> bool:
-        """Let the follower send the rest and end, waiting ``timeout`` seconds at most; True if all is sent.
+    def stop(self, timeout: float = 5) -> None:
+        """Let it send the rest and end, waiting ``timeout`` seconds at most.
 
         One that is not done by then goes on by itself for up to a minute; one warning says what to do.
         """
-        process, self._process = self._process, None
-        if process is None:
-            return True
-        assert process.stdin is not None
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it may have ended by itself
-            process.stdin.write(b"x")
-            process.stdin.close()
-        return _outcome(process, self._results, timeout)
-
-
-def start(results: Path) -> Sender:
-    """Start a follower of ``results``; it ends soon after this process."""
-    return Sender(results, _spawn(results, "follow"))
-
-
-def start_sender(results: Path) -> Sender:
-    """A follower for a training run; in a workflow, and with tracking off, none is needed."""
-    if not spool.enabled() or os.environ.get("SPIDER_WORKFLOW"):
-        return Sender(results, None)
-    return start(results)
-
-
-def send(results: Path, timeout: float = 5) -> bool:
-    """Sync once in another process, waiting ``timeout`` seconds at most; True if all is sent."""
-    if not spool.enabled():
-        return True
-    process = _spawn(results, "sync", "--timeout", str(LONGEST_ATTEMPT))
-    return process is None or _outcome(process, results, timeout)
-
-
-def _spawn(results: Path, verb: str, *options: str) -> subprocess.Popen[bytes] | None:
-    command = [sys.executable, "-m", "spider.tracking", verb, str(results.absolute()), *options]
-    try:
-        (results / "tracking").mkdir(parents=True, exist_ok=True)
-        with open(results / "tracking" / "sender.log", "ab") as said:
-            # Its own session: Ctrl-C in the terminal is for the job, which then tells its sender.
-            return subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True
-            )
-    except OSError as error:
-        log.warning("cannot start the tracking sender (%s); %s", error, spool.REMEDY)
-        return None
-
-
-def _outcome(process: subprocess.Popen[bytes], results: Path, timeout: float) -> bool:
-    try:
-        code = process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        log.warning("the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY)
-        return False
-    if code:
-        said = (results / "tracking" / "sender.log").read_text(errors="replace").splitlines()
-        reason = said[-1].partition(": ")[2] if said else f"exit code {code}"  # past time, level and name
-        log.warning("not everything reached the tracking store: %s", reason)
-    return code == 0
+            self._process.stdin.write(b"x")
+            self._process.stdin.close()
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            log.warning("the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY)
+            return
+        if code:
+            said = self._log.read_text(errors="replace").splitlines()
+            reason = said[-1].partition(": ")[2] if said else f"exit code {code}"  # past time, level and name
+            log.warning("not everything reached the tracking store: %s", reason)
 
 
 def follow(results: Path) -> int:
-    """Sync every few seconds until told to end; the body of a follower process. Returns its exit code."""
+    """Sync every few seconds until told to end; the body of a sender process. Returns its exit code."""
     os.nice(5)
     syncer = Syncer(results)
     pause, failures, orphaned, complaint = 0.0, 0, False, None

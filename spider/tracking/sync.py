@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, TypeAdapter
 
 from spider.files import read_json, write_json
 from spider.tracking import spool
 from spider.tracking.explain import explain, one_line
-from spider.tracking.store import RefusedError, Store, is_refusal
-from spider.tracking.target import place_key, store_uri
+from spider.tracking.store import Point, Store, is_refusal
+from spider.tracking.target import Target
 
 log = logging.getLogger(__name__)
-
-Point = tuple[str, float, int, int]
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,33 @@ class SyncReport:
         return f"sent {sent}{left}" + (f" ({self.error})" if self.error else "")
 
 
+class Curve(BaseModel):
+    """How far a ``metrics.jsonl`` was sent: as whose, which one by its first row, and up to which byte."""
+
+    key: str
+    offset: int
+    head: str
+
+
+class Sent(BaseModel):
+    """What one store has, by path below the results folder."""
+
+    fingerprint: Any = None
+    records: dict[str, list[int]] = {}
+    curves: dict[str, Curve] = {}
+
+
+_EVERYWHERE = TypeAdapter(dict[str, Sent])
+
+
 class Item(NamedTuple):
     """A record or a curve of which the store lacks something."""
 
-    kind: str
-    path: Path
     name: str
-    """Path below the results folder, the key in ``sent.json``."""
-    key: str
-    """Training key of a curve; empty for a record."""
+    path: Path
+    kind: str
+    key: str = ""
+    """Training key of a curve."""
 
 
 def sync(results: Path, *, timeout: float | None = None) -> SyncReport:
@@ -75,18 +92,19 @@ class Syncer:
         self._complained: set[str] = set()
 
     def attempt(self, timeout: float | None = None) -> SyncReport:
-        if not spool.enabled():
+        target = Target.here()
+        if not target.enabled:
             return SyncReport()
         deadline = time.monotonic() + (timeout if timeout is not None else float("inf"))
         spool.mark_dead(self.results)
         sent: Counter[str] = Counter()
         error, uri = None, ""
         try:
-            uri = store_uri(self.results)
+            uri = target.store(self.results)
             (self.results / "tracking").mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.results / "tracking" / ".sync.lock")
             with lock.acquire(timeout=-1 if timeout is None else timeout):
-                error = self._send_all(uri, sent, deadline)
+                error = self._send_all(target, sent, deadline)
         except Timeout:
             error = "another process is sending"
         except Exception as failure:  # whatever a store does must not reach the job
@@ -97,31 +115,31 @@ class Syncer:
     def pending(self) -> int:
         """Records and curves of which the store lacks something, as far as ``sent.json`` knows."""
         try:
-            known = _load_sent(self.results).get(place_key(store_uri(self.results)), {})
+            known = _load_sent(self.results).get(Target.here().key(self.results), Sent())
         except ValueError:
-            known = {}
+            known = Sent()
         return len(_unsent(self.results, known))
 
-    def _send_all(self, uri: str, sent: Counter[str], deadline: float) -> str | None:
+    def _send_all(self, target: Target, sent: Counter[str], deadline: float) -> str | None:
         """Send, keeping ``sent.json`` current; returns the first refusal."""
-        if self._store is None or self._store.stale(uri):
-            self._store = Store(uri, self.results)
-        store = self._store
-        everywhere = _load_sent(self.results)
-        known = everywhere.get(place_key(uri), {})
-        if known.get("fingerprint") != store.fingerprint:
-            known = {"fingerprint": store.fingerprint, "records": {}, "curves": {}}
-        everywhere[place_key(uri)] = known
-        refusal = None
+        if self._store is None or self._store.stale(target):
+            self._store = Store(target, self.results)
+        store, everywhere, refusal = self._store, _load_sent(self.results), None
+        known = everywhere.get(store.key, Sent())
+        if known.fingerprint != store.fingerprint:
+            known = Sent(fingerprint=store.fingerprint)
+        everywhere[store.key] = known
         try:
             for item in _unsent(self.results, known):
                 if time.monotonic() > deadline:
                     return refusal or "out of time"
                 try:
                     if item.key:
-                        self._send_curve(store, item, known["curves"], sent, deadline)
+                        self._send_curve(store, item, known, sent, deadline)
                     else:
-                        self._send_record(store, item, known["records"])
+                        state = _state(item.path)  # before reading: a later change is sent next time
+                        store.send(spool.KINDS[item.kind].read(item.path))
+                        known.records[item.name] = state
                         sent[item.kind] += 1
                 except Exception as failure:
                     if not is_refusal(failure):
@@ -131,55 +149,17 @@ class Syncer:
                         self._complained.add(refusal)
                         log.warning("not accepted by the store: %s", refusal)
         finally:
-            write_json(self.results / "tracking" / "sent.json", everywhere)
+            write_json(self.results / "tracking" / "sent.json", _EVERYWHERE.dump_python(everywhere))
         return refusal
 
-    def _send_record(self, store: Store, item: Item, known: dict[str, Any]) -> None:
-        state = _state(item.path)  # before reading: a change in between is then sent next time
-        record = _read_record(item.path)
-        if item.kind in spool.RUN_KINDS:
-            store.send_run(record, self.results)
-        elif item.kind == "models":
-            self._training_run(store, record["training"])
-            store.send_model(record)
-        else:
-            self._training_run(store, record["training"])
-            store.send_evaluation(record, self.results)
-        known[item.name] = state
-
-    def _training_run(self, store: Store, key: str) -> tuple[str | None, bool]:
-        """MLflow id of a training run, and whether it had to be made again (someone deleted it there)."""
-        if run_id := store.find_run(key, "Training"):
-            return run_id, False
-        path = spool.record_path(self.results, "training", key)
-        if path.exists():
-            store.send_run(_read_record(path), self.results)
-        return store.find_run(key, "Training"), True
-
-    def _send_curve(
-        self, store: Store, item: Item, known: dict[str, Any], sent: Counter[str], deadline: float
-    ) -> None:
-        run_id, made_again = self._training_run(store, item.key)
-        if run_id is None:
-            return
-        start = 0 if made_again else _offset(item, known)
-        for offset, points in batches(item.path, start):
+    def _send_curve(self, store: Store, item: Item, known: Sent, sent: Counter[str], deadline: float) -> None:
+        run_id, made_again = store.training_run(item.key)
+        for offset, points in batches(item.path, 0 if made_again else _offset(item, known)):
             store.log_points(run_id, points)
-            known[item.name] = {"key": item.key, "offset": offset, "head": _head(item.path)}
+            known.curves[item.name] = Curve(key=item.key, offset=offset, head=_head(item.path))
             sent["points"] += len(points)
             if time.monotonic() > deadline:
                 return
-
-
-def _read_record(path: Path) -> spool.Record:
-    """A record of this format; `RefusedError` for another, so that one damaged file holds up no other."""
-    try:
-        record = read_json(path)
-    except ValueError as error:
-        raise RefusedError(str(error)) from None
-    if not isinstance(record, dict) or record.get("format") != 1:
-        raise RefusedError("not a record of this version of Spider; move it away")
-    return record
 
 
 def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, list[Point]]]:
@@ -188,7 +168,7 @@ def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, lis
     A last line without its newline is still being written, and waits.
     """
     points: list[Point] = []
-    offset = done = start
+    offset = start
     with open(path, "rb") as f:
         f.seek(start)
         for line in f:
@@ -196,12 +176,12 @@ def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, lis
                 break
             row = _row(line, path, offset)
             if points and len(points) + len(row) > size:
-                yield done, points
+                yield offset, points
                 points = []
             points += row
-            offset = done = offset + len(line)
+            offset += len(line)
     if offset > start:
-        yield done, points
+        yield offset, points
 
 
 def _row(line: bytes, path: Path, offset: int) -> list[Point]:
@@ -214,30 +194,27 @@ def _row(line: bytes, path: Path, offset: int) -> list[Point]:
         return []
 
 
-def rows_were_replaced(results: Path, name: str) -> bool:
-    """Whether rows of ``name`` (a ``metrics.jsonl`` below ``results``) were sent that it no longer holds."""
-    heads = {
-        known["curves"][name]["head"]
-        for known in _load_sent(results).values()
-        if name in known.get("curves", {})
-    }
-    path = results / name
+def rows_were_replaced(results: Path, path: Path) -> bool:
+    """Whether rows of a ``metrics.jsonl`` were sent that it no longer holds."""
+    name = path.relative_to(results).as_posix()
+    heads = {sent.curves[name].head for sent in _load_sent(results).values() if name in sent.curves}
     return bool(heads) and (not path.exists() or _head(path) not in heads)
 
 
-def _unsent(results: Path, known: dict[str, Any]) -> list[Item]:
-    done, curves = known.get("records", {}), known.get("curves", {})
+def _unsent(results: Path, known: Sent) -> list[Item]:
     items = []
     for kind, path in spool.records(results):
         name = path.relative_to(results).as_posix()
-        if done.get(name) != _state(path):
-            items.append(Item(kind, path, name, ""))
+        if known.records.get(name) != _state(path):
+            items.append(Item(name, path, kind))
     for pointer in sorted(results.glob("runs/*/tracking.json")):
         key = read_json(pointer)["key"]
         for path in sorted(pointer.parent.glob("*/metrics.jsonl")):
-            item = Item("curves", path, path.relative_to(results).as_posix(), key)
-            if _complete_size(path) > _offset(item, curves):
-                items.append(item)
+            item = Item(path.relative_to(results).as_posix(), path, "curves", key)
+            with open(path, "rb") as f:
+                f.seek(_offset(item, known))
+                if any(line.endswith(b"\n") for line in f):
+                    items.append(item)
     return items
 
 
@@ -246,12 +223,12 @@ def _state(path: Path) -> list[int]:
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
 
 
-def _offset(item: Item, known: dict[str, Any]) -> int:
+def _offset(item: Item, known: Sent) -> int:
     """Byte up to which a curve was sent: 0 for another training run's, or for a file that was replaced."""
-    entry = known.get(item.name)
-    if entry is None or entry["key"] != item.key or entry["head"] != _head(item.path):
+    curve = known.curves.get(item.name)
+    if curve is None or (curve.key, curve.head) != (item.key, _head(item.path)):
         return 0
-    return entry["offset"] if entry["offset"] <= item.path.stat().st_size else 0
+    return curve.offset if curve.offset <= item.path.stat().st_size else 0
 
 
 def _head(path: Path) -> str:
@@ -260,19 +237,10 @@ def _head(path: Path) -> str:
         return hashlib.sha256(f.readline()).hexdigest()[:16]
 
 
-def _complete_size(path: Path) -> int:
-    """Bytes up to the last newline."""
-    size = path.stat().st_size
-    with open(path, "rb") as f:
-        start = max(0, size - (1 << 16))
-        f.seek(start)
-        return start + f.read(size - start).rfind(b"\n") + 1
-
-
-def _load_sent(results: Path) -> dict[str, Any]:
+def _load_sent(results: Path) -> dict[str, Sent]:
     path = results / "tracking" / "sent.json"
     try:
-        return read_json(path) if path.exists() else {}
-    except ValueError as error:
+        return _EVERYWHERE.validate_python(read_json(path)) if path.exists() else {}
+    except ValueError as error:  # pydantic's, too
         log.warning("%s; sending everything again", error)
         return {}

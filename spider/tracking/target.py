@@ -1,44 +1,96 @@
-"""Where records go: which store, and whose experiments in it.
+"""Where records go: which store, whose experiments in it, and whether at all.
 
-The environment decides, so that a workflow says it once for all its jobs: MLflow's own variable, else what
-the configuration's ``tracking:`` block was handed down as (`jobs.configure`), else a file in the results.
+The environment carries it, so that a workflow says it once for all its jobs; it is read and written here and
+nowhere else. MLflow's own variable goes before the configuration's ``tracking:`` block, which goes before a
+file in the results folder.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spider.files import digest
+from spider.tracking.records import plain
 
 
-def store_uri(results: Path) -> str:
-    """Where records are sent: ``MLFLOW_TRACKING_URI``, else ``SPIDER_TRACKING_URI`` (the configuration's
-    ``tracking.uri``, handed down), else the SQLite file in the results folder.
+@dataclass(frozen=True)
+class Target:
+    """What this process was told of the store."""
 
-    Raises:
-        ValueError: the results path holds a ``?``, which ends the path in a database URI.
+    uri: str | None = None
+    """None: a SQLite file in the results folder."""
+    experiment: str | None = None
+    enabled: bool = True
+    """False: nothing is recorded and nothing sent."""
+    workflow: str | None = None
+    """The invocation of the workflow that this process is a job of."""
+
+    @classmethod
+    def here(cls) -> Target:
+        """As the environment says now: ``MLFLOW_TRACKING_URI``, else ``SPIDER_TRACKING_URI``;
+        ``SPIDER_TRACKING_EXPERIMENT``, ``SPIDER_TRACKING=off``, ``SPIDER_WORKFLOW``."""
+        told = os.environ.get
+        return cls(
+            uri=told("MLFLOW_TRACKING_URI") or told("SPIDER_TRACKING_URI") or None,
+            experiment=told("SPIDER_TRACKING_EXPERIMENT") or None,
+            enabled=told("SPIDER_TRACKING", "").lower() != "off",
+            workflow=told("SPIDER_WORKFLOW") or None,
+        )
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of the experiments."""
+        return f"{self.experiment}/" if self.experiment else ""
+
+    def store(self, results: Path) -> str:
+        """The MLflow tracking URI of what ``results`` holds.
+
+        Raises:
+            ValueError: the results path holds a ``?``, which ends the path in a database URI.
+        """
+        if self.uri:
+            return self.uri
+        path = results.absolute() / "mlflow.db"
+        if "?" in str(path):
+            raise ValueError(
+                f"{path}: no SQLite store can lie below a folder with '?' in its name; rename it"
+            )
+        # Spaces, % and # go as they are: neither MLflow nor SQLAlchemy unquotes the path of a SQLite URI.
+        return f"sqlite:///{path}"
+
+    def key(self, results: Path) -> str:
+        """What tells this store, and whose experiments, from any other in ``sent.json``."""
+        return digest([self.store(results), self.prefix])
+
+
+def configure(config: Any) -> None:
+    """Hand a configuration's ``tracking:`` block to this process and those it starts.
+
+    ``config`` is a `spider.config.Config`, or a mapping as YAML has it. What the environment says wins.
     """
-    for name in ("MLFLOW_TRACKING_URI", "SPIDER_TRACKING_URI"):
-        if uri := os.environ.get(name):
-            return uri
-    path = results.absolute() / "mlflow.db"
-    if "?" in str(path):
-        raise ValueError(f"{path}: a SQLite store cannot lie below a folder with '?' in its name; rename it")
-    # Spaces, % and # go as they are: neither MLflow nor SQLAlchemy unquotes the path of a SQLite URI.
-    return f"sqlite:///{path}"
+    block: Mapping[str, Any] = plain(config).get("tracking") or {}
+    told = {"": None if block.get("enabled", True) else "off"}
+    told |= {"_URI": block.get("uri"), "_EXPERIMENT": block.get("experiment")}
+    for name, value in told.items():
+        if value:
+            os.environ.setdefault(f"SPIDER_TRACKING{name}", value)
 
 
-def experiment_prefix() -> str:
-    """``SPIDER_TRACKING_EXPERIMENT`` (the configuration's ``tracking.experiment``) before MLflow's names."""
-    name = os.environ.get("SPIDER_TRACKING_EXPERIMENT")
-    return f"{name}/" if name else ""
+def belong_to(workflow: str | None) -> None:
+    """Make the processes that are started from here jobs of an invocation of the workflow, or of none."""
+    if workflow is None:
+        os.environ.pop("SPIDER_WORKFLOW", None)
+    else:
+        os.environ["SPIDER_WORKFLOW"] = workflow
 
 
 def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
-def place_key(uri: str) -> str:
-    """What tells one such place from another in ``sent.json``."""
-    return digest([uri, experiment_prefix()])
+def is_server(uri: str) -> bool:
+    return uri.startswith(("http://", "https://"))

@@ -16,12 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spider.checkpoints.records import Receipt
+from pydantic import BaseModel, Field
+
+from spider.checkpoints.records import Origin, Receipt
 from spider.config import StageSpec
 from spider.files import digest, read_json, write_json
-from spider.results import Results
-from spider.tracking import sender, spool
+from spider.results import Results, StageFolder
+from spider.tracking import spool
+from spider.tracking.records import Checkpoint, Dataset, Evaluation, Run, flatten, plain, relative, shown
+from spider.tracking.sender import Sender
 from spider.tracking.sync import rows_were_replaced
+from spider.tracking.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -29,148 +34,128 @@ log = logging.getLogger(__name__)
 SCORES = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "compressors", "model")
 
 
-def pointer_path(results: Path, run: str) -> Path:
-    return results / "runs" / run / "tracking.json"
-
-
 @contextlib.contextmanager
-def training(
-    results: Path,
-    spec: StageSpec,
-    *,
-    dataset: tuple[str, str, str],
-    tags: dict[str, str] | None = None,
-) -> Iterator[None]:
+def training(results: Path, spec: StageSpec, *, dataset: tuple[str, str, str]) -> Iterator[None]:
     """Track the training of one stage: its spec, its state, and its curves while they grow.
 
     Args:
         results: root of the results folder; the stage's rows are in ``runs/{run}/{stage}/metrics.jsonl``.
         spec: the resolved stage.
         dataset: (name, digest, source) of what it trains on.
-        tags: device, precision, ...
     """
-    if not spool.enabled():
+    target = Target.here()
+    if not target.enabled:
         yield
         return
-    key = _key_for(results, spec)
-    record = _begin(results, spec, key, dataset, tags or {})
-    spool.write(results, "training", record)
-    delivery = sender.start_sender(results)
+    record = _begin(results, spec, _key_for(results, spec), dataset)
+    spool.write(results, record)
+    sender = Sender(results) if target.workflow is None else None  # a workflow has its own
     try:
-        yield
-        spool.end_run(record, "finished")
-    except BaseException as error:
-        stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
-        spool.end_run(record, "killed" if stopped else "failed", error)
-        raise
+        with record.until_its_end():
+            yield
     finally:
-        spool.write(results, "training", record)
-        delivery.stop()
+        spool.write(results, record)
+        if sender is not None:
+            sender.stop()
+
+
+class Pointer(BaseModel):
+    """``tracking.json`` of a run: its key, and the identity that each stage was last trained under."""
+
+    key: str = Field(default_factory=lambda: secrets.token_hex(8))
+    stages: dict[str, str] = {}
+
+    @classmethod
+    def read(cls, results: Path, run: str) -> Pointer | None:
+        path = Results(results).run(run) / "tracking.json"
+        return cls.model_validate(read_json(path)) if path.exists() else None
+
+    def write(self, results: Path, run: str) -> str:
+        path = Results(results).run(run) / "tracking.json"
+        try:
+            write_json(path, self.model_dump())
+        except OSError as error:
+            log.warning("%s: cannot write (%s); the curves of this stage go untracked", path, error)
+        return self.key
 
 
 def _key_for(results: Path, spec: StageSpec) -> str:
     """The key this stage's rows belong to: the run's, or a new one where they would cross rows sent."""
-    path = pointer_path(results, spec.run)
-    pointer = _read_pointer(path)
-    rows = f"runs/{spec.run}/{spec.stage}/metrics.jsonl"
-    known = pointer["stages"].get(spec.stage)
-    if known is not None and (known != spec.identity or rows_were_replaced(results, rows)):
-        log.info(
-            "run %s: stage %s is trained anew, so its curves begin a new tracked run", spec.run, spec.stage
-        )
-        pointer["key"] = secrets.token_hex(8)
-    pointer["stages"][spec.stage] = spec.identity
-    _write_pointer(path, pointer)
-    return pointer["key"]
+    pointer = Pointer.read(results, spec.run) or Pointer()
+    folder = Results(results).stage(spec.run, spec.stage)
+    known = pointer.stages.get(spec.stage)
+    same = known == spec.identity or _began_as(folder, spec)
+    if known is not None and (not same or rows_were_replaced(results, folder.metrics)):
+        said = "run %s: stage %s is trained anew, so its curves begin a new tracked run"
+        log.info(said, spec.run, spec.stage)
+        pointer.key = secrets.token_hex(8)
+    pointer.stages[spec.stage] = spec.identity
+    return pointer.write(results, spec.run)
 
 
-def _read_pointer(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {"key": secrets.token_hex(8), "stages": {}}
-
-
-def _write_pointer(path: Path, pointer: dict[str, Any]) -> None:
+def _began_as(folder: StageFolder, spec: StageSpec) -> bool:
+    """Whether what lies in the stage's folder is of this spec, under the identity of a version before."""
     try:
-        write_json(path, pointer)
-    except OSError as error:
-        log.warning("%s: cannot write (%s); the curves of this stage go untracked", path, error)
+        fields = StageSpec.deciding_in(Origin.read(folder.origin).fields)
+    except ValueError:
+        return False
+    return {k: v for k, v in fields.items() if k in StageSpec.model_fields} == spec.deciding()
 
 
-def _begin(
-    results: Path, spec: StageSpec, key: str, dataset: tuple[str, str, str], tags: dict[str, str]
-) -> spool.Record:
-    plain = spec.model_dump(mode="json")
-    stage_fields = {"settings": plain.pop("settings"), "data": plain.pop("data")}
-    for name in ("format", "run", "stage", "index"):
-        del plain[name]
-    params = plain | {spec.stage: stage_fields}
-    record = spool.new_run("training", key, spec.run, params)
-    path = spool.record_path(results, "training", key)
-    if path.exists():
-        before = read_json(path)
-        record["started"] = before["started"]
-        record["params"] = before["params"] | params
-        record["tags"] = before["tags"] | record["tags"]
-        record["datasets"] = before["datasets"]
+def _begin(results: Path, spec: StageSpec, key: str, dataset: tuple[str, str, str]) -> Run:
+    settings = spec.model_dump(mode="json", exclude={"format", "run", "stage", "index"})
+    settings[spec.stage] = {name: settings.pop(name) for name in ("settings", "data")}
+    record = Run(kind="training", identity=key, name=spec.run, params=settings)
+    with contextlib.suppress(ValueError, OSError):  # there is none yet, or none that can be read
+        before = Run.read(spool.path_of(results, record))
+        record.started, record.datasets = before.started, before.datasets
+        record.params, record.tags = before.params | record.params, before.tags | record.tags
     name, data_digest, source = dataset
-    entry = {"name": name, "digest": data_digest, "source": source, "context": f"train {spec.stage}"}
-    if entry not in record["datasets"]:
-        record["datasets"].append(entry)
-    record["tags"] |= tags | {
-        "spider.run": spec.run,
-        "spider.stage": spec.stage,
-        f"spider.spec.{spec.stage}": spec.identity,
-    }
+    use = Dataset(name=name, digest=data_digest, source=source, context=f"train {spec.stage}")
+    if use not in record.datasets:
+        record.datasets.append(use)
+    record.tags |= {"spider.run": spec.run, "spider.stage": spec.stage}
+    record.tag(f"spider.spec.{spec.stage}", spec.identity)
     return record
 
 
 def _key_of(results: Path, run: str) -> str:
     """Key of a run, made here for one that was trained with tracking off."""
-    path = pointer_path(results, run)
-    pointer = _read_pointer(path)
-    if path.exists():
-        return pointer["key"]
-    _write_pointer(path, pointer)
-    record = spool.new_run("training", pointer["key"], run, {})
-    record["tags"]["spider.run"] = run
-    spool.end_run(record, "finished")
-    spool.write(results, "training", record)
-    return pointer["key"]
-
-
-def _model_identity(run: str, stage: str, receipt: Receipt) -> str:
-    return digest([run, stage, receipt.weights])
+    if pointer := Pointer.read(results, run):
+        return pointer.key
+    record = Run(kind="training", identity=Pointer().write(results, run), name=run)
+    record.tag("spider.run", run)
+    record.end("finished")
+    spool.write(results, record)
+    return record.identity
 
 
 def log_checkpoint(results: Path, run: str, stage: str, receipt: Receipt) -> None:
     """Record a stage's last checkpoint as a model, by path, step and digest; no weights are copied.
 
     Args:
-        receipt: the stage's ``train.json``; ``weights``, ``global_step`` and ``checkpoint`` are needed, every
-            other number or text in it becomes a parameter of the model.
+        receipt: the stage's; every number or text in it becomes a parameter of the model.
     """
-    if not spool.enabled():
+    if not Target.here().enabled:
         return
-    identity = _model_identity(run, stage, receipt)
     checkpoint = Results(results).stage(run, stage).path / receipt.checkpoint
     scalars = {k: v for k, v in receipt if isinstance(v, (str, int, float)) and k != "format"}
-    record = {
-        "format": 1,
-        "kind": "model",
-        "identity": identity,
-        "name": f"{run}-{stage}",
-        "training": _key_of(results, run),
-        "step": receipt.global_step,
-        "params": scalars | {"path": spool.relative(results, checkpoint)},
-        "tags": spool.origin() | {"spider.run": run, "spider.stage": stage, "spider.digest": receipt.weights},
-    }
-    spool.write(results, "models", record)
+    record = Checkpoint(
+        identity=digest([run, stage, receipt.weights]),
+        name=f"{run}-{stage}",
+        training=_key_of(results, run),
+        step=receipt.global_step,
+        params=scalars | {"path": relative(results, checkpoint)},
+    )
+    record.tags.update({"spider.run": run, "spider.stage": stage, "spider.digest": receipt.weights})
+    spool.write(results, record)
 
 
 def log_evaluation(
     results: Path,
     run: str,
     stage: str,
-    evaluation: dict[str, Any],
+    evaluation: Any,
     artifacts: Sequence[Path] = (),
     *,
     dataset: tuple[str, str, str] | None = None,
@@ -189,29 +174,28 @@ def log_evaluation(
     Raises:
         ValueError: the stage has no receipt (``train.json``).
     """
-    if not spool.enabled():
+    if not Target.here().enabled:
         return
     receipt = Receipt.read(Results(results).stage(run, stage).receipt)
-    identity = _model_identity(run, stage, receipt)
+    identity = digest([run, stage, receipt.weights])
     if not spool.record_path(results, "models", identity).exists():
         log_checkpoint(results, run, stage, receipt)
+    scores = {name: value for name, value in plain(evaluation).items() if name in SCORES}
     numbers = {
         key.replace(".", "/"): float(value)
-        for key, value in spool.flatten({k: evaluation[k] for k in SCORES if k in evaluation}).items()
+        for key, value in flatten(scores).items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
-    record = {
-        "format": 1,
-        "kind": "evaluation",
-        "identity": identity,
-        "model": identity,
-        "training": _key_of(results, run),
-        "stage": stage,
-        "step": receipt.global_step,
-        "time": time.time(),
-        "metrics": numbers,
-        "dataset": list(dataset) if dataset else None,
-        "curves": {name: [list(point) for point in points] for name, points in (curves or {}).items()},
-        "artifacts": [entry for path in artifacts if (entry := spool.artifact(results, path))],
-    }
-    spool.write(results, "evaluations", record)
+    record = Evaluation(
+        identity=identity,
+        model=identity,
+        training=_key_of(results, run),
+        stage=stage,
+        step=receipt.global_step,
+        time=time.time(),
+        metrics=numbers,
+        dataset=dataset,
+        curves={name: list(points) for name, points in (curves or {}).items()},
+        artifacts=shown(results, artifacts),
+    )
+    spool.write(results, record)

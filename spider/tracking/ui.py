@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from spider.tracking import spool
-from spider.tracking.store import quiet
-from spider.tracking.target import store_uri
+from spider.tracking.database import quiet
+from spider.tracking.target import Target, is_server
 
 log = logging.getLogger("spider")
 
@@ -29,10 +29,9 @@ def serve(results: Path, port: int) -> None:
     Raises:
         ValueError: the port is taken.
     """
-    uri = store_uri(results)
-    if uri.startswith(("http://", "https://")):
-        log.info("the store is a server, its pages are at %s", spool.redact(uri.rstrip("/")) + FRONT)
-        return None
+    uri = Target.here().store(results)
+    if is_server(uri):
+        return log.info("the store is a server, its pages are at %s", spool.redact(uri.rstrip("/")) + FRONT)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -297,9 +297,9 @@ def test_a_slow_line_that_then_breaks_costs_training_nothing_and_all_arrives_lat
     assert float(said) < 1, "a step waited for the store"
     assert "`spider track sync` sends what is missing" in warned
     environment |= {"MLFLOW_TRACKING_URI": server}
-    done = subprocess.run(
-        [sys.executable, "-m", "spider.tracking", "sync", tmp_path], env=environment, timeout=120
-    )
+    send = "import sys; from pathlib import Path; from spider.tracking import sync; "
+    send += "sys.exit(sync(Path(sys.argv[1])).pending)"
+    done = subprocess.run([sys.executable, "-c", send, tmp_path], env=environment, timeout=120)
     assert done.returncode == 0
     experiment = client.get_experiment_by_name("slow/Training")
     (run,) = client.search_runs([experiment.experiment_id])

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from spider.config import StageSpec, load_config
-from spider.tracking import store_uri
-from spider.tracking.store import Store, create_database, quiet
+from spider.tracking.database import create_database, quiet
+from spider.tracking.store import Store
+from spider.tracking.target import Target
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def results(tmp_path: Path, empty_database: Path) -> Path:
 @pytest.fixture
 def store(results: Path) -> Callable[[], Store]:
     """Connects to the store of ``results``, to look at what arrived."""
-    return lambda: Store(store_uri(results), results)
+    return lambda: Store(Target.here(), results)
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ import time
 
 import pytest
 
-from spider.files import read_json
+from spider.errors import Preempted
+from spider.files import digest, read_json
 from spider.tracking import close_pipeline, job, open_pipeline, spool, sync
+from spider.tracking.records import file_digest
 
 KILLED_JOB = """
 import os, signal, sys
@@ -62,8 +64,8 @@ def test_a_job_is_nested_under_its_workflow_with_all_it_said(results, store, mon
     assert child.info.status == parent.info.status == "FINISHED"
     assert child.data.params == {"a.b": "2"}
     assert child.data.tags["colour"] == "blue"
-    assert child.data.tags["spider.inputs"] == f"in.parquet {spool.file_digest(source)}"
-    assert child.data.tags["spider.outputs"] == f"out.json {spool.file_digest(made)}"
+    assert child.data.tags["spider.inputs"] == f"in.parquet {file_digest(source)}"
+    assert child.data.tags["spider.outputs"] == f"out.json {file_digest(made)}"
     assert child.data.metrics["bytes"] == 5 and child.data.metrics["system/peak_rss_bytes"] > 1e6
     assert child.inputs.dataset_inputs[0].dataset.digest == "0123"
     files = {f.path for f in store().client.list_artifacts(child.info.run_id)}
@@ -99,7 +101,14 @@ def test_a_failed_job_passes_its_error_on_and_records_one_line(results, store, i
 
 
 @pytest.mark.parametrize(
-    "stop, status", [(SystemExit(0), "finished"), (SystemExit(75), "killed"), (KeyboardInterrupt(), "killed")]
+    "stop, status",
+    [
+        (SystemExit(0), "finished"),
+        (SystemExit(75), "killed"),
+        (SystemExit(1), "failed"),
+        (Preempted(15, 7), "killed"),
+        (KeyboardInterrupt(), "killed"),
+    ],
 )
 def test_how_a_stopped_job_is_recorded(tmp_path, in_workflow, stop, status):
     with pytest.raises(type(stop)), job("train", "d", results=tmp_path):
@@ -113,7 +122,7 @@ def test_a_job_killed_without_a_word_is_marked_by_the_next(results, store, start
     assert one_record(results)["status"] == "running"
     with job("index", "demo", results=results):
         pass
-    identity = spool.digest(["encode", "demo/000", {"n": 1}, []])
+    identity = digest(["encode", "demo/000", {"n": 1}, []])
     assert read_json(spool.record_path(results, "jobs", identity))["status"] == "killed"
     sync(results)
     assert sorted(r.info.status for r in runs_of(store())) == ["FINISHED", "KILLED"]
@@ -154,8 +163,9 @@ def test_no_secret_reaches_spool_or_store(results, monkeypatch, tmp_path):
         job("download", "d", results=results, params={"url": "https://me:sesame@host/f"}) as j,
     ):
         j.tag("said", "environment-secret")
+        j.artifact(log)
         raise RuntimeError("401 for https://host/?token=sesame")
-    close_pipeline(results, workflow, "failed", log, timeout=60)
+    close_pipeline(results, workflow, "failed", timeout=60)
     everything = b"".join(p.read_bytes() for p in results.rglob("*") if p.is_file())
     assert b"curl -H 'Authorization: Bearer ***' with ***" in everything  # the log did arrive
     assert b"sesame" not in everything and b"environment-secret" not in everything

@@ -17,12 +17,11 @@ def sampled(interval, seconds):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         sum(range(10_000))
-    sampler.stop()
-    return sampler
+    return sampler.rows, sampler.stop()
 
 
 def test_what_a_busy_process_takes_is_seen():
-    rows = [row for _, row in sampled(0.1, 1).rows]
+    rows = [row for _, row in sampled(0.1, 1)[0]]
     assert 2 <= len(rows) <= 10
     assert max(row["system/cpu_percent"] for row in rows) > 5 and rows[0]["system/rss_mb"] > 10
     assert 0 < rows[0]["system/machine_memory_percent"] < 100
@@ -32,7 +31,7 @@ def test_what_a_busy_process_takes_is_seen():
 def test_a_long_job_is_covered_from_end_to_end_by_a_bounded_number_of_rows(monkeypatch):
     monkeypatch.setattr(machine, "LIMIT", 8)
     began = time.time()
-    rows = sampled(0.02, 1.5).rows
+    rows, _ = sampled(0.02, 1.5)
     assert 3 <= len(rows) < 8
     assert rows[0][0] - began < 0.8 and time.time() - rows[-1][0] < 0.8
     assert [at for at, _ in rows] == sorted(at for at, _ in rows)
@@ -69,12 +68,12 @@ def test_the_gpus_of_this_process_are_read_and_their_energy_counted(monkeypatch,
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setitem(sys.modules, "pynvml", FourGpus())
-    sampler = sampled(0.1, 0.5)
-    row = sampler.rows[-1][1]
+    rows, totals = sampled(0.1, 0.5)
+    row, energy = rows[-1][1], totals.get("system/gpu_energy_joules")
     assert [row[f"system/gpu_{n}_memory_mb"] for n in range(len(used))] == used
     assert [row[f"system/gpu_{n}_percent"] for n in range(len(used))] == [10 * n for n in used]
     assert not any("watts" in name for name in row)
-    assert sampler.energy is None if not used else sampler.energy == pytest.approx(50 * len(used), rel=0.5)
+    assert energy is None if not used else energy == pytest.approx(50 * len(used), rel=0.5)
 
 
 def test_figures_of_all_attempts_at_a_job_are_one_curve_each(results, store, in_workflow, monkeypatch):

@@ -5,7 +5,7 @@ import socket
 import time
 
 from spider.files import read_json
-from spider.tracking import job, start_sender, sync
+from spider.tracking import job, sync, training
 from spider.tracking.sync import Syncer
 
 TRAINER = """
@@ -77,6 +77,8 @@ def test_a_store_that_never_answers_delays_a_job_by_seconds_and_says_what_to_do(
     assert sync(results).sent == {"jobs": 1}
 
 
-def test_in_a_workflow_a_trainer_needs_no_sender_of_its_own(results, in_workflow):
-    sender = start_sender(results)
-    assert sender.stop(timeout=0) and not (results / "tracking").exists()
+def test_in_a_workflow_a_trainer_needs_no_sender_of_its_own(results, make_spec, in_workflow):
+    with training(results, make_spec(), dataset=("d", "0123", "pydocs")):
+        pass
+    assert not (results / "tracking/sender.log").exists()
+    assert training_record(results)["status"] == "finished"

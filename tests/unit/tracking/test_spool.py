@@ -7,40 +7,42 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from spider.files import read_json
-from spider.tracking import job, spool
+from spider.tracking import job, records, spool
+from spider.tracking.records import Process, Run, file_digest, relative
 
 
 def test_small_files_are_known_by_content_and_large_ones_by_their_record(tmp_path):
     small, large = tmp_path / "a.json", tmp_path / "000.bin"
     small.write_text("{}")
-    before = spool.file_digest(small)
+    before = file_digest(small)
     os.utime(small, (1, 1))
-    assert spool.file_digest(small) == before  # touched, not changed
+    assert file_digest(small) == before  # touched, not changed
     small.write_text("{ }")
-    assert spool.file_digest(small) != before
+    assert file_digest(small) != before
 
-    large.write_bytes(bytes(spool.HASH_LIMIT + 1))
-    unrecorded = spool.file_digest(large)
+    large.write_bytes(bytes(records.HASH_LIMIT + 1))
+    unrecorded = file_digest(large)
     assert unrecorded.startswith("stat:")
     os.utime(large, (1, 1))
-    assert spool.file_digest(large) != unrecorded
+    assert file_digest(large) != unrecorded
     (tmp_path / "000.json").write_text('{"sha256": "ab"}')
-    recorded = spool.file_digest(large)
+    recorded = file_digest(large)
     os.utime(large, (2, 2))
-    assert recorded.startswith("record:") and spool.file_digest(large) == recorded
+    assert recorded.startswith("record:") and file_digest(large) == recorded
 
 
 def test_folders_are_known_by_their_manifest_or_their_files(tmp_path):
     (tmp_path / "weights").write_bytes(b"1")
-    listed = spool.file_digest(tmp_path)
+    listed = file_digest(tmp_path)
     (tmp_path / "weights").write_bytes(b"12")
-    assert spool.file_digest(tmp_path) != listed
+    assert file_digest(tmp_path) != listed
     (tmp_path / "manifest.json").write_text("{}")
-    assert spool.file_digest(tmp_path).startswith("record:")
-    assert spool.file_digest(tmp_path / "absent") is None
+    assert file_digest(tmp_path).startswith("record:")
+    assert file_digest(tmp_path / "absent") is None
 
 
 SECRETS = {
@@ -88,25 +90,25 @@ def test_a_secret_of_the_environment_is_removed_wherever_it_shows(monkeypatch):
 
 def test_a_process_is_alive_dead_or_another_with_its_number():
     process = subprocess.Popen(["sleep", "60"])
-    mine = spool.new_run("job", "i", "n", {})["process"]
-    assert spool.alive(mine)
-    assert not spool.alive({**mine, "created": mine["created"] - 3600})
-    assert spool.alive({**mine, "host": "elsewhere"}) is None
-    theirs = {**mine, "pid": process.pid}
-    theirs["created"] = spool.psutil.Process(process.pid).create_time()
-    assert spool.alive(theirs)
+    mine = Process.this()
+    assert mine.alive()
+    assert not mine.model_copy(update={"created": mine.created - 3600}).alive()
+    assert mine.model_copy(update={"host": "elsewhere"}).alive() is None
+    created = psutil.Process(process.pid).create_time()
+    theirs = Process(host=mine.host, pid=process.pid, created=created)
+    assert theirs.alive()
     process.send_signal(signal.SIGKILL)
-    while spool.psutil.Process(process.pid).status() != "zombie":
+    while psutil.Process(process.pid).status() != "zombie":
         pass
-    assert not spool.alive(theirs)  # not even as a zombie
+    assert not theirs.alive()  # not even as a zombie
     process.wait()
-    assert not spool.alive(theirs)
+    assert not theirs.alive()
 
 
 def test_a_running_job_of_another_host_is_dead_only_once_its_workflow_is_over(tmp_path):
-    record = spool.new_run("job", "i", "encode", {}) | {"workflow": "w"}
-    record["process"]["host"] = "node17"
-    spool.write(tmp_path, "jobs", record)
+    record = Run(kind="job", identity="i", name="encode", workflow="w")
+    record.process = record.process.model_copy(update={"host": "node17"})
+    spool.write(tmp_path, record)
     path = spool.record_path(tmp_path, "jobs", "i")
     spool.mark_dead(tmp_path)
     spool.mark_dead(tmp_path, workflow="another")
@@ -117,7 +119,7 @@ def test_a_running_job_of_another_host_is_dead_only_once_its_workflow_is_over(tm
 
 def test_without_git_the_commit_is_absent(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert spool.git_commit.__wrapped__() is None
+    assert records.git_commit.__wrapped__() is None
 
 
 def test_a_spool_that_cannot_be_written_costs_the_record_and_not_the_job(tmp_path, in_workflow, caplog):
@@ -130,7 +132,7 @@ def test_a_spool_that_cannot_be_written_costs_the_record_and_not_the_job(tmp_pat
 def test_a_large_artifact_is_refused_by_name_and_size(tmp_path, in_workflow, caplog):
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"")
-    os.truncate(weights, spool.ARTIFACT_LIMIT + 1)
+    os.truncate(weights, records.ARTIFACT_LIMIT + 1)
     with caplog.at_level(logging.WARNING), job("train", "demo", results=tmp_path) as running:
         running.artifact(weights)
     assert "weights.bin: 10 MB is over the 10 MB limit" in caplog.text
@@ -139,5 +141,5 @@ def test_a_large_artifact_is_refused_by_name_and_size(tmp_path, in_workflow, cap
 
 
 def test_paths_in_the_results_folder_are_recorded_relative_to_it(tmp_path):
-    assert spool.relative(tmp_path, tmp_path / "raw" / "x") == "raw/x"
-    assert spool.relative(tmp_path, Path("/elsewhere/x")) == "/elsewhere/x"
+    assert relative(tmp_path, tmp_path / "raw" / "x") == "raw/x"
+    assert relative(tmp_path, Path("/elsewhere/x")) == "/elsewhere/x"

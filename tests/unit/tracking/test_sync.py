@@ -7,8 +7,10 @@ import shutil
 import pytest
 
 from spider.files import write_json
-from spider.tracking import job, spool, store_uri, sync
+from spider.tracking import job, spool, sync
+from spider.tracking.records import Run
 from spider.tracking.sync import batches
+from spider.tracking.target import Target
 from tests.servers import free_port
 
 EIGHTH = """
@@ -31,9 +33,9 @@ def write_rows(path, steps, start=1_700_000_000.25):
 
 def training_record(results, key="k", run="demo"):
     write_json(results / "runs" / run / "tracking.json", {"key": key, "stages": {}})
-    record = spool.new_run("training", key, run, {"lr": 1})
-    spool.end_run(record, "finished")
-    spool.write(results, "training", record)
+    record = Run(kind="training", identity=key, name=run, params={"lr": 1})
+    record.end("finished")
+    spool.write(results, record)
 
 
 def curve(store, key, metric="train/loss"):
@@ -42,16 +44,16 @@ def curve(store, key, metric="train/loss"):
 
 
 def test_where_records_go(results, monkeypatch):
-    assert store_uri(results) == f"sqlite:///{results}/mlflow.db"
+    assert Target.here().store(results) == f"sqlite:///{results}/mlflow.db"
     monkeypatch.setenv("SPIDER_TRACKING_URI", "http://configured")
-    assert store_uri(results) == "http://configured"
+    assert Target.here().store(results) == "http://configured"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
-    assert store_uri(results) == "http://environment"
+    assert Target.here().store(results) == "http://environment"
 
 
 def test_a_path_that_no_database_uri_can_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="rename it"):
-        store_uri(tmp_path / "what?")
+        Target.here().store(tmp_path / "what?")
 
 
 def test_curves_are_complete_and_a_resend_adds_nothing(results, store):
@@ -134,7 +136,7 @@ def test_a_record_that_cannot_be_sent_holds_up_no_other(results, in_workflow, ca
     for name in (
         refused.identity,
         "0000.json: not valid JSON",
-        "1111.json: RefusedError: not a record of this",
+        "1111.json: a tracking record of format 99, this Spider reads 1",
     ):
         assert name in caplog.text
 
@@ -153,8 +155,7 @@ def test_names_and_values_beyond_what_mlflow_takes_are_cut_or_replaced(results, 
 def test_a_changed_parameter_becomes_a_tag(results, store):
     training_record(results)
     sync(results)
-    record = spool.new_run("training", "k", "demo", {"lr": 2, "new": 3})
-    spool.write(results, "training", record)
+    spool.write(results, Run(kind="training", identity="k", name="demo", params={"lr": 2, "new": 3}))
     assert sync(results).error is None
     data = store().client.get_run(store().find_run("k", "Training")).data
     assert data.params == {"lr": "1", "new": "3"} and data.tags["changed.lr"] == "2"
@@ -169,7 +170,7 @@ def test_eight_processes_at_once_on_a_store_not_yet_made_lose_nothing(tmp_path, 
     assert (report.error, report.pending) == (None, 0)
     from spider.tracking.store import Store
 
-    there = Store(store_uri(results), results)
+    there = Store(Target.here(), results)
     runs = there.client.search_runs([there.experiments["Pipeline"]])
     assert sorted(r.data.tags["spider.name"] for r in runs) == [f"d/{i}" for i in range(8)]
     for run in runs:

@@ -8,6 +8,7 @@ from spider.checkpoints.records import Receipt
 from spider.files import read_json, write_json
 from spider.tracking import job, log_checkpoint, log_evaluation, sync, training
 from spider.tracking.store import Store
+from spider.tracking.target import Target
 from tests.unit.records import receipt
 
 DATA = ("pydocs", "0123456789abcdef", "pydocs")
@@ -17,7 +18,7 @@ def train(results, spec, steps, weights="w"):
     """What the train command does, in small: rows, a receipt, a checkpoint."""
     folder = results / "runs" / spec.run / spec.stage
     folder.mkdir(parents=True, exist_ok=True)
-    with training(results, spec, dataset=DATA, tags={"device": "cpu"}):
+    with training(results, spec, dataset=DATA):
         with open(folder / "metrics.jsonl", "a") as f:
             for step in steps:
                 f.write(json.dumps({"step": step, "time": 1e9 + step, "metrics": {"train/loss": 1.0}}) + "\n")
@@ -52,7 +53,6 @@ def test_stages_and_restarts_are_one_run_with_one_curve(results, store, make_spe
         run.data.params["warmup.settings.tokens"] == "1000" and run.data.params["main.settings.lr"] == "0.001"
     )
     assert run.data.params["model.hidden"] == "192"
-    assert run.data.tags["device"] == "cpu"
     assert run.data.tags["spider.spec.main"] == make_spec("main").identity
     assert {i.dataset.digest for i in run.inputs.dataset_inputs} == {DATA[1]}
     assert len(run.outputs.model_outputs) == 2
@@ -165,6 +165,21 @@ def test_the_key_of_a_run_is_kept_in_its_folder(results, make_spec, in_workflow)
     assert read_json(results / "runs/demo/tracking.json") == pointer
 
 
+@pytest.mark.parametrize("lr, goes_on", [(1e-3, True), (2e-3, False)])
+def test_a_stage_begun_under_the_identity_of_a_version_before_goes_on_with_its_run(
+    results, make_spec, in_workflow, lr, goes_on
+):
+    train(results, make_spec("main"), range(2))
+    path = results / "runs/demo/tracking.json"
+    pointer = read_json(path)
+    write_json(path, pointer | {"stages": {"main": "identity of before"}})
+    every_field = make_spec("main").model_dump(mode="json")  # defaults included, as it was written then
+    fields = every_field | {"data_digest": "0123", "parent_weights": None}
+    write_json(results / "runs/demo/main/origin.json", {"format": 1, "identity": "x", "fields": fields})
+    train(results, make_spec("main", lr=lr), range(2, 4))
+    assert (read_json(path) == pointer) == goes_on
+
+
 # ---------------------------------------------------------------- two people, two results folders, one store
 
 
@@ -193,7 +208,7 @@ def test_the_same_work_of_two_people_stays_two_runs_and_two_models(two_people, r
     for folder in (*two_people, *two_people):
         (folder / "tracking/sent.json").unlink(missing_ok=True)
         assert sync(folder).error is None
-    store = Store(f"sqlite:///{results}/mlflow.db", two_people[0])
+    store = Store(Target.here(), two_people[0])
     jobs, trainings, models = everything(store)
     for found in (jobs, trainings):
         assert sorted(run.data.tags["mlflow.user"] for run in found) == ["ada", "bob"]
@@ -209,7 +224,7 @@ def test_with_names_of_their_own_their_experiments_are_apart(two_people, results
         monkeypatch.setenv("SPIDER_TRACKING_EXPERIMENT", name)
         assert sync(folder).error is None
         assert sync(folder).sent == {}
-        store = Store(f"sqlite:///{results}/mlflow.db", folder)
+        store = Store(Target.here(), folder)
         assert [len(found) for found in everything(store)] == [1, 1, 1]
     names = {e.name for e in store.client.search_experiments()}
     assert {"ada/Training", "ada/Pipeline", "bob/Training", "bob/Pipeline"} <= names
@@ -221,6 +236,6 @@ def test_a_results_folder_that_was_moved_goes_on_with_its_runs(two_people, resul
     moved = ada.rename(ada.with_name("moved"))
     (moved / "tracking/sent.json").unlink()
     assert sync(moved).error is None
-    store = Store(f"sqlite:///{results}/mlflow.db", moved)
+    store = Store(Target.here(), moved)
     assert [len(found) for found in everything(store)] == [1, 1, 1]
     assert DATA[0] in str(everything(store)[1][0].inputs.dataset_inputs[0].dataset.name)

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from spider.tracking import ui as pages
+from spider.tracking.ui import serve
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +23,12 @@ def test_a_port_that_is_taken_is_named(results):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} is taken; name another: .* --port {port + 1}"):
-            pages.serve(results, port)
+            serve(results, port)
 
 
 def test_of_a_store_that_is_a_server_the_address_is_told_without_its_password(results, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://ada:sesame@tracker.example/")
     with caplog.at_level(logging.INFO):
-        pages.serve(results, 5000)
+        serve(results, 5000)
     assert "https://***@tracker.example/#/experiments?workflowType=machine_learning" in caplog.text
     assert "sesame" not in caplog.text

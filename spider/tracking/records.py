@@ -1,0 +1,282 @@
+"""Records: the shapes of what is written down, each a small JSON file that is read back in one way.
+
+A *run* is what starts, goes on and ends: an invocation of the workflow, a training, a job. It is changed by
+the process that it is about and by no other, until that is gone. A checkpoint and its scores are said once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_jsonable_python
+
+from spider.artifacts import Artifact
+from spider.errors import RESUME_ME
+from spider.files import digest, sha256
+from spider.tracking.explain import one_line
+
+log = logging.getLogger(__name__)
+
+#: Files up to this size are identified by content, larger ones by metadata.
+HASH_LIMIT = 1 << 20
+ARTIFACT_LIMIT = 10 << 20
+
+Status = Literal["running", "finished", "failed", "killed"]
+
+
+class RefusedError(ValueError):
+    """A record that cannot be sent; the others can."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Metric(_Part):
+    key: str
+    value: float
+    step: int
+    time: float
+    """Seconds since the epoch."""
+
+
+class Dataset(_Part):
+    name: str
+    digest: str
+    source: str
+    context: str
+
+
+class File(_Part):
+    """What a job read or made, by path (below the results folder where it lies there) and digest."""
+
+    path: str
+    digest: str | None
+
+
+class Shown(_Part):
+    """A small file that the store gets a copy of."""
+
+    path: str
+    sha256: str
+
+
+class Process(_Part):
+    host: str
+    pid: int
+    created: float
+
+    @classmethod
+    def this(cls) -> Process:
+        return cls(host=socket.gethostname(), pid=os.getpid(), created=psutil.Process().create_time())
+
+    def alive(self) -> bool | None:
+        """Whether it still runs; None for one on another host, of which nothing is known.
+
+        A pid alone is not enough, since pids are used again: the time of creation must fit too (within the
+        drift that a clock adjustment gives it).
+        """
+        if self.host != socket.gethostname():
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.created) < 30
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+def origin() -> dict[str, str]:
+    """Tags that say by whom, where and from which code something is made."""
+    # In a container without an entry for this user, its number.
+    user = os.environ.get("LOGNAME") or os.environ.get("USER") or psutil.Process().username()
+    tags = {"spider.version": version("spider"), "spider.host": socket.gethostname(), "spider.user": user}
+    return tags | ({"git.commit": commit} if (commit := git_commit()) else {})
+
+
+@functools.cache
+def git_commit() -> str | None:
+    """Commit of the code that runs (``-dirty`` where edited); None without git or outside a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def file_digest(path: Path) -> str | None:
+    """What identifies a file or folder, in microseconds to milliseconds whatever its size; None if absent.
+
+    ``sha256:`` of the content up to 1 MiB. Beyond, ``record:`` of the small JSON that Spider writes beside a
+    large file (``000.json`` for ``000.bin``) or inside a folder (``metadata.json``, ``manifest.json``), which
+    holds the content's hash. Failing that ``stat:`` of names, sizes and modification times.
+    """
+    if not path.exists():
+        return None
+    whole = path.is_dir()
+    if not whole and path.stat().st_size <= HASH_LIMIT:
+        return f"sha256:{sha256(path)}"
+    described = [path / "metadata.json", path / "manifest.json"] if whole else [path.with_suffix(".json")]
+    for description in described:
+        if description.is_file() and description != path:
+            return f"record:{sha256(description)}"
+    parts = sorted(filter(Path.is_file, path.rglob("*"))) if whole else [path]
+    stats = [(str(p.relative_to(path.parent)), p.stat().st_size, p.stat().st_mtime_ns) for p in parts]
+    return f"stat:{digest(stats)}"
+
+
+def relative(results: Path, path: Path) -> str:
+    """``path`` as written in records: relative to the results where it lies there, so that they can move."""
+    absolute, root = path.absolute(), results.absolute()
+    return str(absolute.relative_to(root)) if absolute.is_relative_to(root) else str(absolute)
+
+
+def file_list(results: Path, paths: Sequence[Path]) -> list[File]:
+    return [File(path=relative(results, path), digest=file_digest(path)) for path in paths]
+
+
+def shown(results: Path, paths: Sequence[Path]) -> list[Shown]:
+    """Small files to show in the store; without, and a warning, those too large or absent."""
+    entries = []
+    for path in paths:
+        if not path.is_file():
+            log.warning("%s: no such file, not logged as an artifact", path)
+        elif (size := path.stat().st_size) > ARTIFACT_LIMIT:
+            log.warning(
+                "%s: %.0f MB is over the %d MB limit of an artifact, not logged; shards and weights are "
+                "recorded by path and digest (list them in outputs)", path, size / 1e6, ARTIFACT_LIMIT >> 20
+            )  # fmt: skip
+        else:
+            entries.append(Shown(path=relative(results, path), sha256=sha256(path)))
+    return entries
+
+
+class Record(Artifact):
+    WHAT = "a tracking record"
+    REMEDY = "move it away"
+    ERROR = RefusedError
+
+    format: int = 1
+    kind: str
+    identity: str
+
+
+class Run(Record):
+    """What starts now, in this process, and ends; and what it may say about itself in between."""
+
+    model_config = ConfigDict(frozen=False)
+
+    kind: Literal["workflow", "training", "job"]
+    name: str
+    status: Status = "running"
+    started: float = Field(default_factory=time.time)
+    ended: float | None = None
+    error: str | None = None
+    process: Process = Field(default_factory=Process.this)
+    params: dict[str, Any] = {}
+    tags: dict[str, str] = Field(default_factory=origin)
+    metrics: list[Metric] = []
+    datasets: list[Dataset] = []
+    artifacts: list[Shown] = []
+    workflow: str | None = None
+    """Of a job: the invocation it belongs to."""
+    inputs: list[File] = []
+    outputs: list[File] = []
+    attempt: int = 0
+    spent: float = 0.0
+    """Seconds that the attempts so far took."""
+    config: dict[str, Any] | None = None
+    """Of an invocation of the workflow."""
+    _results: Path = Path()
+
+    def metric(self, key: str, value: float, step: int | None = None, at: float | None = None) -> None:
+        """Log a number (``bytes``, ``bpb``, ...); its step is the attempt's where none is given."""
+        step, at = self.attempt if step is None else step, time.time() if at is None else at
+        self.metrics.append(Metric(key=key, value=value, step=step, time=at))
+
+    def tag(self, key: str, value: object) -> None:
+        self.tags[key] = str(value)
+
+    def artifact(self, path: Path) -> None:
+        """Show a small file (JSON, a plot, a sample). One over 10 MiB is refused with a warning."""
+        self.artifacts += shown(self._results, [path])
+
+    def dataset(self, name: str, digest: str, source: str, *, context: str = "input") -> None:
+        """Name a dataset that was read; ``source`` says where it came from (path, or repo@revision)."""
+        self.datasets.append(Dataset(name=name, digest=digest, source=source, context=context))
+
+    def end(self, status: Status, error: str | None = None) -> None:
+        self.status, self.error, self.ended = status, error, time.time()
+
+    @contextlib.contextmanager
+    def until_its_end(self) -> Iterator[None]:
+        """End as the block ends; what the block raises passes through, recorded in one line."""
+        try:
+            yield
+            self.end("finished")
+        except BaseException as error:
+            exits = isinstance(error, SystemExit)
+            code = getattr(error, "code" if exits else "exit_code", None)
+            stopped = isinstance(error, KeyboardInterrupt) or code == RESUME_ME
+            if exits and not code:
+                self.end("finished")
+            else:
+                said = f"exit code {code}" if exits else one_line(error)
+                self.end("killed" if stopped else "failed", said)
+            raise
+
+
+class Checkpoint(Record):
+    """The last checkpoint of a stage: a model in the store, without its weights."""
+
+    kind: Literal["model"] = "model"
+    name: str
+    training: str
+    """Identity of its training run."""
+    step: int
+    params: dict[str, Any]
+    tags: dict[str, str] = Field(default_factory=origin)
+
+
+class Evaluation(Record):
+    """The scores of one checkpoint, whose identity is theirs."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    model: str
+    training: str
+    stage: str
+    step: int
+    time: float
+    metrics: dict[str, float]
+    dataset: tuple[str, str, str] | None = None
+    """Name, digest, source."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    artifacts: list[Shown] = []
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON holds it: paths become text, tuples lists, pydantic models mappings."""
+    return to_jsonable_python(value, fallback=str)
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    below = (flatten(inner, f"{prefix}.{key}" if prefix else str(key)) for key, inner in value.items())
+    return {key: leaf for part in below for key, leaf in part.items()}
