@@ -27,8 +27,8 @@ import filelock
 
 from spider import files
 from spider.checkpoints.format import clean, quarantine
-from spider.checkpoints.load import Checkpoint, steps
-from spider.checkpoints.records import Origin, read_manifest
+from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.records import Origin, read_manifest, steps
 from spider.config import StageSpec
 from spider.errors import CheckpointError, TrainingError
 from spider.results import StageFolder

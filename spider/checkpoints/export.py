@@ -37,28 +37,14 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 import spider
 from spider import files
 from spider.checkpoints.format import free_bytes, seal, size_of, weights_digest
-from spider.checkpoints.load import Checkpoint, model_config, model_tensors, some
-from spider.checkpoints.records import EXPORTED, FORMAT, Exported, is_exported
+from spider.checkpoints.load import Checkpoint, model_tensors, some
+from spider.checkpoints.records import EXPORTED, Exported, is_exported
 from spider.config import ConfigError, ModelConfig
+from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
-from spider.model.interface import Model
 
 _SHARD_BYTES = 5_000_000_000
-#: What config.json says of the training, as far as it is known.
-_TRAINED = (
-    "run",
-    "stage",
-    "identity",
-    "step",
-    "epoch",
-    "global_step",
-    "tokens",
-    "bytes",
-    "loss",
-    "best_loss",
-    "data_digest",
-)
 #: What DDP and torch.compile put before the names of a state dict.
 _WRAPPERS = ("module.", "_orig_mod.")
 
@@ -76,8 +62,9 @@ def export(source: Path, output: Path) -> Checkpoint:
     _check_replaceable(output)
     checkpoint = Checkpoint.at(source)
     model, manifest = checkpoint.model(), checkpoint.manifest
-    card = {name: getattr(manifest, name) for name in _TRAINED if name in manifest.model_fields_set}
-    return _write(output, model, _named(model), manifest.window, card)
+    told = manifest.model_fields_set - {"format", "spider", "model", "window", "weights", "files"}
+    card = {name: getattr(manifest, name) for name in Exported.model_fields if name in told}
+    return _write(output, model.config, _named(model), manifest.window, card)
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
@@ -86,15 +73,14 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _write(
-    output: Path, model: Model, tensors: dict[str, Tensor], window: int | None, card: dict[str, Any]
+    output: Path, config: ModelConfig, tensors: dict[str, Tensor], window: int | None, card: dict[str, Any]
 ) -> Checkpoint:
-    """Make the folder ``output``: these tensors of the model, and ``card``, with their digest and the files'
-    hashes."""
+    """Make the folder ``output``: these tensors of a model, and what is known of them in config.json."""
     beside = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     described = {
-        "format": FORMAT,
+        "format": Exported.FORMAT,
         "spider": spider.__version__,
-        "model": model.config.model_dump(mode="json"),
+        "model": config.model_dump(mode="json"),
         "window": window,
         **card,
         "weights": weights_digest({f"model.{name}": t for name, t in tensors.items()}),
@@ -167,14 +153,13 @@ def import_file(source: Path, output: Path) -> Checkpoint:
     _check_replaceable(output)
     saved = _read_pt(source)
     state = _state_dict(source, saved)
-    config, whose = _config(saved.get("cfg"))
+    config, sizes = _config(saved.get("cfg"))
     with torch.device("meta"):
-        model = build_model(config)
-    expected = _named(model)
-    _check_complete(source, state, expected, whose)
+        expected = _named(build_model(config))
+    _check_complete(source, state, expected, f"family {config.family} with {sizes}")
     numbers = {name: _number(saved.get(name)) for name in ("step", "epoch", "best_loss")}
     tensors = {name: state[name].to(t.dtype) for name, t in expected.items()}
-    return _write(output, model, tensors, None, {"run": source.name, "stage": None, **numbers})
+    return _write(output, config, tensors, None, {"run": source.name, "stage": None, **numbers})
 
 
 def _check_complete(source: Path, state: dict[str, Tensor], expected: dict[str, Tensor], whose: str) -> None:
@@ -280,14 +265,14 @@ def _state_dict(path: Path, saved: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _config(cfg: Any) -> tuple[ModelConfig, str]:
-    """The architecture to compare with, and in words what it is: the file's own where ``cfg`` is a model's
-    block, else that of the default family."""
+    """The architecture to compare with, and whose sizes it has: the file's own where ``cfg`` is a model's
+    block, else those of the default family."""
     try:
-        config = model_config(cfg)
-        return config, f"family {config.family} with the sizes in its cfg"
-    except (AttributeError, ConfigError, ValidationError):
-        config = model_config({})
-        return config, f"family {config.family} with its default sizes (its cfg describes none of ours)"
+        if isinstance(cfg, dict):
+            return family_block(cfg), "the sizes in its cfg"
+    except (ConfigError, ValidationError):
+        pass
+    return family_block({}), "its default sizes (the file's cfg is no model block)"
 
 
 def _number(value: Any) -> int | float | None:

@@ -25,11 +25,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,14 +38,9 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from spider import files
-from spider.checkpoints.load import AVERAGE, Checkpoint, step_of, steps
-from spider.checkpoints.records import FORMAT, MANIFEST, Manifest
+from spider.checkpoints.load import AVERAGE, Checkpoint
+from spider.checkpoints.records import MANIFEST, Manifest, step_of, steps
 from spider.errors import CheckpointError
-
-log = logging.getLogger(__name__)
-
-# One process is what `no_dist` says; the reminder would come with every save.
-warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
 
 _HIDDEN = re.compile(r"\.step-\d+\..*")
 _FILE_BYTES = 2 << 30
@@ -70,14 +63,12 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
         root.mkdir(parents=True, exist_ok=True)
         hidden.mkdir()
         _write_tensors(hidden, tensors)
-        averaged = {
-            "model." + n.removeprefix(AVERAGE): t for n, t in tensors.items() if n.startswith(AVERAGE)
-        }
+        averaged = {n.replace(AVERAGE, "model.", 1): t for n, t in tensors.items() if n.startswith(AVERAGE)}
         digests = {
             "weights": weights_digest(tensors),
             "averaged_weights": weights_digest({**tensors, **averaged}) if averaged else None,
         }
-        plain = seal(hidden, MANIFEST, {"format": FORMAT, **record, **digests})
+        plain = seal(hidden, MANIFEST, {"format": Manifest.FORMAT, **record, **digests})
         manifest = Manifest.parse(plain, hidden / MANIFEST)
         if final.exists():
             _remove(final)
@@ -97,20 +88,17 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     file_of: dict[str, int] = {}
     index, filled, previous = 1, 0, ""
     for name, tensor in tensors.items():
-        size, kind = tensor.numel() * tensor.element_size(), name.partition(".")[0]
+        size, kind = tensor.nbytes, name.partition(".")[0]
         if filled and (filled + size > _FILE_BYTES or kind != previous):
             index, filled = index + 1, 0
         file_of[name] = index
         filled, previous = filled + size, kind
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=file_of)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message=".*assuming the intent is to save in a single process.*"
-            )
-            dcp.save(dict(tensors), storage_writer=writer, no_dist=True)
+        dcp.save(dict(tensors), storage_writer=writer, no_dist=True)
     except dcp.CheckpointException as error:
-        raise _cause(error) from error
+        causes = (failure for failure, _ in error.failures.values() if isinstance(failure, Exception))
+        raise next(causes, CheckpointError(str(error))) from error
     for file in folder.glob("*.safetensors"):
         _sort_header(file)
 
@@ -127,18 +115,10 @@ def _sort_header(file: Path) -> None:
         f.write(text)
 
 
-def _cause(error: dcp.CheckpointException) -> Exception:
-    for failure, _ in error.failures.values():
-        if isinstance(failure, Exception):
-            return failure
-    return CheckpointError(str(error))
-
-
 def seal(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """Finish a folder of tensor files: write its manifest with their sizes and hashes, and flush everything.
 
-    A checkpoint's manifest is hashed too: a flipped bit in a position does as much harm as one in a weight.
-    An exported folder's may be edited.
+    A checkpoint's manifest is hashed too, an exported folder's is not.
 
     Returns:
         the manifest as it was written.
@@ -160,7 +140,7 @@ def seal(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:
     """Bytes of them all."""
-    return sum(t.numel() * t.element_size() for t in tensors.values())
+    return sum(t.nbytes for t in tensors.values())
 
 
 def free_bytes(path: Path) -> int:

@@ -9,33 +9,30 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from spider.checkpoints.load import damage, steps
-from spider.checkpoints.records import MANIFEST, is_exported, read_manifest
+from spider.checkpoints.load import damage
+from spider.checkpoints.records import MANIFEST, is_exported, read_manifest, steps
 from spider.errors import CheckpointError
 from spider.results import StageFolder
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One checkpoint or exported folder.
-
-    Attributes:
-        stage: its run and stage, by folder names.
-        step: steps of the run when it was saved; None where nothing says.
-        bytes: text bytes the stage had trained on.
-        size: bytes on disk.
-        best_loss: lowest logged cross entropy of the stage, nats per byte.
-        problems: what is wrong with its files; none: good.
-    """
+    """One checkpoint or exported folder; what its manifest does not say, or cannot any more, is None."""
 
     path: Path
     stage: str
+    """Its run and stage, by folder names."""
     step: float | None
+    """Of the run."""
     bytes: int | None
+    """Of text that the stage had trained on."""
     size: int
+    """Bytes on disk."""
     final: bool
     best_loss: float | None
+    """Lowest logged cross entropy of the stage, nats per byte."""
     problems: list[str]
+    """What is wrong with its files; none: good."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""

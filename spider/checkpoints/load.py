@@ -7,7 +7,7 @@ receipt. Every file is hashed before anything of it is used.
 from __future__ import annotations
 
 import logging
-import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,11 @@ from spider.checkpoints.records import (
     Receipt,
     is_exported,
     read_manifest,
+    steps,
 )
-from spider.config import ConfigError, ModelConfig, family_config
+from spider.config import ConfigError, ModelConfig
 from spider.config.explain import key_path
+from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import Model
@@ -38,9 +40,11 @@ from spider.results import StageFolder
 
 log = logging.getLogger(__name__)
 
+# One process is what `no_dist` says; the reminder would come with every save.
+warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
+
 #: Before the names of averaged weights.
 AVERAGE = "ema."
-_NAME = re.compile(r"step-\d+")
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class Checkpoint:
                 f"{EXPORTED} there lists them, no model here can hold them"
             )
         try:
-            return model_config(described)
+            return family_block(described)
         except ConfigError as error:
             raise CheckpointError(f"{self.path}: {error}") from None
         except ValidationError as error:
@@ -193,18 +197,6 @@ def _receipt(path: Path) -> Receipt:
     return Receipt.parse(plain, path)
 
 
-def steps(root: Path) -> list[Path]:
-    """The checkpoints below ``root``, oldest first, by number."""
-    if not root.is_dir():
-        return []
-    return sorted((path for path in root.iterdir() if _NAME.fullmatch(path.name)), key=step_of)
-
-
-def step_of(path: Path) -> int:
-    """The run's step, by a checkpoint's name."""
-    return int(path.name.removeprefix("step-"))
-
-
 def damage(path: Path, manifest: Manifest | Exported, *, quick: bool = False) -> list[str]:
     """Each file that is not as the manifest says, and how; ``quick`` compares sizes, not contents."""
     damaged = []
@@ -217,17 +209,6 @@ def damage(path: Path, manifest: Manifest | Exported, *, quick: bool = False) ->
         elif not quick and files.sha256(file) != expected.sha256:
             damaged.append(f"{file}: its contents do not match the manifest's SHA-256")
     return damaged
-
-
-def model_config(described: Mapping[str, object]) -> ModelConfig:
-    """A model's block as it was written down; one of before families were named is of the default's.
-
-    Raises:
-        ConfigError: of a family that is not here.
-        ValidationError: with keys or values that the family does not know.
-    """
-    family = str(described.get("family", ModelConfig.model_fields["family"].default))
-    return family_config(family).model_validate(described)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -7,8 +7,9 @@ Nothing here imports torch: reports read these files without it.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
@@ -19,8 +20,7 @@ from spider.errors import CheckpointError, TrainingError
 
 MANIFEST = "manifest.json"
 EXPORTED = "config.json"
-#: Of a checkpoint and of an exported folder alike: what their tensors are named, and in which files they lie.
-FORMAT = 2
+_NAME = re.compile(r"step-\d+")
 
 
 class TensorFile(BaseModel, frozen=True):
@@ -39,46 +39,67 @@ class SavedPrecision(BaseModel, frozen=True):
     recipe: Fp8Recipe | None
 
 
-class Manifest(Artifact):
-    """Of a checkpoint. It is hashed too: a flipped bit in a position does as much harm as one in a weight."""
-
-    FORMAT: ClassVar[int] = FORMAT
-    WHAT: ClassVar[str] = "a checkpoint"
-    REMEDY: ClassVar[str] = "use the version that wrote it, or name another folder"
-    ERROR: ClassVar[type[ValueError]] = CheckpointError
+class Trained(Artifact):
+    """What a receipt repeats of the final checkpoint's manifest."""
 
     run: str
     stage: str
     identity: str
-    spec: dict[str, Any]
-    """A `spider.config.StageSpec` as it was written: settings may have changed their names since."""
-    final: bool
-    data_digest: str
-    parent_weights: str | None
-    resumed: str | None = None
-    """What was taken from a checkpoint that the stage began at: its ``weights``, or all its ``training``."""
-    precision: SavedPrecision
-    device: str
-    threads: int
-    processes: int
-    parallel: str | None
-    torch: str
-    step: int
-    """Of the stage; this and what follows is `spider.training.progress.Progress`."""
-    end: int | None
     global_step: int
     tokens: int
     bytes: int
     seconds: float
     checkpoint_seconds: float
     skipped: int
-    streak: int
-    loss: float | None
-    best_loss: float | None
-    position: dict[str, Any] | None
-    means: dict[str, Any]
     weights: str
     averaged_weights: str | None
+    data_digest: str
+    position: dict[str, Any] | None
+    device: str
+    loss: float | None
+    best_loss: float | None
+
+
+class Receipt(Trained):
+    """Of a finished stage: what it came to, and where its final checkpoint is."""
+
+    WHAT, REMEDY, ERROR = "a receipt", "train that stage again", TrainingError
+
+    steps: int
+    """Of the stage."""
+    precision: str
+    checkpoint: str
+    """Relative to the stage's folder."""
+
+    @classmethod
+    def of(cls, final: Manifest, checkpoint: str) -> Self:
+        """The receipt of a stage by its final checkpoint."""
+        repeated = {name: getattr(final, name) for name in Trained.model_fields} | {"format": cls.FORMAT}
+        return cls(**repeated, steps=final.step, precision=final.precision.kind, checkpoint=checkpoint)
+
+
+class Manifest(Trained):
+    """Of a checkpoint. It is hashed too: a flipped bit in a position does as much harm as one in a weight."""
+
+    FORMAT, WHAT, ERROR = 2, "a checkpoint", CheckpointError
+    REMEDY = "use the version that wrote it, or name another folder"
+
+    spec: dict[str, Any]
+    """A `spider.config.StageSpec` as it was written: settings may have changed their names since."""
+    final: bool
+    parent_weights: str | None
+    resumed: str | None = None
+    """What was taken from a checkpoint that the stage began at: its ``weights``, or all its ``training``."""
+    precision: SavedPrecision
+    threads: int
+    processes: int
+    parallel: str | None
+    torch: str
+    step: int
+    """Of the stage."""
+    end: int | None
+    streak: int
+    means: dict[str, Any]
     files: dict[str, TensorFile]
     digest: str
     """Of all the rest."""
@@ -104,10 +125,8 @@ class Manifest(Artifact):
 class Exported(Artifact):
     """Of a folder of weights; what an import does not know of them is None. It may be edited."""
 
-    FORMAT: ClassVar[int] = FORMAT
-    WHAT: ClassVar[str] = "an exported folder"
-    REMEDY: ClassVar[str] = Manifest.REMEDY
-    ERROR: ClassVar[type[ValueError]] = CheckpointError
+    FORMAT, WHAT, ERROR = Manifest.FORMAT, "an exported folder", CheckpointError
+    REMEDY = Manifest.REMEDY
 
     spider: str
     model: dict[str, Any] | None
@@ -132,50 +151,12 @@ class Origin(Artifact):
     """Whose the checkpoints and metrics in a stage's folder are: its spec, the digests of its data and of the
     weights that it began with."""
 
-    WHAT: ClassVar[str] = "results"
-    REMEDY: ClassVar[str] = "move its folder away, or use the version that made it"
-    ERROR: ClassVar[type[ValueError]] = TrainingError
+    WHAT, ERROR = "results", TrainingError
+    REMEDY = "move its folder away, or use the version that made it"
 
     identity: str
     fields: dict[str, Any]
     """What the identity stands for, and what else decides the weights."""
-
-
-class Receipt(Artifact):
-    """Of a finished stage: what it came to, and where its final checkpoint is."""
-
-    WHAT: ClassVar[str] = "a receipt"
-    REMEDY: ClassVar[str] = "train that stage again"
-    ERROR: ClassVar[type[ValueError]] = TrainingError
-
-    run: str
-    stage: str
-    identity: str
-    global_step: int
-    tokens: int
-    bytes: int
-    seconds: float
-    checkpoint_seconds: float
-    skipped: int
-    weights: str
-    averaged_weights: str | None
-    data_digest: str
-    position: dict[str, Any] | None
-    device: str
-    loss: float | None
-    best_loss: float | None
-    steps: int
-    """Of the stage."""
-    precision: str
-    checkpoint: str
-    """Relative to the stage's folder."""
-
-    @classmethod
-    def of(cls, final: Manifest, checkpoint: str) -> Self:
-        """The receipt of a stage by its final checkpoint."""
-        kept = {name: value for name, value in final if name in cls.model_fields}
-        own = {"steps": final.step, "precision": final.precision.kind, "checkpoint": checkpoint}
-        return cls(**kept | {"format": cls.FORMAT} | own)
 
 
 def is_exported(path: Path) -> bool:
@@ -190,3 +171,15 @@ def read_manifest(path: Path) -> Manifest | Exported:
         CheckpointError: missing, malformed, of another format version, or altered.
     """
     return Exported.read(path / EXPORTED) if is_exported(path) else Manifest.read(path / MANIFEST)
+
+
+def steps(root: Path) -> list[Path]:
+    """The checkpoints below ``root``, oldest first, by number."""
+    if not root.is_dir():
+        return []
+    return sorted((path for path in root.iterdir() if _NAME.fullmatch(path.name)), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """The run's step, by a checkpoint's name."""
+    return int(path.name.removeprefix("step-"))

@@ -143,13 +143,19 @@ def merged(base: Any, over: Any) -> Any:
     return {**base, **{k: merged(base.get(k), v) for k, v in over.items()}}
 
 
-def _of_family(value: Any) -> Any:
-    return (
-        family_config(value.get("family", "spider")).model_validate(value)
-        if isinstance(value, dict)
-        else value
-    )
+def family_block(value: Any) -> Any:
+    """A mapping as the block of the family that it names, or, written before families were named, of the
+    default's; anything else as it is.
+
+    Raises:
+        ConfigError: of a family that is not here.
+        ValidationError: with keys or values that the family does not know.
+    """
+    if not isinstance(value, dict):
+        return value
+    family = value.get("family", ModelConfig.model_fields["family"].default)
+    return family_config(family).model_validate(value)
 
 
 #: A model's block of whatever family it names.
-AnyModel = Annotated[SerializeAsAny[ModelConfig], BeforeValidator(_of_family)]
+AnyModel = Annotated[SerializeAsAny[ModelConfig], BeforeValidator(family_block)]

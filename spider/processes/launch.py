@@ -62,13 +62,7 @@ def launch(processes: int, arguments: Sequence[str], nodes: int = 1, threads: in
 
 
 def _launch_here(processes: int, arguments: Sequence[str], nodes: int, meeting_place: str) -> int:
-    """The part of `launch` on one of the nodes, which meet at ``HOST:PORT``.
-
-    SIGTERM, SIGINT and SIGUSR1 are passed on to the processes.
-
-    Returns:
-        the exit status: 0 if all succeeded, `RESUME_ME` if they were told to stop, else 1.
-    """
+    """The part of `launch` on one of the nodes, which meet at ``HOST:PORT``; signals are passed on."""
     logging.disable(logging.ERROR)  # what there is to say the processes say
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _GRACE)
     config = LaunchConfig(

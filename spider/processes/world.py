@@ -89,19 +89,19 @@ class World:
     def _reduced(self, numbers: tuple[int, ...], how: Any) -> list[int]:
         if self.size == 1:
             return list(numbers)
-        found = torch.tensor(numbers, dtype=torch.int64)
+        reduced = torch.tensor(numbers, dtype=torch.int64)
         with together():
-            dist.all_reduce(found, how)
-        return [int(n) for n in found]
+            dist.all_reduce(reduced, how)
+        return [int(n) for n in reduced]
 
     def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """The sum of each scalar over all processes, as float64; every process has the same names."""
         if self.size == 1:
             return values
-        found = torch.stack([value.double() for value in values.values()])
+        summed = torch.stack([value.double() for value in values.values()])
         with together():
-            dist.all_reduce(found)
-        return dict(zip(values, found.unbind(), strict=True))
+            dist.all_reduce(summed)
+        return dict(zip(values, summed.unbind(), strict=True))
 
 
 ALONE = World()

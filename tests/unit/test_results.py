@@ -10,3 +10,9 @@ def test_a_folder_of_another_version_is_refused_with_the_remedy(tmp_path):
     write_json(tmp_path / "spider.json", {"format": 99, "spider": "9.0"})
     with pytest.raises(ValueError, match=r"written by Spider 9\.0 in format 99.*move this one away"):
         check_root(tmp_path)
+
+
+def test_a_mark_that_says_nothing_is_refused_too(tmp_path):
+    write_json(tmp_path / "spider.json", [])
+    with pytest.raises(ValueError, match=r"written by Spider \(unknown\) in format None.*move this one away"):
+        check_root(tmp_path)

@@ -7,8 +7,8 @@ import torch
 import spider
 from spider import files
 from spider.checkpoints.format import clean, retain, save, weights_digest
-from spider.checkpoints.load import Checkpoint, model_tensors, steps
-from spider.checkpoints.records import read_manifest
+from spider.checkpoints.load import Checkpoint, model_tensors
+from spider.checkpoints.records import read_manifest, steps
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.training.stage import train

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from spider import files
 from spider.checkpoints.export import export
-from spider.checkpoints.load import steps
+from spider.checkpoints.records import steps
 from spider.cli import cli
 from spider.cli.settings import ALIASES
 from spider.config import ConfigError, Given, load_config, with_settings

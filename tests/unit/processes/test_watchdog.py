@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from spider.checkpoints.load import steps
+from spider.checkpoints.records import steps
 from spider.errors import RESUME_ME
 from spider.training.stage import train
 from tests.unit.training.outcomes import outcome

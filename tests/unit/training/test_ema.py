@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from spider.checkpoints.format import weights_digest
-from spider.checkpoints.load import Checkpoint, model_tensors, steps
-from spider.checkpoints.records import Receipt, read_manifest
+from spider.checkpoints.load import Checkpoint, model_tensors
+from spider.checkpoints.records import Receipt, read_manifest, steps
 from spider.config import EmaConfig
 from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate, validation_stream

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from spider.checkpoints.load import steps
+from spider.checkpoints.records import steps
 from spider.data import loader
 from spider.data.shards import Shards
 from spider.errors import RESUME_ME, TrainingError

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from spider import files
-from spider.checkpoints.load import Checkpoint, steps
-from spider.checkpoints.records import Receipt
+from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.records import Receipt, steps
 from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
 from spider.training import loop
 from spider.training.loop import Trainer

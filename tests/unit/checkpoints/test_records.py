@@ -1,0 +1,63 @@
+"""Manifest, origin and receipt as an earlier Spider wrote them: read, and written again to the byte."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from spider import files
+from spider.checkpoints.records import Manifest, Origin, Receipt, read_manifest, steps
+from spider.errors import CheckpointError, TrainingError
+from spider.results import Results
+from tests.unit.records import receipt
+
+FIXTURE = Path(__file__).parents[2] / "fixtures/results-of-0.1.0.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("before")
+    with tarfile.open(FIXTURE) as tar:
+        tar.extractall(folder, filter="data")
+    return Results(folder / "results")
+
+
+def test_what_an_earlier_version_wrote_is_written_again_to_the_byte(before, tmp_path):
+    stage = before.stage("small", "first")
+    for kind, path in ((Receipt, stage.receipt), (Origin, stage.origin)):
+        kind.read(path).write(tmp_path / "again.json")
+        assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_a_receipt_is_a_function_of_the_final_manifest(before):
+    stage = before.stage("small", "first")
+    written = Receipt.read(stage.receipt)
+    manifest = read_manifest(stage.path / written.checkpoint)
+    assert isinstance(manifest, Manifest)
+    assert Receipt.of(manifest, written.checkpoint) == written
+
+
+def test_a_changed_manifest_is_not_read(before, tmp_path):
+    newest = steps(before.stage("small", "second").checkpoints)[-1]
+    plain = files.read_json(newest / "manifest.json")
+    files.write_json(tmp_path / "manifest.json", plain | {"step": plain["step"] + 1})
+    with pytest.raises(CheckpointError, match=r"manifest\.json: its contents do not match its digest"):
+        read_manifest(tmp_path)
+
+
+def test_what_is_wrong_with_a_file_is_said_with_its_path_and_what_to_do(tmp_path):
+    path = tmp_path / "train.json"
+    for plain, message in (
+        (receipt(format=7), "a receipt of format 7, this Spider reads 1; train that stage again"),
+        ([], "a receipt of format None"),
+        ({"format": 1, **dict.fromkeys(Receipt.model_fields, None)}, "a receipt of format None"),
+        (receipt(steps="many"), r"not whole \(steps: .*\); train that stage again"),
+    ):
+        files.write_json(path, plain)
+        with pytest.raises(TrainingError, match=rf"train\.json: .*{message}"):
+            Receipt.read(path)
+    path.write_text("{")
+    with pytest.raises(TrainingError, match=r"train\.json: not valid JSON"):
+        Receipt.read(path)
