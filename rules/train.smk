@@ -53,4 +53,4 @@ rule train:
         identity=lambda wildcards: stage_spec(wildcards).identity,
     shell:
         "{params.spider} --log {log:q} train {wildcards.run} {wildcards.stage} "
-        "--threads {threads} --processes {resources.processes} --nodes {resources.nodes} --output {output:q}"
+        "--threads {threads} --processes {resources.processes} --nodes {resources.nodes}"

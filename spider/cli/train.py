@@ -27,7 +27,7 @@ _COUNT = click.IntRange(min=1)
 @click.command()
 @click.argument("run")
 @click.argument("stage")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads (default: all).")
+@click.option("--threads", type=_COUNT, help="CPU threads (default: all).")
 @click.pass_obj
 def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Compile and time a stage's matrix products in each precision; decide which to use."""
@@ -58,7 +58,6 @@ def _place(name: str, **options: Any) -> Any:
 )
 @_place("reset_steps", is_flag=True, help="Of --resume take the weights only.")
 @_place("ckpt_dir", type=FILE, help="Folder to train in.")
-@click.option("--output", type=FILE, help="Receipt to write (default: train.json of the stage).")
 @click.option("--threads", type=_COUNT, help="CPU threads of this machine (default: all).")
 @click.option("--processes", type=_COUNT, default=1, help="Start so many, to train together.")
 @click.option("--nodes", type=_COUNT, default=1, help="Of this Slurm job, to share them.")
@@ -66,7 +65,6 @@ def _place(name: str, **options: Any) -> Any:
 def train(
     context: click.Context,
     words: tuple[str, ...],
-    output: Path | None,
     threads: int | None,
     processes: int,
     nodes: int,
@@ -105,23 +103,18 @@ def train(
     places = Places(**{name: options[name] for name in Places.__annotations__})
     planned = world.first_before_others(lambda: plan(config, changed, run, stage, places))
     prepare_torch(threads, world.local_size)
-    _train_tracked(session, planned, output, world)
+    _train_tracked(session, planned, world)
 
 
-def _train_tracked(session: Session, planned: Plan, output: Path | None, world: World) -> None:
+def _train_tracked(session: Session, planned: Plan, world: World) -> None:
     """Train, and record it: the job, and, of a stage of the results folder, its curves and checkpoint."""
     from spider.training.stage import data_digest, train
 
     results, spec, folder, data = session.results, planned.spec, planned.folder, planned.data
-    inputs = [data / "metadata.json", planned.resume or planned.previous, planned.warmup]
-    name = f"{spec.run}/{spec.stage}"
-    with session.tracked(
-        "train",
-        name,
-        spec.deciding(),
-        [path for path in inputs if path and path.exists()],
-        [output or StageFolder(folder).receipt],
-    ) as job:
+    used = [data / "metadata.json", planned.resume or planned.previous, planned.warmup]
+    inputs = [path for path in used if path and path.exists()]
+    name, made = f"{spec.run}/{spec.stage}", [StageFolder(folder).receipt]
+    with session.tracked("train", name, spec.deciding(), inputs, made) as job:
         digest = data_digest(spec, data)
         foreign = data != results.shards(spec.data)
         card = (spec.data, digest, str(data)) if foreign else session.dataset_card(spec.data, digest)
@@ -144,9 +137,6 @@ def _train_tracked(session: Session, planned: Plan, output: Path | None, world: 
         job.metric("seconds", receipt.seconds)
     log.info(
         "%s: trained to step %d on %s bytes in %.0f s; %s",
-        name,
-        receipt.steps,
-        f"{receipt.bytes:,}",
-        receipt.seconds,
+        *(name, receipt.steps, f"{receipt.bytes:,}", receipt.seconds),
         folder / receipt.checkpoint,
     )

@@ -12,12 +12,12 @@ its stages stand in ``defaults`` and any stage may override any of them. ``Confi
 `StageSpec`. Nothing here imports torch: the Snakefile loads it at every parse.
 """
 
-from spider.config.block import FORMAT, NAME, Block
+from spider.config.block import FORMAT, Block
 from spider.config.data import Dataset, HubSource, LocalSource, MockSource, PydocsSource, StreamSource
 from spider.config.explain import ConfigError, nearest
 from spider.config.given import Given, with_settings
 from spider.config.load import load_config
-from spider.config.model import ModelConfig, families, family_config, merged, model_block, presets
+from spider.config.model import ModelConfig, families, family_config, merged, presets
 from spider.config.run import (
     EmaConfig,
     EvaluationConfig,
@@ -34,7 +34,6 @@ from spider.config.spec import StageSpec
 
 __all__ = [
     "FORMAT",
-    "NAME",
     "Block",
     "Config",
     "ConfigError",
@@ -60,7 +59,6 @@ __all__ = [
     "family_config",
     "load_config",
     "merged",
-    "model_block",
     "nearest",
     "presets",
     "with_settings",

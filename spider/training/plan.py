@@ -77,13 +77,11 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
     previous = None if places.resume else _receipt_before(config, results, run, spec)
 
     starts = [str(path.resolve()) if path else None for path in (elsewhere, places.resume)]
-    if places.ckpt_dir is not None:
-        folder = places.ckpt_dir
-    else:
-        if spec.identity != config.stage(run, stage).identity or any(starts) or places.mock_data:
-            mark = digest([spec.deciding(), *starts, places.reset_steps])[:8]
-            spec = spec.model_copy(update={"run": f"{run}-{mark}"})
-        folder = results.stage(spec.run, stage).path
+    another = spec.identity != config.stage(run, stage).identity or any(starts) or places.mock_data
+    if another and places.ckpt_dir is None:
+        mark = digest([spec.identity, *starts, places.reset_steps])[:8]
+        spec = spec.model_copy(update={"run": f"{run}-{mark}"})
+    folder = places.ckpt_dir or results.stage(spec.run, stage).path
     resume = Checkpoint.at(places.resume, quick=True).path if places.resume is not None else None
     if resume is not None:
         _check_apart(resume, folder)

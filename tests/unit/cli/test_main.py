@@ -1,0 +1,65 @@
+"""The command line itself: what it costs to ask, and with which status it leaves."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from spider.cli import cli, main
+from spider.cli.settings import ALIASES
+from spider.errors import RESUME_ME, Preempted
+
+HEAVY = ("torch", "mlflow", "datasets", "matplotlib", "pyarrow", "numpy")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["track", "ui", "--help"]])
+def test_help_imports_nothing_that_takes_time(arguments):
+    asked = "import sys, json; from spider.cli import cli; cli(sys.argv[1:], standalone_mode=False); "
+    asked += f"print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    said = subprocess.run([sys.executable, "-c", asked, *arguments], capture_output=True, text=True)
+    assert said.returncode == 0 and said.stdout.startswith("Usage: "), said
+    assert json.loads(said.stdout.splitlines()[-1]) == []
+
+
+def test_every_verb_says_what_it_does():
+    def verbs(group: click.Group):
+        for verb in group.commands.values():
+            yield from verbs(verb) if isinstance(verb, click.Group) else [verb]
+
+    assert all(verb.help and verb.help.strip() for verb in verbs(cli))
+
+
+def test_the_help_of_a_setting_is_the_schemas():
+    options = {option.name: option for option in cli.commands["train"].params}
+    assert options["lr"].help == "Peak learning rate (AdamW's)."
+    assert options["precision"].metavar == "auto|fp8|bf16|fp32"
+    assert all(options[alias.name].help for alias in ALIASES)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (ValueError("what to do"), 1, "error: what to do"),
+        (PermissionError(13, "denied", "there"), 1, "there: permission denied; name a folder you may write"),
+        (OSError(28, "full", "here"), 1, "here: no space left on the disk; free some and run the same"),
+        (KeyboardInterrupt(), 130, "interrupted; run the same command again"),
+        (click.UsageError("no such option"), 2, "Error: no such option"),
+        (Preempted(15, 7), RESUME_ME, "SIGTERM: stopped after step 7, run again to go on"),
+    ],
+)
+def test_an_error_for_people_is_one_message_and_a_status(monkeypatch, capsys, error, status, message):
+    @cli.command("fail")
+    def fail():
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["spider", "fail"])
+    try:
+        with pytest.raises(SystemExit) as left:
+            main()
+    finally:
+        del cli.commands["fail"]
+    assert left.value.code == status
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
