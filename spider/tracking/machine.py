@@ -34,17 +34,23 @@ class Sampler:
     """
 
     def __init__(self, interval: float = INTERVAL) -> None:
+        import pynvml
+
         self.rows: list[tuple[float, dict[str, float]]] = []
         """(time in seconds since the epoch, figures)"""
-        self._interval = interval
-        self._process = psutil.Process()
+        self._interval, self._process, self._nvml = interval, psutil.Process(), pynvml
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system metrics", daemon=True)
 
     def start(self) -> Sampler:
         self._process.cpu_percent()  # counts from here to the first row
         psutil.cpu_percent()
-        self._gpus = _Gpus()
+        self._gpus: list[Any] = []
+        with contextlib.suppress(self._nvml.NVMLError):  # no driver: no figures of GPUs
+            self._nvml.nvmlInit()
+            told = os.environ.get("CUDA_VISIBLE_DEVICES")  # as CUDA numbers them: positions, or UUIDs
+            names = map(str, range(self._nvml.nvmlDeviceGetCount())) if told is None else told.split(",")
+            self._gpus = [self._handle(n) for name in names if (n := name.strip()) not in NO_DEVICE]
         self._before = self._counters()
         self._thread.start()
         return self
@@ -56,14 +62,20 @@ class Sampler:
         self._thread.join()
         now, before = self._counters(), self._before
         totals = {name: now[name] - before[name] for name in now.keys() & before.keys()}
-        self._gpus.close()
         return totals | {"system/peak_rss_bytes": max(usage.ru_maxrss for usage in _usage()) * 1024.0}
 
+    def _handle(self, name: str) -> Any:
+        if name.isdigit():
+            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
+        return self._nvml.nvmlDeviceGetHandleByUUID(name)
+
     def _counters(self) -> dict[str, float]:
-        """What only grows."""
+        """What only grows; the GPUs count since their driver was loaded."""
         counters = {"system/cpu_seconds": sum(usage.ru_utime + usage.ru_stime for usage in _usage())}
-        joules = self._gpus.energy()
-        return counters if joules is None else counters | {"system/gpu_energy_joules": joules}
+        with contextlib.suppress(self._nvml.NVMLError):
+            if spent := [self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) for gpu in self._gpus]:
+                counters["system/gpu_energy_joules"] = sum(spent) / 1e3
+        return counters
 
     def _run(self) -> None:
         while not self._done.wait(self._interval):
@@ -73,60 +85,24 @@ class Sampler:
                 self._interval *= 2
 
     def _row(self) -> dict[str, float]:
-        return {
+        row = {
             "system/cpu_percent": self._process.cpu_percent(),
             "system/rss_mb": self._process.memory_info().rss / 1e6,
             "system/machine_cpu_percent": psutil.cpu_percent(),
             "system/machine_memory_percent": psutil.virtual_memory().percent,
-            **self._gpus.row(),
         }
+        gauges = {
+            "memory_mb": lambda gpu: self._nvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6,
+            "percent": lambda gpu: self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+            "watts": lambda gpu: self._nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+        }
+        for n, gpu in enumerate(self._gpus):
+            for name, read in gauges.items():
+                # One that is cut into parts (MIG) or cannot measure its power tells what it can.
+                with contextlib.suppress(self._nvml.NVMLError):
+                    row[f"system/gpu_{n}_{name}"] = read(gpu)
+        return row
 
 
 def _usage() -> list[resource.struct_rusage]:
     return [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-
-
-class _Gpus:
-    """The GPUs of this process; none where NVML is not there or fails, which costs figures and no job."""
-
-    def __init__(self) -> None:
-        import pynvml
-
-        self._nvml = pynvml
-        self._devices: list[Any] = []
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            told = os.environ.get("CUDA_VISIBLE_DEVICES")  # as CUDA numbers them: positions, or UUIDs
-            names = map(str, range(pynvml.nvmlDeviceGetCount())) if told is None else told.split(",")
-            self._devices = [self._handle(n) for name in names if (n := name.strip()) not in NO_DEVICE]
-
-    def _handle(self, name: str) -> Any:
-        if name.isdigit():
-            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
-        return self._nvml.nvmlDeviceGetHandleByUUID(name)
-
-    def row(self) -> dict[str, float]:
-        nvml, row = self._nvml, {}
-        gauges = {
-            "memory_mb": lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used / 1e6,
-            "percent": lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu,
-            "watts": lambda device: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
-        }
-        for n, device in enumerate(self._devices):
-            for name, read in gauges.items():
-                # One that is cut into parts (MIG) or cannot measure its power tells what it can.
-                with contextlib.suppress(nvml.NVMLError):
-                    row[f"system/gpu_{n}_{name}"] = read(device)
-        return row
-
-    def energy(self) -> float | None:
-        """Joules since the driver was loaded, of all devices together."""
-        try:
-            spent = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(device) for device in self._devices]
-        except self._nvml.NVMLError:
-            return None
-        return sum(spent) / 1e3 if spent else None
-
-    def close(self) -> None:
-        with contextlib.suppress(self._nvml.NVMLError):
-            self._nvml.nvmlShutdown()

@@ -40,11 +40,7 @@ class RefusedError(ValueError):
     """A record that cannot be sent; the others can."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Metric(_Part):
+class Metric(BaseModel, frozen=True):
     key: str
     value: float
     step: int
@@ -52,28 +48,28 @@ class Metric(_Part):
     """Seconds since the epoch."""
 
 
-class Dataset(_Part):
+class Dataset(BaseModel, frozen=True):
     name: str
     digest: str
     source: str
     context: str
 
 
-class File(_Part):
+class File(BaseModel, frozen=True):
     """What a job read or made, by path (below the results folder where it lies there) and digest."""
 
     path: str
     digest: str | None
 
 
-class Shown(_Part):
+class Shown(BaseModel, frozen=True):
     """A small file that the store gets a copy of."""
 
     path: str
     sha256: str
 
 
-class Process(_Part):
+class Process(BaseModel, frozen=True):
     host: str
     pid: int
     created: float

@@ -20,7 +20,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from spider.files import sha256
 from spider.tracking import spool
@@ -35,7 +35,7 @@ from spider.tracking.records import (
     Shown,
     flatten,
 )
-from spider.tracking.target import Target, is_server, sqlite_path
+from spider.tracking.target import Target, is_server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -51,7 +51,6 @@ _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOE
 
 Point = tuple[str, float, int, int]
 """Key, value, milliseconds since the epoch, step."""
-T = TypeVar("T")
 
 
 class Store:
@@ -66,7 +65,8 @@ class Store:
     def __init__(self, target: Target, results: Path) -> None:
         quiet()
         uri = target.store(results)
-        database = sqlite_path(uri)
+        sqlite = uri.startswith("sqlite:///")
+        self.database = database = Path(uri.removeprefix("sqlite:///")) if sqlite else None
         if database is not None:
             # A pooled connection would go on writing into a file that was deleted or replaced.
             os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
@@ -98,8 +98,8 @@ class Store:
 
     def stale(self, target: Target) -> bool:
         """Whether records now go elsewhere, or the SQLite file was removed under us."""
-        database = sqlite_path(self.uri)
-        return target.key(self.results) != self.key or (database is not None and not database.exists())
+        gone = self.database is not None and not self.database.exists()
+        return gone or target.key(self.results) != self.key
 
     def _experiment(self, name: str, artifacts: str | None) -> Any:
         from mlflow.exceptions import MlflowException
@@ -316,5 +316,5 @@ def _text(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:6000]
 
 
-def _chunks(items: list[T], size: int) -> Iterator[list[T]]:
+def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
     return (items[i : i + size] for i in range(0, len(items), size))

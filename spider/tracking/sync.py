@@ -66,9 +66,10 @@ _EVERYWHERE = TypeAdapter(dict[str, Sent])
 class Item(NamedTuple):
     """A record or a curve of which the store lacks something."""
 
-    name: str
-    path: Path
     kind: str
+    path: Path
+    name: str
+    """Path below the results folder, as in `Sent`."""
     key: str = ""
     """Training key of a curve."""
 
@@ -206,11 +207,11 @@ def _unsent(results: Path, known: Sent) -> list[Item]:
     for kind, path in spool.records(results):
         name = path.relative_to(results).as_posix()
         if known.records.get(name) != _state(path):
-            items.append(Item(name, path, kind))
+            items.append(Item(kind, path, name))
     for pointer in sorted(results.glob("runs/*/tracking.json")):
         key = read_json(pointer)["key"]
         for path in sorted(pointer.parent.glob("*/metrics.jsonl")):
-            item = Item(path.relative_to(results).as_posix(), path, "curves", key)
+            item = Item("curves", path, path.relative_to(results).as_posix(), key)
             with open(path, "rb") as f:
                 f.seek(_offset(item, known))
                 if any(line.endswith(b"\n") for line in f):

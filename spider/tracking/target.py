@@ -88,9 +88,5 @@ def belong_to(workflow: str | None) -> None:
         os.environ["SPIDER_WORKFLOW"] = workflow
 
 
-def sqlite_path(uri: str) -> Path | None:
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
 def is_server(uri: str) -> bool:
     return uri.startswith(("http://", "https://"))

@@ -164,8 +164,7 @@ def log_evaluation(
     """Record the scores of a stage's checkpoint, on its model and so on its training run.
 
     Args:
-        evaluation: ``evaluation.json``; of its numbers those under `SCORES` are logged, nested ones as
-            ``val/compressors/xz``. The file itself is best among the artifacts.
+        evaluation: of its numbers those under `SCORES` are logged, nested ones as ``val/compressors/xz``.
         artifacts: plots, the sample, ``evaluation.json`` itself.
         dataset: (name, digest, source) of the text that was scored.
         curves: (step, value) points of the checkpoint, over something else than steps of training; shown as
