@@ -25,9 +25,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from common import arguments, interleaved, report
 
+from spider.config import Dataset, PydocsSource
 from spider.data.encode import encode_part
-from spider.data.shards import build_metadata
-from spider.vocab import BOS, EOS
+from spider.data.metadata import build_metadata
+from spider.tokens import BYTES
+
+DATASET = Dataset(source=PydocsSource(kind="pydocs"))
+BOS, EOS = BYTES.bos, BYTES.eos
 
 
 def main() -> None:
@@ -40,14 +44,14 @@ def main() -> None:
         small_bytes = write_parquet(folder / "small.parquet", text_bytes // 4)
         os.sched_setaffinity(0, cores[:1])
         pa.set_cpu_count(1)
-        encode_part(folder / "small.parquet", folder / "ours", "000")
+        encode_part(folder / "small.parquet", folder / "ours", "000", DATASET)
         map_documents(folder / "small.parquet", folder / "warm")
 
-        records = encode_part(folder / "whole.parquet", folder / "ours", "000")
+        records = encode_part(folder / "whole.parquet", folder / "ours", "000", DATASET)
         output_bytes = sum(2 * r["tokens"] + 8 * r["documents"] for r in records.values())
         seconds, core_seconds = interleaved(
             {
-                "ours": lambda: encode_part(folder / "whole.parquet", folder / "out", "000"),
+                "ours": lambda: encode_part(folder / "whole.parquet", folder / "out", "000", DATASET),
                 "bound": lambda: bound(
                     folder / "whole.parquet", folder / "out" / "bound.bin", output_bytes, False
                 ),
@@ -178,7 +182,7 @@ def map_documents(parquet: Path, folder: Path) -> None:
 def hashing(folder: Path) -> float:
     """Seconds of the index job on the encoded part."""
     began = time.perf_counter()
-    build_metadata(folder / "ours", "benchmark", source={}, parts=["000"])
+    build_metadata(folder / "ours", "benchmark", DATASET, source={}, parts=["000"])
     return time.perf_counter() - began
 
 
@@ -187,10 +191,10 @@ def _worker(
 ) -> None:
     os.sched_setaffinity(0, [core])
     pa.set_cpu_count(1)
-    encode_part(parquet, output, "000")
+    encode_part(parquet, output, "000", DATASET)
     start.wait()
     began = time.perf_counter()
-    encode_part(parquet, output, "000")
+    encode_part(parquet, output, "000", DATASET)
     done.put(time.perf_counter() - began)
 
 

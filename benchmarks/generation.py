@@ -19,7 +19,7 @@ from common import arguments, report
 from spider.config import load_config
 from spider.model import build_model
 from spider.model.spider.model import Spider
-from spider.vocab import BOS
+from spider.tokens import BYTES
 
 ROOT = Path(__file__).parents[1]
 TAIL = 64
@@ -55,7 +55,7 @@ def main() -> None:
     boundary = run.model.boundary.model_copy(update={"kind": "fixed", "stride": 4})
     model = build_model(run.model.model_copy(update={"boundary": boundary})).eval()
     text = (ROOT / "docs/guide.md").read_bytes()
-    ids = [BOS, *text[: length - 1]]
+    ids = [BYTES.bos, *text[: length - 1]]
     assert len(ids) == length
     cached(model, ids[:64], length)  # first calls allocate
     fast: list[list[float]] = []

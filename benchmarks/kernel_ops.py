@@ -37,7 +37,7 @@ from kernels.topk_gate import topk_gate, topk_gate_torch
 from spider.model.spider.config import EngramConfig, MoEConfig
 from spider.model.spider.engram import multiplier, primes_from
 from spider.model.spider.moe import MoE
-from spider.vocab import BOS, PAD
+from spider.tokens import BYTES
 
 ALIGNMENT = 16
 WINDOW = 256
@@ -170,7 +170,7 @@ def hashes(s: Shape, device: torch.device) -> Op:
     ids_BT = torch.randint(0, 256, (max(s.N // WINDOW, 1), min(s.N, WINDOW)), device=device)
     primes = primes_from(config.table_size, len(config.orders) * config.heads)
     multipliers = [multiplier(i) for i in range(max(config.orders))]
-    arguments = ids_BT, config.orders, multipliers, primes, BOS, PAD
+    arguments = ids_BT, config.orders, multipliers, primes, BYTES.bos, BYTES.pad
     return Op(engram_hash, engram_hash_torch, arguments, moved=ids_BT.numel() * (8 + 8 * len(primes)))
 
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from spider.data.loader import Loader
 from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards
-from spider.vocab import PAD
+from spider.tokens import BYTES
 
 BATCH = 64
 
@@ -37,7 +37,7 @@ class PerSample(IterableDataset):
             window = tokens[start : start + self.seq_len + 1]
             inputs = torch.tensor(window[:-1], dtype=torch.long)
             targets = torch.tensor(window[1:], dtype=torch.long)
-            targets[targets == PAD] = -100
+            targets[targets == BYTES.pad] = -100
             yield inputs, targets
 
 
@@ -87,7 +87,7 @@ def measure(shards: Shards, path: Path, seq_len: int, batches: int, repeats: int
         for rows in ours():
             tokens = torch.from_numpy(rows).long()
             labels = tokens[:, 1:]
-            yield tokens[:, :-1], labels.masked_fill(labels == PAD, -100)
+            yield tokens[:, :-1], labels.masked_fill(labels == BYTES.pad, -100)
 
     def per_sample() -> Iterator[object]:
         while True:

@@ -196,7 +196,7 @@ def logging_seconds(row: dict[str, float], folder: Path, repeats: int) -> dict[s
     def tell() -> None:
         told = telemetry.row(means.read(), window, 100, {"lr": 1e-3, "muon_lr": 1e-3}, 0)
         log.write(next(steps), told)
-        show(told, 1, 2, bar)
+        show(told, 1, 2, bar, {})
 
     with progress_bar(0, 1) as bar:
         clock, _ = interleaved({"step": lambda: means.add(measured), "interval": tell}, repeats)

@@ -77,19 +77,18 @@ def spec_of(task: Task, precision: str) -> StageSpec:
 def prepare_data(folder: Path) -> Path:
     """The embedded corpus as shards."""
     from spider.data.encode import encode_part
+    from spider.data.metadata import build_metadata
     from spider.data.pydocs import write_pydocs
-    from spider.data.shards import build_metadata
 
     shards = folder / "shards"
     if not (shards / "metadata.json").exists():
         dataset = load_config(ROOT / "config.yaml").dataset(DATASET)
-        settings = dataset.model_dump(exclude={"source"})
         for part in dataset.source.parts():
             raw = folder / f"{part}.parquet"
             write_pydocs(int(part), len(dataset.source.parts()), raw)
-            encode_part(raw, shards, part, **settings)
+            encode_part(raw, shards, part, dataset)
         parts = dataset.source.parts()
-        build_metadata(shards, DATASET, source=dataset.source.model_dump(), parts=parts, **settings)
+        build_metadata(shards, DATASET, dataset, source=dataset.source.model_dump(), parts=parts)
     return shards
 
 

@@ -33,7 +33,7 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
         elif isinstance(source, HubSource):
             record = hub.download_file(source.repo, source.revision, item, output)
         else:
-            record = local.import_local(Path(item), output, spec.text_column, spec.id_column)
+            record = local.import_local(Path(item), output, spec)
         # What metadata.json will say of where the text came from.
         size, digest = output.stat().st_size, record.get("sha256") or sha256(output)
         origin = {"part": part, "name": item, "bytes": size, "sha256": digest}
@@ -51,11 +51,12 @@ def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
     """Widen one parquet file into uint16 shards, one for each split."""
     from spider.data.encode import encode_part
 
-    settings = session.dataset(dataset).encoding()
+    spec = session.dataset(dataset)
+    settings = spec.encoding()
     folder = session.results.shards(dataset)
     outputs = [folder / split / f"{part}.bin" for split in ("train", "validation")]
     with session.tracked("encode", f"{dataset}/{part}", settings, [parquet], outputs) as job:
-        record = encode_part(parquet, folder, part, **settings)
+        record = encode_part(parquet, folder, part, spec)
         for split, counts in record.items():
             job.metric(f"{split}/documents", counts["documents"])
             job.metric(f"{split}/bytes", counts["bytes"])
@@ -69,7 +70,7 @@ def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
 @click.pass_obj
 def index(session: Session, dataset: str, output: Path) -> None:
     """Gather the parts' records into metadata.json."""
-    from spider.data.shards import build_metadata
+    from spider.data.metadata import build_metadata
 
     spec = session.dataset(dataset)
     settings, parts = spec.encoding(), spec.source.parts()
@@ -77,12 +78,12 @@ def index(session: Session, dataset: str, output: Path) -> None:
     origins = [read_json(session.results.raw(dataset, part).with_suffix(".json")) for part in parts]
     source = spec.source.described() | {"files": origins}
     with session.tracked("index", dataset, settings, records, [output]) as job:
-        metadata = build_metadata(output.parent, dataset, source=source, parts=parts, **settings)
+        metadata = build_metadata(output.parent, dataset, spec, source=source, parts=parts)
         job.artifact(output)
-        job.dataset(*session.dataset_card(dataset, metadata["digest"]), context="made")
-        for split, counts in metadata["splits"].items():
-            job.metric(f"{split}/tokens", counts["tokens"])
-            log.info("%s: %s tokens in %d shards", split, f"{counts['tokens']:,}", len(counts["shards"]))
+        job.dataset(*session.dataset_card(dataset, metadata.digest), context="made")
+        for split, counts in metadata.splits.items():
+            job.metric(f"{split}/tokens", counts.tokens)
+            log.info("%s: %s tokens in %d shards", split, f"{counts.tokens:,}", len(counts.shards))
 
 
 @click.command()

@@ -39,7 +39,7 @@ def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
         prepare_torch(threads, spec.processes)
         record = warm_up(spec, output)
         job.artifact(output)
-    log.info("%s: %s, %s", record["device"], record["precision"], record["reason"])
+    log.info("%s: %s, %s", record.device, record.precision, record.reason)
 
 
 def _place(name: str, **options: Any) -> Any:

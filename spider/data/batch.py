@@ -6,13 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spider.vocab import PAD
-
-IGNORED = -100
+from spider.model.interface import IGNORED
 
 
-def to_device(rows_BT1: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, (B, T) int64 each, of (B, T+1) uint16 rows; targets that are PAD become -100.
+def to_device(rows_BT1: np.ndarray, device: torch.device, pad: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, (B, T) int64 each, of (B, T+1) uint16 rows; targets that are ``pad`` are `IGNORED`.
 
     Rows move as uint16 and are widened on the device: a quarter of the traffic of int64.
     """
@@ -21,4 +19,4 @@ def to_device(rows_BT1: np.ndarray, device: torch.device) -> tuple[Tensor, Tenso
         rows = rows.pin_memory().to(device, non_blocking=True)
     rows = rows.long()
     labels_BT = rows[:, 1:]
-    return rows[:, :-1], labels_BT.masked_fill(labels_BT == PAD, IGNORED)
+    return rows[:, :-1], labels_BT.masked_fill(labels_BT == pad, IGNORED)

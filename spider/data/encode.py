@@ -16,7 +16,7 @@ What happens to odd rows: null and empty documents are skipped and counted; a do
 the same split), counted and warned of; where the id is missing, null or empty the text is hashed instead.
 Text is copied, never decoded, so malformed UTF-8 inside a parquet survives as it is.
 
-Trade-off: a shard's SHA-256 is taken by the index job (`spider.data.shards.build_metadata`), not here. One
+Trade-off: a shard's SHA-256 is taken by the index job (`spider.data.metadata.build_metadata`), not here. One
 core hashes 0.9 GB/s of text where all the rest of this module does 0.4 GB/s, so it would cost a third of the
 speed of every encode job; there it is one parallel pass over finished files.
 """
@@ -38,15 +38,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spider.config import Dataset
+from spider.data.metadata import DTYPE, SPLITS, settings_of
 from spider.data.split import hash_keys, validation_mask
 from spider.files import replacing, write_json
-from spider.vocab import BOS, EOS
+from spider.tokens import BYTES
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-DTYPE = np.dtype("<u2")
-SPLITS = ("train", "validation")
 
 BATCH_BYTES = 1 << 20
 """Text to decode at a time: small enough for the second-level cache, large enough to hide the call."""
@@ -58,16 +58,7 @@ REMEMBERED_KEYS = 1 << 24
 """Repeated ids are looked for among the first so many documents of a part (8 bytes each)."""
 
 
-def encode_part(
-    parquet: Path,
-    folder: Path,
-    part: str,
-    *,
-    text_column: str = "text",
-    id_column: str = "id",
-    validation: float = 0.005,
-    max_document_bytes: int | None = None,
-) -> dict[str, Any]:
+def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dict[str, Any]:
     """Encode one parquet file into ``folder/{train,validation}/{part}.bin``, ``.idx`` and ``.json``.
 
     The JSON records are renamed into place last, so that a part whose records stand is whole. Returns the two
@@ -76,33 +67,27 @@ def encode_part(
     Raises `ValueError` where the file is missing, not a whole parquet file, or lacks a text column of
     strings, and `OSError` with the remedy where the shards cannot be written.
     """
-    if max_document_bytes is not None and max_document_bytes < 4:
-        raise ValueError(
-            f"max_document_bytes: must be at least 4, one UTF-8 character (got {max_document_bytes})"
-        )
     rows = {"read": 0, "null": 0, "empty": 0, "truncated": 0, "duplicates": 0}
-    seen: list[np.ndarray] = []
-    remembered = 0
+    seen, remembered = list[np.ndarray](), 0
     names = {split: folder / split / part for split in SPLITS}
     with _explained(folder, part), contextlib.ExitStack() as stack:
         writers = {split: stack.enter_context(_writer(name)) for split, name in names.items()}
-        for texts, ids in _batches(parquet, text_column, id_column):
+        for texts, ids in _batches(parquet, dataset.text_column, dataset.id_column):
             rows["read"] += len(texts)
             texts, ids = _drop_blank(texts, ids, rows)
             hashes = hash_keys(_keys(texts, ids))
             if remembered < REMEMBERED_KEYS:
                 seen.append(hashes)
                 remembered += len(hashes)
-            held_out = validation_mask(hashes, validation)
-            if max_document_bytes is not None:
-                texts = _truncate(texts, max_document_bytes, rows)
+            held_out = validation_mask(hashes, dataset.validation)
+            if dataset.max_document_bytes is not None:
+                texts = _truncate(texts, dataset.max_document_bytes, rows)
             writers["train"].append(texts.filter(pa.array(~held_out)))
             writers["validation"].append(texts.filter(pa.array(held_out)))
         for name in names.values():  # a record left by an earlier encode must not vouch for the new shard
             name.with_suffix(".json").unlink(missing_ok=True)
-    if seen:
-        ordered = np.sort(np.concatenate(seen))
-        rows["duplicates"] = int((ordered[1:] == ordered[:-1]).sum())
+    ordered = np.sort(np.concatenate(seen)) if seen else np.empty(0, np.uint64)
+    rows["duplicates"] = int((ordered[1:] == ordered[:-1]).sum())
     if rows["duplicates"]:
         logger.warning("%s: %d documents repeat an earlier id; they are kept", parquet, rows["duplicates"])
     records = {}
@@ -113,11 +98,8 @@ def encode_part(
             "part": part,
             "tokens": writer.tokens,
             "documents": writer.documents,
-            "bytes": writer.tokens - 2 * writer.documents,
-            "text_column": text_column,
-            "id_column": id_column,
-            "validation": validation,
-            "max_document_bytes": max_document_bytes,
+            "bytes": writer.bytes,
+            **settings_of(dataset),
             "rows": rows,
         }
         with _explained(folder, part):
@@ -179,9 +161,9 @@ def _rows_a_batch(group: pq.RowGroupMetaData, column: str) -> int:
 def _require(schema: pa.Schema, parquet: Path, setting: str, column: str) -> None:
     """Refuse a file whose ``column`` is absent or holds no strings (an id may also be an integer)."""
     if column not in schema.names:
-        found = ", ".join(schema.names) or "none"
+        there = ", ".join(schema.names) or "none"
         raise ValueError(
-            f"{parquet}: no column {column!r} (there are: {found}); set {setting} to one of them"
+            f"{parquet}: no column {column!r} (there are: {there}); set {setting} to one of them"
         )
     kind = schema.field(column).type
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -275,32 +257,25 @@ class _ShardWriter:
     """Appends documents to one split's ``.bin`` and ``.idx``, given as unbuffered files."""
 
     def __init__(self, tokens_file: FileIO, index_file: FileIO) -> None:
-        self.tokens = 0
-        self.documents = 0
+        self.tokens = self.documents = self.bytes = 0
         self._tokens_file = tokens_file
         self._index_file = index_file
         self._piece = np.empty(PIECE, DTYPE)
         self._flushed = 0
 
     def append(self, texts: pa.Array) -> None:
-        """Splice BOS and EOS around each of ``texts`` (none null) and write them."""
+        """Write the documents that ``texts`` are, none of them null."""
         if len(texts) == 0:
             return
-        nothing, placeholder = pa.scalar("", texts.type), pa.scalar("\0", texts.type)
-        offsets, data = _raw(pc.binary_join_element_wise(nothing, texts, nothing, placeholder))
-        first, last = offsets[:-1], offsets[1:] - 1
-        total = int(offsets[-1])
-        for start in range(0, total, PIECE):
-            end = min(start + PIECE, total)
-            piece = self._piece[: end - start]
-            piece[:] = data[start:end]
-            for special, places in ((BOS, first), (EOS, last)):
-                low, high = np.searchsorted(places, (start, end))
-                piece[places[low:high] - start] = special
+        nothing, room = pa.scalar("", texts.type), pa.scalar("\0", texts.type)
+        offsets, joined = _raw(pc.binary_join_element_wise(nothing, texts, nothing, room))
+        for piece in BYTES.splice(joined, offsets, self._piece):
             _write(self._tokens_file, piece)
-        _write(self._index_file, (first.astype("<u8") + np.uint64(self.tokens)) * np.uint64(DTYPE.itemsize))
-        self.tokens += total
+        first = offsets[:-1].astype("<u8") + np.uint64(self.tokens)
+        _write(self._index_file, first * np.uint64(DTYPE.itemsize))
+        self.tokens += int(offsets[-1])
         self.documents += len(texts)
+        self.bytes += int(offsets[-1]) - 2 * len(texts)
         self._start_flushing()
 
     def _start_flushing(self) -> None:

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from spider.data.shards import Shards
-from spider.vocab import VOCAB_SIZE
 
 ROUNDS = 6
 """Feistel rounds; four make a pseudorandom permutation, the rest help where the domain is tiny."""
@@ -48,21 +47,74 @@ class Batch:
     """Give it to a new `Loader` to continue right after this batch."""
 
 
-class Loader(Iterator[Batch]):
-    """Endless batches of one split, gathered ahead by one background thread.
+class Batches(Iterator[Batch]):
+    """Endless batches, made ahead by one background thread.
 
     Args:
-        shards: what to read; at least seq_len + 1 tokens.
-        seq_len: targets a row.
+        name: what to begin an error with.
+        order: what decides the order of the windows, ``seq_len`` and ``seed`` among it.
         rows: rows this rank gets at each step.
-        seed: seed of the order.
         rank, world: which slice of each global step is ours.
         position: where to go on, from a `Batch`; None starts at the beginning.
 
     ``waited`` is the time in seconds that the consumer has been kept waiting.
 
-    Raises `ValueError` for too little data, for a position of another order (naming the field that differs),
-    and, from ``next``, for an id outside the vocabulary (naming shard and token).
+    Raises `ValueError` for a position of another order, naming the field that differs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        order: dict[str, Any],
+        *,
+        rows: int,
+        rank: int = 0,
+        world: int = 1,
+        position: dict[str, Any] | None = None,
+    ) -> None:
+        if rows < 1 or not 0 <= rank < world:
+            raise ValueError(f"{name}: needs rows >= 1 and 0 <= rank < world (got {rows}, {rank}, {world})")
+        for field, value in order.items():
+            if position is not None and position.get(field) != value:
+                raise ValueError(
+                    f"{name}: the position to resume has {field} = {position.get(field)!r}, this run has "
+                    f"{value!r}; their orders differ, so start anew or restore the old value"
+                )
+        self._rows, self._rank, self._world, self._order = rows, rank, world, order
+        self.waited = 0.0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._ahead: deque[Future[list[Batch]]] = deque()
+        self._ready: deque[Batch] = deque()
+
+    def _block(self) -> list[Batch]:
+        """The next few batches; called in the thread."""
+        raise NotImplementedError
+
+    def __next__(self) -> Batch:
+        if not self._ready:
+            while len(self._ahead) <= DEPTH:
+                self._ahead.append(self._pool.submit(self._block))
+            began = time.perf_counter()
+            self._ready.extend(self._ahead.popleft().result())
+            self.waited += time.perf_counter() - began
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """Stop reading; the loader is not usable afterwards."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+class Loader(Batches):
+    """Batches of one split.
+
+    Args:
+        shards: what to read; at least seq_len + 1 tokens.
+        seq_len: targets a row.
+        seed: seed of the order.
+        rows, rank, world, position: as `Batches` has them.
+
+    Raises `ValueError` for too little data, and, from ``next``, for an id outside the alphabet (naming shard
+    and token).
     """
 
     def __init__(
@@ -72,51 +124,25 @@ class Loader(Iterator[Batch]):
         seq_len: int,
         rows: int,
         seed: int,
-        rank: int = 0,
-        world: int = 1,
         position: dict[str, Any] | None = None,
+        **share: int,
     ) -> None:
         if shards.tokens < seq_len + 1:
             raise ValueError(
                 f"{shards.name}: {shards.tokens} tokens are less than one window of seq_len + 1 = "
                 f"{seq_len + 1}; lower seq_len or encode more text"
             )
-        if rows < 1 or not 0 <= rank < world:
-            raise ValueError(f"loader: needs rows >= 1 and 0 <= rank < world (got {rows}, {rank}, {world})")
+        order = {"data": shards.digest, "seq_len": seq_len, "seed": seed}
+        super().__init__("loader", order, rows=rows, position=position, **share)
         self._shards = shards
-        self._rows, self._rank, self._world = rows, rank, world
-        self._order: dict[str, Any] = {"data": shards.digest, "seq_len": seq_len, "seed": seed}
-        for field, value in self._order.items():
-            if position is not None and position.get(field) != value:
-                raise ValueError(
-                    f"loader: the position to resume has {field} = {position.get(field)!r}, this run has "
-                    f"{value!r}; their orders differ, so start anew or restore the old value"
-                )
         self._next_sample = int(position["sample"]) if position is not None else 0
         self.windows = -(-shards.tokens // seq_len)
-        self.waited = 0.0
         self._steps = max(1, BLOCK // rows)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
-        self._ahead: deque[Future[list[Batch]]] = deque()
-        self._ready: deque[Batch] = deque()
 
-    def __next__(self) -> Batch:
-        if not self._ready:
-            while len(self._ahead) <= DEPTH:
-                self._ahead.append(self._pool.submit(self._block, self._next_sample))
-                self._next_sample += self._steps * self._rows * self._world
-            began = time.perf_counter()
-            self._ready.extend(self._ahead.popleft().result())
-            self.waited += time.perf_counter() - began
-        return self._ready.popleft()
-
-    def close(self) -> None:
-        """Stop gathering; the loader is not usable afterwards."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _block(self, sample: int) -> list[Batch]:
-        """Our batches of the ``_steps`` steps that begin at a global sample."""
+    def _block(self) -> list[Batch]:
+        """Our batches of the next ``_steps`` steps."""
         step = self._rows * self._world
+        sample, self._next_sample = self._next_sample, self._next_sample + self._steps * step
         firsts = sample + self._rank * self._rows + step * np.arange(self._steps)
         starts = self.starts((firsts[:, None] + np.arange(self._rows)).ravel())
         rows = self._windows_at(starts, self._order["seq_len"] + 1)
@@ -134,11 +160,11 @@ class Loader(Iterator[Batch]):
             head = tokens - int(starts[i])
             rows[i, :head] = self._shards.read(int(starts[i]), head)
             rows[i, head:] = self._shards.read(0, length - head)
-        if rows.max() >= VOCAB_SIZE:
-            i, t = np.argwhere(rows >= VOCAB_SIZE)[0].tolist()
+        if rows.max() >= (size := self._shards.alphabet.size):
+            i, t = np.argwhere(rows >= size)[0].tolist()
             where = self._shards.locate((int(starts[i]) + t) % tokens)
             raise ValueError(
-                f"{where}: {rows[i, t]} is not one of the {VOCAB_SIZE} ids, the shard is damaged; encode its "
+                f"{where}: {rows[i, t]} is not one of the {size} ids, the shard is damaged; encode its "
                 "part again and run again to go on (`spider verify` finds other damaged ones)"
             )
         return rows

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spider.config import Dataset
 from spider.files import fsync_dir, replacing
 
 log = logging.getLogger(__name__)
@@ -26,9 +27,7 @@ FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
-def import_local(
-    source: Path, output: Path, text_column: str = "text", id_column: str = "id"
-) -> dict[str, Any]:
+def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]:
     """Make a parquet of a user's file or folder, in constant memory (the largest document has to fit).
 
     A ``.parquet`` becomes a symbolic link with an absolute target. ``.jsonl`` and ``.jsonl.zst`` keep their
@@ -53,14 +52,13 @@ def import_local(
         elif source.suffix == ".parquet":
             return _link(source, output)
         elif source.name.endswith((".jsonl", ".jsonl.zst")):
-            documents = _jsonl(source, text_column, id_column)
+            documents = _jsonl(source, dataset.text_column, dataset.id_column)
         else:
             raise ValueError(
                 f"{source}: unknown kind of file; give .parquet, .jsonl, .jsonl.zst or a folder of .txt"
             )
-        count = _write_documents(
-            documents, output, pa.schema([(text_column, pa.string()), (id_column, pa.string())])
-        )
+        schema = pa.schema([(name, pa.string()) for name in (dataset.text_column, dataset.id_column)])
+        count = _write_documents(documents, output, schema)
     except PermissionError as error:
         raise ValueError(f"{error.filename}: cannot be read or written here; check its permissions") from None
     if count == 0:

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spider.config import MockSource
+from spider.config import Dataset, MockSource
 from spider.data.encode import encode_part
-from spider.data.shards import build_metadata, load_metadata
+from spider.data.metadata import build_metadata, load_metadata
 from spider.files import replacing
 
 #: The dataset that `make_mock_data` makes.
@@ -49,5 +49,6 @@ def make_mock_data(folder: Path) -> None:
     (part,) = source.parts()
     parquet = folder / f"{part}.parquet"
     write_mock(source.documents, parquet)
-    encode_part(parquet, folder, part)
-    build_metadata(folder, MOCK, source=source.described(), parts=[part])
+    dataset = Dataset(source=source)
+    encode_part(parquet, folder, part, dataset)
+    build_metadata(folder, MOCK, dataset, source=source.described(), parts=[part])

@@ -16,103 +16,71 @@ on their number. Where the same data is trained on more than once, download and 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from spider.config import Dataset, StreamSource
 from spider.data.hub import DownloadError, Patience, explain, look_up
-from spider.data.loader import DEPTH, Batch
+from spider.data.loader import Batch, Batches
 from spider.data.split import document_key, is_validation
-from spider.vocab import BOS, EOS
+from spider.tokens import BYTES
 
 
-class StreamLoader(Iterator[Batch]):
-    """Endless batches of a dataset on the hub, read ahead by one background thread.
+class StreamLoader(Batches):
+    """Batches of a dataset on the hub.
 
     Args:
-        repo, revision, files: parquet files of a dataset repository at a commit.
-        text_column, id_column: as for encoding; without an id the text decides the split.
-        validation: share of documents held out and therefore not seen here.
-        max_document_bytes: cut longer documents at a UTF-8 boundary.
-        seq_len, rows, seed, rank, world, position: as `Loader`'s.
+        dataset: one whose source is a `StreamSource`.
+        seq_len: targets a row.
+        seed: of the order of the files.
+        rows, rank, world, position: as `Batches` has them.
         attempts, backoff: tries to reach the hub at the start, and seconds before the second. Once reading,
             `datasets` itself tries again for minutes.
 
-    ``waited`` is the time in seconds that the consumer has been kept waiting.
-
     Raises `ValueError` for a file, revision or repository that is not there or not open to us and no network
-    (`DownloadError`, one line with the remedy), no text column, no document to train on, a foreign position.
+    (`DownloadError`, one line with the remedy), no text column, no document to train on.
     """
 
     def __init__(
         self,
-        repo: str,
-        revision: str,
-        files: list[str],
+        dataset: Dataset,
         *,
-        text_column: str = "text",
-        id_column: str = "id",
-        validation: float,
-        max_document_bytes: int | None = None,
         seq_len: int,
-        rows: int,
         seed: int,
-        rank: int = 0,
-        world: int = 1,
         position: dict[str, Any] | None = None,
         attempts: int = 6,
         backoff: float = 1.0,
+        **share: int,
     ) -> None:
-        if rows < 1 or not 0 <= rank < world:
-            raise ValueError(f"stream: needs rows >= 1 and 0 <= rank < world (got {rows}, {rank}, {world})")
-        self._repo, self._revision, self._files = repo, revision, files
-        self._text_column, self._id_column = text_column, id_column
-        self._validation, self._limit = validation, max_document_bytes
-        self._rows, self._rank, self._world = rows, rank, world
-        source = {"repo": repo, "revision": revision, "files": files, "validation": validation}
-        self._order: dict[str, Any] = {
-            **source,
-            "max_document_bytes": max_document_bytes,
+        assert isinstance(dataset.source, StreamSource), "not a stream"
+        source = dataset.source
+        self._repo, self._revision, self._files = source.repo, source.revision, source.files
+        self._dataset = dataset
+        order = {
+            "repo": source.repo,
+            "revision": source.revision,
+            "files": source.files,
+            "validation": dataset.validation,
+            "max_document_bytes": dataset.max_document_bytes,
             "seq_len": seq_len,
             "seed": seed,
         }
-        for field, value in self._order.items():
-            if position is not None and position.get(field) != value:
-                raise ValueError(
-                    f"stream: the position to resume has {field} = {position.get(field)!r}, "
-                    f"this run {value!r}; their orders differ, start again or restore the old value"
-                )
+        super().__init__("stream", order, position=position, **share)
         self._columns = self._look_up(Patience(attempts, backoff))
-        self._place: dict[str, Any] = position or {"epoch": 0, "state": None, "offset": 0}
-        self._documents = self._read(self._place["epoch"], self._place["state"])
+        start: dict[str, Any] = position or {"epoch": 0, "state": None, "offset": 0}
+        self._documents = self._read(start["epoch"], start["state"])
         self._held: deque[tuple[int, Any, np.ndarray]] = deque()
         """Documents of which some tokens are still to come: (epoch, state before it, its tokens)."""
-        self._offset = int(self._place["offset"])
+        self._offset = int(start["offset"])
         """Where in the first of them the next window begins."""
         self._tokens = -self._offset
         """Tokens in ``_held`` from there on."""
-        self.waited = 0.0
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="stream")
-        self._ahead: deque[Future[Batch]] = deque()
 
-    def __next__(self) -> Batch:
-        while len(self._ahead) <= DEPTH:
-            self._ahead.append(self._pool.submit(self._batch))
-        began = time.perf_counter()
-        batch = self._ahead.popleft().result()
-        self.waited += time.perf_counter() - began
-        return batch
-
-    def close(self) -> None:
-        """Stop reading; the loader is not usable afterwards."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _batch(self) -> Batch:
+    def _block(self) -> list[Batch]:
         length = self._order["seq_len"]
         rows = np.empty((self._rows, length + 1), dtype=np.uint16)
         first = self._rank * self._rows
@@ -128,7 +96,7 @@ class StreamLoader(Iterator[Batch]):
             while self._offset >= len(self._held[0][2]):
                 self._offset -= len(self._held.popleft()[2])
         epoch, state, _ = self._held[0]
-        return Batch(rows, {"epoch": epoch, "state": state, "offset": self._offset, **self._order})
+        return [Batch(rows, {"epoch": epoch, "state": state, "offset": self._offset, **self._order})]
 
     def _copy(self, row: np.ndarray) -> None:
         done, start = 0, self._offset
@@ -145,37 +113,34 @@ class StreamLoader(Iterator[Batch]):
             dataset = self._open(epoch)
             if state is not None:
                 dataset.load_state_dict(state)
-            before, found = dataset.state_dict(), state is not None
+            before, any_document = dataset.state_dict(), state is not None
             try:
                 for row in dataset:
                     tokens = self._encode(row)
                     if tokens is not None:
-                        found = True
+                        any_document = True
                         yield epoch, before, tokens
                     before = dataset.state_dict()
             except (OSError, RuntimeError, pa.ArrowInvalid) as error:
                 raise self._broken(error, self._reading(epoch, dataset)) from error
-            if not found:
+            if not any_document:
                 raise ValueError(f"{self._name()}: holds no document to train on; look at its text column")
             epoch, state = epoch + 1, None
 
     def _encode(self, row: dict[str, Any]) -> np.ndarray | None:
         """Tokens of a document, or None for one that is null, empty or held out."""
-        text = row[self._text_column]
+        text, limit = row[self._dataset.text_column], self._dataset.max_document_bytes
         if not text:
             return None
         raw = text.encode("utf-8")
-        if is_validation(document_key(row.get(self._id_column), raw), self._validation):
+        key = document_key(row.get(self._dataset.id_column), raw)
+        if is_validation(key, self._dataset.validation):
             return None
-        if self._limit is not None and len(raw) > self._limit:
-            end = self._limit
-            while raw[end] & 0xC0 == 0x80:
-                end -= 1
-            raw = raw[:end]
-        tokens = np.empty(len(raw) + 2, dtype=np.uint16)
-        tokens[0], tokens[-1] = BOS, EOS
-        tokens[1:-1] = np.frombuffer(raw, dtype=np.uint8)
-        return tokens
+        if limit is not None and len(raw) > limit:
+            while raw[limit] & 0xC0 == 0x80:
+                limit -= 1
+            raw = raw[:limit]
+        return BYTES.encode(raw)
 
     def _in_order(self, epoch: int) -> list[str]:
         """The files as that epoch reads them."""
@@ -219,12 +184,12 @@ class StreamLoader(Iterator[Batch]):
                 raise DownloadError(explain(error, self._repo, self._revision, file)) from None
         self._columns = None
         names = list(self._open(0).features or [])
-        if self._text_column not in names:
+        text, id = self._dataset.text_column, self._dataset.id_column
+        if text not in names:
             raise ValueError(
-                f"{self._name()}: has no column {self._text_column!r} (columns: {', '.join(names)}); "
-                "set text_column"
+                f"{self._name()}: has no column {text!r} (columns: {', '.join(names)}); set text_column"
             )
-        return [name for name in (self._text_column, self._id_column) if name in names]
+        return [name for name in (text, id) if name in names]
 
     def _broken(self, error: Exception, when: str) -> DownloadError:
         from huggingface_hub.errors import HTTPError

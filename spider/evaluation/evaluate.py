@@ -24,7 +24,8 @@ from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
-from spider.data.shards import Shards, load_metadata
+from spider.data.metadata import load_metadata
+from spider.data.shards import Shards
 from spider.evaluation import compressors
 from spider.evaluation.boundaries import Patch, caption, cut
 from spider.evaluation.bpb import clip_stream, score
@@ -177,13 +178,13 @@ def validation_stream(data: Path, max_bytes: int) -> tuple[np.ndarray, str]:
         ValueError: the dataset has no validation text.
     """
     metadata = load_metadata(data)
-    split = metadata["splits"].get("validation", {})
-    if not split.get("bytes"):
+    split = metadata.splits.get("validation")
+    if split is None or not split.bytes:
         raise ValueError(
-            f"{data}: has no validation text to score; raise `validation` in datasets.{metadata['dataset']} "
+            f"{data}: has no validation text to score; raise `validation` in datasets.{metadata.dataset} "
             "(the share of documents held out) and encode again"
         )
     shards = Shards(data, "validation")
     # A document of n bytes is n + 2 ids, and encoding drops empty ones: three ids a byte are always enough.
     count = min(shards.tokens, 3 * max_bytes)
-    return clip_stream(np.asarray(shards.read(0, count)), max_bytes), metadata["digest"]
+    return clip_stream(np.asarray(shards.read(0, count)), max_bytes), metadata.digest

@@ -178,7 +178,6 @@ def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
         folder = results.stage(run, stage.name)
         receipt, found = Receipt.read(folder.receipt), files.read_json(folder.evaluation)
         told = describe(config, run)
-        looked_up = sum(told["parameters_by_part"].get(part, 0) for part in ("embedding", "engram"))
         budget = config.stage(run, stage.name).settings.target_flops
         assert budget is not None, "checked when the configuration is read"
         texts[run] = found["text_sha256"]
@@ -187,7 +186,7 @@ def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
                 run=run,
                 budget=budget,
                 flops=told["flops_per_byte"] * receipt.tokens,
-                parameters=told["parameters"] - looked_up,
+                parameters=told["parameters"] - told["looked_up"],
                 all_parameters=told["parameters"],
                 bytes=receipt.bytes,
                 bpb=found["bpb"],

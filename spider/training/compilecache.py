@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import logging
 import os
+import platform
 import tarfile
 import tempfile
 import zlib
@@ -23,6 +25,48 @@ from pathlib import Path
 import torch
 
 from spider import files
+from spider.training.measurements import Compiled, Warmup
+from spider.training.precision import device_name
+
+log = logging.getLogger(__name__)
+
+
+def archive_of(warmup: Path) -> Path:
+    """Beside a warm-up's record."""
+    return warmup.with_suffix(".compile-cache")
+
+
+def describe(archive: Path, device: torch.device) -> Compiled:
+    return Compiled(cache=archive.name, bytes=archive.stat().st_size, made_for=_processors(device))
+
+
+def load(warmup: Path, device: torch.device) -> None:
+    """Give the compiler what the warm-up compiled, if it left anything that runs here."""
+    archive = archive_of(warmup)
+    compiled = Warmup.read(warmup).compile if archive.exists() else None
+    if compiled is None:
+        return
+    if compiled.made_for != (here := _processors(device)):
+        log.info("compile: the warm-up compiled for %s, this is %s; compiling again", compiled.made_for, here)
+        return
+    try:
+        unpack(archive)
+    except ValueError as error:
+        log.warning("compile: %s; compiling again", error)
+        return
+    log.info("compile: found what the warm-up compiled (%.1f MB)", archive.stat().st_size / 1e6)
+
+
+def _processors(device: torch.device) -> str:
+    """What machine code is made for: the processor with the instructions that it has, and the GPU."""
+    name = features = platform.machine()
+    if (cpuinfo := Path("/proc/cpuinfo")).exists():
+        about = dict(line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
+        about = {key.strip(): value.strip() for key, value in about.items()}
+        name = about.get("model name", name)
+        features = files.digest(about.get("flags") or about.get("Features"))
+    gpu = f", {device_name(device)}" if device.type == "cuda" else ""
+    return f"{name} ({features[:8]}){gpu}"
 
 
 @contextlib.contextmanager

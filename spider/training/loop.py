@@ -30,14 +30,12 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.saver import Saver
 from spider.config import StageSpec
 from spider.data.batch import to_device
-from spider.data.loader import Loader
+from spider.data.loader import Batches, Loader
 from spider.data.shards import Shards
-from spider.data.stream import StreamLoader
 from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward, exchange_gradients, replica, shard, whole
@@ -45,7 +43,9 @@ from spider.processes.signals import StopSignals
 from spider.processes.watchdog import Watchdog
 from spider.processes.world import ALONE, World, together
 from spider.results import StageFolder
+from spider.training import compilecache
 from spider.training.ema import Ema
+from spider.training.measurements import Warmup
 from spider.training.metrics import Means, MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, decide, device_name
@@ -53,8 +53,6 @@ from spider.training.progress import Progress
 from spider.training.schedule import end_in_time, horizon, lr_factor
 from spider.training.state import State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
-from spider.training.warmup import load_compile_cache
-from spider.vocab import PAD
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +87,7 @@ class Trainer:
         self.windows = spec.windows_per_step // world.size
         self.micro_batches = self.windows // self.micro_batch
         self.precision = world.from_first(
-            lambda: self._decide_precision(files.read_json(warmup) if warmup else None)
+            lambda: self._decide_precision(Warmup.read(warmup) if warmup else None)
         )
 
         choose_kernels(spec.kernels)
@@ -112,7 +110,7 @@ class Trainer:
         self.loader = self._open(data)
         if spec.compiled_on(self.device.type):
             if warmup:
-                load_compile_cache(warmup)
+                compilecache.load(warmup, self.device)
             compile_forward(self.model, spec.depths)
         self.metrics = MetricsLog(StageFolder(folder).metrics) if world.first else None
         self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world)
@@ -168,13 +166,14 @@ class Trainer:
         progress = self.progress
         began = time.perf_counter()
         batch = next(self.loader)
-        targets_BT = batch.rows_BT1[:, 1:]
+        targets_BT, tokens = batch.rows_BT1[:, 1:], self.model.tokens
         window.waited += time.perf_counter() - began
-        targets, real_bytes = self.world.total(int((targets_BT != PAD).sum()), int((targets_BT < 256).sum()))
+        counted_B = (targets_BT != tokens.pad).sum(1)
+        targets, bytes_ = self.world.total(int(counted_B.sum()), int(tokens.bytes_of[targets_BT].sum()))
 
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:
-            measured = self.world.sum(self._forward_backward(batch.rows_BT1, targets))
+            measured = self.world.sum(self._forward_backward(batch.rows_BT1, counted_B, targets))
             measured["grad_norm"] = whole(nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip))
             finite = bool((torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])).item())
             if finite:
@@ -191,12 +190,14 @@ class Trainer:
         progress.step += 1
         progress.global_step += 1
         progress.tokens += self.spec.tokens_per_step
-        progress.bytes += real_bytes
+        progress.bytes += bytes_
         progress.position = batch.position
         if not finite:
             self._skip()
 
-    def _forward_backward(self, rows_BT1: np.ndarray, targets: int) -> dict[str, Tensor]:
+    def _forward_backward(
+        self, rows_BT1: np.ndarray, counted_B: np.ndarray, targets: int
+    ) -> dict[str, Tensor]:
         """Accumulate the gradient of the mean loss over all the step's targets.
 
         A micro-batch weighs by its share of the targets, so that padding does not make ``grad_accum`` change
@@ -204,7 +205,8 @@ class Trainer:
 
         Args:
             rows_BT1: this process's windows.
-            targets: of the step, in all processes.
+            counted_B: targets of each that count.
+            targets: those of the step, in all processes.
 
         Returns:
             this process's share of the means over the step.
@@ -212,9 +214,10 @@ class Trainer:
         self._draw("depth")
         n_loops = draw_depth(self.spec)
         measured: dict[str, Tensor] = {}
+        counts = counted_B.reshape(self.micro_batches, -1).sum(1).tolist()
         for i, micro_BT1 in enumerate(np.split(rows_BT1, self.micro_batches), start=1):
-            weight = int((micro_BT1[:, 1:] != PAD).sum()) / targets
-            tokens_BT, labels_BT = to_device(micro_BT1, self.device)
+            weight = counts[i - 1] / targets
+            tokens_BT, labels_BT = to_device(micro_BT1, self.device, self.model.tokens.pad)
             self._draw("micro-batch", self.world.rank * self.micro_batches + i)
             with exchange_gradients(self.called, i == self.micro_batches):
                 with self.precision.autocast(self.device):
@@ -324,11 +327,11 @@ class Trainer:
             progress.saw(row.get("train/cross_entropy", row["train/loss"]))
         self.means = Means()
         self.metrics.write(progress.global_step, row)
-        show(row, progress.step, progress.step + left, bar)
+        show(row, progress.step, progress.step + left, bar, self.model.shown)
 
     # ------------------------------------------------------------------------------------------ beginning
 
-    def _decide_precision(self, warmup: dict[str, Any] | None) -> Precision:
+    def _decide_precision(self, warmup: Warmup | None) -> Precision:
         """The configuration's choice; a resumed stage keeps the arithmetic that it began with."""
         spec = self.spec
         chosen = decide(spec.precision, spec.fp8_recipe, self.device, warmup)
@@ -368,7 +371,7 @@ class Trainer:
         found = self.world.from_first(lambda: read_parent(self.spec, parent)) if parent else None
         return self.state.start(found, horizon(self.spec, self.model))
 
-    def _open(self, data: Path) -> Loader | StreamLoader:
+    def _open(self, data: Path) -> Batches:
         position = self.progress.position
         place: dict[str, Any] = {
             "seq_len": self.settings.seq_len,
@@ -380,8 +383,9 @@ class Trainer:
         }
         if self.spec.stream is None:
             return Loader(Shards(data, "train"), **place)
-        source = self.spec.stream.source.model_dump(exclude={"kind"})
-        return StreamLoader(**source, **self.spec.stream.model_dump(exclude={"source"}), **place)
+        from spider.data.stream import StreamLoader
+
+        return StreamLoader(self.spec.stream, **place)
 
     def _out_of_memory(self, error: BaseException) -> str:
         s, recompute = self.settings, self.spec.model.RECOMPUTE

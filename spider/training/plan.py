@@ -13,8 +13,8 @@ from pathlib import Path
 
 from spider.checkpoints.load import Checkpoint
 from spider.config import Config, ConfigError, StageSpec
+from spider.data.metadata import load_metadata
 from spider.data.mock import MOCK, make_mock_data
-from spider.data.shards import load_metadata
 from spider.files import digest
 from spider.results import Results
 
@@ -72,7 +72,7 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         spec = _on(spec, MOCK)
     elif places.data_dir is not None and places.data_dir.resolve() != data.resolve():
         data = elsewhere = places.data_dir
-        spec = _on(spec, load_metadata(data)["dataset"])
+        spec = _on(spec, load_metadata(data).dataset)
     warmup = results.warmup(run, spec.shape)
     previous = None if places.resume else _receipt_before(config, results, run, spec)
 

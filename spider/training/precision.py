@@ -2,9 +2,9 @@
 
 Weights, gradients and optimizer state are fp32 always; precision is about the matrix products. ``bf16`` runs
 them under autocast. ``fp8`` is bf16 whose linear layers are torchao's Float8Linear: operands scaled, cast to
-8 bits, multiplied, in forward and backward; its experts multiply by ``kernels/grouped_mm_fp8.py``, which has
-one way of scaling whatever the recipe. It skips the layers whose output decides something discrete or is
-tiny: boundary predictor, router, halting, loop embedding, Engram, embeddings, head, norms (DESIGN section 6).
+8 bits, multiplied, in forward and backward. The family says which it keeps wide, because their output decides
+something discrete or is tiny, and what it multiplies in fp8 itself (`spider.model.interface.Fp8Parts`), which
+has one way of scaling whatever the recipe.
 
 A *recipe* says what shares a scale. ``tensorwise``: one a tensor, e4m3 forward and e5m2 for gradients; the
 cheapest casts, but one outlier costs all others their last bits. ``rowwise``: one a row of the left and a
@@ -15,7 +15,7 @@ add up over steps, in bf16: two of three products are narrow.
 ``auto`` follows the warm-up's measurements. On a CPU: fp32 or bf16, whichever made a whole step faster. On a
 GPU: bf16, and fp8 for exactly the layers whose product was measured faster in it, casts included. Without a
 warm-up: fp32 on a CPU, bf16 on a GPU. ``fp8`` on a device without it is an error. Emulated fp8 (right
-numbers, slow) is for tests and for the warm-up on a CPU, and has to be asked for in code.
+numbers, slow) is for tests, and has to be asked for in code.
 """
 
 from __future__ import annotations
@@ -23,26 +23,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from kernels import grouped_mm_fp8
 from spider.config import Fp8Recipe
 from spider.errors import TrainingError
+from spider.model.interface import Model
 from spider.model.layers import compute_dtype
-from spider.model.spider.experts import Experts
+from spider.training.measurements import Kind, Warmup
 
 log = logging.getLogger(__name__)
-
-Kind = Literal["fp32", "bf16", "fp8"]
-
-_NEVER_FP8 = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora")
 
 
 @dataclass(frozen=True)
@@ -70,26 +65,30 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self.compute)
 
-    def prepare(self, model: nn.Module, *, emulate: bool = False, sharded: bool = False) -> None:
-        """Swap the chosen linear layers for Float8Linear and set experts to fp8, in place; parameter names
-        stay as they are.
+    def prepare(self, model: Model, *, emulate: bool = False, sharded: bool = False) -> None:
+        """Swap the chosen linear layers for Float8Linear and set the family's own parts to fp8, in place;
+        parameter names stay as they are.
 
         Args:
             sharded: FSDP is going to share the weights. Where one factor scales a whole weight, processes
                 then gather it in fp8, a quarter of the bytes for the same product.
         """
-        if self.kind == "fp8":
-            assert self.recipe is not None
-            to_fp8(model, self.recipe, self.layers, emulate=emulate, gather=sharded)
-            wanted = {n: e for n, e in experts_of(model).items() if self.layers is None or n in self.layers}
-            device = next(model.parameters()).device
-            if wanted and not (emulate or grouped_mm_fp8.runs_on(device)):
-                log.info(
-                    "precision: the experts stay in bf16, %s groups no fp8 products", device_name(device)
-                )
-                return
-            for experts in wanted.values():
-                experts.fp8 = True
+        if self.kind != "fp8":
+            return
+        assert self.recipe is not None
+        linear = eligible(model) if self.layers is None else eligible(model) & self.layers
+        to_fp8(model, self.recipe, linear, emulate=emulate, gather=sharded)
+        own = model.fp8_parts()
+        if own is None:
+            return
+        chosen = [part for name, part in own.layers.items() if self.layers is None or name in self.layers]
+        device = next(model.parameters()).device
+        if chosen and not (emulate or own.runs_on(device)):
+            name = device_name(device)
+            log.info("precision: %d parts of the model stay in bf16, %s lacks their fp8", len(chosen), name)
+            return
+        for part in chosen:
+            part.fp8 = True  # type: ignore[assignment]
 
     def after_update(self, model: nn.Module) -> None:
         """Find the scales of all weights that are gathered in fp8 in one exchange, not one for each."""
@@ -116,12 +115,12 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: dict[str, Any] | None) -> Precision:
+def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup | None) -> Precision:
     """Turn ``precision`` and ``fp8_recipe`` of the configuration into a decision for this device.
 
     Args:
         recipe: how fp8 scales, where it comes to that.
-        warmup: the warm-up's record; used by ``auto`` when it was measured on this kind of device.
+        warmup: used by ``auto`` when it was measured on this kind of device.
 
     Raises:
         TrainingError: the device cannot do what was asked for.
@@ -134,45 +133,29 @@ def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: dict[str
         )
     if asked == "bf16" and not has_bf16(device):
         raise TrainingError(f"precision: bf16 cannot run on {name}; set precision: fp32")
-    if asked == "fp32":
-        return Precision("fp32", "asked for")
-    if asked == "bf16":
-        return Precision("bf16", "asked for")
-    if asked == "fp8":
-        return Precision("fp8", "asked for", recipe=recipe)
-    if warmup is not None and warmup["device"] == name:
-        if warmup["precision"] == "fp8":
-            return Precision("fp8", warmup["reason"], frozenset(warmup["fp8_layers"]), recipe)
-        return Precision(warmup["precision"], warmup["reason"])
+    if asked != "auto":
+        return Precision(cast(Kind, asked), "asked for", recipe=recipe if asked == "fp8" else None)
+    if warmup is not None and warmup.device == name:
+        if warmup.precision == "fp8":
+            return Precision("fp8", warmup.reason, frozenset(warmup.fp8_layers), recipe)
+        return Precision(warmup.precision, warmup.reason)
     why = "not measured: no warm-up on this device"
     if device.type == "cuda" and has_bf16(device):
         return Precision("bf16", why)
     return Precision("fp32", why)
 
 
-def eligible(module: nn.Module, name: str) -> bool:
-    """Whether a layer may run in fp8 at all: DESIGN section 6 allows it, and the hardware can.
-
-    Each side of the weight is an outer dimension of one of the three products, and those have to be multiples
-    of 16. The rows of a batch are only ever summed over, or come first, and are padded.
-    """
-    return (
-        isinstance(module, nn.Linear)
-        and _NEVER_FP8.search(name) is None
-        and not (module.in_features % 16 or module.out_features % 16)
+def eligible(model: Model) -> frozenset[str]:
+    """Names of the linear layers that may run in fp8: the family lets them, and the hardware can."""
+    return frozenset(
+        name for name, layer in model.named_modules() if _fits(layer) and not model.keeps_wide(name)
     )
 
 
-def experts_of(model: nn.Module) -> dict[str, Experts]:
-    """The experts that may run in fp8, by name: in one grouped product, with widths that are multiples of
-    16."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, Experts)
-        and module.implementation == "grouped"
-        and not (module.up.shape[1] % 16 or module.down.shape[1] % 16)
-    }
+def _fits(layer: nn.Module) -> bool:
+    """Each side of the weight is an outer dimension of one of the three products, and those have to be
+    multiples of 16. The rows of a batch are only ever summed over, or come first, and are padded."""
+    return isinstance(layer, nn.Linear) and not (layer.in_features % 16 or layer.out_features % 16)
 
 
 @contextlib.contextmanager
@@ -192,12 +175,12 @@ def quiet_torchao() -> Iterator[None]:
 def to_fp8(
     model: nn.Module,
     recipe: Fp8Recipe,
-    layers: Collection[str] | None = None,
+    layers: Collection[str],
     *,
     emulate: bool = False,
     gather: bool = False,
 ) -> None:
-    """Swap eligible linear layers (of those named, where ``layers`` is given) for Float8Linear, in place."""
+    """Swap the linear layers named for Float8Linear, in place."""
     with quiet_torchao():
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
@@ -205,7 +188,7 @@ def to_fp8(
     config = Float8LinearConfig.from_recipe_name(recipe)
     convert_to_float8_training(
         model,
-        module_filter_fn=lambda m, name: eligible(m, name) and (layers is None or name in layers),
+        module_filter_fn=lambda _, name: name in layers,
         config=dataclasses.replace(
             config,
             pad_inner_dim=True,

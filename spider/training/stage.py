@@ -15,7 +15,7 @@ from spider.checkpoints.claim import claim, hold
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Origin, Receipt
 from spider.config import StageSpec
-from spider.data.shards import load_metadata
+from spider.data.metadata import load_metadata
 from spider.errors import TrainingError
 from spider.processes.signals import StopSignals
 from spider.processes.world import ALONE, World
@@ -93,4 +93,4 @@ def train(
 
 def data_digest(spec: StageSpec, data: Path) -> str:
     """What the training data is known by: its index, or, of a stream, its definition."""
-    return load_metadata(data)["digest"] if spec.stream is None else files.digest(spec.stream.described())
+    return load_metadata(data).digest if spec.stream is None else files.digest(spec.stream.described())

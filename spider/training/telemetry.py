@@ -141,7 +141,8 @@ class Telemetry:
         return row
 
 
-#: The line's groups, each of (figure, how to show it). What a row does not have is left out.
+#: The line's groups, each of (figure, how to show it), before the model's own. What a row does not have is
+#: left out.
 _GROUPS = (
     (("train/bpb", "bpb {:.3f}"), ("train/loss", "loss {:.3f}")),
     (("train/lr", "lr {:.2e}"), ("train/muon_lr", "muon {:.2e}"), ("train/grad_norm", "grad {:.3g}")),
@@ -151,27 +152,24 @@ _GROUPS = (
         ("train/data_wait_share", "data wait {:.1%}"),
     ),
     (("system/gpu_memory_mb", "gpu {:,.0f} MB"), ("system/rss_mb", "ram {:,.0f} MB")),
-    (
-        ("train/bytes_per_patch", "{:.2f} bytes/patch"),
-        ("train/moe_load_max", "fullest expert {:.2f}x its share"),
-        ("train/halt_depth", "depth {:.2f} loops"),
-    ),
 )
 
 
-def line(row: Mapping[str, float], step: int, end: int) -> str:
+def line(row: Mapping[str, float], step: int, end: int, shown: Mapping[str, str]) -> str:
     """A row for a reader.
 
     Args:
         step, end: steps that are done, and that there will be.
+        shown: of the model's own metrics (`spider.model.interface.LanguageModel`).
     """
+    own = tuple((f"train/{name}", form) for name, form in shown.items())
 
     def tell(name: str, form: str) -> list[str]:
         if name in row:
             return [form.format(row[name])]
         return ["mfu unknown"] if name == "train/mfu" else []
 
-    groups = ["  ".join(text for figure in group for text in tell(*figure)) for group in _GROUPS]
+    groups = ["  ".join(text for figure in group for text in tell(*figure)) for group in (*_GROUPS, own)]
     skipped = f"{row['train/skipped_steps']:.0f} steps skipped" if row["train/skipped_steps"] else ""
     eta = f"eta {timedelta(seconds=round(row['train/eta_seconds']))}"
     return " | ".join(part for part in (f"step {step}/{end}", *groups, skipped, eta) if part)
@@ -206,9 +204,9 @@ def _write_above(handler: logging.Handler, record: logging.LogRecord) -> bool:
     return False
 
 
-def show(row: Mapping[str, float], step: int, end: int, bar: tqdm) -> None:
+def show(row: Mapping[str, float], step: int, end: int, bar: tqdm, shown: Mapping[str, str]) -> None:
     """Log the row's line, and put its chief figures beside the bar."""
-    log.info(line(row, step, end))
+    log.info(line(row, step, end, shown))
     bar.set_postfix_str(
         f"bpb {row.get('train/bpb', math.nan):.3f}, {row['train/bytes_per_second']:,.0f} bytes/s"
     )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spider.model.spider.engram import ngram_rows, primes_from
-from spider.vocab import BOS, VOCAB_SIZE
+from spider.tokens import BYTES
 from tests.unit.model.small import build, train
 
 pytestmark = pytest.mark.skipif(
@@ -27,13 +27,13 @@ def text(length: int = 48) -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
     tokens_BT = torch.randint(97, 123, (4, length), generator=generator)
     tokens_BT[torch.rand(4, length, generator=generator) < 0.2] = 32
-    tokens_BT[:, length // 3] = BOS
+    tokens_BT[:, length // 3] = BYTES.bos
     return tokens_BT
 
 
 def test_ngrams_have_the_same_rows_on_both():
-    tokens = torch.randint(0, VOCAB_SIZE, (64, 512), generator=torch.Generator().manual_seed(0))
-    tokens[::3, 17] = BOS
+    tokens = torch.randint(0, BYTES.size, (64, 512), generator=torch.Generator().manual_seed(0))
+    tokens[::3, 17] = BYTES.bos
     orders = list(range(1, 9))
     primes = primes_from(81_307, 4 * len(orders))
     there = ngram_rows(tokens.to(DEVICE), orders, primes).cpu()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.engram_hash import BLOCK, _hash, constants, engram_hash, engram_hash_torch
 from spider.model.spider.engram import multiplier, primes_from
-from spider.vocab import BOS, PAD
+from spider.tokens import BYTES
 from tests.kernels.twins import Pair
 
 
@@ -21,8 +21,8 @@ class Case(NamedTuple):
     orders: list[int]
     multipliers: list[int]
     primes: list[int]
-    bos: int = BOS
-    pad: int = PAD
+    bos: int = BYTES.bos
+    pad: int = BYTES.pad
 
 
 def case(ids: Tensor, orders: list[int], heads: int, start: int) -> Case:
@@ -36,7 +36,7 @@ def case(ids: Tensor, orders: list[int], heads: int, start: int) -> Case:
 def cases(draw) -> Case:
     """Few bytes and many BOS; windows shorter than the n-grams; orders in any order; extreme multipliers."""
     B, T = draw(st.integers(0, 3)), draw(st.integers(0, 12))
-    byte = st.one_of(st.sampled_from([BOS, BOS, PAD, 0, 97]), st.integers(0, 271))
+    byte = st.one_of(st.sampled_from([BYTES.bos, BYTES.bos, BYTES.pad, 0, 97]), st.integers(0, 271))
     ids = torch.tensor(draw(st.lists(byte, min_size=B * T, max_size=B * T)), dtype=torch.int64)
     orders = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True))
     start = draw(st.sampled_from([2, 81_307, 2**31, 2**40]))
@@ -51,7 +51,7 @@ def cases(draw) -> Case:
 
 
 LONG = torch.randint(90, 110, (2, BLOCK + 3), generator=torch.Generator().manual_seed(0))
-LONG[:, ::97] = BOS
+LONG[:, ::97] = BYTES.bos
 AS_CONFIGURED = case(LONG, [3, 4, 5, 6], 4, 81_307)
 
 
@@ -89,7 +89,7 @@ HASH = Pair(
 
 
 def test_no_ngram_reaches_across_a_document():
-    ids = torch.tensor([[97, 98, BOS, 99, 100], [1, 2, BOS, 99, 100]])
+    ids = torch.tensor([[97, 98, BYTES.bos, 99, 100], [1, 2, BYTES.bos, 99, 100]])
     first, second = engram_hash(*case(ids, [6], 2, 81_307))
     assert torch.equal(first[2:], second[2:]) and (first[:2] != second[:2]).all()
 
@@ -118,4 +118,4 @@ def test_other_arguments_are_refused(wrong):
 @pytest.mark.parametrize("dtype", ["i32", "i64"])
 def test_compiles(compiles, dtype):
     fixed = constants(*AS_CONFIGURED[1:4])
-    compiles(_hash, ids=f"*{dtype}", out="*i64", T="i32", **fixed, BOS=BOS, PAD=PAD, BLOCK=BLOCK)
+    compiles(_hash, ids=f"*{dtype}", out="*i64", T="i32", **fixed, BOS=BYTES.bos, PAD=BYTES.pad, BLOCK=BLOCK)

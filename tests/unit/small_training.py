@@ -16,7 +16,8 @@ import torch
 
 from spider.config import StageSpec, load_config
 from spider.data.encode import encode_part
-from spider.data.shards import build_metadata
+from spider.data.metadata import build_metadata
+from tests.unit.datasets import dataset
 
 REPO = Path(__file__).parents[2]
 
@@ -65,13 +66,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root / "000.parquet",
         folder,
         "000",
-        text_column="text",
-        id_column="id",
-        validation=0.1,
-        max_document_bytes=None,
+        dataset(validation=0.1),
     )
     source = {"kind": "local", "files": ["000.parquet"]}
-    build_metadata(folder, "toy", source=source, parts=["000"], validation=0.1)
+    build_metadata(folder, "toy", dataset(validation=0.1), source=source, parts=["000"])
     return folder
 
 

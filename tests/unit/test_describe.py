@@ -6,7 +6,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from spider.config import Config, ConfigError, load_config
-from spider.describe import activation_bytes, describe, quantity, render
+from spider.describe import describe, quantity, render
 from spider.model import build_model
 from spider.training.optim import build_optimizer, narrow_weights
 
@@ -153,8 +153,8 @@ def test_auto_is_counted_by_whether_the_run_asks_for_a_gpu():
     assert describe(configuration(), "r")["counted_as"] == "fp32"
     found = describe(configuration(resources={"gpus": 1}), "r")
     assert found["counted_as"] == "bf16" and "autocast_copies" in found["stages"][0]["memory"]
-    spec = configuration().stage("r", "main")
-    assert activation_bytes(spec, narrow=True) < activation_bytes(spec, narrow=False)
+    narrow, wide = (describe(configuration(precision=p), "r")["stages"][0] for p in ("bf16", "fp32"))
+    assert narrow["memory"]["activations"] < wide["memory"]["activations"]
 
 
 def test_a_billion_parameters_are_described_without_being_made():

@@ -10,7 +10,7 @@ import pytest
 from spider import load_model
 from spider.evaluation.evaluate import OUTPUTS
 from spider.files import read_json
-from spider.vocab import VOCAB_SIZE
+from spider.tokens import BYTES
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE
 
@@ -67,7 +67,7 @@ def test_the_model_loads_in_one_line(smoke):
 
     model, config = load_model(smoke[0] / "runs/smoke/anneal")
     tokens_BT = torch.tensor([[257, *b"The model"]])
-    assert model(tokens_BT).logits.shape == (1, tokens_BT.shape[1], VOCAB_SIZE)
+    assert model(tokens_BT).logits.shape == (1, tokens_BT.shape[1], BYTES.size)
     assert config.hidden == 64
 
 

@@ -22,7 +22,8 @@ from spider.data import encode
 from spider.data.encode import encode_part
 from spider.data.split import document_key, is_validation
 from spider.files import read_json
-from spider.vocab import BOS, EOS
+from spider.tokens import BYTES
+from tests.unit.datasets import dataset
 
 
 def write(path: Path, texts: list[str | None], ids: list | None = None, **options) -> Path:
@@ -40,7 +41,7 @@ def expected(texts: list[str], ids: list | None, share: float, split: str) -> tu
     for i, text in enumerate(texts):
         if is_validation(document_key(ids[i] if ids else None, text), share) == (split == "validation"):
             offsets.append(2 * len(tokens))
-            tokens += [BOS, *text.encode(), EOS]
+            tokens += [BYTES.bos, *text.encode(), BYTES.eos]
     return tokens, offsets
 
 
@@ -71,7 +72,7 @@ IDS = [f"<urn:{i}>" for i in range(500)]
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 def test_documents_become_bos_bytes_eos(tmp_path, compression):
     file = write(tmp_path / "a.parquet", MANY, IDS, row_group_size=77, compression=compression)
-    encode_part(file, tmp_path / "out", "000", validation=0.2)
+    encode_part(file, tmp_path / "out", "000", dataset(validation=0.2))
     check(tmp_path / "out", MANY, IDS, 0.2)
     assert shard(tmp_path / "out", "validation")[1], "the share must have held some documents out"
 
@@ -83,7 +84,7 @@ def test_every_kind_of_string_column(tmp_path, kind):
     file = tmp_path / "a.parquet"
     texts = pa.array(MANY).cast(kind) if kind != pa.string_view() else pa.array(MANY, kind)
     pq.write_table(pa.table({"text": texts, "id": IDS}), file, row_group_size=100)
-    encode_part(file, tmp_path / "out", "000", validation=0.1)
+    encode_part(file, tmp_path / "out", "000", dataset(validation=0.1))
     check(tmp_path / "out", MANY, IDS, 0.1)
 
 
@@ -96,73 +97,75 @@ def test_every_kind_of_string_column(tmp_path, kind):
 )
 def test_any_documents_any_row_groups_any_limit(tmp_path, texts, group, share, limit):
     file = write(tmp_path / "a.parquet", texts, row_group_size=group)
-    encode_part(file, tmp_path / "out", "000", validation=share, max_document_bytes=limit)
+    encode_part(file, tmp_path / "out", "000", dataset(validation=share, max_document_bytes=limit))
     kept = [text for text in texts if text]
     for split in ("train", "validation"):
         tokens: list[int] = []
         for text in kept:
             if is_validation(text.encode(), share) == (split == "validation"):
                 head = text.encode()[:limit].decode(errors="ignore").encode()
-                tokens += [BOS, *head, EOS]
+                tokens += [BYTES.bos, *head, BYTES.eos]
         assert shard(tmp_path / "out", split)[0] == tokens
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 100, 10_000])
 def test_the_batch_size_changes_nothing(tmp_path, monkeypatch, batch_bytes):
     monkeypatch.setattr(encode, "BATCH_BYTES", batch_bytes)
-    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", validation=0.2)
+    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", dataset(validation=0.2))
     check(tmp_path / "out", MANY, IDS, 0.2)
 
 
 def test_document_larger_than_a_batch_and_than_a_piece(tmp_path):
     texts = ["small", "é" * (2 * encode.PIECE + 1), "x" * (3 * encode.BATCH_BYTES), "small again"]
-    encode_part(write(tmp_path / "a.parquet", texts), tmp_path / "out", "000", validation=0)
+    encode_part(write(tmp_path / "a.parquet", texts), tmp_path / "out", "000", dataset(validation=0))
     check(tmp_path / "out", texts, None, 0)
 
 
 def test_null_and_empty_rows_are_skipped_and_counted(tmp_path):
     file = write(tmp_path / "a.parquet", ["a", None, "", "b", None, "c", ""], list("1234567"))
-    records = encode_part(file, tmp_path / "out", "000")
+    records = encode_part(file, tmp_path / "out", "000", dataset())
     check(tmp_path / "out", ["a", "b", "c"], list("146"))
     rows = records["train"]["rows"]
     assert rows == {"read": 7, "null": 2, "empty": 2, "truncated": 0, "duplicates": 0}
 
 
 def test_only_null_rows_make_empty_shards(tmp_path):
-    records = encode_part(write(tmp_path / "a.parquet", [None, None]), tmp_path / "out", "000")
+    records = encode_part(write(tmp_path / "a.parquet", [None, None]), tmp_path / "out", "000", dataset())
     check(tmp_path / "out", [])
     assert records["train"]["rows"]["null"] == 2
 
 
 def test_parquet_without_rows_makes_empty_shards(tmp_path):
-    encode_part(write(tmp_path / "a.parquet", [], []), tmp_path / "out", "000")
+    encode_part(write(tmp_path / "a.parquet", [], []), tmp_path / "out", "000", dataset())
     check(tmp_path / "out", [])
 
 
 def test_truncation_ends_at_a_whole_character(tmp_path):
     texts = ["aé", "aéé", "日本語", "🙂🙂", "abcde", "abcdef"]
     file = write(tmp_path / "a.parquet", texts)
-    records = encode_part(file, tmp_path / "out", "000", validation=0, max_document_bytes=5)
+    records = encode_part(file, tmp_path / "out", "000", dataset(validation=0, max_document_bytes=5))
     assert records["train"]["rows"]["truncated"] == 3
     check(tmp_path / "out", ["aé", "aéé", "日", "🙂", "abcde", "abcde"], None, 0)
 
 
 def test_the_split_does_not_depend_on_truncation(tmp_path):
     texts = [f"{i} " + "tail" * 20 for i in range(200)]
-    whole = encode_part(write(tmp_path / "a.parquet", texts), tmp_path / "o", "000", validation=0.3)
-    cut = encode_part(tmp_path / "a.parquet", tmp_path / "p", "000", validation=0.3, max_document_bytes=8)
+    whole = encode_part(write(tmp_path / "a.parquet", texts), tmp_path / "o", "000", dataset(validation=0.3))
+    cut = encode_part(
+        tmp_path / "a.parquet", tmp_path / "p", "000", dataset(validation=0.3, max_document_bytes=8)
+    )
     assert cut["validation"]["documents"] == whole["validation"]["documents"]
 
 
 def test_a_limit_below_one_character_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="max_document_bytes: must be at least 4"):
-        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", max_document_bytes=3)
+    with pytest.raises(ValueError, match=r"max_document_bytes\n.* greater than or equal to 4"):
+        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset(max_document_bytes=3))
 
 
 def test_missing_id_column_hashes_the_text_and_says_so(tmp_path, caplog):
     file = write(tmp_path / "a.parquet", MANY, row_group_size=50)
     with caplog.at_level(logging.WARNING):
-        encode_part(file, tmp_path / "out", "000", validation=0.3)
+        encode_part(file, tmp_path / "out", "000", dataset(validation=0.3))
     check(tmp_path / "out", MANY, None, 0.3)
     assert [r.message for r in caplog.records].count(
         f"{file}: no column 'id', the text itself decides the split"
@@ -171,34 +174,36 @@ def test_missing_id_column_hashes_the_text_and_says_so(tmp_path, caplog):
 
 def test_null_and_empty_ids_fall_back_to_the_text(tmp_path):
     ids = [None if i % 3 == 0 else "" if i % 3 == 1 else f"id{i}" for i in range(len(MANY))]
-    encode_part(write(tmp_path / "a.parquet", MANY, ids), tmp_path / "out", "000", validation=0.3)
+    encode_part(write(tmp_path / "a.parquet", MANY, ids), tmp_path / "out", "000", dataset(validation=0.3))
     check(tmp_path / "out", MANY, ids, 0.3)
 
 
 def test_integer_ids_are_hashed_in_decimal(tmp_path):
     ids = list(range(-3, 497))
-    encode_part(write(tmp_path / "a.parquet", MANY, ids), tmp_path / "out", "000", validation=0.3)
+    encode_part(write(tmp_path / "a.parquet", MANY, ids), tmp_path / "out", "000", dataset(validation=0.3))
     check(tmp_path / "out", MANY, ids, 0.3)
 
 
 def test_repeated_ids_are_kept_counted_and_warned_of_once(tmp_path, caplog):
     texts, ids = MANY + MANY[:7], IDS + IDS[:7]
     with caplog.at_level(logging.WARNING):
-        records = encode_part(write(tmp_path / "a.parquet", texts, ids), tmp_path / "out", "000")
+        records = encode_part(write(tmp_path / "a.parquet", texts, ids), tmp_path / "out", "000", dataset())
     check(tmp_path / "out", texts, ids)
     assert records["train"]["rows"]["duplicates"] == 7
     assert len([r for r in caplog.records if "7 documents repeat" in r.message]) == 1
 
 
 def test_split_is_the_same_whatever_the_order_and_the_parts(tmp_path):
-    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "one", "000", validation=0.2)
-    encode_part(write(tmp_path / "b.parquet", MANY[:99], IDS[:99]), tmp_path / "two", "000", validation=0.2)
+    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "one", "000", dataset(validation=0.2))
+    encode_part(
+        write(tmp_path / "b.parquet", MANY[:99], IDS[:99]), tmp_path / "two", "000", dataset(validation=0.2)
+    )
     backwards = write(tmp_path / "c.parquet", MANY[:98:-1], IDS[:98:-1])
-    encode_part(backwards, tmp_path / "two", "001", validation=0.2)
+    encode_part(backwards, tmp_path / "two", "001", dataset(validation=0.2))
 
     def held_out(folder: Path, part: str) -> list[list[int]]:
         tokens = np.fromfile(folder / "validation" / f"{part}.bin", "<u2")
-        return [d.tolist() for d in np.split(tokens, np.flatnonzero(tokens == BOS))[1:]]
+        return [d.tolist() for d in np.split(tokens, np.flatnonzero(tokens == BYTES.bos))[1:]]
 
     two = held_out(tmp_path / "two", "000") + held_out(tmp_path / "two", "001")
     assert sorted(held_out(tmp_path / "one", "000")) == sorted(two)
@@ -207,8 +212,9 @@ def test_split_is_the_same_whatever_the_order_and_the_parts(tmp_path):
 def test_malformed_utf8_is_copied_as_it_is(tmp_path):
     raw = pa.array([b"ok \xff\xfe", b"\x80\x80\x80\x80\x80\x80"]).view(pa.string())
     pq.write_table(pa.table({"text": raw, "id": ["a", "b"]}), tmp_path / "a.parquet")
-    encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", validation=0, max_document_bytes=5)
-    assert shard(tmp_path / "out", "train")[0] == [BOS, *b"ok \xff\xfe", EOS, BOS, 0x80, 0x80, EOS]
+    encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset(validation=0, max_document_bytes=5))
+    bos, eos = BYTES.bos, BYTES.eos
+    assert shard(tmp_path / "out", "train")[0] == [bos, *b"ok \xff\xfe", eos, bos, 0x80, 0x80, eos]
 
 
 # ------------------------------------------------------------------------------------------ refused files
@@ -223,7 +229,7 @@ def test_missing_text_column_names_file_column_and_columns(tmp_path):
     with pytest.raises(
         ValueError, match=r"a\.parquet: no column 'text' \(there are: content, id\); set text_col"
     ):
-        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000")
+        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset())
     assert left(tmp_path / "out") == []
 
 
@@ -231,18 +237,18 @@ def test_missing_text_column_names_file_column_and_columns(tmp_path):
 def test_text_column_of_another_type_is_refused(tmp_path, values):
     pq.write_table(pa.table({"text": values, "id": ["1", "2"]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"column 'text' holds .*, not strings; set text_column"):
-        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000")
+        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset())
 
 
 def test_id_column_of_another_type_is_refused(tmp_path):
     pq.write_table(pa.table({"text": ["a"], "id": [0.5]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="column 'id' holds double"):
-        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000")
+        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset())
 
 
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere\.parquet: no such file; download it first"):
-        encode_part(tmp_path / "nowhere.parquet", tmp_path / "out", "000")
+        encode_part(tmp_path / "nowhere.parquet", tmp_path / "out", "000", dataset())
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no footer", "flipped page", "empty"])
@@ -265,7 +271,7 @@ def test_damaged_parquet_names_the_file_and_the_remedy(tmp_path, damage):
     with pytest.raises(
         ValueError, match=r"a\.parquet: not a whole parquet file .* delete it and download it again"
     ):
-        encode_part(file, tmp_path / "out", "000")
+        encode_part(file, tmp_path / "out", "000", dataset())
     assert left(tmp_path / "out") == []
 
 
@@ -278,10 +284,11 @@ def test_full_disk_is_explained_and_leaves_nothing(tmp_path):
     code = f"""
 import resource, signal
 from pathlib import Path
+from spider.config import Dataset
 from spider.data.encode import encode_part
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000")
+encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000", Dataset(source={{"kind": "pydocs"}}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
@@ -298,15 +305,16 @@ def test_read_only_folder_is_explained(tmp_path):
     with pytest.raises(
         OSError, match=r"out: cannot write the shards of part 000 .* make the folder writable"
     ):
-        encode_part(write(tmp_path / "a.parquet", ["a"]), tmp_path / "out", "000")
+        encode_part(write(tmp_path / "a.parquet", ["a"]), tmp_path / "out", "000", dataset())
 
 
 def test_killed_in_the_middle_leaves_no_final_name(tmp_path):
     file = write(tmp_path / "a.parquet", ["x" * 1000] * 200_000, compression="none", use_dictionary=False)
     code = f"""
 from pathlib import Path
+from spider.config import Dataset
 from spider.data.encode import encode_part
-encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000")
+encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000", Dataset(source={{"kind": "pydocs"}}))
 """
     child = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 60
@@ -319,18 +327,18 @@ encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000")
 
 
 def test_a_second_encode_of_a_part_replaces_the_first(tmp_path):
-    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000")
-    encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000")
+    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", dataset())
+    encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000", dataset())
     check(tmp_path / "out", ["only"], ["1"])
     assert len(left(tmp_path / "out")) == 6
 
 
 def test_an_old_record_does_not_vouch_for_a_shard_that_failed(tmp_path, monkeypatch):
     """If the process dies between the shard and its record, no record stands."""
-    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000")
+    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", dataset())
     monkeypatch.setattr(encode, "write_json", lambda *a: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     with pytest.raises(OSError, match="make room"):
-        encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000")
+        encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000", dataset())
     assert not list((tmp_path / "out").rglob("*.json"))
 
 
@@ -346,8 +354,9 @@ def test_memory_is_constant(tmp_path):
         )
     code = f"""
 from pathlib import Path
+from spider.config import Dataset
 from spider.data.encode import encode_part
-encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000")
+encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000", Dataset(source={{"kind": "pydocs"}}))
 print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,6 +15,7 @@ import pytest
 import zstandard
 
 from spider.data.local import import_local
+from tests.unit.datasets import dataset
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -24,7 +25,7 @@ def rows_of(path: Path) -> list[dict]:
 def test_parquet_is_linked_not_copied(tmp_path, monkeypatch):
     pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "mine.parquet")
     monkeypatch.chdir(tmp_path)
-    record = import_local(Path("mine.parquet"), Path("raw/000.parquet"))
+    record = import_local(Path("mine.parquet"), Path("raw/000.parquet"), dataset())
     assert record == {
         "name": "000.parquet",
         "documents": 2,
@@ -32,7 +33,7 @@ def test_parquet_is_linked_not_copied(tmp_path, monkeypatch):
     }
     link = tmp_path / "raw/000.parquet"
     assert link.is_symlink() and link.readlink() == tmp_path / "mine.parquet"
-    assert import_local(tmp_path / "mine.parquet", link)["documents"] == 2
+    assert import_local(tmp_path / "mine.parquet", link, dataset())["documents"] == 2
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -48,7 +49,7 @@ def test_jsonl_keeps_text_ids_and_nulls(tmp_path, compressed):
     if compressed:  # two frames, as a concatenation of two files has
         data = b"".join(zstandard.compress(part) for part in (data[:20], data[20:]))
     source.write_bytes(data)
-    import_local(source, tmp_path / "o.parquet")
+    import_local(source, tmp_path / "o.parquet", dataset())
     assert rows_of(tmp_path / "o.parquet") == [
         {"text": "één", "id": "a"},
         {"text": None, "id": "7"},
@@ -61,7 +62,7 @@ def test_invalid_utf8_is_replaced_counted_and_said_once(tmp_path, caplog):
     source = tmp_path / "a.jsonl"
     source.write_bytes(b'{"text": "ok"}\n{"text": "a\xff"}\n{"text": "\\ud800"}\n{"text": "\xfe\xfe"}\n')
     with caplog.at_level(logging.WARNING):
-        import_local(source, tmp_path / "o.parquet")
+        import_local(source, tmp_path / "o.parquet", dataset())
     assert [r["text"] for r in rows_of(tmp_path / "o.parquet")] == ["ok", "a\ufffd", "\ufffd", "\ufffd\ufffd"]
     assert len(caplog.messages) == 1
     assert "3 documents held invalid UTF-8" in caplog.messages[0] and "first: line 2" in caplog.messages[0]
@@ -79,7 +80,7 @@ def test_invalid_utf8_is_replaced_counted_and_said_once(tmp_path, caplog):
 def test_a_bad_line_is_named_and_leaves_no_file(tmp_path, line, message):
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(ValueError, match=message):
-        import_local(tmp_path / "a.jsonl", tmp_path / "out/o.parquet")
+        import_local(tmp_path / "a.jsonl", tmp_path / "out/o.parquet", dataset())
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -88,7 +89,7 @@ def test_folder_of_texts_is_one_document_a_file(tmp_path, caplog):
     (tmp_path / "in/z.txt").write_text("last", encoding="utf-8")
     (tmp_path / "in/deep/a.txt").write_bytes(b"first \xff")
     (tmp_path / "in/ignored.md").write_text("no")
-    import_local(tmp_path / "in", tmp_path / "o.parquet")
+    import_local(tmp_path / "in", tmp_path / "o.parquet", dataset())
     expected = [{"text": "first \ufffd", "id": "deep/a.txt"}, {"text": "last", "id": "z.txt"}]
     assert rows_of(tmp_path / "o.parquet") == expected
     assert "deep/a.txt" in caplog.text
@@ -96,7 +97,7 @@ def test_folder_of_texts_is_one_document_a_file(tmp_path, caplog):
 
 def test_other_columns_can_hold_text_and_id(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "x", "key": 1}\n')
-    import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", "body", "key")
+    import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset(text_column="body", id_column="key"))
     assert rows_of(tmp_path / "o.parquet") == [{"body": "x", "key": "1"}]
 
 
@@ -119,7 +120,7 @@ def test_what_cannot_be_read_is_said_and_leaves_no_file(tmp_path):
     }
     for name, message in cases.items():
         with pytest.raises(ValueError, match=message) as error:
-            import_local(tmp_path / name, output)
+            import_local(tmp_path / name, output, dataset())
         assert name in str(error.value)
         assert not output.exists()
 
@@ -130,8 +131,9 @@ def peak_of_import(folder: Path, documents: int) -> int:
         for i in range(documents):
             f.write(json.dumps({"text": f"{i} " + "x" * 500_000, "id": str(i)}) + "\n")
     code = (
-        "import re, sys; from pathlib import Path; from spider.data.local import import_local;"
-        "folder = Path(sys.argv[1]); import_local(folder / 'big.jsonl', folder / 'o.parquet');"
+        "import re, sys; from pathlib import Path; from spider.config import Dataset;"
+        "from spider.data.local import import_local; dataset = Dataset(source={'kind': 'pydocs'});"
+        "folder = Path(sys.argv[1]); import_local(folder / 'big.jsonl', folder / 'o.parquet', dataset);"
         "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
     )
     done = subprocess.run(

@@ -12,17 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.data.encode import encode_part
-from spider.data.shards import (
-    HEADER_INTS,
-    HEADER_MAGIC,
-    Shards,
-    build_metadata,
-    inspect,
-    load_metadata,
-    verify,
-)
+from spider.data.metadata import build_metadata, load_metadata
+from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards, inspect, verify
 from spider.files import digest
-from spider.vocab import BOS, SPECIAL_IDS
+from spider.tokens import BYTES
+from tests.unit.datasets import dataset
 
 TEXTS = [f"Document {i}: the cat sat on the mät. " * (i % 5 + 1) for i in range(300)]
 PARTS = ["000", "001", "002"]
@@ -35,8 +29,8 @@ def folder(tmp_path) -> Path:
     for part, texts in zip(PARTS, (TEXTS[:120], TEXTS[120:], []), strict=True):
         ids = pa.array([f"{part}/{i}" for i in range(len(texts))], pa.string())
         pq.write_table(pa.table({"text": pa.array(texts, pa.string()), "id": ids}), tmp_path / "a.parquet")
-        encode_part(tmp_path / "a.parquet", tmp_path / "shards", part, validation=0.2)
-    build_metadata(tmp_path / "shards", "demo", source=SOURCE, parts=PARTS, validation=0.2)
+        encode_part(tmp_path / "a.parquet", tmp_path / "shards", part, dataset(validation=0.2))
+    build_metadata(tmp_path / "shards", "demo", dataset(validation=0.2), source=SOURCE, parts=PARTS)
     return tmp_path / "shards"
 
 
@@ -65,60 +59,64 @@ def rehash(folder: Path) -> None:
 
 def test_metadata_describes_every_shard(folder):
     metadata = load_metadata(folder)
-    assert metadata["format"] == 1 and metadata["dtype"] == "<u2" and metadata["vocab_size"] == 272
-    assert metadata["special_ids"] == SPECIAL_IDS and metadata["source"] == SOURCE
-    assert metadata["validation"] == 0.2 and metadata["max_document_bytes"] is None
-    assert sum(metadata["splits"][s]["documents"] for s in ("train", "validation")) == len(TEXTS)
-    assert sum(metadata["splits"][s]["bytes"] for s in ("train", "validation")) == len(
-        "".join(TEXTS).encode()
-    )
+    assert metadata.plain() == json.loads((folder / "metadata.json").read_text())
+    assert metadata.format == 1 and metadata.dtype == "<u2" and metadata.alphabet is BYTES
+    assert (metadata.vocab_size, metadata.special_ids) == (272, BYTES.specials)
+    assert metadata.source == SOURCE
+    assert metadata.validation == 0.2 and metadata.max_document_bytes is None
+    assert sum(metadata.splits[s].documents for s in ("train", "validation")) == len(TEXTS)
+    assert sum(metadata.splits[s].bytes for s in ("train", "validation")) == len("".join(TEXTS).encode())
     for split in ("train", "validation"):
-        described = metadata["splits"][split]
-        assert [shard["part"] for shard in described["shards"]] == PARTS
-        assert described["tokens"] == len(tokens_of(folder, split))
-        for shard in described["shards"]:
-            assert shard["sha256"] == hashlib.sha256((folder / shard["file"]).read_bytes()).hexdigest()
+        described = metadata.splits[split]
+        assert [shard.part for shard in described.shards] == PARTS
+        assert described.tokens == len(tokens_of(folder, split))
+        for shard in described.shards:
+            assert shard.sha256 == hashlib.sha256((folder / shard.file).read_bytes()).hexdigest()
 
 
 def test_digest_follows_the_content_only(folder):
-    first = load_metadata(folder)["digest"]
-    assert build_metadata(folder, "demo", source=SOURCE, parts=PARTS, validation=0.2)["digest"] == first
+    def again():
+        return build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=PARTS).digest
+
+    first = load_metadata(folder).digest
+    assert again() == first
     poke(folder / "train/000.bin", 4, b"Z")
-    assert build_metadata(folder, "demo", source=SOURCE, parts=PARTS, validation=0.2)["digest"] != first
+    assert again() != first
 
 
 def test_missing_part_is_named(folder):
     with pytest.raises(
         ValueError, match=r"train/003\.json: part 003 of the train split is missing; encode it"
     ):
-        build_metadata(folder, "demo", source=SOURCE, parts=[*PARTS, "003"], validation=0.2)
+        build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=[*PARTS, "003"])
 
 
 def test_part_encoded_under_other_settings_is_named(folder):
     with pytest.raises(
         ValueError, match=r"part 000 was encoded with validation = 0\.2, not 0\.1; encode it again"
     ):
-        build_metadata(folder, "demo", source=SOURCE, parts=PARTS, validation=0.1)
+        build_metadata(folder, "demo", dataset(validation=0.1), source=SOURCE, parts=PARTS)
 
 
 @pytest.mark.parametrize("file", ["train/001.bin", "validation/000.idx"])
 def test_index_job_refuses_a_shard_of_another_size_than_its_record(folder, file):
     poke(folder / file, 10**6, b"x")
     with pytest.raises(ValueError, match=rf"{file}: too long"):
-        build_metadata(folder, "demo", source=SOURCE, parts=PARTS, validation=0.2)
+        build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=PARTS)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format 2, this Spider reads format 1; encode the dataset again"),
+        ({"format": 2}, "format 2, this Spider reads 1; encode the dataset again"),
         ({"vocab_size": 300}, "tokens are <u2 of 300 ids, this Spider reads <u2 of 272"),
         ({"dtype": "<u4"}, "tokens are <u4"),
-        ({"splits": None}, "not a description of Spider's shards"),
+        ({"splits": None}, r"the description of a dataset that is not whole \(splits: "),
     ],
 )
 def test_description_of_another_version_is_refused(folder, change, message):
-    metadata = {k: v for k, v in (load_metadata(folder) | change).items() if v is not None}
+    removed = [key for key, value in change.items() if value is None]
+    metadata = {k: v for k, v in (load_metadata(folder).plain() | change).items() if k not in removed}
     (folder / "metadata.json").write_text(json.dumps(metadata))
     with pytest.raises(ValueError, match=message):
         Shards(folder, "train")
@@ -295,7 +293,7 @@ def test_inspect_tells_lengths_bytes_and_the_beginning(folder):
     assert report["dataset"] == "demo"
     train = report["splits"]["train"]
     tokens = tokens_of(folder, "train")
-    documents = np.split(tokens, np.flatnonzero(tokens == BOS))[1:]
+    documents = np.split(tokens, np.flatnonzero(tokens == BYTES.bos))[1:]
     raw = [document[1:-1].astype(np.uint8).tobytes() for document in documents]
     lengths = [len(d) for d in raw]
     assert train["document_bytes"] == {
@@ -314,8 +312,8 @@ def test_inspect_tells_lengths_bytes_and_the_beginning(folder):
 
 def test_inspect_of_a_dataset_without_documents(tmp_path):
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "a.parquet")
-    encode_part(tmp_path / "a.parquet", tmp_path / "s", "000")
-    build_metadata(tmp_path / "s", "empty", source={}, parts=["000"])
+    encode_part(tmp_path / "a.parquet", tmp_path / "s", "000", dataset())
+    build_metadata(tmp_path / "s", "empty", dataset(), source={}, parts=["000"])
     train = inspect(tmp_path / "s")["splits"]["train"]
     assert train["documents"] == 0 and train["beginning"] == "" and train["top_bytes"] == []
     verify(tmp_path / "s")

@@ -19,18 +19,22 @@ import pytest
 from hub_server import REPO, REVISION, Hub, closed_port, serving
 
 from spider.data.split import document_key, is_validation
-from spider.vocab import BOS, EOS, decode
+from spider.tokens import BYTES
 
 FILES = ["sample/0.parquet", "sample/1.parquet"]
 VALIDATION, SEQ_LEN = 0.2, 64
 SCRIPT = """
 import json, sys
+from spider.config import Dataset
 from spider.data.stream import StreamLoader
 common, variants, count = json.loads(sys.argv[1])
 results = []
 for options in variants:
     try:
-        loader = StreamLoader(**common | options)
+        given = common | options
+        source = {"kind": "stream", **{name: given.pop(name) for name in ("repo", "revision", "files")}}
+        encoding = {name: given.pop(name) for name in Dataset.model_fields if name in given}
+        loader = StreamLoader(Dataset(source=source, **encoding), **given)
         batches = [next(loader) for _ in range(count)]
         loader.close()
     except ValueError as error:
@@ -98,10 +102,10 @@ def test_every_training_document_once_an_epoch_and_no_held_out_one(uninterrupted
     assert windows.shape == (360, SEQ_LEN + 1)
     assert (windows[1:, 0] == windows[:-1, -1]).all(), "windows overlap by one token"
     stream = [int(windows[0, 0]), *windows[:, 1:].ravel().tolist()]
-    ends = [i for i, token in enumerate(stream) if token == EOS]
+    ends = [i for i, token in enumerate(stream) if token == BYTES.eos]
     documents = [stream[a + 1 : b + 1] for a, b in zip([-1, *ends], ends, strict=False)]
-    assert all(d[0] == BOS and d[-1] == EOS for d in documents)
-    seen = [decode(d) for d in documents]
+    assert all(d[0] == BYTES.bos and d[-1] == BYTES.eos for d in documents)
+    seen = [BYTES.decode(d) for d in documents]
     epoch = len(trained_on())
     assert sorted(seen[:epoch]) == sorted(trained_on()) == sorted(seen[epoch : 2 * epoch])
     assert len(trained_on()) < 130
@@ -126,7 +130,8 @@ def test_ranks_share_the_global_order(hub, tmp_path, uninterrupted):
 def test_long_documents_are_cut_at_a_character(hub, tmp_path):
     (cut,) = run(hub.endpoint, tmp_path, 3, {"max_document_bytes": 20})
     tokens = np.concatenate([rows[:, 1:].ravel() for rows, _ in cut]).tolist()
-    documents = [decode(tokens[a + 1 : b]) for a, b in pairwise(i for i, t in enumerate(tokens) if t == EOS)]
+    ends = [i for i, token in enumerate(tokens) if token == BYTES.eos]
+    documents = [BYTES.decode(tokens[a + 1 : b]) for a, b in pairwise(ends)]
     assert max(len(d.encode()) for d in documents) in (19, 20)
     assert not any("\ufffd" in d for d in documents)
 
@@ -135,7 +140,7 @@ def test_what_does_not_fit_is_named(hub, tmp_path, uninterrupted):
     variants = [{"position": uninterrupted[3][1], "seed": 2}, {"text_column": "content"}]
     variants += [{"files": ["sample/2.parquet"]}, {"validation": 0.9999}]
     other_seed, other_column, no_file, no_document = run(hub.endpoint, tmp_path, 1, *variants)
-    assert "the position to resume has seed = 1, this run 2" in other_seed
+    assert "the position to resume has seed = 1, this run has 2" in other_seed
     assert "has no column 'content' (columns: score, text, id)" in other_column
     assert "no such file in the repository; did you mean sample/" in no_file
     assert "holds no document to train on" in no_document

@@ -17,7 +17,8 @@ from spider.checkpoints.format import save
 from spider.checkpoints.load import model_tensors
 from spider.config import load_config
 from spider.data.encode import encode_part
-from spider.data.shards import Shards, build_metadata
+from spider.data.metadata import build_metadata
+from spider.data.shards import Shards
 from spider.evaluation import compressors
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.evaluate import OUTPUTS, evaluate, validation_stream
@@ -26,6 +27,7 @@ from spider.model import build_model
 from spider.model.spider.config import BoundaryConfig
 from spider.report.compare import compare
 from tests.unit import records
+from tests.unit.datasets import dataset
 
 MAX_BYTES = 1500
 
@@ -39,8 +41,8 @@ def data(tmp_path_factory):
     ]
     parquet = folder.parent / "000.parquet"
     pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(200)]}), parquet)
-    encode_part(parquet, folder, "000", validation=0.5)
-    build_metadata(folder, "sentences", source={"kind": "local"}, parts=["000"], validation=0.5)
+    encode_part(parquet, folder, "000", dataset(validation=0.5))
+    build_metadata(folder, "sentences", dataset(validation=0.5), source={"kind": "local"}, parts=["000"])
     return folder
 
 
@@ -242,7 +244,7 @@ def test_a_dataset_without_held_out_text_is_refused_with_the_remedy(receipt, spe
     folder = tmp_path / "shards"
     parquet = tmp_path / "000.parquet"
     pq.write_table(pa.table({"text": ["all of it is for training"], "id": ["0"]}), parquet)
-    encode_part(parquet, folder, "000", validation=0.0)
-    build_metadata(folder, "all", source={"kind": "local"}, parts=["000"], validation=0.0)
+    encode_part(parquet, folder, "000", dataset(validation=0.0))
+    build_metadata(folder, "all", dataset(validation=0.0), source={"kind": "local"}, parts=["000"])
     with pytest.raises(ValueError, match=r"no validation text to score; raise `validation` in datasets\.all"):
         evaluate(receipt, spec, folder, tmp_path, device="cpu")

@@ -9,7 +9,7 @@ import torch
 from small import build
 
 from spider.model.spider.model import Spider
-from spider.vocab import BOS, EOS
+from spider.tokens import BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,6 @@ def tokens() -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
     tokens_BT = torch.randint(97, 123, (2, 40), generator=generator)
     tokens_BT[torch.rand(2, 40, generator=generator) < 0.2] = 32
-    tokens_BT[0, 19], tokens_BT[0, 20] = EOS, BOS
-    tokens_BT[1, 0] = BOS
+    tokens_BT[0, 19], tokens_BT[0, 20] = BYTES.eos, BYTES.bos
+    tokens_BT[1, 0] = BYTES.bos
     return tokens_BT

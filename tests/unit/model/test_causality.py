@@ -23,15 +23,15 @@ from spider.model.spider.config import AttentionConfig, BoundaryConfig
 from spider.model.spider.engram import Engram, Memory, ngram_rows, primes_from
 from spider.model.spider.halting import Halting
 from spider.model.spider.model import DenseBlock
-from spider.vocab import BOS, EOS
+from spider.tokens import BYTES
 
 # ------------------------------------------------------------------------------------- the whole model
 
 T = 24
 #: A document's end and the next one's start in the middle, runs of spaces, more words than the low capacity.
-WINDOW = torch.tensor([*b"ab  c de fgh", EOS, BOS, *b"i jkl m nopq"[: T - 14]])
+WINDOW = torch.tensor([*b"ab  c de fgh", BYTES.eos, BYTES.bos, *b"i jkl m nopq"[: T - 14]])
 #: What a byte is changed to, in turn: an ordinary byte, one that closes patches, both ends of a document.
-NEW = (ord("Z"), ord(" "), BOS, EOS)
+NEW = (ord("Z"), ord(" "), BYTES.bos, BYTES.eos)
 
 #: Every way of cutting; the low capacities are met long before the window's end.
 CUTS: dict[str, dict[str, Any]] = {

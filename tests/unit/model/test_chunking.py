@@ -10,7 +10,7 @@ from small import GivenLogits
 
 from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import BoundaryConfig
-from spider.vocab import BOS, EOS
+from spider.tokens import BYTES
 
 D = 6
 
@@ -64,7 +64,7 @@ def test_fixed_closes_every_stride_bytes():
 
 
 def test_whitespace_closes_at_specials_too():
-    tokens = torch.tensor([[BOS, 97, 32, 32, 98, EOS, BOS, 99]])
+    tokens = torch.tensor([[BYTES.bos, 97, 32, 32, 98, BYTES.eos, BYTES.bos, 99]])
     patches, _, _ = chunker(kind="whitespace", capacity=1.0).cut(tokens, torch.zeros(1, 8, D))
     assert patches.slot_BT.tolist() == [[1, 1, 2, 2, 2, 3, 3, 3]]
 
@@ -95,7 +95,7 @@ def test_a_new_predictor_cuts_at_about_the_wanted_rate(rate):
 
 def test_a_predictor_may_start_at_white_space_and_learn_from_there():
     tokens = text("one two  three,\n\tfour \r\n five")
-    tokens[0, 12], tokens[0, 13] = EOS, BOS
+    tokens[0, 12], tokens[0, 13] = BYTES.eos, BYTES.bos
     h = torch.randn(1, tokens.shape[1], D)
     learned, fixed = chunker(start="whitespace", capacity=1.0), chunker(kind="whitespace", capacity=1.0)
     assert torch.equal(learned.cut(tokens, h)[0].slot_BT, fixed.cut(tokens, h)[0].slot_BT)

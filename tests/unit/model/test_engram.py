@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spider.model.spider.config import EngramConfig
 from spider.model.spider.engram import Engram, multiplier, ngram_rows, primes_from
-from spider.vocab import BOS, PAD, VOCAB_SIZE
+from spider.tokens import BYTES
 
 
 def wrap(value: int) -> int:
@@ -21,16 +21,16 @@ def wrap(value: int) -> int:
 
 def oracle(tokens: list[int], t: int, order: int, multipliers: Sequence[int]) -> int:
     """The mix of the n-gram ending at t, with unbounded integers."""
-    start = max((i for i in range(t + 1) if tokens[i] == BOS), default=0)
+    start = max((i for i in range(t + 1) if tokens[i] == BYTES.bos), default=0)
     mixed = 0
     for i in range(order):
-        byte = tokens[t - i] if t - i >= start else PAD
+        byte = tokens[t - i] if t - i >= start else BYTES.pad
         mixed ^= wrap(byte * multipliers[i])
     return mixed
 
 
 INT64 = st.one_of(st.sampled_from([-(1 << 63), (1 << 63) - 1, -1, 0]), st.integers(-(1 << 63), (1 << 63) - 1))
-IDS = st.one_of(st.just(BOS), st.integers(0, VOCAB_SIZE - 1))
+IDS = st.one_of(st.just(BYTES.bos), st.integers(0, BYTES.size - 1))
 
 
 @given(
@@ -69,7 +69,7 @@ def test_ngrams_do_not_reach_across_a_document_start():
         return ngram_rows(tokens_BT, [3, 6], primes_from(81_307, 2))
 
     tokens = torch.randint(0, 256, (1, 30))
-    tokens[0, 12] = BOS
+    tokens[0, 12] = BYTES.bos
     changed = tokens.clone()
     changed[0, :12] = 7
     before, after = rows(tokens), rows(changed)

@@ -7,12 +7,12 @@ import torch
 from small import SWITCHES
 
 from spider.model.spider.incremental import Incremental
-from spider.vocab import PAD
+from spider.tokens import BYTES
 
 
 def whole(model, ids: list[int], context: int, n_loops: int | None = None) -> torch.Tensor:
     """Logits of one forward pass over a window of ``context``, those of the ids."""
-    window = torch.tensor([ids + [PAD] * (context - len(ids))])
+    window = torch.tensor([ids + [BYTES.pad] * (context - len(ids))])
     with torch.no_grad():
         return model(window, n_loops=n_loops).logits[0, : len(ids)]
 

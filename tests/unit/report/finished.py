@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 
 from spider.config import Config, load_config
 from spider.data.encode import encode_part
-from spider.data.shards import build_metadata
+from spider.data.metadata import build_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.files import sha256, write_json
 from spider.results import Results
 from spider.training.stage import train
+from tests.unit.datasets import dataset
 
 HOSTILE = "</pre></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 HOSTILE += " & \x1b[31m\u202e"
@@ -59,10 +60,10 @@ def encode_text(results: Results) -> None:
     raw.parent.mkdir(parents=True)
     texts = [f"Document {i}: {HOSTILE} " + " ".join(str(i * j % 97) for j in range(40)) for i in range(120)]
     pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(120)]}), raw)
-    encode_part(raw, shards, "000", validation=0.3)
+    encode_part(raw, shards, "000", dataset(validation=0.3))
     origin = {"part": "000", "name": HOSTILE, "bytes": raw.stat().st_size, "sha256": sha256(raw)}
     source = {"kind": "local", "files": [origin]}
-    build_metadata(shards, "text", source=source, parts=["000"], validation=0.3)
+    build_metadata(shards, "text", dataset(validation=0.3), source=source, parts=["000"])
 
 
 def train_stage(

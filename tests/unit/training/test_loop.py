@@ -18,6 +18,7 @@ from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt, steps
 from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
+from spider.tokens import BYTES
 from spider.training import loop
 from spider.training.loop import Trainer
 from spider.training.stage import train
@@ -410,10 +411,11 @@ def test_grad_accum_gives_the_gradient_of_the_big_micro_batch(tmp_path, make_spe
     big = trainer_of(make_spec(micro_batch=8, model=plain), tmp_path / "big", shards)
     small = trainer_of(make_spec(micro_batch=2, grad_accum=4, model=plain), tmp_path / "small", shards)
     rows_BT1 = next(big.loader).rows_BT1.copy()
-    rows_BT1[:3, 20:] = 256  # padding: micro-batches then differ in how many targets they hold
+    rows_BT1[:3, 20:] = BYTES.pad  # padding: micro-batches then differ in how many targets they hold
     found = []
     for trainer in (big, small):
-        measured = trainer._forward_backward(rows_BT1, int((rows_BT1[:, 1:] != 256).sum()))
+        counted_B = (rows_BT1[:, 1:] != BYTES.pad).sum(1)
+        measured = trainer._forward_backward(rows_BT1, counted_B, int(counted_B.sum()))
         found.append((measured["loss"], {n: p.grad for n, p in trainer.model.named_parameters()}))
     torch.testing.assert_close(found[0][0], found[1][0])
     for name, gradient in found[0][1].items():

@@ -9,10 +9,12 @@ from spider import load_model
 from spider.config import EvaluationConfig, Fp8Recipe
 from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
-from spider.files import read_json, write_json
+from spider.files import read_json
 from spider.model import build_model
+from spider.model.interface import Model
 from spider.training import precision
-from spider.training.precision import Precision, decide, eligible, experts_of, to_fp8
+from spider.training.measurements import Warmup
+from spider.training.precision import Precision, decide, eligible, to_fp8
 from spider.training.stage import train
 
 CPU = torch.device("cpu")
@@ -26,32 +28,35 @@ def test_fp8_where_it_cannot_run_is_an_error_that_names_device_and_remedy():
         decide("fp8", "tensorwise", CPU, None)
 
 
+def measured(**said) -> Warmup:
+    """What `decide` reads of a warm-up."""
+    rest = {"fp8_recipe": "rowwise", "step_shape": {}, "step": {}, "gemms": [], "compile": None, "seconds": 0}
+    known = {"format": 1, "run": "r", "device": "cpu", "threads": 1, "versions": {}, "reason": "measured so"}
+    return Warmup.model_validate({**known, **rest, "fp8_layers": [], **said})
+
+
 @pytest.mark.parametrize("asked", ["fp32", "bf16"])
 def test_what_is_asked_for_is_taken(asked):
-    measured = {"device": "cpu", "precision": "fp32", "reason": "r", "fp8_layers": []}
-    assert decide(asked, "tensorwise", CPU, measured) == Precision(asked, "asked for")
+    assert decide(asked, "tensorwise", CPU, measured(precision="fp32")) == Precision(asked, "asked for")
 
 
 @pytest.mark.parametrize("faster", ["fp32", "bf16"])
 def test_auto_follows_the_warm_up_of_the_same_device(faster):
-    measured = {"device": "cpu", "precision": faster, "reason": "measured so", "fp8_layers": []}
-    assert decide("auto", "rowwise", CPU, measured) == Precision(faster, "measured so")
+    assert decide("auto", "rowwise", CPU, measured(precision=faster)) == Precision(faster, "measured so")
 
 
-@pytest.mark.parametrize(
-    "measured", [None, {"device": "NVIDIA H100", "precision": "fp8", "fp8_layers": ["a"]}]
-)
-def test_auto_without_a_measurement_of_this_device_is_fp32_on_a_cpu(measured):
-    chosen = decide("auto", "rowwise", CPU, measured)
+@pytest.mark.parametrize("warmup", [None, measured(device="NVIDIA H100", precision="fp8", fp8_layers=["a"])])
+def test_auto_without_a_measurement_of_this_device_is_fp32_on_a_cpu(warmup):
+    chosen = decide("auto", "rowwise", CPU, warmup)
     assert chosen.kind == "fp32" and "not measured" in chosen.reason
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_fp8_comes_with_the_recipe_asked_for_and_the_layers_measured(monkeypatch, recipe):
     monkeypatch.setattr(precision, "has_fp8", lambda device: True)
-    measured = {"device": "cpu", "precision": "fp8", "reason": "measured so", "fp8_layers": ["a"]}
-    assert decide("fp8", recipe, CPU, measured) == Precision("fp8", "asked for", None, recipe)
-    plan = decide("auto", recipe, CPU, measured)
+    warmup = measured(precision="fp8", fp8_layers=["a"])
+    assert decide("fp8", recipe, CPU, warmup) == Precision("fp8", "asked for", None, recipe)
+    plan = decide("auto", recipe, CPU, warmup)
     assert plan == Precision("fp8", "measured so", frozenset(["a"]), recipe)
     assert str(plan) == f"fp8 {recipe} (measured so)"
 
@@ -69,7 +74,7 @@ def test_fp8_reaches_the_experts_of_the_layers_measured_where_the_device_groups_
     plan = Precision("fp8", "measured", frozenset(["core.layers.1.ffn.experts"]), "tensorwise")
     plan.prepare(model)
     assert not any(e.fp8 for e in experts)
-    assert "experts stay in bf16, cpu groups no fp8 products" in caplog.text
+    assert "1 parts of the model stay in bf16, cpu lacks their fp8" in caplog.text
     plan.prepare(model, emulate=True)
     assert [e.fp8 for e in experts] == [i == 1 for i in range(len(experts))]
 
@@ -78,7 +83,7 @@ def test_experts_one_after_the_other_or_of_odd_width_never_run_in_fp8(make_spec)
     for change in ({"implementation": "loop"}, {"expert_hidden": 24}):
         spec = make_spec(model={"moe": change})
         with torch.device("meta"):
-            assert not experts_of(build_model(spec.model))
+            assert build_model(spec.model).fp8_parts() is None
 
 
 def products(recipe, x_MK, dy_MN, weight_NK, *, emulate=True):
@@ -86,7 +91,7 @@ def products(recipe, x_MK, dy_MN, weight_NK, *, emulate=True):
     holder = nn.Sequential(nn.Linear(*weight_NK.T.shape, bias=False))
     holder[0].weight.data.copy_(weight_NK)
     if recipe is not None:
-        to_fp8(holder, recipe, emulate=emulate)
+        to_fp8(holder, recipe, ["0"], emulate=emulate)
     x_MK = x_MK.clone().requires_grad_()
     y_MN = holder(x_MK)
     y_MN.backward(dy_MN)
@@ -158,8 +163,12 @@ def test_the_hardware_gets_shapes_that_it_takes_for_any_number_of_rows(monkeypat
 
 
 def test_a_layer_that_the_hardware_cannot_multiply_stays_as_it_is():
-    found = {shape: eligible(nn.Linear(*shape), "ffn.up") for shape in ((64, 48), (60, 48), (64, 40))}
-    assert found == {(64, 48): True, (60, 48): False, (64, 40): False}
+    class Layers(Model):
+        def __init__(self):
+            super().__init__()
+            self.fits, self.odd_in, self.odd_out = nn.Linear(64, 48), nn.Linear(60, 48), nn.Linear(64, 40)
+
+    assert eligible(Layers()) == {"fits"}
 
 
 def test_fp8_converts_the_big_projections_and_leaves_what_decides(model):
@@ -177,7 +186,7 @@ def test_fp8_converts_the_big_projections_and_leaves_what_decides(model):
 
 
 def test_only_the_layers_of_the_plan_are_converted(model):
-    chosen = next(n for n, m in model.named_modules() if eligible(m, n))
+    chosen = next(name for name, _ in model.named_modules() if name in eligible(model))
     Precision("fp8", "", frozenset([chosen]), "rowwise").prepare(model, emulate=True)
     assert [n for n, m in model.named_modules() if type(m).__name__ == "Float8Linear"] == [chosen]
 
@@ -217,7 +226,6 @@ def rowwise(make_spec):
 
 def test_a_resumed_stage_keeps_the_fp8_that_it_began_in(tmp_path, shards, make_spec, emulated):
     spec = make_spec(precision="auto", fp8_recipe="rowwise", max_steps=10)
-    measured = {"device": "cpu", "precision": "fp8", "reason": "measured so"}
     warmup, began, later = tmp_path / "warmup.json", ["coda.0.ffn.up"], ["coda.0.ffn.down"]
 
     class Stop(Exception):
@@ -227,11 +235,11 @@ def test_a_resumed_stage_keeps_the_fp8_that_it_began_in(tmp_path, shards, make_s
         if step == 6:
             raise Stop
 
-    write_json(warmup, measured | {"fp8_layers": began})
+    measured(precision="fp8", fp8_layers=began).write(warmup)
     with pytest.raises(Stop):
         train(spec, tmp_path / "a", shards, warmup=warmup, on_step=crash)
     whole = train(spec, tmp_path / "b", shards, warmup=warmup)
-    write_json(warmup, measured | {"fp8_layers": later})
+    measured(precision="fp8", fp8_layers=later).write(warmup)
     resumed = train(spec, tmp_path / "a", shards, warmup=warmup)
     assert resumed.weights == whole.weights
     manifest = read_json(tmp_path / "a" / resumed.checkpoint / "manifest.json")
@@ -260,6 +268,11 @@ def test_evaluation_of_weights_trained_in_fp8_is_in_bf16(tmp_path, shards, rowwi
 
 @pytest.mark.parametrize(("recipe", "gathered"), [("tensorwise", True), ("rowwise", False)])
 def test_a_weight_that_is_shared_is_gathered_in_fp8_where_one_factor_scales_it(recipe, gathered):
-    model = nn.Sequential(nn.Linear(32, 32))
+    class Layer(Model):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(32, 32)
+
+    model = Layer()
     Precision("fp8", "", recipe=recipe).prepare(model, emulate=True, sharded=True)
-    assert hasattr(model[0].weight, "fsdp_pre_all_gather") == gathered
+    assert hasattr(model.up.weight, "fsdp_pre_all_gather") == gathered

@@ -82,7 +82,7 @@ def test_mfu_is_the_models_flops_over_the_peak_and_the_peak_is_told_once(caplog)
     row = make_row("NVIDIA H100 80GB HBM3", "bf16")
     assert row["train/mfu"] == pytest.approx(500 * 1e6 / 989e12)
     assert caplog.messages == ["mfu: of 989 TFLOP/s, dense bf16 by the data sheet of NVIDIA H100 80GB HBM3"]
-    assert "mfu 41.2%" in line({**row, "train/mfu": 0.412}, 10, 20)
+    assert "mfu 41.2%" in line({**row, "train/mfu": 0.412}, 10, 20, {})
 
 
 def test_an_unknown_peak_says_unknown(caplog):
@@ -90,15 +90,15 @@ def test_an_unknown_peak_says_unknown(caplog):
     row = make_row()
     assert "train/mfu" not in row
     assert caplog.messages == ["mfu: unknown, there is no peak FLOP/s on record for fp32 on cpu"]
-    assert "mfu unknown" in line(row, 10, 20)
+    assert "mfu unknown" in line(row, 10, 20, {})
 
 
 def test_skipped_updates_are_told_and_an_interval_without_any_update_has_a_line():
-    assert "skipped" not in line(make_row(), 10, 20)
+    assert "skipped" not in line(make_row(), 10, 20, {})
     row = make_row(means=(), skipped=10)
     assert "train/bpb" not in row
-    assert line(row, 10, 20).startswith("step 10/20 | lr 1.00e-03 | 500 bytes/s")
-    assert "10 steps skipped" in line(row, 10, 20)
+    assert line(row, 10, 20, {}).startswith("step 10/20 | lr 1.00e-03 | 500 bytes/s")
+    assert "10 steps skipped" in line(row, 10, 20, {})
 
 
 def test_a_model_with_every_part_tells_every_figure(tmp_path, make_spec, shards, caplog):

@@ -6,8 +6,10 @@ import torch
 from spider import files
 from spider.errors import TrainingError
 from spider.model import build_model
-from spider.training import precision, warmup
+from spider.model.spider import experts
+from spider.training import precision, timing, warmup
 from spider.training.allocator import keep_freed_memory
+from spider.training.measurements import Product, Step, Warmup
 from spider.training.precision import decide
 from spider.training.stage import train
 from spider.training.warmup import warm_up
@@ -22,31 +24,77 @@ def quick(monkeypatch):
 def test_it_measures_every_distinct_product_of_the_shape_and_decides(tmp_path, make_spec, quick):
     spec = make_spec(precision="auto")
     record = warm_up(spec, tmp_path / "warmup.json")
-    assert record == files.read_json(tmp_path / "warmup.json")
-    assert set(record["step"]) == {"fp32", "bf16"}
-    assert record["precision"] in record["step"] and "fp32" in record["reason"]
-    assert record["fp8_emulated"] and record["fp8_layers"] == []
-    assert record["step_shape"]["seq_len"] == 32 and record["compile"] is None
-    assert all(s["peak_memory_mb"] > 0 and s["seconds"] > 0 for s in record["step"].values())
+    assert record == Warmup.read(tmp_path / "warmup.json")
+    assert set(record.step) == {"fp32", "bf16"}
+    assert record.precision in record.step and "fp32" in record.reason
+    assert record.fp8_layers == [] and record.parts is None
+    assert record.step_shape["seq_len"] == 32 and record.compile is None
+    assert all(s.peak_memory_mb > 0 and s.seconds > 0 for s in record.step.values())
 
-    shapes = {(g["m"], g["k"], g["n"]) for g in record["gemms"]}
-    assert len(shapes) == len(record["gemms"])
+    shapes = {(g.m, g.k, g.n) for g in record.gemms}
+    assert len(shapes) == len(record.gemms)
     up = dict(build_model(spec.model).named_modules())["prelude.0.ffn.up"]
     assert (4 * 32, up.in_features, up.out_features) in shapes
-    for product in record["gemms"]:
-        narrow = any("ffn." in name or name.endswith(("attention.q", "kv_b")) for name in product["layers"])
-        assert set(product["ms"]) == {"fp32", "bf16"} | ({"fp8"} if narrow else set())
-        assert min(product["ms"].values()) > 0
-        assert product["fastest"] in ("fp32", "bf16")  # emulated fp8 is never chosen
-        assert product["uses"] >= len(product["layers"])
-    experts = record["experts"]
-    assert experts["layers"] == ["core.layers.0.ffn.experts"] and min(experts["ms"].values()) > 0
-    assert set(experts["ms"]) == {"bf16", "fp8"} and experts["fastest"] == "bf16"
+    for product in record.gemms:
+        assert set(product.ms) == {"fp32", "bf16"}  # there is no fp8 here that could be chosen
+        assert min(product.ms.values()) > 0 and product.fastest in product.ms
+        assert product.uses >= len(product.layers)
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """A device that claims to have fp8, and to group it; both are emulated."""
+    converted = []
+
+    def swap(model, recipe, layers, **options):
+        converted.append(recipe)
+        precision_to_fp8(model, recipe, layers, **{**options, "emulate": True})
+
+    precision_to_fp8 = precision.to_fp8
+    for module in (precision, warmup):
+        monkeypatch.setattr(module, "has_fp8", lambda device: True)
+        monkeypatch.setattr(module, "to_fp8", swap)
+    monkeypatch.setattr(experts, "runs_on", lambda device: True)
+    return converted
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])
+def test_where_there_is_fp8_each_product_and_the_experts_are_timed_in_the_recipe_of_the_run(
+    tmp_path, make_spec, quick, emulated, recipe
+):
+    record = warm_up(make_spec(precision="bf16", fp8_recipe=recipe), tmp_path / "warmup.json")
+    assert set(emulated) == {recipe} and record.fp8_recipe == recipe
+    for product in record.gemms:
+        narrow = any("ffn." in name or name.endswith(("attention.q", "kv_b")) for name in product.layers)
+        assert set(product.ms) == {"fp32", "bf16"} | ({"fp8"} if narrow else set())
+    assert record.parts.layers == ["core.layers.0.ffn.experts"] and min(record.parts.ms.values()) > 0
+    assert set(record.parts.ms) == {"bf16", "fp8"}
+    lost = {name for product in record.gemms if product.fastest != "fp8" for name in product.layers}
+    assert not lost & set(record.fp8_layers)
+
+
+def test_a_record_of_the_version_before_is_read(tmp_path):
+    """Its experts stood under that name, and emulated fp8 was timed too."""
+    path = tmp_path / "warmup.json"
+    part = {"tokens": 9, "uses": 2, "ms": {"bf16": 1.0, "fp8": 9.0}, "fastest": "bf16", "layers": ["e"]}
+    record = {
+        **{"format": 1, "run": "r", "device": "cpu", "threads": 1, "versions": {}, "precision": "fp32"},
+        **{"reason": "measured", "fp8_recipe": "rowwise", "fp8_layers": [], "fp8_emulated": True},
+        **{"step_shape": {"seq_len": 32, "n_loops": None}, "step": {}, "gemms": [], "experts": part},
+        **{"compile": None, "seconds": 1.0},
+    }
+    files.write_json(path, record)
+    assert Warmup.read(path).parts.layers == ["e"]
+    files.write_json(path, {**record, "format": 2})
+    with pytest.raises(
+        ValueError, match=r"warmup\.json: .* of a warm-up of format 2, .* warm up again"
+    ):
+        Warmup.read(path)
 
 
 def test_it_says_what_each_choice_costs(tmp_path, make_spec, quick):
     said = {
-        asked: warm_up(make_spec(precision=asked), tmp_path / "warmup.json")["reason"]
+        asked: warm_up(make_spec(precision=asked), tmp_path / "warmup.json").reason
         for asked in ("auto", "bf16")
     }
     cost = r"\d+ ms, \d\.\d\d GB"
@@ -57,43 +105,29 @@ def test_it_says_what_each_choice_costs(tmp_path, make_spec, quick):
 
 def test_memory_is_counted_for_each_choice_by_itself():
     keep_freed_memory()
-    warmup.forget_peak(torch.device("cpu"))
-    before = warmup.peak_memory_mb(torch.device("cpu"))
+    timing.forget_peak(torch.device("cpu"))
+    before = timing.peak_memory_mb(torch.device("cpu"))
     block = torch.ones(25_000_000)
-    assert warmup.peak_memory_mb(torch.device("cpu")) > before + 90
+    assert timing.peak_memory_mb(torch.device("cpu")) > before + 90
     del block
-    warmup.forget_peak(torch.device("cpu"))
-    assert warmup.peak_memory_mb(torch.device("cpu")) < before + 50
-
-
-@pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])
-def test_fp8_is_timed_in_the_recipe_of_the_run(tmp_path, make_spec, quick, monkeypatch, recipe):
-    timed = set()
-    convert = precision.to_fp8
-
-    def spy(model, asked, *args, **options):
-        timed.add(asked)
-        convert(model, asked, *args, **options)
-
-    monkeypatch.setattr(warmup, "to_fp8", spy)
-    record = warm_up(make_spec(precision="bf16", fp8_recipe=recipe), tmp_path / "warmup.json")
-    assert timed == {recipe} and record["fp8_recipe"] == recipe
+    timing.forget_peak(torch.device("cpu"))
+    assert timing.peak_memory_mb(torch.device("cpu")) < before + 50
 
 
 def test_layers_whose_every_product_wins_in_fp8_make_up_the_plan(make_spec):
     """Three layers, of which one may not and one computes a product that lost."""
-    products = {(8, 16, 16): {"a": 1, "router": 1}, (8, 16, 32): {"b": 1}, (4, 16, 32): {"b": 1}}
+    products = {(8, 16, 16): ["a", "router"], (8, 16, 32): ["b"], (4, 16, 32): ["b"]}
     gemms = [
-        {"m": m, "k": k, "n": n, "fastest": "bf16" if (m, k, n) == (4, 16, 32) else "fp8"}
-        for m, k, n in products
+        Product(m=m, k=k, n=n, uses=1, ms={}, fastest="bf16" if m == 4 else "fp8", layers=layers)
+        for (m, k, n), layers in products.items()
     ]
-    assert warmup._fp8_layers(products, frozenset("ab"), gemms) == ["a"]
+    assert warmup._fp8_layers(frozenset("ab"), gemms) == ["a"]
 
 
 def test_the_trainer_takes_what_the_warm_up_chose_and_keeps_it_on_resume(tmp_path, make_spec, shards, quick):
     spec, path = make_spec(precision="auto", max_steps=10), tmp_path / "warmup.json"
     record = warm_up(spec, path)
-    files.write_json(path, {**record, "precision": "bf16"})
+    record.model_copy(update={"precision": "bf16"}).write(path)
 
     class Stop(Exception):
         pass
@@ -104,7 +138,7 @@ def test_the_trainer_takes_what_the_warm_up_chose_and_keeps_it_on_resume(tmp_pat
 
     with pytest.raises(Stop):
         train(spec, tmp_path / "a", shards, warmup=path, on_step=crash)
-    files.write_json(path, {**record, "precision": "fp32"})
+    record.model_copy(update={"precision": "fp32"}).write(path)
     assert train(spec, tmp_path / "a", shards, warmup=path).precision == "bf16"
     assert train(spec, tmp_path / "b", shards, warmup=path).precision == "fp32"
 
@@ -114,10 +148,9 @@ def test_only_a_clearly_faster_precision_displaces_the_exact_one(tmp_path, make_
         monkeypatch.setattr(
             warmup,
             "_time_steps",
-            lambda spec, precision, device, compiled, s=seconds: {
-                "seconds": 1 if precision.kind == "fp32" else s,
-                "peak_memory_mb": 1,
-            },
+            lambda spec, precision, device, compiled, s=seconds: Step(
+                first_seconds=1, seconds=1 if precision.kind == "fp32" else s, peak_memory_mb=1
+            ),
         )
         record = warm_up(make_spec(precision="auto"), tmp_path / "warmup.json")
         assert decide("auto", "tensorwise", torch.device("cpu"), record).kind == chosen

@@ -1,0 +1,162 @@
+"""What a dataset says of itself: ``metadata.json``, which the index job makes from all parts' records.
+
+Readers trust it alone. It holds the source, the settings, the alphabet, and of each shard its counts and its
+SHA-256; its own digest is what a training knows the dataset by.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from spider.artifacts import Artifact
+from spider.config import Dataset
+from spider.files import digest, read_json, sha256
+from spider.tokens import BYTES, Tokens, recorded
+
+DTYPE = np.dtype("<u2")
+SPLITS = ("train", "validation")
+COUNTS = ("tokens", "documents", "bytes")
+
+
+class Shard(BaseModel):
+    """One part's share of a split."""
+
+    model_config = ConfigDict(frozen=True)
+
+    file: str
+    part: str
+    tokens: int
+    documents: int
+    bytes: int
+    sha256: str
+
+
+class Split(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    tokens: int
+    documents: int
+    bytes: int
+    shards: list[Shard]
+
+
+class Metadata(Artifact):
+    """``metadata.json``: what readers trust, and what the dataset is known by (``digest``). The order of its
+    fields is that of the file."""
+
+    WHAT: ClassVar[str] = "the description of a dataset"
+    REMEDY: ClassVar[str] = "encode the dataset again or use the Spider that wrote it"
+
+    dataset: str
+    dtype: str
+    vocab_size: int
+    special_ids: dict[str, int]
+    source: dict[str, Any]
+    text_column: str
+    id_column: str
+    validation: float
+    max_document_bytes: int | None
+    splits: dict[str, Split]
+    digest: str = ""
+
+    @property
+    def alphabet(self) -> Tokens:
+        """What its ids stand for."""
+        tokens = recorded(self.vocab_size)
+        assert tokens is not None, "checked when it is read"
+        return tokens
+
+
+def settings_of(dataset: Dataset) -> dict[str, Any]:
+    """What decides the bytes of a shard, as its records name it, in the schema's order."""
+    encoding = dataset.encoding()
+    return {name: encoding[name] for name in Dataset.model_fields if name in encoding}
+
+
+def build_metadata(
+    folder: Path, name: str, dataset: Dataset, *, source: dict[str, Any], parts: Sequence[str]
+) -> Metadata:
+    """Describe the encoded ``parts`` in ``folder/metadata.json`` and return it.
+
+    Hashes every shard, as many at a time as there are processors. ``ValueError`` names a part that is
+    missing, was encoded under other settings, or whose files have another size than its record says.
+
+    Args:
+        source: where the text is from, the files of that included.
+    """
+    settings = settings_of(dataset)
+    splits = {}
+    for split in SPLITS:
+        shards = [_record_of_part(folder, split, part, settings) for part in parts]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            hashes = pool.map(sha256, [folder / shard["file"] for shard in shards])
+        whole = [Shard(**shard, sha256=value) for shard, value in zip(shards, hashes, strict=True)]
+        splits[split] = Split(**{key: sum(getattr(s, key) for s in whole) for key in COUNTS}, shards=whole)
+    metadata = Metadata(
+        format=Metadata.FORMAT,
+        dataset=name,
+        dtype=DTYPE.str,
+        vocab_size=BYTES.size,
+        special_ids=dict(BYTES.specials),
+        source=source,
+        **settings,
+        splits=splits,
+    )
+    content = digest(content_of(metadata.plain()))
+    return metadata.model_copy(update={"digest": content}).write(folder / "metadata.json")
+
+
+def content_of(plain: dict[str, Any]) -> dict[str, Any]:
+    """What the digest of a description is of."""
+    return {key: value for key, value in plain.items() if key != "digest"}
+
+
+def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any]) -> dict[str, Any]:
+    path = folder / split / f"{part}.json"
+    if not path.exists():
+        raise ValueError(f"{path}: part {part} of the {split} split is missing; encode it first")
+    record = read_json(path)
+    for key, value in settings.items():
+        if record.get(key) != value:
+            raise ValueError(
+                f"{path}: part {part} was encoded with {key} = {record.get(key)!r}, not {value!r}; "
+                "encode it again"
+            )
+    shard = {key: record[key] for key in ("file", "part", *COUNTS)}
+    check_size(folder / shard["file"], shard["tokens"] * DTYPE.itemsize)
+    check_size((folder / shard["file"]).with_suffix(".idx"), shard["documents"] * 8)
+    return shard
+
+
+def check_size(path: Path, expected: int) -> None:
+    """Refuse a file that is missing, or not of so many bytes."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such shard; encode its part again") from None
+    if size != expected:
+        kind = "truncated" if size < expected else "too long"
+        raise ValueError(f"{path}: {kind}, {size} bytes instead of {expected}; encode its part again")
+
+
+def load_metadata(folder: Path) -> Metadata:
+    """The description of a dataset; ``ValueError`` where there is none, or of another format or alphabet."""
+    path = folder / "metadata.json"
+    if not path.exists():
+        raise ValueError(
+            f"{folder}: not an encoded dataset (no metadata.json); run its encode and index jobs"
+        )
+    metadata = Metadata.read(path)
+    if metadata.dtype != DTYPE.str or recorded(metadata.vocab_size) is None:
+        raise ValueError(
+            f"{path}: tokens are {metadata.dtype} of {metadata.vocab_size} ids, "
+            f"this Spider reads {DTYPE.str} of {BYTES.size}; encode the dataset again"
+        )
+    return metadata

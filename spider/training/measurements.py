@@ -1,0 +1,78 @@
+"""What a warm-up measured: ``runs/{run}/warmup-{shape}.json``. Reports read it too, so no torch here."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from spider.artifacts import Artifact
+
+Kind = Literal["fp32", "bf16", "fp8"]
+
+
+class _Measured(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Product(_Measured):
+    """One distinct matrix product of the model: M rows, K in, N out."""
+
+    m: int
+    k: int
+    n: int
+    uses: int
+    """How often in one forward pass."""
+    ms: dict[Kind, float]
+    """Milliseconds of forward and backward; fp8 only where the device has it and a layer may run in it."""
+    fastest: Kind
+    layers: list[str]
+
+
+class Parts(_Measured):
+    """One of the layers that the family multiplies in fp8 itself."""
+
+    tokens: int
+    """Rows that it gets."""
+    uses: int
+    ms: dict[Kind, float]
+    fastest: Kind
+    layers: list[str]
+
+
+class Step(_Measured):
+    """Forward, backward and update of one micro-batch."""
+
+    first_seconds: float
+    seconds: float
+    peak_memory_mb: float
+
+
+class Compiled(_Measured):
+    """The archive of what the compiler made (`spider.training.compilecache`)."""
+
+    cache: str
+    bytes: int
+    made_for: str
+
+
+class Warmup(Artifact):
+    WHAT: ClassVar[str] = "the record of a warm-up"
+    REMEDY: ClassVar[str] = "delete it and warm up again"
+
+    run: str
+    device: str
+    threads: int
+    versions: dict[str, str]
+    precision: Kind
+    """What ``precision: auto`` comes to, or what was asked for."""
+    reason: str
+    fp8_recipe: str
+    fp8_layers: list[str]
+    """Who takes part in fp8."""
+    step_shape: dict[str, int | None]
+    step: dict[Kind, Step]
+    gemms: list[Product]
+    parts: Parts | None = Field(default=None, validation_alias=AliasChoices("parts", "experts"))
+    compile: Compiled | None
+    seconds: float
