@@ -4,7 +4,7 @@
     data      datasets          run    runs and stages       model    families of models
     spec      a stage, resolved: what a job reads            schema   all of it
     paths     a setting by its path                          grid     many runs from one block
-    load      from a file to a checked `Config`              given    settings that are not from the file
+    load      from a file, and settings given beside it, to a checked `Config`
     check     whether all blocks go together                 explain  what is wrong, in words
 
 A configuration names datasets and runs. A run trains one model through a list of stages; settings shared by
@@ -15,8 +15,7 @@ its stages stand in ``defaults`` and any stage may override any of them. ``Confi
 from spider.config.block import FORMAT, Block
 from spider.config.data import Dataset, HubSource, LocalSource, MockSource, PydocsSource, StreamSource
 from spider.config.explain import ConfigError, nearest
-from spider.config.given import Given, with_settings
-from spider.config.load import load_config
+from spider.config.load import Given, load_config, with_settings
 from spider.config.model import ModelConfig, families, family_config, merged, presets
 from spider.config.run import (
     EmaConfig,
@@ -31,35 +30,3 @@ from spider.config.run import (
 )
 from spider.config.schema import Config
 from spider.config.spec import StageSpec
-
-__all__ = [
-    "FORMAT",
-    "Block",
-    "Config",
-    "ConfigError",
-    "Dataset",
-    "EmaConfig",
-    "EvaluationConfig",
-    "Fp8Recipe",
-    "Given",
-    "HubSource",
-    "LocalSource",
-    "MockSource",
-    "ModelConfig",
-    "OptimizerConfig",
-    "PydocsSource",
-    "Resources",
-    "Run",
-    "Stage",
-    "StageSettings",
-    "StageSpec",
-    "StreamSource",
-    "TrackingConfig",
-    "families",
-    "family_config",
-    "load_config",
-    "merged",
-    "nearest",
-    "presets",
-    "with_settings",
-]

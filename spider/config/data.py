@@ -42,19 +42,34 @@ class PydocsSource(Source):
         return [f"{i}/{self.pieces}" for i in range(self.pieces)]
 
 
-class HubSource(Source):
-    """Named parquet files of a Hugging Face dataset repository at a pinned revision."""
-
-    kind: Literal["hub"]
+class _OnHub(Source):
+    kind: str
     repo: str
     """Dataset repository, owner/name."""
     revision: Annotated[str, Field(min_length=1)]
     """Commit (a branch may move under a run)."""
     files: Annotated[list[str], Field(min_length=1)]
-    """Parquet files in it; one download and one encode job each."""
+    """Parquet files in it."""
+
+
+class HubSource(_OnHub):
+    """Named parquet files of a Hugging Face dataset repository at a pinned revision; one download and one
+    encode job each."""
+
+    kind: Literal["hub"]
 
     def items(self) -> list[str]:
         return self.files
+
+
+class StreamSource(_OnHub):
+    """Train straight from the hub with ``datasets`` streaming: nothing is downloaded first or kept, and each
+    epoch takes the files in a new order."""
+
+    kind: Literal["stream"]
+
+    def items(self) -> list[str]:
+        return []
 
 
 class LocalSource(Source):
@@ -65,28 +80,13 @@ class LocalSource(Source):
     """Paths and globs; one part each."""
 
     def items(self) -> list[str]:
-        found: list[str] = []
+        paths: list[str] = []
         for pattern in self.files:
             matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
             if not matches:
                 raise ConfigError(f"datasets: no file matches {pattern!r}")
-            found += matches
-        return found
-
-
-class StreamSource(Source):
-    """Train straight from the hub with ``datasets`` streaming: nothing is downloaded first or kept."""
-
-    kind: Literal["stream"]
-    repo: str
-    """Dataset repository, owner/name."""
-    revision: Annotated[str, Field(min_length=1)]
-    """Commit."""
-    files: Annotated[list[str], Field(min_length=1)]
-    """Parquet files in it; a new order each epoch."""
-
-    def items(self) -> list[str]:
-        return []
+            paths += matches
+        return paths
 
 
 class MockSource(Source):

@@ -139,14 +139,14 @@ def siblings(raw: dict[str, Any]) -> Callable[[tuple[Any, ...]], list[str]]:
             block = child(block, part)
             value = value.get(part) if isinstance(value, dict) else None
             if block is ModelConfig and isinstance(value, dict):
-                block = family_config(value.get("family", "spider"))
+                block = family_config(value["family"])
         return list(block.model_fields) if _block(block) else []
 
     return known
 
 
 def child(annotation: Any, part: Any) -> Any:
-    """The type found under one step of a path."""
+    """The type under one step of a path."""
     if isinstance(annotation, type) and issubclass(annotation, Block) and part in annotation.model_fields:
         annotation = annotation.model_fields[part].annotation
     else:  # an item of a list, a value of a mapping, or the member of a union that ``kind`` names

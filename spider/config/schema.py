@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr
@@ -26,19 +25,15 @@ class Config(Block):
     _written: dict[str, Any] = PrivateAttr(default_factory=dict)
     _sweeps: dict[str, list[str]] = PrivateAttr(default_factory=dict)
 
-    def remember(self, written: dict[str, Any], sweeps: dict[str, list[str]]) -> None:
-        """What this was read from, runs in the place of their grids; and the names of each grid's runs."""
-        self._written.update(written)
-        self._sweeps.update(sweeps)
-
     @property
     def sweeps(self) -> dict[str, list[str]]:
         """Of each block with a grid, the names of the runs that it became."""
         return self._sweeps
 
+    @property
     def written(self) -> dict[str, Any]:
-        """A copy of the mapping that this was read from, runs in the place of their grids."""
-        return copy.deepcopy(self._written)
+        """The mapping that this was read from, runs in the place of their grids."""
+        return self._written
 
     def choose(self, run: str | None = None, stage: str | None = None) -> tuple[str, str]:
         """The run and stage meant: where none is named, the only run, and a run's first stage.
@@ -47,11 +42,10 @@ class Config(Block):
             ConfigError: no run is named and there are several.
         """
         if run is None:
-            if len(self.runs) > 1:
-                raise ConfigError(
-                    f"which run? The configuration has several, name one: {', '.join(self.runs)}"
-                )
-            run = next(iter(self.runs))
+            run, *others = self.runs
+            if others:
+                known = ", ".join(self.runs)
+                raise ConfigError(f"which run? The configuration has several, name one: {known}")
         return run, stage or self.run(run).stages[0].name
 
     def stage(self, run_name: str, stage_name: str) -> StageSpec:
