@@ -73,6 +73,11 @@ class Results:
     def shards(self, dataset: str) -> Path:
         return self.root / "shards" / dataset
 
+    @property
+    def runs(self) -> list[str]:
+        """Names of those that lie here."""
+        return [path.name for path in sorted((self.root / "runs").glob("*/"))]
+
     def run(self, run: str) -> Path:
         return self.root / "runs" / run
 
@@ -82,6 +87,10 @@ class Results:
     def stages(self, run: str) -> list[StageFolder]:
         """What lies in a run's folder, by name; not all of it need be trained."""
         return [StageFolder(path) for path in sorted(self.run(run).glob("*/"))]
+
+    def pointer(self, run: str) -> Path:
+        """Which tracked run its curves belong to."""
+        return self.run(run) / "tracking.json"
 
     def warmup(self, run: str, shape: str) -> Path:
         return self.run(run) / f"warmup-{shape}.json"

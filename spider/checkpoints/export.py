@@ -158,7 +158,8 @@ def import_file(source: Path, output: Path) -> Checkpoint:
         expected = _named(build_model(config))
     _check_complete(source, state, expected, f"family {config.family} with {sizes}")
     numbers = {name: _number(saved.get(name)) for name in ("step", "epoch", "best_loss")}
-    tensors = {name: state[name].to(t.dtype) for name, t in expected.items()}
+    # Copied: tensors that were tied there share their memory, and a file would hold one of them only.
+    tensors = {name: state[name].to(t.dtype, copy=True) for name, t in expected.items()}
     return _write(output, config, tensors, None, {"run": source.name, "stage": None, **numbers})
 
 

@@ -67,11 +67,11 @@ class Pointer(BaseModel):
 
     @classmethod
     def read(cls, results: Path, run: str) -> Pointer | None:
-        path = Results(results).run(run) / "tracking.json"
+        path = Results(results).pointer(run)
         return cls.model_validate(read_json(path)) if path.exists() else None
 
     def write(self, results: Path, run: str) -> str:
-        path = Results(results).run(run) / "tracking.json"
+        path = Results(results).pointer(run)
         try:
             write_json(path, self.model_dump())
         except OSError as error:

@@ -210,6 +210,16 @@ def test_one_of_our_models_in_a_pt_file_comes_in_whole(stage, tmp_path, config, 
     assert content(tmp_path / "out")["model.safetensors"] == content(tmp_path / "direct")["model.safetensors"]
 
 
+def test_tensors_that_share_their_memory_in_the_file_are_each_written(tmp_path, config):
+    state = build_model(config).state_dict()
+    one, other = [name for name, t in state.items() if name.endswith("norm.weight") and t.shape == (32,)][:2]
+    state[one] = state[other] = torch.randn(32)
+    torch.save(layout(state, config.model_dump()), tmp_path / "a.pt")
+    import_file(tmp_path / "a.pt", tmp_path / "out")
+    loaded = spider.load_model(tmp_path / "out")[0].state_dict()
+    assert torch.equal(loaded[one], state[one]) and torch.equal(loaded[other], state[one])
+
+
 def test_narrow_weights_are_widened_exactly_and_odd_numbers_are_left_out(tmp_path, config):
     narrow = build_model(config).bfloat16().state_dict()
     given = layout(narrow, config.model_dump(), best_loss=float("inf"), step=torch.tensor(7))
