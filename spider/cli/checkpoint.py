@@ -11,7 +11,7 @@ import click
 import yaml
 
 from spider import tracking
-from spider.cli.session import FILE, log
+from spider.cli.session import FILE, JSON, log
 from spider.results import StageFolder, root_of
 
 
@@ -26,7 +26,7 @@ _QUICK = click.option("--quick", is_flag=True, help="Compare sizes, not the SHA-
 @checkpoint.command("ls")
 @click.argument("path", type=FILE)
 @_QUICK
-@click.option("--json", "as_json", is_flag=True)
+@JSON
 def checkpoint_ls(path: Path, quick: bool, as_json: bool) -> None:
     """List the checkpoints below PATH (a results, run or stage folder) and say which are damaged."""
     from spider.checkpoints.inventory import below, examine, render

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from spider.cli.session import FILE, Session, log
+from spider.cli.session import FILE, JSON, Session, log
 from spider.config import HubSource, MockSource, PydocsSource
 from spider.files import read_json, sha256, write_json
 
@@ -22,7 +22,7 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     """Bring one part of a dataset here, as parquet."""
     from spider.data import hub, local, mock, pydocs
 
-    spec = session.dataset(dataset)
+    spec = session.config.dataset(dataset)
     source, item = spec.source, spec.source.item(part)
     params = {"kind": source.kind, "item": item}
     with session.tracked("download", f"{dataset}/{part}", params, [], [output]) as job:
@@ -51,7 +51,7 @@ def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
     """Widen one parquet file into uint16 shards, one for each split."""
     from spider.data.encode import encode_part
 
-    spec = session.dataset(dataset)
+    spec = session.config.dataset(dataset)
     settings = spec.encoding()
     folder = session.results.shards(dataset)
     outputs = [folder / split / f"{part}.bin" for split in ("train", "validation")]
@@ -72,7 +72,7 @@ def index(session: Session, dataset: str, output: Path) -> None:
     """Gather the parts' records into metadata.json."""
     from spider.data.metadata import build_metadata
 
-    spec = session.dataset(dataset)
+    spec = session.config.dataset(dataset)
     settings, parts = spec.encoding(), spec.source.parts()
     records = [output.parent / "train" / f"{part}.json" for part in parts]
     origins = [read_json(session.results.raw(dataset, part).with_suffix(".json")) for part in parts]
@@ -99,10 +99,8 @@ def verify(folder: Path, quick: bool) -> None:
 
 @click.command()
 @click.argument("folder", type=FILE)
-@click.option(
-    "--bytes", "count", default=400, show_default=True, help="How much of the first shard to decode."
-)
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--bytes", "count", default=400, show_default=True, help="How much text of the first shard.")
+@JSON
 def inspect(folder: Path, count: int, as_json: bool) -> None:
     """Print a dataset's statistics and the beginning of its text."""
     from spider.data.shards import inspect

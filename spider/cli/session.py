@@ -11,13 +11,16 @@ from typing import Any
 import click
 
 from spider import tracking
-from spider.config import Config, Dataset, HubSource, StreamSource, load_config
+from spider.config import Config, HubSource, StreamSource, load_config
 from spider.results import Results
 
 log = logging.getLogger("spider")
 
-#: Of an option or an argument: a file or a folder, there or not.
+#: A file or a folder, there or not.
 FILE = click.Path(path_type=Path)
+COUNT = click.IntRange(min=1)
+THREADS = click.option("--threads", type=COUNT, help="CPU threads of this machine (default: all).")
+JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
 class Session:
@@ -34,21 +37,17 @@ class Session:
     def results(self) -> Results:
         return Results(Path(self.config.results))
 
-    def dataset(self, name: str) -> Dataset:
-        return self.config.dataset(name)
-
     def tracked(
         self, rule: str, name: str, params: dict[str, Any], inputs: list[Path], outputs: list[Path]
     ) -> AbstractContextManager[tracking.Job]:
         """Record this job: what went in, what came out, how long it took."""
         tracking.configure(self.config)
-        return tracking.job(
-            rule, name, results=self.results.root, params=params, inputs=inputs, outputs=outputs
-        )
+        root = self.results.root
+        return tracking.job(rule, name, results=root, params=params, inputs=inputs, outputs=outputs)
 
     def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
         """Name, digest and source of a dataset, as tracking shows it."""
-        source = self.dataset(name).source
+        source = self.config.dataset(name).source
         if isinstance(source, HubSource | StreamSource):
             return name, data_digest, f"{source.repo}@{source.revision}"
         return name, data_digest, source.kind

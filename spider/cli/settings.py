@@ -110,10 +110,10 @@ def report(context: click.Context, used: list[Given]) -> None:
     if used:
         said = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used)
         log.info("settings: %s; all others from %s", said, context.obj.config_path)
-    default = [a.name for a in ALIASES if context.get_parameter_source(a.name) is ParameterSource.DEFAULT]
-    ignored = [a.name.upper() for a in ALIASES if a.variable and a.name in default]
-    if ignored := [variable for variable in ignored if os.environ.get(variable)]:
+    unused = [a for a in ALIASES if context.get_parameter_source(a.name) is ParameterSource.DEFAULT]
+    variables = [a.name.upper() for a in unused if a.variable and os.environ.get(a.name.upper())]
+    if variables:
         log.warning(
             "%s: set in the environment and ignored, the configuration alone decides what a workflow trains",
-            ", ".join(ignored),
+            ", ".join(variables),
         )

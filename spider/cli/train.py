@@ -13,7 +13,7 @@ import click
 
 from spider import tracking
 from spider.cli import settings
-from spider.cli.session import FILE, Session, log, prepare_torch
+from spider.cli.session import COUNT, FILE, THREADS, Session, log, prepare_torch
 from spider.config import ConfigError, with_settings
 from spider.results import StageFolder
 
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from spider.processes.world import World
     from spider.training.plan import Plan
 
-_COUNT = click.IntRange(min=1)
-
 
 @click.command()
 @click.argument("run")
 @click.argument("stage")
-@click.option("--threads", type=_COUNT, help="CPU threads (default: all).")
+@THREADS
 @click.pass_obj
 def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Compile and time a stage's matrix products in each precision; decide which to use."""
@@ -58,9 +56,9 @@ def _place(name: str, **options: Any) -> Any:
 )
 @_place("reset_steps", is_flag=True, help="Of --resume take the weights only.")
 @_place("ckpt_dir", type=FILE, help="Folder to train in.")
-@click.option("--threads", type=_COUNT, help="CPU threads of this machine (default: all).")
-@click.option("--processes", type=_COUNT, default=1, help="Start so many, to train together.")
-@click.option("--nodes", type=_COUNT, default=1, help="Of this Slurm job, to share them.")
+@THREADS
+@click.option("--processes", type=COUNT, default=1, help="Start so many, to train together.")
+@click.option("--nodes", type=COUNT, default=1, help="Of this Slurm job, to share them.")
 @click.pass_context
 def train(
     context: click.Context,

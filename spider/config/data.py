@@ -96,7 +96,7 @@ class MockSource(Source):
 
     kind: Literal["mock"]
     documents: Positive = 2000
-    """How many, of some 600 bytes each."""
+    """How many, of some 500 bytes each."""
 
     def items(self) -> list[str]:
         return [f"{self.documents} documents"]

@@ -24,7 +24,7 @@ WORDS = ["time", "way", "day", "thing", "world", "life", "hand", "part", "place"
 
 
 def write_mock(documents: int, output: Path) -> dict[str, Any]:
-    """Write the first so many made-up documents, some 600 bytes each, into a parquet.
+    """Write the first so many made-up documents, some 500 bytes each, into a parquet.
 
     Returns:
         ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written.
