@@ -140,7 +140,7 @@ class Life:
             for name in ("weights", "averaged_weights", "steps", "bytes", "position", "loss", "best_loss"):
                 found[f"{stage}, {name}"] = receipt[name]
             found[f"{stage}, curve"] = [[row["step"], *(row["metrics"][n] for n in curve)] for row in rows]
-            for name in ("weights", "nats", "bpb", "bpb_strict", "loops", "inside", "sample"):
+            for name in ("weights", "nats", "bpb", "bpb_strict", "loops", "figures", "sample"):
                 found[f"{stage}, evaluation, {name}"] = evaluation[name]
         return found
 

@@ -8,7 +8,7 @@ if CONFIG.scaling:
         output:
             "<results>/report/scaling.md",
             report(
-                "<results>/report/scaling.png",
+                "<results>/report/scaling.svg",
                 caption="captions/scaling.rst",
                 category="Comparison",
                 labels={"what": "scaling law"},

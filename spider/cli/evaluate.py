@@ -16,26 +16,46 @@ from spider.cli.session import FILE, Session, log, prepare_torch
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads (default: all).")
 @click.pass_obj
 def evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
-    """Score a stage's last checkpoint in bits per byte, against compressors, and write a sample."""
-    from spider.evaluation.evaluate import OUTPUTS, evaluate
+    """Score a stage's last checkpoint in bits per byte, against compressors; write a sample and figures."""
+    from spider.evaluation.evaluate import evaluate
+    from spider.report.draw import FIGURES, draw_stage
 
     results, spec = session.results, session.config.stage(run, stage)
-    folder = results.stage(run, stage).path
+    folder = results.stage(run, stage)
     scored = spec.evaluation.data or spec.data
     data = results.shards(scored)
-    receipt = results.stage(run, stage).receipt
-    inputs = [receipt, data / "metadata.json"]
-    outputs = [folder / name for name in OUTPUTS]
+    inputs = [folder.receipt, data / "metadata.json"]
+    outputs = [*(folder.path / name for name in FIGURES), folder.sample, folder.evaluation]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.changed(), inputs, outputs) as job:
         prepare_torch(threads)
-        found = evaluate(receipt, spec, data, folder)
-        card = session.dataset_card(scored, found["data_digest"])
+        measured = evaluate(folder.receipt, spec, data, folder.path)
+        draw_stage(folder)
+        card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")
-        curves = {"bpb_at_loops": list(enumerate(found["loops"]["bpb"], start=1))} if found["loops"] else {}
-        tracking.log_evaluation(results.root, run, stage, found, outputs, dataset=card, curves=curves)
-        job.metric("bpb", found["bpb"])
-    best = min(found["compressors"], key=found["compressors"].get)
-    log.info("%.3f bits per byte (%s: %.3f)", found["bpb"], best, found["compressors"][best])
+        curves = {"bpb_at_loops": list(enumerate(measured.loops.bpb, start=1))} if measured.loops else {}
+        tracking.log_evaluation(
+            results.root, run, stage, measured.plain(), outputs, dataset=card, curves=curves
+        )
+        job.metric("bpb", measured.bpb)
+    best, rate = min(measured.compressors.items(), key=lambda item: item[1])
+    log.info("%.3f bits per byte (%s: %.3f)", measured.bpb, best, rate)
+
+
+@click.command()
+@click.argument("run")
+@click.argument("stage", required=False)
+@click.pass_obj
+def draw(session: Session, run: str, stage: str | None) -> None:
+    """Draw the figures of a stage (default: of all of RUN that are evaluated) again, without the model."""
+    from spider.report.draw import draw_stage
+
+    results = session.results
+    evaluated = [one for one in results.stages(run) if one.evaluation.exists()]
+    if not (stage or evaluated):
+        raise ValueError(f"{results.run(run)}: no stage is evaluated; `spider evaluate {run} STAGE` does it")
+    for one in [results.stage(run, stage)] if stage else evaluated:
+        for path in draw_stage(one):
+            log.info("%s", path)
 
 
 @click.command()
@@ -50,7 +70,7 @@ def compare(session: Session, output: Path) -> None:
     evaluations = [results.stage(run, stage).evaluation for run, stage in stages]
     with session.tracked("compare", "report", {}, evaluations, [output]) as job:
         compare(evaluations, benchmarks=results.root / "benchmarks", output=output.parent)
-        for name in ("summary.json", "table.md", "bpb.png", "loss.png"):
+        for name in ("summary.json", "table.md", "bpb.svg", "loss.svg"):
             job.artifact(output.parent / name)
 
 
@@ -71,8 +91,8 @@ def report(session: Session, run: str, output: Path | None) -> None:
 
     results = session.results
     page = output or results.page(run)
-    found = [s.evaluation for s in results.stages(run) if s.evaluation.exists()]
-    with session.tracked("report", run, {}, found, [page]) as job:
+    evaluations = [s.evaluation for s in results.stages(run) if s.evaluation.exists()]
+    with session.tracked("report", run, {}, evaluations, [page]) as job:
         write_report(session.config, results, run, page)
         job.artifact(page)
     log.info("%s", page)
@@ -83,7 +103,7 @@ def report(session: Session, run: str, output: Path | None) -> None:
 @click.pass_obj
 def scaling(session: Session, output: Path | None) -> None:
     """Fit a scaling law to the sweep that the configuration names under scaling."""
-    from spider.evaluation.scaling import write_scaling
+    from spider.report.scaling import write_scaling
 
     config, results = session.config, session.results
     path = output or results.report / "scaling.json"
@@ -92,13 +112,13 @@ def scaling(session: Session, output: Path | None) -> None:
         results.stage(run, stage.name).evaluation for run in runs for stage in config.runs[run].stages
     ]
     with session.tracked("scaling", config.scaling or "", {}, evaluations, [path]) as job:
-        found = write_scaling(config, results, path)
-        for suffix in (".json", ".md", ".png"):
+        fitted = write_scaling(config, results, path)
+        for suffix in (".json", ".md", ".svg"):
             job.artifact(path.with_suffix(suffix))
         for name in ("parameters", "bytes", "bpb"):
-            if law := getattr(found, name):
+            if law := getattr(fitted, name):
                 job.metric(f"exponent/{name}", law.exponent)
-    for curve in found.curves:
+    for curve in fitted.curves:
         if curve.problem:
             log.warning("%.2g FLOPs: not used, %s", curve.budget, curve.problem)
-    log.info("%s; %s", found.problem or "a law", path.with_suffix(".md"))
+    log.info("%s; %s", fitted.problem or "a law", path.with_suffix(".md"))

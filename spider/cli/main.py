@@ -54,7 +54,7 @@ def cli(context: click.Context, config_path: Path, configure: str | None, log_pa
 for _verb in (
     *(data.download, data.encode, data.index, data.verify, data.inspect),
     *(train.warmup, train.train),
-    *(evaluate.evaluate, evaluate.compare, evaluate.report, evaluate.scaling),
+    *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling),
     *(model.describe, model.generate, model.boundaries),
     *(checkpoint.checkpoint, track.track),
 ):

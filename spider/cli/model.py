@@ -66,7 +66,7 @@ def generate(
     ids = generate(model, given or "", max_bytes=count, context=context, **sampling)
     shown = given if isinstance(given, str) else (given or b"").decode("utf-8", "replace")
     click.echo(shown, nl=False)
-    for piece in stream_text(ids):
+    for piece in stream_text(ids, model.tokens):
         click.echo(piece, nl=False)
     click.echo()
 
@@ -78,41 +78,49 @@ def generate(
     "--bytes", "count", type=click.IntRange(min=1), default=2000, show_default=True, help="How much of it."
 )
 @click.option("--context", type=click.IntRange(min=2), help="Bytes the model reads (default: as evaluated).")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture instead.")
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture instead.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a web page instead.")
+@click.option("--png", hidden=True)
 def boundaries(
-    checkpoint: Path, file: Path, count: int, context: int | None, png: Path | None, html: Path | None
+    checkpoint: Path,
+    file: Path,
+    count: int,
+    context: int | None,
+    svg: Path | None,
+    html: Path | None,
+    png: str | None,
 ) -> None:
     """Show the patches into which the model at CHECKPOINT cuts the beginning of FILE (-: standard input).
 
     Patches are coloured; where there is no colour, a | closes each. CHECKPOINT may also be a stage's folder
     or its train.json.
     """
-    import numpy as np
+    if png:
+        raise click.UsageError("pictures are SVG now: give --svg instead of --png")
     import torch
     from rich.console import Console
 
     from spider.checkpoints.load import Checkpoint
-    from spider.evaluation.boundaries import caption, cut, read_beginning
-    from spider.report import patch_views
-    from spider.vocab import BOS
+    from spider.evaluation.segments import cut, read_beginning
+    from spider.report import text_view
 
     text = read_beginning(file, count)
-    found = Checkpoint.at(checkpoint)
-    kind = found.config.boundary.kind
-    if kind == "none":
-        raise ValueError(f"{checkpoint}: this model has no patches (boundary.kind is none)")
-    seq_len = context or found.window
-    if len(text) >= seq_len:
+    chosen = Checkpoint.at(checkpoint)
+    seq_len = context or chosen.window
+    model = chosen.model("cuda" if torch.cuda.is_available() else "cpu")
+    inspector = model.inspector()
+    if inspector is None or inspector.uncut:
+        why = inspector.uncut if inspector else "this kind of model does not show how it cuts a text"
+        raise ValueError(f"{checkpoint}: {why}")
+    tokens_N = model.tokens.encode(text)[:-1]
+    if len(tokens_N) > seq_len:
         log.info("the model reads %d bytes at a time: windows of it, half of each as context", seq_len)
-    model = found.model("cuda" if torch.cuda.is_available() else "cpu")
-    patches = cut(model, np.array([BOS, *text], np.uint16), seq_len=seq_len)
-    line = caption(kind, patches)
-    title = f"{'standard input' if str(file) == '-' else file.name}: patches of {found.label}"
-    if png:
-        patch_views.plot_boundaries(patches, png, title, line)
+    shown = cut(model, inspector, tokens_N, seq_len=seq_len)
+    title = f"{'standard input' if str(file) == '-' else file.name}: {shown.unit} of {chosen.label}"
+    if svg:
+        text_view.write_picture(shown, svg, title)
     if html:
-        patch_views.write_page(patches, html, title, line)
-    if not (png or html):
-        patch_views.show(patches, Console())
-    log.info("%s", line)
+        text_view.write_page(shown, html, title)
+    if not (svg or html):
+        text_view.show(shown, Console())
+    log.info("%s", shown.caption)

@@ -1,7 +1,10 @@
 """Bits per byte of a model on a token stream: the one definition every report of Spider uses.
 
-    bpb        = nats of byte targets                     / (ln 2 * number of byte targets)
-    bpb_strict = nats of byte targets, EOS and BOS alike  / (ln 2 * number of byte targets)
+    bpb        = nats of targets that stand for text    / (ln 2 * bytes they stand for)
+    bpb_strict = the same, and those of EOS and BOS     / (ln 2 * bytes they stand for)
+
+How many bytes an id stands for is the alphabet's to say (`spider.tokens.Tokens.bytes_of`), so that models of
+different alphabets compare.
 
 Documents stand back to back in the stream, as in training, and a window of ``seq_len`` targets slides over
 it. Each window but the first spends its first ``overlap`` share on context alone, so that no byte is
@@ -33,9 +36,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from spider.vocab import BOS, EOS, PAD, VOCAB_SIZE
+from spider.model.interface import IGNORED, Model
+from spider.tokens import BYTES, Tokens
 
-IGNORED = -100
+#: Kinds of targets: text, the ends and beginnings of documents, other special ids.
+KINDS = ("byte", "eos", "bos", "other")
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,9 @@ class Score:
     """Nats and counts of the scored targets, by kind, and what they come to."""
 
     nats: dict[str, float]
-    """Total nats of ``byte``, ``eos``, ``bos`` and ``other`` (remaining special ids) targets."""
+    """Total nats of the targets of each of `KINDS`."""
     counts: dict[str, int]
+    """How many targets those are; for ``byte`` the bytes that they stand for."""
     seconds: float
     metrics: dict[str, float] = field(default_factory=dict)
     """The model's own figures (patches, loops, ...), averaged over windows."""
@@ -63,22 +69,22 @@ class Score:
         return self.counts["byte"] / self.seconds
 
 
-def clip_stream(tokens_N: np.ndarray, max_bytes: int) -> np.ndarray:
-    """The shortest prefix with ``max_bytes`` raw bytes (all of it where there are fewer), beginning with BOS.
+def clip_stream(tokens_N: np.ndarray, max_bytes: int, alphabet: Tokens = BYTES) -> np.ndarray:
+    """The shortest prefix with ``max_bytes`` bytes of text (all where there are fewer), beginning with BOS.
 
     A stream that starts inside a document gets a BOS in front, so that its first byte is a target as well and
     the scored bytes are all the bytes there are.
     """
-    bytes_N = np.cumsum(tokens_N < 256)
+    bytes_N = np.cumsum(alphabet.bytes_of[tokens_N], dtype=np.int64)
     end = int(np.searchsorted(bytes_N, max_bytes)) + 1
     prefix_N = tokens_N[:end]
-    if len(prefix_N) and prefix_N[0] != BOS:
-        prefix_N = np.concatenate([np.array([BOS], prefix_N.dtype), prefix_N])
+    if len(prefix_N) and prefix_N[0] != alphabet.bos:
+        prefix_N = np.concatenate([np.array([alphabet.bos], prefix_N.dtype), prefix_N])
     return prefix_N
 
 
 def windows(
-    tokens_N: np.ndarray, seq_len: int, overlap: float, batch: int
+    tokens_N: np.ndarray, seq_len: int, overlap: float, batch: int, pad: int = BYTES.pad
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Batches of ``(inputs_BT, labels_BT)``, int64; each label but the `IGNORED` ones is scored.
 
@@ -99,13 +105,13 @@ def windows(
         inside_BT = at_BT < targets
         scored_BT = inside_BT & ((column_T >= context) | (start_B1 == 0))
         at_BT = np.minimum(at_BT, targets - 1)
-        inputs_BT = np.where(inside_BT, tokens_N[at_BT], PAD).astype(np.int64)
+        inputs_BT = np.where(inside_BT, tokens_N[at_BT], pad).astype(np.int64)
         labels_BT = np.where(scored_BT, tokens_N[at_BT + 1].astype(np.int64), IGNORED)
         yield inputs_BT, labels_BT
 
 
 def score(
-    model: torch.nn.Module,
+    model: Model,
     tokens_N: np.ndarray,
     *,
     seq_len: int,
@@ -131,23 +137,18 @@ def score(
     Raises:
         ValueError: no byte to score, an id outside the vocabulary, or a loss that is not finite.
     """
-    if len(tokens_N) and int(tokens_N.max()) >= VOCAB_SIZE:
-        at = int(np.argmax(tokens_N >= VOCAB_SIZE))
-        raise ValueError(
-            f"token {at} of the stream is {int(tokens_N[at])}, outside the vocabulary of {VOCAB_SIZE}"
-        )
-    if not np.any(tokens_N[1:] < 256):
-        raise ValueError("there is nothing to score: the stream holds no byte after its first token")
+    alphabet = model.tokens
+    _check_stream(tokens_N, alphabet)
     device = next(model.parameters()).device
     traced = {"trace": True} if observe is not None else {}
-    nats, counts = np.zeros(4), np.zeros(4, np.int64)
+    nats, counts = np.zeros(len(KINDS)), np.zeros(len(KINDS), np.int64)
     sums: dict[str, float] = {}
-    done = rows = 0
+    done = rows = text_bytes = 0
     was_training = model.training
     model.eval()
     began = time.perf_counter()
     try:
-        for inputs_BT, labels_BT in windows(tokens_N, seq_len, overlap, batch):
+        for inputs_BT, labels_BT in windows(tokens_N, seq_len, overlap, batch, alphabet.pad):
             with torch.inference_mode(), precision(device, autocast):
                 output = model(
                     torch.from_numpy(inputs_BT).to(device),
@@ -168,9 +169,10 @@ def score(
                 raise ValueError(
                     f"the model's loss at token {at} of the stream is not finite: its weights have diverged"
                 )
-            kind_S = _kinds(label_S)
-            nats += np.bincount(kind_S, weights=nats_S, minlength=4)
-            counts += np.bincount(kind_S, minlength=4)
+            kind_S = _kinds(label_S, alphabet)
+            nats += np.bincount(kind_S, weights=nats_S, minlength=len(KINDS))
+            counts += np.bincount(kind_S, minlength=len(KINDS))
+            text_bytes += int(alphabet.bytes_of[label_S].sum(dtype=np.int64))
             done += len(label_S)
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * len(inputs_BT)
@@ -181,18 +183,26 @@ def score(
         model.train(was_training)
     return Score(
         nats=dict(zip(KINDS, nats.tolist(), strict=True)),
-        counts=dict(zip(KINDS, counts.tolist(), strict=True)),
+        counts=dict(zip(KINDS, counts.tolist(), strict=True)) | {"byte": text_bytes},
         seconds=time.perf_counter() - began,
         metrics={name: value / rows for name, value in sums.items()},
     )
 
 
-KINDS = ("byte", "eos", "bos", "other")
+def _check_stream(tokens_N: np.ndarray, alphabet: Tokens) -> None:
+    if len(tokens_N) and int(tokens_N.max()) >= alphabet.size:
+        at = int(np.argmax(tokens_N >= alphabet.size))
+        raise ValueError(
+            f"token {at} of the stream is {int(tokens_N[at])}, outside the vocabulary of {alphabet.size}"
+        )
+    if not np.any(alphabet.bytes_of[tokens_N[1:]]):
+        raise ValueError("there is nothing to score: the stream holds no byte after its first token")
 
 
-def _kinds(labels_S: np.ndarray) -> np.ndarray:
+def _kinds(labels_S: np.ndarray, alphabet: Tokens) -> np.ndarray:
     """Index into `KINDS` for each label."""
-    return np.select([labels_S < 256, labels_S == EOS, labels_S == BOS], [0, 1, 2], default=3)
+    is_text_S = alphabet.bytes_of[labels_S] > 0
+    return np.select([is_text_S, labels_S == alphabet.eos, labels_S == alphabet.bos], [0, 1, 2], default=3)
 
 
 def _host(loss_BT: torch.Tensor) -> np.ndarray:

@@ -1,13 +1,14 @@
-"""One stage's last checkpoint, measured: bits per byte, compressors on the same text, a sample, figures.
+"""One stage's last checkpoint, measured: bits per byte, compressors on the same text, a sample, its inside.
 
-The text is the beginning of the validation split, at most ``max_bytes`` of it; the very array that the model
-is scored on goes to the compressors. What was measured on what is written beside the figures (data digest,
-hash of the text, window, overlap, loops, weights digest), so that two evaluations can be told comparable or
-not. Where the stage averaged its weights, the average is what is measured (``averaged``), and the digest its.
+The text is the beginning of the validation split, at most ``max_bytes`` of it; the bytes of the very array
+that the model is scored on go to the compressors. What was measured on what is written beside the figures
+(data digest, hash of the text, window, overlap, loops, weights digest), so that two evaluations can be told
+comparable or not. Where the stage averaged its weights, the average is what is measured (``averaged``), and
+the digest its.
 
-The pass that scores also fills the histograms of what happened inside (`spider.evaluation.inside`). The curve
-over loops reads a shorter beginning of the text once for each number of loops: compare its figures with each
-other, not with those of the whole text.
+The pass that scores also feeds the model's inspector (`spider.model.interface.Inspector`). The curve over
+loops reads a shorter beginning of the text once for each number of loops: compare its figures with each
+other, not with those of the whole text. Nothing is drawn here: `spider.report.draw` does it from the files.
 """
 
 from __future__ import annotations
@@ -27,40 +28,25 @@ from spider.config import StageSpec
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors
-from spider.evaluation.boundaries import Patch, caption, cut
-from spider.evaluation.bpb import clip_stream, score
+from spider.evaluation.artifact import CutText, Evaluation, LoopsCurve, Training
+from spider.evaluation.bpb import Score, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
-from spider.evaluation.inside import Inside, loops_curve
+from spider.evaluation.segments import cut
 from spider.model import choose_kernels
-from spider.report.curves import stage_curve
-from spider.report.inside_plots import plot_inside, plot_loops
-from spider.report.patch_views import plot_boundaries, write_page
-from spider.report.plots import Curve, plot_loss
+from spider.model.interface import Inspector, Model
 from spider.results import StageFolder
-from spider.vocab import BOS
+from spider.tokens import BYTES, Tokens
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
-
-#: What an evaluation leaves in its folder, `evaluation.json` last.
-OUTPUTS = (
-    "loss.png",
-    "loops.png",
-    "inside.png",
-    "boundaries.png",
-    "boundaries.html",
-    "sample.txt",
-    "evaluation.json",
-)
-#: Of the text, shown with its patches coloured.
+#: Of the text, shown as the model cuts it.
 _SHOWN_BYTES = 1500
 
 
 def evaluate(
     receipt: Path, spec: StageSpec, data: Path, output: Path, *, device: str | None = None
-) -> dict[str, Any]:
-    """Measure the checkpoint that a receipt names; write `OUTPUTS`.
+) -> Evaluation:
+    """Measure the checkpoint that a receipt names; write sample.txt and evaluation.json.
 
     Args:
         receipt: the stage's train.json.
@@ -70,9 +56,6 @@ def evaluate(
         data: shards folder of ``spec.evaluation.data``.
         output: folder to write into; evaluation.json comes last.
         device: where to run (default: the GPU where there is one).
-
-    Returns:
-        what evaluation.json holds.
 
     Raises:
         ValueError: a receipt of another stage or version, a missing or damaged checkpoint, no validation
@@ -84,95 +67,135 @@ def evaluate(
             f"{receipt}: is the receipt of {trained.run}/{trained.stage}, not of {spec.run}/{spec.stage}"
         )
     asked = spec.evaluation
-    tokens_N, data_digest = validation_stream(data, asked.max_bytes)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
     model = Checkpoint.at(receipt).model(device)
-    config = model.config
-    seq_len, n_loops = spec.window, asked.n_loops or spec.loops
+    tokens_N, data_digest = validation_stream(data, asked.max_bytes, model.tokens)
     # A model trained in low precision is judged in the precision it will be used in.
     autocast = trained.precision in ("bf16", "fp8")
-    text = compressors.text_bytes(tokens_N)
-    log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", seq_len, device)
+    text = model.tokens.raw(tokens_N)
+    log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", spec.window, device)
     reading: dict[str, Any] = {
-        "seq_len": seq_len,
-        "overlap": asked.overlap,
-        "batch": asked.batch,
-        "autocast": autocast,
+        "seq_len": spec.window, "overlap": asked.overlap, "batch": asked.batch, "autocast": autocast
+    }  # fmt: skip
+    inspector = model.inspector()
+    result = score(
+        model,
+        tokens_N,
+        n_loops=asked.n_loops or spec.loops,
+        observe=inspector.observe if inspector else None,
+        **reading,
+    )
+    sample = _sample(model, spec)
+    measured = Evaluation.model_validate(
+        {
+            "format": Evaluation.FORMAT,
+            **{name: getattr(spec, name) for name in ("run", "stage", "index")},
+            **_scores(result),
+            "documents": int(np.count_nonzero(tokens_N == model.tokens.bos)),
+            "compressors": compressors.bits_per_byte(text),
+            "compressor_settings": compressors.SETTINGS,
+            "data": asked.data,
+            "data_digest": data_digest,
+            "text_sha256": hashlib.sha256(text).hexdigest(),
+            "seq_len": spec.window,
+            "overlap": asked.overlap,
+            "n_loops": asked.n_loops or spec.loops,
+            "device": device,
+            "precision": "bf16" if autocast else "fp32",
+            **_checkpoint(trained),
+            "loops": _loops_curve(model, tokens_N, spec, reading),
+            "prompt": asked.prompt,
+            "sample": sample,
+            "figures": inspector.figures() if inspector else [],
+            "text": _cut_text(model, inspector, tokens_N, reading),
+            **_model(model, spec),
+        }
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    folder = StageFolder(output)
+    files.write_text(folder.sample, asked.prompt + sample + "\n")
+    return measured.write(folder.evaluation)
+
+
+def _scores(result: Score) -> dict[str, Any]:
+    return {
+        "bpb": result.bpb,
+        "bpb_strict": result.bpb_strict,
+        "bytes": result.counts["byte"],
+        "seconds": result.seconds,
+        "bytes_per_second": result.bytes_per_second,
+        "nats": result.nats,
+        "targets": result.counts,
+        "model": result.metrics,
     }
-    inside = Inside(patched=config.boundary.kind != "none")
-    result = score(model, tokens_N, n_loops=n_loops, observe=inside, **reading)
-    loops = None
-    if asked.loops_bytes:
-        begin_N = clip_stream(tokens_N, asked.loops_bytes)
-        curve = loops_curve(model, begin_N, 2 * spec.loops, **reading)
-        loops = {"bytes": int(np.count_nonzero(begin_N < 256)), "trained": spec.loops, "bpb": curve}
-    patches = cut(model, clip_stream(tokens_N, _SHOWN_BYTES), **reading)
+
+
+def _checkpoint(trained: Receipt) -> dict[str, Any]:
+    """What was measured, and what its training took."""
+    return {
+        "checkpoint": trained.checkpoint,
+        "averaged": bool(trained.averaged_weights),
+        "weights": trained.averaged_weights or trained.weights,
+        "global_step": trained.global_step,
+        "training": {name: getattr(trained, name) for name in Training.model_fields},
+    }
+
+
+def _model(model: Model, spec: StageSpec) -> dict[str, Any]:
+    """Its size and price, for those who have no model at hand."""
+    return {
+        "parameters": model.num_parameters(),
+        "parameters_by_part": model.parameters_by_part(),
+        "parameters_looked_up": model.looked_up(),
+        "flops_per_token": model.flops_per_token(spec.settings.seq_len, spec.settings.n_loops),
+    }
+
+
+def _loops_curve(
+    model: Model, tokens_N: np.ndarray, spec: StageSpec, reading: dict[str, Any]
+) -> LoopsCurve | None:
+    """Up to twice the loops trained with; None where none is asked for or the model has no loops."""
+    if not spec.evaluation.loops_bytes or model.config.LOOPS is None:
+        return None
+    begin_N = clip_stream(tokens_N, spec.evaluation.loops_bytes, model.tokens)
+    curve = loops_curve(model, begin_N, 2 * spec.loops, **reading)
+    return LoopsCurve(bytes=len(model.tokens.raw(begin_N)), trained=spec.loops, bpb=curve)
+
+
+def loops_curve(model: Model, tokens_N: np.ndarray, deepest: int, **scoring: Any) -> list[float]:
+    """bpb on a stream with 1, 2, ... ``deepest`` loops; one pass each, so give it a short stream.
+
+    Args:
+        scoring: the other arguments of `spider.evaluation.bpb.score`.
+    """
+    return [score(model, tokens_N, n_loops=n, **scoring).bpb for n in range(1, deepest + 1)]
+
+
+def _cut_text(
+    model: Model, inspector: Inspector | None, tokens_N: np.ndarray, reading: dict[str, Any]
+) -> CutText | None:
+    if inspector is None:
+        return None
+    return cut(model, inspector, clip_stream(tokens_N, _SHOWN_BYTES, model.tokens), **reading)
+
+
+def _sample(model: Model, spec: StageSpec) -> str:
+    asked = spec.evaluation
     written = generate(
         model,
         asked.prompt,
         max_bytes=asked.sample_bytes,
         temperature=asked.temperature,
         seed=spec.seed,
-        n_loops=n_loops,
-        context=seq_len,
+        n_loops=asked.n_loops or spec.loops,
+        context=spec.window,
     )
-    sample = "".join(stream_text(written))
-    found = {
-        "format": FORMAT,
-        "run": spec.run,
-        "stage": spec.stage,
-        "index": spec.index,
-        "bpb": result.bpb,
-        "bpb_strict": result.bpb_strict,
-        "bytes": result.counts["byte"],
-        "documents": int(np.count_nonzero(tokens_N == BOS)),
-        "seconds": result.seconds,
-        "bytes_per_second": result.bytes_per_second,
-        "nats": result.nats,
-        "targets": result.counts,
-        "compressors": compressors.bits_per_byte(tokens_N),
-        "compressor_settings": compressors.SETTINGS,
-        "data": asked.data,
-        "data_digest": data_digest,
-        "text_sha256": hashlib.sha256(text).hexdigest(),
-        "seq_len": seq_len,
-        "overlap": asked.overlap,
-        "n_loops": n_loops,
-        "device": device,
-        "precision": "bf16" if autocast else "fp32",
-        "checkpoint": trained.checkpoint,
-        "averaged": bool(trained.averaged_weights),
-        "weights": trained.averaged_weights or trained.weights,
-        "global_step": trained.global_step,
-        "training": {k: getattr(trained, k) for k in ("steps", "global_step", "tokens", "bytes", "seconds")},
-        "model": result.metrics,
-        "inside": inside.summary(),
-        "loops": loops,
-        "prompt": asked.prompt,
-        "sample": sample,
-    }
-    files.write_text(output / "sample.txt", asked.prompt + sample + "\n")
-    training = stage_curve(StageFolder(receipt.parent).metrics, trained.plain(), begin=0, held_out=result.bpb)
-    _draw(found, training, patches, caption(config.boundary.kind, patches), output)
-    files.write_json(output / "evaluation.json", found)
-    return found
+    return "".join(stream_text(written, model.tokens))
 
 
-def _draw(
-    found: dict[str, Any], training: Curve, patches: list[Patch], patches_caption: str, output: Path
-) -> None:
-    where = f"{found['run']}, stage {found['stage']}"
-    plot_loss([training], output / "loss.png", where)
-    plot_loops(found["loops"], output / "loops.png", f"{where}: what more loops are worth")
-    plot_inside(found["inside"], output / "inside.png", f"{where}: inside the model")
-    said = f"{where}: held-out text in patches", patches_caption
-    plot_boundaries(patches, output / "boundaries.png", *said)
-    write_page(patches, output / "boundaries.html", *said)
-
-
-def validation_stream(data: Path, max_bytes: int) -> tuple[np.ndarray, str]:
-    """The first ``max_bytes`` raw bytes of the validation split as a uint16 stream, and the dataset's digest.
+def validation_stream(data: Path, max_bytes: int, alphabet: Tokens = BYTES) -> tuple[np.ndarray, str]:
+    """The first ``max_bytes`` bytes of the validation split as a uint16 stream, and the dataset's digest.
 
     Raises:
         ValueError: the dataset has no validation text.
@@ -185,6 +208,6 @@ def validation_stream(data: Path, max_bytes: int) -> tuple[np.ndarray, str]:
             "(the share of documents held out) and encode again"
         )
     shards = Shards(data, "validation")
-    # A document of n bytes is n + 2 ids, and encoding drops empty ones: three ids a byte are always enough.
+    # A document of n bytes is n + 2 ids at most, and encoding drops empty ones: three a byte are enough.
     count = min(shards.tokens, 3 * max_bytes)
-    return clip_stream(np.asarray(shards.read(0, count)), max_bytes), metadata.digest
+    return clip_stream(np.asarray(shards.read(0, count)), max_bytes, alphabet), metadata.digest

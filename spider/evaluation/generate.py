@@ -1,23 +1,25 @@
-"""Sampling bytes from a model, one at a time, as a stream.
+"""Sampling text from a model, one id at a time, as a stream.
 
 The model reads each id once (`spider.model.interface.Reader`). When the context is full, the model begins a
 new one with the last half of it, so that the cost of a byte stays constant and what it can look back on is
 between half the context and all of it.
 
 The draw happens on the host in float64 with a generator of its own, so a seed gives one text whatever else
-uses torch's random state. Only bytes and EOS can be drawn. EOS ends the stream and is not part of it.
+uses torch's random state. Only ids that stand for text and EOS can be drawn. EOS ends the stream and is not
+part of it.
 """
 
 from __future__ import annotations
 
 import codecs
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
 import torch
 
 from spider.model.interface import Model
-from spider.vocab import BOS, EOS
+from spider.tokens import BYTES, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +36,11 @@ def generate(
     n_loops: int | None = None,
     context: int = 1024,
 ) -> Iterator[int]:
-    """Stream the bytes (0..255) that the model writes after ``[BOS] + prompt``, without the prompt.
+    """Stream the ids that the model writes after ``[BOS] + prompt``, without the prompt.
 
     Args:
         prompt: text or raw bytes; where empty, a document is written from its beginning.
-        max_bytes: stop after so many bytes, if EOS does not come first.
+        max_bytes: stop after so many bytes of text, if EOS does not come first.
         temperature: 0 takes the likeliest id each time.
         top_k: draw among the k likeliest ids only.
         top_p: draw among the fewest ids whose probabilities reach p (nucleus sampling, Holtzman et al. 2020).
@@ -58,14 +60,34 @@ def generate(
         raise ValueError(f"top_k must be at least 1 (got {top_k})")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1 (got {top_p})")
-    ids = [BOS, *(_utf8(prompt) if isinstance(prompt, str) else prompt)]
+    alphabet = model.tokens
+    given = _utf8(prompt) if isinstance(prompt, str) else prompt
+    ids = alphabet.encode(given)[:-1].tolist()
     if len(ids) > context:
+        what = f"{len(given):,} bytes" + (f" ({len(ids) - 1:,} ids)" if len(ids) - 1 != len(given) else "")
         raise ValueError(
-            f"the prompt is {len(ids) - 1:,} bytes and the model reads {context - 1:,} at most after the "
+            f"the prompt is {what} and the model reads {context - 1:,} at most after the "
             "document's start: give its end only, or a larger context"
         )
     model.loops(n_loops)
-    return _stream(model, ids, max_bytes, temperature, top_k, top_p, seed, n_loops, context)
+    writable_W = np.append(np.flatnonzero(alphabet.bytes_of), alphabet.eos)
+
+    def draw(logits_V: torch.Tensor, generator: torch.Generator) -> int:
+        return sample(logits_V, temperature, top_k, top_p, generator, writable_W)
+
+    drawn = _stream(model, ids, draw, torch.Generator().manual_seed(seed), n_loops, context)
+    return _clipped(drawn, max_bytes, alphabet)
+
+
+def _clipped(ids: Iterator[int], max_bytes: int, alphabet: Tokens) -> Iterator[int]:
+    """Until EOS, or until so many bytes are written; an id that would go beyond is left out."""
+    written = 0
+    while written < max_bytes:
+        drawn = next(ids)
+        written += int(alphabet.bytes_of[drawn])
+        if drawn == alphabet.eos or written > max_bytes:
+            return
+        yield drawn
 
 
 def _utf8(prompt: str) -> bytes:
@@ -83,33 +105,27 @@ def _utf8(prompt: str) -> bytes:
 def _stream(
     model: Model,
     ids: list[int],
-    max_bytes: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int,
+    draw: Callable[[torch.Tensor, torch.Generator], int],
+    generator: torch.Generator,
     n_loops: int | None,
     context: int,
 ) -> Iterator[int]:
-    generator = torch.Generator().manual_seed(seed)
+    """Draw id after id, for ever."""
     reader, unread = model.incremental(context, n_loops), ids
-    for _ in range(max_bytes):
+    while True:
         if len(ids) > context:
             ids = unread = ids[-max(1, context // 2) :]
             reader = model.incremental(context, n_loops)
-        # Between bytes the caller has the model back in the mode that it left it in.
+        # Between ids the caller has the model back in the mode that it left it in.
         was_training = model.training
         if was_training:
             model.eval()
         logits_V = reader.extend(unread)[-1]
         if was_training:
             model.train()
-        drawn = sample(logits_V, temperature, top_k, top_p, generator)
-        if drawn == EOS:
-            return
-        unread = [drawn]
+        unread = [draw(logits_V, generator)]
         ids = ids + unread
-        yield drawn
+        yield unread[0]
 
 
 def sample(
@@ -118,26 +134,25 @@ def sample(
     top_k: int | None,
     top_p: float | None,
     generator: torch.Generator,
+    writable_W: np.ndarray,
 ) -> int:
-    """Draw one id among the bytes and EOS from unnormalised log probabilities (V,)."""
-    allowed_V = torch.cat([logits_V[:256], logits_V[EOS : EOS + 1]]).double().cpu()
+    """Draw one of the ids that may be written from unnormalised log probabilities (V,)."""
+    allowed_W = logits_V[torch.from_numpy(writable_W).to(logits_V.device)].double().cpu()
     if temperature == 0:
-        place = int(allowed_V.argmax())
-    else:
-        p_V, order_V = (allowed_V / temperature).softmax(0).sort(descending=True, stable=True)
-        if top_k is not None:
-            p_V[top_k:] = 0
-        if top_p is not None:
-            p_V[p_V.cumsum(0) - p_V >= top_p * p_V.sum()] = 0  # the one that crosses p stays
-        place = int(order_V[torch.multinomial(p_V, 1, generator=generator)])
-    return place if place < 256 else EOS
+        return int(writable_W[int(allowed_W.argmax())])
+    p_W, order_W = (allowed_W / temperature).softmax(0).sort(descending=True, stable=True)
+    if top_k is not None:
+        p_W[top_k:] = 0
+    if top_p is not None:
+        p_W[p_W.cumsum(0) - p_W >= top_p * p_W.sum()] = 0  # the one that crosses p stays
+    return int(writable_W[int(order_W[torch.multinomial(p_W, 1, generator=generator)])])
 
 
-def stream_text(ids: Iterable[int]) -> Iterator[str]:
-    """Text of a byte stream as it arrives: a character waits until it is whole, malformed UTF-8 is U+FFFD."""
+def stream_text(ids: Iterable[int], alphabet: Tokens = BYTES) -> Iterator[str]:
+    """Text of a stream as it arrives: a character waits until it is whole, malformed UTF-8 is U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for i in ids:
-        if i < 256 and (text := decoder.decode(bytes([i]))):
+        if text := decoder.decode(alphabet.raw([i])):
             yield text
     if text := decoder.decode(b"", final=True):
         yield text

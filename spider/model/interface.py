@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -73,6 +74,34 @@ class Fp8Parts:
     example: Callable[[int, int, torch.device], tuple[nn.Module, Tensor]]
 
 
+class Inspector(Protocol):
+    """What a family shows of a model, in its own words; evaluation stores it, the report draws it."""
+
+    segments: str
+    """What the model cuts a text into: ``patches``."""
+
+    @property
+    def uncut(self) -> str | None:
+        """Why it cuts nothing, a sentence; None for a model that does."""
+        ...
+
+    def observe(self, trace: Any, scored_BT: np.ndarray) -> None:
+        """Count what the trace of a forward pass says of the positions that were scored in it."""
+        ...
+
+    def figures(self) -> list[dict[str, Any]]:
+        """What was counted, as plain JSON of the kinds in `spider.evaluation.artifact`."""
+        ...
+
+    def cut(self, tokens_BT: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+        """At which positions a segment closes, (B, T) bool, and how probable that was, where predicted."""
+        ...
+
+    def caption(self, total: int, closed: list[int]) -> str:
+        """A line about a text of so many bytes, cut into segments of these sizes."""
+        ...
+
+
 class LanguageModel(Protocol):
     """A model of any family."""
 
@@ -115,6 +144,10 @@ class LanguageModel(Protocol):
 
     def loops(self, asked: int | None) -> int:
         """How often the looped part runs: as asked, else as configured; ``ValueError`` for what cannot be."""
+        ...
+
+    def inspector(self) -> Inspector | None:
+        """A new observer of what happens inside; None for a family that shows nothing."""
         ...
 
     def num_parameters(self) -> int: ...
@@ -186,6 +219,9 @@ class Model(nn.Module, LanguageModel):
 
     def looked_up(self) -> int:
         return 0
+
+    def inspector(self) -> Inspector | None:
+        return None
 
     def keeps_wide(self, name: str) -> bool:
         return False

@@ -1,43 +1,67 @@
-"""Charts for a page: SVG that is stretched to the width there is, under text that is not.
+"""Figures as values, and what is drawn of them: the one engine behind pages and pictures.
 
-An SVG scaled to a phone's width scales its letters too, down to nothing. So the lines are drawn in a square
-of 1000 units that is stretched in each direction by itself (their width is not), and all text is HTML, placed
-in per cent. Colours are the page's variables, which are others in the dark. What is drawn is also in the
-figure as JSON, for the script that reads values out; a page without script, or on paper, lacks only that.
+A figure (`Chart`, `HeatMap`, `Note`) says what is shown. `draw` turns it into SVG shapes in a box of any size
+and labels at shares of it; `spider.report.render` puts these into a page or into a file of its own. A page
+stretches its box, so its lines keep their width and its text is HTML: an SVG scaled to a phone's width would
+scale its letters too, down to nothing.
 
 Text of users comes through Markup's formatting, which escapes it.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from markupsafe import Markup
 
-_SIZE = 1000
+from spider.report.formatting import plain
+
 #: Points of a line at most; beyond, neighbours are averaged.
 _POINTS = 600
+#: Rows and columns of the largest heat map whose cells hold their numbers.
+_NUMBERED = 8
+COLOURS = 7
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 Format = Callable[[float], str]
 
 
 @dataclass(frozen=True)
-class Series:
-    """One line, or a set of dots.
+class Axis:
+    """How values become places.
 
-    ``colour`` numbers the page's variables ``--c0``...; a ``faint`` line is a background without name, and
-    ``dots`` are drawn apart. Names go into the legend and into what the script reads out.
+    ``zero``: it begins at 0. ``least_span``: its length at least, as a share of its values, for what is flat
+    shall look flat. ``margin``: free at either end, as a share. ``ticks``: instead of round numbers.
+    """
+
+    label: str = ""
+    format: Format = plain
+    log: bool = False
+    zero: bool = False
+    least_span: float = 0.0
+    margin: float = 0.0
+    ticks: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one kind: a line, a ``faint`` one for the background, ``dots``, or ``bars``.
+
+    ``colour`` numbers the page's variables ``--c0``... Names go into the legend and into what a page reads
+    out; what is faint has none. ``values``: write them beside the points of a picture.
     """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     colour: int = 0
-    faint: bool = False
-    dots: bool = False
+    style: Literal["line", "faint", "dots", "bars"] = "line"
+    marker: str = "o"
+    dashed: bool = False
+    values: Format | None = None
 
 
 @dataclass(frozen=True)
@@ -49,166 +73,266 @@ class Band:
     end: float
 
 
-def line_chart(
-    series: Iterable[Series],
-    *,
-    title: str,
-    x_label: str,
-    x_format: Format,
-    y_format: Format,
-    say: Format | None = None,
-    log: bool = False,
-    zero: bool = False,
-    least_span: float = 0.0,
-    bands: Sequence[Band] = (),
-    levels: Sequence[tuple[str, float]] = (),
-    x_ticks: Sequence[float] | None = None,
-) -> Markup:
-    """Lines over a common axis; nothing at all where there is no point to draw.
+@dataclass(frozen=True)
+class Level:
+    """A dashed line across, or from ``begin`` to ``end``."""
+
+    name: str
+    value: float
+    begin: float | None = None
+    end: float | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Points over two axes; ``instead`` is said where there is none.
+
+    Attributes:
+        bands: shaded by turns, named where there is room.
+        levels: only those within the reach of the points, unless ``far_levels``.
+        rulers: dashed lines upright, named.
+        say: how a value is read out (default: as beside the axis).
+        corner: a sentence in the free corner of a picture.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    bands: Sequence[Band] = ()
+    levels: Sequence[Level] = ()
+    far_levels: bool = False
+    rulers: Sequence[tuple[str, float]] = ()
+    say: Format | None = None
+    corner: str = ""
+    instead: str = ""
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Numbers as colours around ``middle``; from ``most`` on the colour stays the strongest."""
+
+    title: str
+    rows: Sequence[str]
+    column: str
+    values: Sequence[Sequence[float]]
+    middle: float
+    most: float
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence in the place of a figure."""
+
+    title: str
+    text: str
+
+
+Figure = Chart | HeatMap | Note
+
+
+@dataclass(frozen=True)
+class Label:
+    """Text at shares of the box, from its left and its bottom; what it is decides how it hangs there."""
+
+    kind: Literal["x", "y", "band", "level", "ruler", "cell", "value", "corner"]
+    x: float
+    y: float
+    text: str
+    colour: int | None = None
+
+
+@dataclass
+class Drawing:
+    """What is drawn of a figure."""
+
+    shapes: list[Markup] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+    legend: list[Series] = field(default_factory=list)
+    under: str = ""
+    beside: str = ""
+    said: list[dict[str, object]] = field(default_factory=list)
+    """What a page reads out: name, colour, x in per cent, and a text for each point."""
+
+
+def draw(figure: Chart | HeatMap, width: float, height: float, *, stretched: bool) -> Drawing | None:
+    """A figure in a box; None where there is nothing to draw.
 
     Args:
-        title: what is shown, with its unit; it stands above, in the place of a label of the y axis.
-        say: how a value is read out (default: as beside the axis).
-        log: y on a logarithmic scale, if all values are positive.
-        zero: y begins at 0.
-        least_span: height of the y axis at least, as a share of its values: what is flat shall look flat.
-        bands: shaded by turns, their names above where there is room.
-        levels: dashed lines across, with their names at the right; only those within the lines' reach.
-        x_ticks: instead of round numbers.
+        stretched: the box is not drawn at its own proportions, so that shapes would not keep theirs.
     """
-    say = say or y_format
-    drawn = [one if one.dots else _thinned(one) for one in series if len(one.x)]
+    if isinstance(figure, HeatMap):
+        return _draw_cells(figure, width, height)
+    drawn = [one if one.style in ("dots", "bars") else _thinned(one) for one in figure.series if len(one.x)]
     if not drawn:
-        return Markup("")
-    xs = [x for one in drawn for x in one.x] + [edge for band in bands for edge in (band.begin, band.end)]
-    ys = [y for one in drawn for y in one.y]
-    low, high = min(ys), max(ys)
-    shown = [(name, value) for name, value in levels if low - 0.3 * (high - low) <= value <= high]
-    low = 0.0 if zero else min([low, *(value for _, value in shown)])
-    if (short := least_span * high - (high - low)) > 0:
-        low, high = low - short / 2, high + short / 2
-    to_x = _scale(min(xs), max(xs) + 0.012 * (max(xs) - min(xs)))
-    to_y = _scale(low, high, log=log, margin=0.06)
-    inside = [_shading(bands, to_x)]
-    labels = []
-    for value in ticks(low, high, 6):
-        if 0 <= (at := to_y(value)) <= _SIZE:
-            inside.append(Markup('<path class="grid" d="M0 {0}H{1}"/>').format(_SIZE - at, _SIZE))
-            labels.append(
-                Markup('<span class="y" style="bottom:{}%">{}</span>').format(at / 10, y_format(value))
-            )
-    for value in x_ticks if x_ticks is not None else ticks(min(xs), max(xs), 5):
-        labels.append(
-            Markup('<span class="x" style="left:{}%">{}</span>').format(to_x(value) / 10, x_format(value))
-        )
-    for band in bands:
-        width = (to_x(band.end) - to_x(band.begin)) / 10
-        if width < 1.3 * len(band.name):
-            continue  # no room for it on a narrow page
-        middle = (to_x(band.begin) + to_x(band.end)) / 20
-        labels.append(Markup('<span class="band" style="left:{}%">{}</span>').format(middle, band.name))
-    for name, value in shown:
-        at = to_y(value)
-        inside.append(Markup('<path class="level" d="M0 {0}H{1}"/>').format(_SIZE - at, _SIZE))
-        labels.append(Markup('<span class="level" style="bottom:{}%">{}</span>').format(at / 10, name))
-    inside += [_drawn(one, to_x, to_y) for one in drawn]
-    values = [
+        return None
+    box = _Box(figure, drawn, width, height)
+    result = Drawing(under=figure.x.label, beside=figure.y.label, legend=_named(drawn))
+    result.shapes += [_shading(band, box) for band in figure.bands[1::2]]
+    _draw_axes(figure, box, result)
+    for level in box.levels:
+        begin, end = (box.x(at) if at is not None else edge
+                      for at, edge in ((level.begin, 0.0), (level.end, width)))  # fmt: skip
+        shape = Markup('<path class="level" d="M{:.1f} {:.1f}H{:.1f}"/>')
+        result.shapes.append(shape.format(begin, height - box.y(level.value), end))
+        result.labels.append(Label("level", end / width, box.y(level.value) / height, level.name))
+    for name, at in figure.rulers:
+        result.shapes.append(Markup('<path class="level" d="M{:.1f} 0V{}"/>').format(box.x(at), height))
+        result.labels.append(Label("ruler", box.x(at) / width, 1, name))
+    for one in drawn:
+        result.shapes.append(_draw_bars(one, box) if one.style == "bars" else _draw_line(one, box, stretched))
+        if one.values:
+            values = zip(one.x, one.y, strict=True)
+            result.labels += [
+                Label("value", box.x(x) / width, box.y(y) / height, one.values(y), one.colour)
+                for x, y in values
+            ]
+    if figure.corner:
+        result.labels.append(Label("corner", 0, 1, figure.corner))
+    say = figure.say or figure.y.format
+    result.said = [
         {
             "name": one.name,
             "colour": one.colour,
-            "x": [round(to_x(x) / 10, 2) for x in one.x],
-            "said": [f"{say(y)} at {x_format(x)}" for x, y in zip(one.x, one.y, strict=True)],
+            "x": [round(100 * box.x(x) / width, 2) for x in one.x],
+            "said": [f"{say(y)} at {figure.x.format(x)}" for x, y in zip(one.x, one.y, strict=True)],
         }
-        for one in _named(drawn)
+        for one in result.legend
+        if one.style != "bars"
     ]
-    return _figure(title, x_label, inside, labels, _legend(drawn), json.dumps(values, separators=(",", ":")))
+    return result
 
 
-def bar_chart(
-    values: Sequence[float],
-    *,
-    title: str,
-    x_label: str,
-    y_format: Format,
-    names: Sequence[str],
-    colour: int = 0,
-) -> Markup:
-    """One bar a value, named below."""
-    high = max(values) * 1.06 or 1.0
-    step = _SIZE / len(values)
-    inside, labels = [], []
-    for value in ticks(0, high, 5):
-        if value <= high:
-            at = value / high * _SIZE
-            inside.append(Markup('<path class="grid" d="M0 {0}H{1}"/>').format(_SIZE - at, _SIZE))
-            labels.append(
-                Markup('<span class="y" style="bottom:{}%">{}</span>').format(at / 10, y_format(value))
-            )
-    every = math.ceil(len(values) / 12)
-    for i, (value, name) in enumerate(zip(values, names, strict=True)):
-        height = value / high * _SIZE
-        bar = '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="var(--c{})">'
-        bar += "<title>{}: {}</title></rect>"
-        inside.append(
-            Markup(bar).format(
-                (i + 0.08) * step, _SIZE - height, 0.84 * step, height, colour, name, y_format(value)
-            )
+class _Box:
+    """Where values lie in it: `x` from the left, `y` from the bottom."""
+
+    def __init__(self, chart: Chart, drawn: list[Series], width: float, height: float) -> None:
+        self.chart, self.width, self.height = chart, width, height
+        bars = any(one.style == "bars" for one in drawn)
+        xs = [x for one in drawn for x in one.x] + [edge for b in chart.bands for edge in (b.begin, b.end)]
+        xs += [edge for level in chart.levels for edge in (level.begin, level.end) if edge is not None]
+        ys = [y for one in drawn for y in one.y]
+        self.low_x, self.high_x = min(xs) - 0.6 * bars, max(xs) + 0.6 * bars
+        low, high = min(ys), max(ys)
+        reach = math.inf if chart.far_levels else 0.3 * (high - low)
+        top = math.inf if chart.far_levels else high
+        self.levels = [level for level in chart.levels if low - reach <= level.value <= top]
+        low, high = (edge([at, *(level.value for level in self.levels)])
+                     for edge, at in ((min, low), (max, high)))  # fmt: skip
+        low = 0.0 if chart.y.zero else low
+        if (short := chart.y.least_span * high - (high - low)) > 0:
+            low, high = low - short / 2, high + short / 2
+        self.low_y, self.high_y = low, high
+        end = 0.0 if chart.x.log or chart.x.margin or bars else 0.012
+        margin = chart.x.margin
+        self.x = _scale(self.low_x, self.high_x, width, chart.x.log, (margin, margin + end))
+        margin = chart.y.margin or 0.06
+        self.y = _scale(low, high, height, chart.y.log, (0.0 if bars else margin, margin))
+
+
+def _draw_axes(chart: Chart, box: _Box, result: Drawing) -> None:
+    axis = chart.y
+    for value in axis.ticks if axis.ticks is not None else ticks(box.low_y, box.high_y, 6, axis.log):
+        if 0 <= (at := box.y(value)) <= box.height:
+            shape = Markup('<path class="grid" d="M0 {:.1f}H{}"/>')
+            result.shapes.append(shape.format(box.height - at, box.width))
+            result.labels.append(Label("y", 0, at / box.height, axis.format(value)))
+    axis = chart.x
+    for value in axis.ticks if axis.ticks is not None else ticks(box.low_x, box.high_x, 5, axis.log):
+        result.labels.append(Label("x", box.x(value) / box.width, 0, axis.format(value)))
+    for band in chart.bands:
+        begin, end = (box.x(at) / box.width for at in (band.begin, band.end))
+        if 100 * (end - begin) >= 1.3 * len(band.name):  # else there is no room for it on a narrow page
+            result.labels.append(Label("band", (begin + end) / 2, 0, band.name))
+
+
+def _shading(band: Band, box: _Box) -> Markup:
+    return Markup('<rect class="band" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
+        box.x(band.begin), box.x(band.end) - box.x(band.begin), box.height
+    )
+
+
+def _draw_bars(one: Series, box: _Box) -> Markup:
+    shape = Markup(
+        '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" style="fill:var(--c{})">'
+        "<title>{}</title></rect>"
+    )
+    half = 0.42 * (box.x(1) - box.x(0))
+    bars = [
+        shape.format(
+            box.x(x) - half, box.height - box.y(y), 2 * half, box.y(y), one.colour,
+            f"{box.chart.x.format(x)}: {box.chart.y.format(y)}",
         )
-        if i % every == 0:
-            labels.append(
-                Markup('<span class="x" style="left:{}%">{}</span>').format((i + 0.5) * step / 10, name)
-            )
-    return _figure(title, x_label, inside, labels, Markup(""), "[]")
+        for x, y in zip(one.x, one.y, strict=True)
+    ]  # fmt: skip
+    return Markup("").join(bars)
 
 
-def _figure(
-    title: str, x_label: str, inside: list[Markup], labels: list[Markup], legend: Markup, values: str
-) -> Markup:
-    return Markup(
-        '<figure class="chart" data-values="{values}"><figcaption>{title}</figcaption>{legend}'
-        '<div class="plot"><svg viewBox="0 0 {n} {n}" preserveAspectRatio="none" role="img" '
-        'aria-label="{title}">{inside}</svg>{labels}</div><div class="under">{x_label}</div></figure>'
-    ).format(
-        values=values, title=title, legend=legend, n=_SIZE, inside=Markup("").join(inside),
-        labels=Markup("").join(labels), x_label=x_label,
-    )  # fmt: skip
-
-
-def _shading(bands: Sequence[Band], to_x: Callable[[float], float]) -> Markup:
-    rects = [
-        Markup('<rect class="band" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
-            to_x(band.begin), to_x(band.end) - to_x(band.begin), _SIZE
-        )
-        for band in bands[1::2]
-    ]
-    return Markup("").join(rects)
-
-
-def _drawn(one: Series, to_x: Callable[[float], float], to_y: Callable[[float], float]) -> Markup:
-    places = [f"{to_x(x):.1f} {_SIZE - to_y(y):.1f}" for x, y in zip(one.x, one.y, strict=True)]
-    if one.dots:  # a line of no length with round ends is a dot whatever the stretching
-        path, kind = "".join(f"M{place}h0" for place in places), "dots"
+def _draw_line(one: Series, box: _Box, stretched: bool) -> Markup:
+    places = [(box.x(x), box.height - box.y(y)) for x, y in zip(one.x, one.y, strict=True)]
+    if one.style == "dots" and not stretched:
+        path = "".join(_mark(one.marker, x, y, 10 if one.marker == "*" else 5) for x, y in places)
+        return Markup('<path class="mark" style="fill:var(--c{})" d="{}"/>').format(one.colour, path)
+    if one.style == "dots":  # a line of no length with round ends is a dot whatever the stretching
+        path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places)
     else:
-        path, kind = "M" + "L".join(places), "faint" if one.faint else "line"
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    kind = one.style + (" dashed" if one.dashed else "")
     return Markup('<path class="{}" style="stroke:var(--c{})" d="{}"/>').format(kind, one.colour, path)
 
 
-def _legend(drawn: list[Series]) -> Markup:
-    named = _named(drawn)
-    if len(named) < 2:
-        return Markup("")
-    keys = [
-        Markup('<li class="{}" style="--own:var(--c{})">{}</li>').format(
-            "dots" if one.dots else "line", one.colour, one.name
-        )
-        for one in named
-    ]
-    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(keys))
+_CORNERS = {"s": (4, 45), "D": (4, 0), "^": (3, 90), "v": (3, -90)}
+
+
+def _mark(kind: str, x: float, y: float, r: float) -> str:
+    """The outline of a marker, as a path."""
+    if kind in _CORNERS:
+        count, turn = _CORNERS[kind]
+        corners = [(1.25 * r, turn + 360 * i / count) for i in range(count)]
+    elif kind in ("P", "X"):  # a plus, upright or turned
+        turn = 45 * (kind == "X")
+        corners = [(1.2 * r if i % 3 else 0.5 * r, turn + 45 + 90 * (i // 3) + (0, 25, 65)[i % 3])
+                   for i in range(12)]  # fmt: skip
+    elif kind == "*":
+        corners = [(r if i % 2 == 0 else 0.42 * r, 90 + 36 * i) for i in range(10)]
+    else:
+        return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z"
+    points = [(x + s * math.cos(math.radians(a)), y - s * math.sin(math.radians(a))) for s, a in corners]
+    return "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in points) + "z"
+
+
+def _draw_cells(figure: HeatMap, width: float, height: float) -> Drawing:
+    rows, columns = len(figure.values), len(figure.values[0])
+    under = figure.column + (f"; {figure.caption}" if figure.caption else "")
+    result = Drawing(under=under)
+    shape = Markup(
+        '<rect class="cell" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" '
+        'style="fill:color-mix(in oklab, var(--{}) {:.0f}%, var(--middle))"><title>{}</title></rect>'
+    )
+    w, h = width / columns, height / rows
+    for i, (name, values) in enumerate(zip(figure.rows, figure.values, strict=True)):
+        at = 1 - (i + 0.5) / rows
+        if i % -(-rows // 18) == 0:
+            result.labels.append(Label("y", 0, at, name))
+        for j, value in enumerate(values):
+            end, heat = "cold", (figure.middle - value) / figure.middle
+            if value > figure.middle:
+                end, heat = "hot", (value - figure.middle) / (figure.most - figure.middle)
+            said = f"{figure.column} {j + 1}, {name}: {value:.3f}"
+            result.shapes.append(shape.format(j * w, i * h, w, h, end, 100 * min(1.0, heat), said))
+            if max(rows, columns) <= _NUMBERED:
+                result.labels.append(Label("cell", (j + 0.5) / columns, at, f"{value:.2f}"))
+    for j in range(0, columns, -(-columns // 8)):
+        result.labels.append(Label("x", (j + 0.5) / columns, 0, str(j + 1)))
+    return result
 
 
 def _named(drawn: list[Series]) -> list[Series]:
     """What a legend names: not what is faint, and once what is drawn as a line and as dots."""
-    return list({one.name: one for one in reversed(drawn) if not one.faint}.values())[::-1]
+    return list({one.name: one for one in reversed(drawn) if one.name and one.style != "faint"}.values())[
+        ::-1
+    ]
 
 
 def _thinned(one: Series) -> Series:
@@ -220,24 +344,31 @@ def _thinned(one: Series) -> Series:
         [sum(values[i : i + every]) / len(values[i : i + every]) for i in range(0, len(values), every)]
         for values in (one.x, one.y)
     )
-    return Series(one.name, x, y, one.colour, one.faint, one.dots)
+    return replace(one, x=x, y=y)
 
 
-def _scale(low: float, high: float, *, log: bool = False, margin: float = 0.0) -> Callable[[float], float]:
-    """From values to 0.._SIZE."""
+def _scale(
+    low: float, high: float, length: float, log: bool, margins: tuple[float, float]
+) -> Callable[[float], float]:
+    """From values to 0..length."""
     turn: Callable[[float], float] = math.log if log and low > 0 else float
     first, last = turn(low), turn(high)
     span = (last - first) or abs(last) or 1.0
     if last == first:
         first -= span / 2
-    first, span = first - margin * span, span * (1 + 2 * margin)
-    return lambda value: (turn(value) - first) / span * _SIZE
+    first, span = first - margins[0] * span, span * (1 + sum(margins))
+    return lambda value: (turn(value) - first) / span * length
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """About ``count`` round numbers in ``low..high``, 1, 2, 2.5 or 5 times a power of ten apart."""
+def ticks(low: float, high: float, count: int, log: bool = False) -> list[float]:
+    """About ``count`` round numbers in ``low..high``, 1, 2, 2.5 or 5 times a power of ten apart; on a
+    logarithmic scale of more than a decade 1, 2 and 5 times powers of ten, or the powers alone."""
     if not high > low:
         return [low]
+    if log and low > 0 and high / low > 10:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        some = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
+        return some if len(some) <= count + 2 else [10.0**p for p in powers if low <= 10.0**p <= high]
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= rough * 0.999)

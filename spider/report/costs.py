@@ -58,12 +58,12 @@ def costs(
         "evaluate": of_stages,
     }
     joules = _joules(run, set(datasets), jobs)
-    found = []
+    table = []
     for rule in RULES:
         folder = results.root / "benchmarks" / rule
         files = [path for pattern in patterns[rule] for path in sorted(folder.glob(pattern))]
         if rows := [row for path in files for row in _rows(path)]:
-            found.append(
+            table.append(
                 RuleCost(
                     rule,
                     len(files),
@@ -73,14 +73,26 @@ def costs(
                     joules.get(rule),
                 )
             )
-    return found
+    return table
+
+
+def seconds_by_rule(benchmarks: Path) -> dict[str, float]:
+    """Wall seconds of all jobs of each rule, most expensive first, from ``{benchmarks}/{rule}/**.tsv``."""
+    seconds: dict[str, float] = defaultdict(float)
+    for path in sorted(benchmarks.glob("*/**/*.tsv")):
+        rule = path.relative_to(benchmarks).parts[0]
+        seconds[rule] += sum(float(row["s"]) for row in _rows(path))
+    return {rule: round(s, 2) for rule, s in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
     with open(path, encoding="utf-8", newline="") as f:
         rows = list(csv.DictReader(f, delimiter="\t"))
-    if any("s" not in row for row in rows):
-        raise ValueError(f"{path}: not a Snakemake benchmark file (no seconds in column s)")
+    try:
+        for row in rows:
+            float(row["s"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path}: not a Snakemake benchmark file (no seconds in column s)") from None
     return rows
 
 

@@ -9,12 +9,42 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spider.report.plots import Curve
+from spider.checkpoints.records import Receipt
+
+
+@dataclass(frozen=True)
+class Span:
+    """How far a stage has come, which a `Receipt` says of a finished one."""
+
+    run: str
+    stage: str
+    steps: int
+    global_step: int
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one stage's training logged, over bytes trained since the run began."""
+
+    run: str
+    stage: str
+    begin: float
+    """Bytes trained before this stage."""
+    end: float
+    bytes_S: np.ndarray
+    """(S,) where each logged step stands."""
+    bpb_S: np.ndarray
+    """(S,) training loss in bits per byte."""
+    held_out: float | None = None
+    """bpb on the validation text after the stage."""
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -37,49 +67,49 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def stage_curve(metrics: Path, receipt: dict[str, Any], begin: float, held_out: float | None = None) -> Curve:
+def stage_curve(
+    rows: list[dict[str, Any]], span: Span | Receipt, begin: float, held_out: float | None = None
+) -> Curve:
     """The training curve of one stage.
 
     Args:
-        metrics: its metrics.jsonl.
-        receipt: its train.json: ``run``, ``stage``, ``steps``, ``global_step`` and ``bytes`` are read.
+        rows: of its metrics.jsonl.
+        span: how far it has come.
         begin: bytes trained in the stages before.
         held_out: bpb on the validation text, to be marked at the stage's end.
     """
-    bytes_S, bpb_S = points(read_rows(metrics), receipt, begin, bits_per_byte)
-    return Curve(
-        run=receipt["run"],
-        stage=receipt["stage"],
-        begin=begin,
-        end=begin + receipt["bytes"],
-        bytes_S=bytes_S,
-        bpb_S=bpb_S,
-        held_out=held_out,
-    )
+    bytes_S, bpb_S = points(rows, span, begin, bits_per_byte)
+    return Curve(span.run, span.stage, begin, begin + span.bytes, bytes_S, bpb_S, held_out)
 
 
 def points(
-    rows: list[dict[str, Any]],
-    receipt: dict[str, Any],
-    begin: float,
-    read: Callable[[dict[str, float]], float],
+    rows: list[dict[str, Any]], span: Span | Receipt, begin: float, read: Callable[[dict[str, float]], float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes trained and a value at each row of a stage that has the value.
 
     Args:
-        receipt, begin: as for `stage_curve`.
+        span, begin: as for `stage_curve`.
         read: takes the value out of a row's metrics; one that is not finite is left out.
     """
-    first = receipt["global_step"] - receipt["steps"]
-    found = [
+    first = span.global_step - span.steps
+    logged = [
         (row["step"] - first, value)
         for row in rows
-        if first < row["step"] <= receipt["global_step"] and math.isfinite(value := read(row["metrics"]))
+        if first < row["step"] <= span.global_step and math.isfinite(value := read(row["metrics"]))
     ]
-    steps_S, value_S = np.array(found, float).reshape(-1, 2).T
-    return begin + steps_S / max(1, receipt["steps"]) * receipt["bytes"], value_S
+    steps_S, value_S = np.array(logged, float).reshape(-1, 2).T
+    return begin + steps_S / max(1, span.steps) * span.bytes, value_S
 
 
 def bits_per_byte(metrics: dict[str, float]) -> float:
     """Training loss of a row; NaN where it has none."""
     return metrics.get("train/bpb", metrics.get("train/loss", math.nan) / math.log(2))
+
+
+def smoothed(y_S: np.ndarray) -> np.ndarray:
+    """Mean of about a twentieth of the points, centred so that it does not lag; narrower at both ends."""
+    n = len(y_S)
+    at_S = np.arange(n)
+    half_S = np.minimum(np.minimum(at_S, n - 1 - at_S), 1 + n // 40)
+    sums = np.concatenate([[0.0], np.cumsum(y_S)])
+    return (sums[at_S + half_S + 1] - sums[at_S - half_S]) / (2 * half_S + 1)

@@ -1,148 +1,198 @@
-"""The figures of a page: what a training logged over its bytes, and what evaluation saw in the model."""
+"""Which figures there are: bits per byte by stage, what a training logged, what is inside a model.
+
+Each is a value of `spider.report.charts`, the same for a page and for a file.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
-from spider.evaluation.compressors import SETTINGS
-from spider.report.charts import Band, Series, bar_chart, line_chart
-from spider.report.curves import bits_per_byte, points
-from spider.report.plots import bytes_label, smoothed
+from spider.evaluation import artifact
+from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, HeatMap, Level, Note, Series
+from spider.report.curves import Curve, points, smoothed
+from spider.report.formatting import bits, bytes_label, number, percent, plain
 from spider.report.stages import StageRecord
 
-#: Longest patch with a bar of its own; longer ones share the last.
-_LONGEST = 24
+#: Last bar of a histogram; what is longer is in it as well.
+_LONGEST = 32
+#: Points of a line at most that have their values beside them.
+_VALUED = 12
 
 
-def _plain(value: float) -> str:
-    return f"{value:g}"
+def loss(curves: Sequence[Curve], title: str, levels: Sequence[Level] = ()) -> Chart:
+    """Training loss over bytes trained: raw faintly, smoothed on top, held-out bpb as marks at stage ends.
+
+    Stages are shaded where there is one run; with several, each run's stage ends are its marks.
+    """
+    runs = list(dict.fromkeys(curve.run for curve in curves))
+    alone = len(runs) == 1
+    series: list[Series] = []
+    for index, run in enumerate(runs):
+        own = [curve for curve in curves if curve.run == run]
+        colour, marker = index % COLOURS, MARKERS[index % len(MARKERS)]
+        x, y_S = [float(b) for c in own for b in c.bytes_S], np.concatenate([c.bpb_S for c in own])
+        series.append(Series("", x, y_S.tolist(), colour, "faint"))
+        series.append(Series("training" if alone else f"{run}: training", x, smoothed(y_S).tolist(), colour))
+        scored = [(c.end, c.held_out) for c in own if c.held_out is not None]
+        name = "held-out text" if alone else f"{run}: held-out"
+        ends, bpb = [end for end, _ in scored], [value for _, value in scored]
+        series.append(Series(name, ends, bpb, 1 if alone else colour, "dots", marker))
+    return Chart(
+        title,
+        Axis("bytes trained", bytes_label),
+        Axis("bits per byte (log scale)", log=True),
+        series,
+        bands=[Band(c.stage, c.begin, c.end) for c in curves] if alone else (),
+        levels=levels,
+        say=lambda v: f"{v:.3f} bits per byte",
+        instead="no step was logged",
+    )
 
 
-def training_curves(stages: list[StageRecord]) -> list[Markup]:
-    """Charts over bytes trained: bits per byte, learning rates, norm of the gradient, speed."""
+def training(stages: list[StageRecord]) -> list[Chart]:
+    """Charts of a run over bytes trained: bits per byte, learning rates, norm of the gradient, speed."""
     begun = [stage for stage in stages if stage.rows]
-    bands = [Band(stage.name, stage.begin, stage.begin + stage.span["bytes"]) for stage in begun]
-    common: dict[str, Any] = {"x_label": "bytes trained", "x_format": bytes_label, "bands": bands}
-
-    def over_run(metric: Any) -> tuple[list[float], list[float]]:
-        pairs = [points(stage.rows, stage.span, stage.begin, metric) for stage in begun]
-        return [x for xs, _ in pairs for x in xs.tolist()], [y for _, ys in pairs for y in ys.tolist()]
-
-    def named(key: str) -> tuple[list[float], list[float]]:
-        return over_run(lambda metrics: metrics.get(f"train/{key}", math.nan))
-
     if not begun:
         return []
-    x, y = over_run(bits_per_byte)
-    scored = [stage for stage in stages if stage.evaluation and stage.receipt]
-    held_out = (
-        [stage.begin + stage.span["bytes"] for stage in scored],
-        [stage.evaluation["bpb"] for stage in scored if stage.evaluation],
-    )
-    levels: list[tuple[str, float]] = []
-    if scored and scored[-1].evaluation:
-        best = min(scored[-1].evaluation["compressors"].items(), key=lambda item: item[1])
-        levels = [(SETTINGS.get(best[0], best[0]), best[1])]
-    charts = [
-        line_chart(
-            [
-                Series("raw", x, y, 0, faint=True),
-                Series("training", x, smoothed(np.array(y)).tolist() if y else [], 0),
-                Series("held-out text", *held_out, 1, dots=True),
-            ],
-            title="Bits per byte",
-            y_format=_plain,
-            say=lambda v: f"{v:.3f} bits per byte",
-            log=True,
-            levels=levels,
-            **common,
-        ),
-        line_chart(
-            [Series("AdamW", *named("lr"), 0), Series("Muon", *named("muon_lr"), 2)],
-            title="Learning rate",
-            y_format=number,
-            say=lambda v: f"{v:.2e}",
-            zero=True,
-            **common,
-        ),
-        line_chart(
-            [Series("norm", *named("grad_norm"), 3)],
-            title="Norm of the gradient",
-            y_format=_plain,
-            say=lambda v: f"{v:.3g}",
-            log=True,
-            **common,
-        ),
-        line_chart(
-            [Series("speed", *named("bytes_per_second"), 4)],
-            title="Bytes a second",
-            y_format=bytes_label,
+    scored = [stage.evaluation for stage in stages if stage.evaluation and stage.receipt]
+    levels = []
+    if scored:
+        name, rate = min(scored[-1].compressors.items(), key=lambda item: item[1])
+        levels = [Level(scored[-1].compressor_settings.get(name, name), rate)]
+    curves = [stage.curve() for stage in stages if stage.rows or stage.evaluation]
+
+    def logged(name: str, key: str, colour: int) -> Series:
+        pairs = [points(s.rows, s.span, s.begin, lambda m: m.get(f"train/{key}", math.nan)) for s in begun]
+        x, y = ([float(v) for pair in pairs for v in pair[i]] for i in (0, 1))
+        return Series(name, x, y, colour)
+
+    bands = [Band(stage.name, stage.begin, stage.begin + stage.span.bytes) for stage in begun]
+    x = Axis("bytes trained", bytes_label)
+    rates = [logged("AdamW", "lr", 0), logged("Muon", "muon_lr", 2)]
+    norm, speed = [logged("norm", "grad_norm", 3)], [logged("speed", "bytes_per_second", 4)]
+    return [
+        loss(curves, "Bits per byte", levels),
+        Chart("Learning rate", x, Axis("", number, zero=True), rates, bands, say=lambda v: f"{v:.2e}"),
+        Chart("Norm of the gradient", x, Axis(log=True), norm, bands, say=lambda v: f"{v:.3g}"),
+        Chart(
+            "Bytes a second", x, Axis("", bytes_label, zero=True), speed, bands,
             say=lambda v: f"{v:,.0f} bytes/s",
-            zero=True,
-            **common,
         ),
-    ]
-    return [chart for chart in charts if chart]
+    ]  # fmt: skip
 
 
-def inside_charts(evaluated: list[StageRecord]) -> dict[str, Any]:
-    """What the evaluation saw inside the model: loops curves of all stages, the rest of the last one."""
-    if not evaluated or evaluated[-1].evaluation is None:
-        return {}
-    curves = []
-    for number, stage in enumerate(evaluated):
-        if loops := stage.evaluation and stage.evaluation["loops"]:
-            curves.append(Series(stage.name, range(1, len(loops["bpb"]) + 1), loops["bpb"], number % 7))
-    found = evaluated[-1].evaluation
-    inside, loops = found["inside"], found["loops"]
-    charts: dict[str, Any] = dict.fromkeys(("loops", "patch_bytes", "halting_loops", "only"))
-    charts["experts"] = inside["expert_share"]
-    if curves and loops:
-        charts["loops"] = line_chart(
-            [*curves, *(replace(one, dots=True) for one in curves)],
-            title=f"Bits per byte of {loops['bytes']:,} held-out bytes",
-            x_label=f"loops of the core (trained with {loops['trained']})",
-            x_format=_plain,
-            x_ticks=range(1, len(loops["bpb"]) + 1, math.ceil(len(loops["bpb"]) / 12)),
-            least_span=0.02,
-            y_format=lambda v: f"{v:.4g}",
-            say=lambda v: f"{v:.4f} bits per byte",
+def loops(curves: Mapping[str, artifact.LoopsCurve | None]) -> Figure:
+    """bpb over the number of loops after one stage or several, by name, and the number trained with."""
+    series: list[Series] = []
+    for index, (name, curve) in enumerate(curves.items()):
+        if curve:
+            values = bits if len(curves) == 1 and len(curve.bpb) <= _VALUED else None
+            x, colour = range(1, len(curve.bpb) + 1), index % COLOURS
+            series.append(Series(name, x, curve.bpb, colour))
+            series.append(Series(name, x, curve.bpb, colour, "dots", values=values))
+    last = next((curve for curve in reversed([*curves.values()]) if curve), None)
+    if last is None:
+        return Note(
+            "What more loops are worth",
+            "no curve was asked for\n(evaluation.loops_bytes is 0),\nor there are no loops",
         )
-    for key, unit, colour, title in (
-        ("patch_bytes", "bytes", 0, "Bytes a patch"),
-        ("halting_loops", "loops", 2, "Loops a patch uses before it halts"),
-    ):
-        counts = inside[key]
-        if counts and (total := sum(counts)):
-            if counts.count(0) == len(counts) - 1:
-                n = len(counts) - 1
-                charts["only"] = f"every patch has {n} {unit if n > 1 else unit[:-1]}"
-                continue
-            mean = sum(n * count for n, count in enumerate(counts)) / total
-            shares = [100 * count / total for count in counts[1:]]
-            names = [str(n) for n in range(1, len(counts))]
-            if len(shares) > _LONGEST:
-                shares = [*shares[: _LONGEST - 1], sum(shares[_LONGEST - 1 :])]
-                names = [*names[: _LONGEST - 1], f"{_LONGEST}+"]
-            charts[key] = bar_chart(
-                shares,
-                title=f"{title}, share of {total:,} patches",
-                x_label=f"{unit}, {mean:.2f} on average",
-                y_format=lambda v: f"{v:.3g}%",
-                names=names,
-                colour=colour,
-            )
-    return charts
+    count = len(last.bpb)
+    return Chart(
+        f"Bits per byte of {last.bytes:,} held-out bytes",
+        Axis(
+            f"loops (trained with {last.trained})",
+            ticks=range(1, count + 1, -(-count // _VALUED)),
+            margin=0.05,
+        ),
+        Axis("bits per byte", lambda v: f"{v:.4g}", least_span=0.02, margin=0.1),
+        series,
+        rulers=[("trained with", last.trained)],
+        say=lambda v: f"{v:.4f} bits per byte",
+    )
 
 
-def number(value: float) -> str:
-    """A setting as one writes it: 8e-3 rather than 0.008."""
-    if isinstance(value, float) and 0 < abs(value) < 0.01:
-        mantissa, _, power = f"{value:.3e}".partition("e")
-        return f"{float(mantissa):g}e{int(power)}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+def inside(figures: Sequence[artifact.Figure] | None) -> list[Figure]:
+    """What a model's family tells, figure by figure; a note where it tells nothing."""
+    if not figures:
+        return [Note("Inside the model", "this kind of model shows nothing of what happens inside")]
+    colours = iter((0, 2, 3, 4, 5, 6) * len(figures))
+    return [_shown(one, colours) for one in figures]
+
+
+def _shown(one: artifact.Figure, colours: Any) -> Figure:
+    match one:
+        case artifact.Histogram():
+            return _histogram(one, next(colours))
+        case artifact.HeatMap():
+            return HeatMap(one.title, one.rows, one.column, one.values, one.middle, one.most, one.caption)
+        case artifact.Note():
+            return Note(one.title, one.text)
+
+
+def _histogram(one: artifact.Histogram, colour: int) -> Figure:
+    """Bars of the shares of things with 1, 2, ... units; what is past `_LONGEST` is in one last bar."""
+    counts, total = one.counts, sum(one.counts)
+    if not total:
+        return Note(one.title, f"there were no {one.things}")
+    if counts.count(0) == len(counts) - 1:
+        return Note(one.title, f"all {total:,} {one.things}: {len(counts) - 1} {one.unit}")
+    mean = sum(n * count for n, count in enumerate(counts)) / total
+    shares = [100 * count / total for count in counts[1:]]
+    folded = len(shares) > _LONGEST
+    if folded:
+        shares = [*shares[: _LONGEST - 1], sum(shares[_LONGEST - 1 :])]
+    names = [*map(str, range(1, len(shares))), f"{_LONGEST}+" if folded else str(len(shares))]
+    return Chart(
+        f"{one.title} (mean {mean:.2f})",
+        Axis(
+            f"{one.unit} (last bar: {_LONGEST} and more)" if folded else one.unit,
+            lambda x: names[int(x) - 1],
+            ticks=range(1, len(shares) + 1, -(-len(shares) // 12)),
+        ),
+        Axis(f"share of {total:,} {one.things}", percent, zero=True),
+        [Series("", range(1, len(shares) + 1), shares, colour, "bars")],
+    )
+
+
+def bits_by_stage(
+    runs: Mapping[str, Sequence[tuple[str, float]]],
+    compressors: Mapping[str, Mapping[str, float]],
+    which: str,
+) -> Chart:
+    """bpb after each stage, run beside run, with the compressors' rates as lines across.
+
+    Args:
+        runs: stages of each run and their bits per byte.
+        compressors: rates on the text of each run.
+        which: added to the title, where these are not all runs.
+    """
+    same_text = len({tuple(rates.items()) for rates in compressors.values()}) == 1
+    series: list[Series] = []
+    levels: list[Level] = []
+    names: dict[float, str] = {}
+    at = 0.0
+    for index, (run, stages) in enumerate(runs.items()):
+        x = [at + i for i in range(len(stages))]
+        values, colour = [value for _, value in stages], index % COLOURS
+        marker = MARKERS[index % len(MARKERS)]
+        series.append(Series(run, x, values, colour))
+        series.append(Series(run, x, values, colour, "dots", marker, values=bits))
+        names |= dict(zip(x, (name for name, _ in stages), strict=True))
+        named = not same_text or index == len(runs) - 1
+        levels += [
+            Level(f"{name} {rate:.3f}" if named else "", rate, x[0] - 0.4, x[-1] + 0.6)
+            for name, rate in compressors[run].items()
+        ]
+        at = x[-1] + (1.6 if same_text else 2.4)
+    return Chart(
+        f"Held-out text: bits per byte by stage, against compressors{which}",
+        Axis("after stage", lambda x: names[x], ticks=[*names], margin=0.02),
+        Axis("bits per byte (lower is better)", plain, margin=0.1),
+        series,
+        levels=levels,
+        far_levels=True,
+    )

@@ -1,40 +1,30 @@
 """The page of a run, from what its jobs have left.
 
-Figures of the model itself (parameters, FLOPs) are counted on the model that the newest checkpoint describes.
-A part without data is left out of the page, and named at its head; a run nobody has begun still has a page.
+Size and price of the model are what the newest evaluation wrote down. A part without data is left out of the
+page, and named at its head; a run nobody has begun still has a page.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import platform
 import time
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
-from markupsafe import Markup
 
 from spider import files
-from spider.config import Config, family_config, presets
-from spider.describe import quantity
-from spider.evaluation.compressors import SETTINGS
+from spider.config import Config, presets
+from spider.evaluation.artifact import Evaluation
+from spider.report import figures
 from spider.report.costs import RULES, RuleCost, costs
-from spider.report.figures import inside_charts, number, training_curves
-from spider.report.patch_views import read_page, tint_variables
+from spider.report.formatting import printable
 from spider.report.provenance import DatasetRecord, chain, read_datasets
-from spider.report.screen import duration, printable
 from spider.report.stages import StageRecord, read_stages
+from spider.report.templates import render as render_template
 from spider.results import Results
 from spider.tracking.spool import folder, redact
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-_HERE = Path(__file__).parent
 
 
 def write_report(config: Config, results: Results, run: str, output: Path) -> None:
@@ -54,107 +44,51 @@ def render(config: Config, results: Results, run: str) -> str:
     rules = costs(results, run, [s.name for s in stages], [d.name for d in datasets], jobs)
     evaluated = [stage for stage in stages if stage.evaluation]
     last = evaluated[-1] if evaluated else None
-    script = (_HERE / "page.js").read_text(encoding="utf-8")
-    return (
-        _templates()
-        .get_template("page.html.j2")
-        .render(
-            run=run,
-            made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-            version=version("spider"),
-            style=(_HERE / "page.css").read_text(encoding="utf-8"),
-            script=script,
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            tints={"light": tint_variables(), "dark": tint_variables(dark=True)},
-            finished=all(stage.state == "evaluated" for stage in stages),
-            notes=[note for stage in stages for note in stage.notes],
-            stages=stages,
-            last=last,
-            model=_model(stages),
-            totals=_totals(stages),
-            ranking=_ranking(run, last) if last else [],
-            others=_others(config, results, last) if last else [],
-            curves=training_curves(stages),
-            inside=inside_charts(evaluated),
-            patches=read_page(found)
-            if last and (found := last.folder / "boundaries.html").exists()
-            else None,
-            samples=[(s.name, s.evaluation) for s in evaluated if s.evaluation and s.evaluation["sample"]],
-            datasets=datasets,
-            links=chain(stages, datasets),
-            costs=rules,
-            cost_totals=_cost_totals(rules),
-            again=_again(config, results, run, stages, datasets, jobs),
-        )
+    measured = last.evaluation if last else None
+    inside: list[Any] = []
+    if measured:
+        inside.append(figures.loops({s.name: s.evaluation.loops for s in evaluated if s.evaluation}))
+        inside += figures.inside(measured.figures)
+    return render_template(
+        "page.html.j2",
+        script="page.js",
+        run=run,
+        made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        version=version("spider"),
+        finished=all(stage.state == "evaluated" for stage in stages),
+        notes=[note for stage in stages for note in stage.notes],
+        stages=stages,
+        last=last,
+        model=_model(stages),
+        totals=_totals(stages),
+        ranking=_ranking(run, measured) if measured else [],
+        others=_others(config, results, measured) if measured else [],
+        curves=figures.training(stages),
+        inside=inside,
+        cut=measured.text if measured else None,
+        samples=[(s.name, s.evaluation) for s in evaluated if s.evaluation and s.evaluation.sample],
+        datasets=datasets,
+        links=chain(stages, datasets),
+        costs=rules,
+        cost_totals=_cost_totals(rules),
+        again=_again(config, results, run, stages, datasets, jobs),
     )
-
-
-@cache
-def _templates() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    made = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {
-        "quantity": quantity,
-        "duration": duration,
-        "count": lambda n: f"{n:,}",
-        "number": number,
-        "code": _code,
-    }
-    return made
-
-
-def _shown(value: Any) -> Any:
-    """Text without control characters, wherever it comes from; what is markup already stays as it is."""
-    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _code(text: str) -> Markup:
-    """Text with commands between backticks."""
-    pieces = printable(text).split("`")
-    wraps = (Markup("{}"), Markup("<code>{}</code>"))
-    return Markup("").join(wraps[i % 2].format(piece) for i, piece in enumerate(pieces))
 
 
 # ------------------------------------------------------------------------------------- what was trained
 
 
 def _model(stages: list[StageRecord]) -> dict[str, Any]:
-    """Of the newest checkpoint's model: its preset, parameters and FLOPs a byte; where none was trained, of
-    the configured one."""
-    import torch
-
-    from spider.model import build_model
-
-    told = [stage for stage in stages if stage.manifest] or stages[-1:]
-    spec = told[-1].spec
-    try:
-        config = family_config(spec["model"].get("family", "spider")).model_validate(spec["model"])
-        with torch.device("meta"):
-            model = build_model(config)
-    except ValueError as error:
-        return {
-            "preset": spec["model"].get("preset"),
-            "parameters": None,
-            "problem": str(error).splitlines()[0],
-        }
-    flops = 0.0
-    for stage in stages:
-        s = stage.spec["settings"]
-        flops += stage.span.get("tokens", stage.span["bytes"]) * model.flops_per_token(
-            s["seq_len"], s["n_loops"]
-        )
+    """Its preset, and where a stage was evaluated its parameters, and the FLOPs of all training so far."""
+    trained = [stage for stage in stages if stage.manifest] or stages[-1:]
+    measured = [one for stage in stages if (one := stage.evaluation) and one.parameters]
+    flops = sum(
+        stage.span.tokens * (stage.evaluation.flops_per_token or 0) for stage in stages if stage.evaluation
+    )
     return {
-        "preset": config.preset,
-        "parameters": model.num_parameters(),
-        "parts": model.parameters_by_part(),
+        "preset": trained[-1].spec["model"].get("preset"),
+        "parameters": measured[-1].parameters if measured else None,
+        "parts": measured[-1].parameters_by_part if measured else None,
         "flops": flops,
     }
 
@@ -162,41 +96,39 @@ def _model(stages: list[StageRecord]) -> dict[str, Any]:
 def _totals(stages: list[StageRecord]) -> dict[str, Any]:
     manifests = [stage.manifest for stage in stages if stage.manifest]
     return {
-        "bytes": sum(stage.span["bytes"] for stage in stages),
+        "bytes": sum(stage.span.bytes for stage in stages),
         "steps": sum(stage.steps for stage in stages),
-        "seconds": sum(m["seconds"] for m in manifests),
-        "devices": sorted({m["device"] for m in manifests}),
-        "precisions": sorted({m["precision"]["kind"] for m in manifests}),
-        "processes": max((m["processes"] for m in manifests), default=1),
+        "seconds": sum(m.seconds for m in manifests),
+        "devices": sorted({m.device for m in manifests}),
+        "precisions": sorted({m.precision.kind for m in manifests}),
+        "processes": max((m.processes for m in manifests), default=1),
     }
 
 
 # ------------------------------------------------------------------------------------------- how good
 
 
-def _ranking(run: str, last: StageRecord) -> list[dict[str, Any]]:
+def _ranking(run: str, last: Evaluation) -> list[dict[str, Any]]:
     """The run among the compressors, on the text that its last evaluated stage was scored on."""
-    found = last.evaluation
-    assert found is not None, "asked for an evaluated stage"
-    rows = [
-        {"name": SETTINGS.get(name, name), "bits": bits, "own": False}
-        for name, bits in found["compressors"].items()
+    rows: list[dict[str, Any]] = [
+        {"name": last.compressor_settings.get(name, name), "bits": rate, "own": False}
+        for name, rate in last.compressors.items()
     ]
-    rows.append({"name": run, "bits": found["bpb"], "own": True})
+    rows.append({"name": run, "bits": last.bpb, "own": True})
     longest = max(row["bits"] for row in rows)
     return sorted(
         ({**row, "share": 100 * row["bits"] / longest} for row in rows), key=lambda row: row["bits"]
     )
 
 
-def _others(config: Config, results: Results, last: StageRecord) -> list[dict[str, Any]]:
+def _others(config: Config, results: Results, last: Evaluation) -> list[dict[str, Any]]:
     """The configuration's runs whose last stage was scored on the same text, best first."""
     rows = []
     for name, run in config.runs.items():
         path = results.stage(name, run.stages[-1].name).evaluation
-        found = files.read_json(path) if path.exists() else None
-        if found and last.evaluation and found["text_sha256"] == last.evaluation["text_sha256"]:
-            rows.append({"run": name, **{k: found[k] for k in ("stage", "bpb", "bpb_strict", "training")}})
+        one = Evaluation.read(path) if path.exists() else None
+        if one and one.text_sha256 == last.text_sha256:
+            rows.append({"run": name, **one.model_dump(include={"stage", "bpb", "bpb_strict", "training"})})
     return sorted(rows, key=lambda row: row["bpb"]) if len(rows) > 1 else []
 
 
@@ -237,8 +169,8 @@ def _again(
         }
     for stage in stages:
         if stage.manifest:
-            versions["torch"] = stage.manifest["torch"]
-    threads = sorted({stage.manifest["threads"] for stage in stages if stage.manifest})
+            versions["torch"] = stage.manifest.torch
+    threads = sorted({stage.manifest.threads for stage in stages if stage.manifest})
     configured = run in config.runs
     return {
         "commits": commits,
@@ -265,15 +197,15 @@ def _config(config: Config, run: str, datasets: list[str]) -> str:
 
 def _beyond(preset: dict[str, Any], block: dict[str, Any]) -> dict[str, Any]:
     """What a block says that its preset does not."""
-    found = {}
+    beyond = {}
     for key, value in block.items():
         inner = preset.get(key)
         if isinstance(inner, dict) and isinstance(value, dict):
             if changed := _beyond(inner, value):
-                found[key] = changed
+                beyond[key] = changed
         elif key not in preset or value != inner:
-            found[key] = value
-    return found
+            beyond[key] = value
+    return beyond
 
 
 def _commands(config: Config, run: str) -> list[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from spider.checkpoints.records import Receipt
 from spider.files import digest, read_json
 from spider.report.stages import StageRecord
 from spider.results import Results
@@ -55,7 +56,7 @@ def read_datasets(results: Results, stages: list[StageRecord]) -> list[DatasetRe
     specs: dict[str, dict[str, Any] | None] = {}
     for stage in stages:
         specs[stage.spec["data"]] = stage.spec.get("stream")
-        if scored := stage.evaluation and stage.evaluation["data"]:
+        if scored := stage.evaluation and stage.evaluation.data:
             specs.setdefault(scored, None)
     return [_dataset(results, name, stream) for name, stream in specs.items()]
 
@@ -110,40 +111,40 @@ def _dataset_link(data: DatasetRecord) -> Link:
 def _stage_link(stage: StageRecord, before: StageRecord | None, digests: dict[str, str | None]) -> Link:
     assert stage.manifest is not None, "asked for trained stages only"
     manifest, data = stage.manifest, stage.spec["data"]
-    parent = manifest.get("parent_weights")
+    parent = manifest.parent_weights
     said = f"dataset {data}, " + (f"weights {parent}" if parent else "new weights")
     problems = []
-    if digests.get(data) != manifest["data_digest"]:
+    if digests.get(data) != manifest.data_digest:
         now = digests.get(data) or "not there"
-        problems.append(f"dataset {data} was {manifest['data_digest']}, now it is {now}")
-    if before and before.receipt and parent != before.receipt["weights"]:
-        problems.append(f"stage {before.name} now ends with weights {before.receipt['weights']}")
-    return Link("stage", stage.name, manifest["identity"], said, "; ".join(problems) or None)
+        problems.append(f"dataset {data} was {manifest.data_digest}, now it is {now}")
+    if before and before.receipt and parent != before.receipt.weights:
+        problems.append(f"stage {before.name} now ends with weights {before.receipt.weights}")
+    return Link("stage", stage.name, manifest.identity, said, "; ".join(problems) or None)
 
 
 def _checkpoint_link(stage: StageRecord) -> Link:
     manifest = stage.manifest
     assert manifest is not None, "asked for trained stages only"
-    size = sum(one["size"] for one in manifest["files"].values())
-    step = f"step {manifest['global_step']:,}"
-    said = f"stage {stage.name} at {step}: weights {manifest['weights']}, {size / 1e6:,.1f} MB"
+    size = sum(one.size for one in manifest.files.values())
+    step = f"step {manifest.global_step:,}"
+    said = f"stage {stage.name} at {step}: weights {manifest.weights}, {size / 1e6:,.1f} MB"
     problem = None
-    if stage.receipt and stage.receipt["weights"] != manifest["weights"]:
-        problem = f"the receipt names weights {stage.receipt['weights']}"
+    if stage.receipt and stage.receipt.weights != manifest.weights:
+        problem = f"the receipt names weights {stage.receipt.weights}"
     elif not stage.receipt:
         problem = "not the stage's last one"
-    return Link("checkpoint", f"{stage.name}, {step}", manifest["digest"], said, problem)
+    return Link("checkpoint", f"{stage.name}, {step}", manifest.digest, said, problem)
 
 
-def _evaluation_link(stage: StageRecord, receipt: dict[str, Any], digests: dict[str, str | None]) -> Link:
-    found = stage.evaluation
-    assert found is not None, "asked for evaluated stages only"
-    averaged = " averaged" if found.get("averaged") else ""
-    said = f"{averaged} weights {found['weights']} on {found['bytes']:,} bytes of {found['data']}".strip()
+def _evaluation_link(stage: StageRecord, receipt: Receipt, digests: dict[str, str | None]) -> Link:
+    one = stage.evaluation
+    assert one is not None, "asked for evaluated stages only"
+    averaged = "averaged " if one.averaged else ""
+    said = f"{averaged}weights {one.weights} on {one.bytes:,} bytes of {one.data}"
     problems = []
-    if found["weights"] != (receipt.get("averaged_weights") or receipt["weights"]):
+    if one.weights != (receipt.averaged_weights or receipt.weights):
         problems.append("the stage has other weights now")
-    if digests.get(found["data"]) != found["data_digest"]:
-        problems.append(f"dataset {found['data']} was {found['data_digest']} then")
-    sha = f"text sha256 {found['text_sha256']}"
+    if digests.get(one.data) != one.data_digest:
+        problems.append(f"dataset {one.data} was {one.data_digest} then")
+    sha = f"text sha256 {one.text_sha256}"
     return Link("evaluation", stage.name, sha, said, "; ".join(problems) or None)

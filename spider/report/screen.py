@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spider.report.compare import read_summary
+from spider.report.formatting import duration, printable
 
 WIDTH = 80
 BAR = 28
@@ -41,16 +42,16 @@ def final_screen(
     Raises:
         ValueError: no summary there, or one of another version.
     """
-    found = read_summary(summary)
+    gathered = read_summary(summary)
     console = console or Console(highlight=False)
     width = min(WIDTH, console.width)
-    runs = found["runs"]
+    runs = gathered["runs"]
     best_first = sorted(runs, key=lambda run: _last(runs[run])["bpb"])
     if len(runs) > PANELS:
         console.print(_ranking(best_first, runs), width=width)
     for run in best_first[:1] if len(runs) > PANELS else runs:
-        console.print(_run_panel(run, runs[run], found), width=width)
-    console.print(_closing(found, summary, next_steps), width=width)
+        console.print(_run_panel(run, runs[run], gathered), width=width)
+    console.print(_closing(gathered, summary, next_steps), width=width)
 
 
 def _last(one: dict[str, Any]) -> dict[str, Any]:
@@ -162,19 +163,3 @@ def _short(path: Path) -> Path:
     """The path as one would type it here, if it is below the current folder."""
     here = Path.cwd()
     return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
-
-
-def duration(seconds: float) -> str:
-    """``3.2 s``, ``1 min 01 s`` or ``2 h 03 min``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def printable(text: str) -> str:
-    """Generated text without what would move a terminal's cursor or change its colours."""
-    return "".join(
-        c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.expandtabs(4)
-    )

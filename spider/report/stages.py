@@ -15,10 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spider.config import Config, nearest
+from spider.checkpoints.records import MANIFEST, Manifest, Receipt, steps
+from spider.config import Config, StageSpec, nearest
+from spider.config.block import identity as identity_of
+from spider.evaluation.artifact import Evaluation
 from spider.files import read_json
-from spider.report.curves import read_rows
-from spider.results import Results
+from spider.report.curves import Curve, Span, read_rows, stage_curve
+from spider.results import Results, StageFolder
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,10 @@ class StageRecord:
     name: str
     folder: Path
     spec: dict[str, Any]
-    receipt: dict[str, Any] | None
-    manifest: dict[str, Any] | None
+    receipt: Receipt | None
+    manifest: Manifest | None
     """Of the final checkpoint, or of the newest one of a stage that is not finished."""
-    evaluation: dict[str, Any] | None
+    evaluation: Evaluation | None
     rows: list[dict[str, Any]]
     """Of metrics.jsonl."""
     begin: float
@@ -45,19 +48,22 @@ class StageRecord:
     def steps(self) -> int:
         """Steps done, by the last logged one where the stage is not finished."""
         if self.receipt:
-            return self.receipt["steps"]
+            return self.receipt.steps
         return max((row["step"] for row in self.rows), default=self.first_step) - self.first_step
 
     @cached_property
-    def span(self) -> dict[str, Any]:
-        """What `spider.report.curves` wants to know of a stage; bytes of an unfinished one count special
-        ids as well."""
+    def span(self) -> Span | Receipt:
+        """How far it has come; bytes of an unfinished one count special ids as well."""
         if self.receipt:
             return self.receipt
         s = self.spec["settings"]
-        per_step = s["seq_len"] * s["micro_batch"] * s["grad_accum"]
-        done = {"steps": self.steps, "global_step": self.first_step + self.steps}
-        return {"run": self.spec["run"], "stage": self.name, "bytes": self.steps * per_step, **done}
+        done = self.steps * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
+        return Span(self.spec["run"], self.name, self.steps, self.first_step + self.steps, done, done)
+
+    def curve(self) -> Curve:
+        """Its loss over the bytes of the run; what is not finished has no mark at its end."""
+        held_out = self.evaluation.bpb if self.evaluation and self.receipt else None
+        return stage_curve(self.rows, self.span, self.begin, held_out)
 
     @property
     def state(self) -> str:
@@ -89,30 +95,30 @@ def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]
     stages: list[StageRecord] = []
     for name, spec, identity in known:
         before = stages[-1] if stages else None
-        stages.append(_read(results.stage(run, name).path, name, spec, identity, before))
+        stages.append(_read(results.stage(run, name), name, spec, identity, before))
     return stages
 
 
 def _read(
-    folder: Path, name: str, spec: dict[str, Any], identity: str | None, before: StageRecord | None
+    folder: StageFolder, name: str, spec: dict[str, Any], identity: str | None, before: StageRecord | None
 ) -> StageRecord:
-    receipt = _optional(folder / "train.json")
-    newest = folder / receipt["checkpoint"] if receipt else _newest(folder / "checkpoints")
-    manifest = _optional(newest / "manifest.json") if newest else None
-    first_step = before.span["global_step"] if before else 0
+    receipt = Receipt.read(folder.receipt) if folder.receipt.exists() else None
+    newest = folder.path / receipt.checkpoint if receipt else _newest(folder.checkpoints)
+    manifest = Manifest.read(newest / MANIFEST) if newest and (newest / MANIFEST).exists() else None
+    first_step = before.span.global_step if before else 0
     if manifest:
-        first_step = manifest["global_step"] - manifest["step"]
+        first_step = manifest.global_step - manifest.step
     elif receipt:
-        first_step = receipt["global_step"] - receipt["steps"]
+        first_step = receipt.global_step - receipt.steps
     stage = StageRecord(
         name=name,
-        folder=folder,
-        spec=manifest["spec"] if manifest else spec,
+        folder=folder.path,
+        spec=manifest.spec if manifest else spec,
         receipt=receipt,
         manifest=manifest,
-        evaluation=_optional(folder / "evaluation.json"),
-        rows=read_rows(folder / "metrics.jsonl"),
-        begin=before.begin + before.span["bytes"] if before else 0,
+        evaluation=Evaluation.read(folder.evaluation) if folder.evaluation.exists() else None,
+        rows=read_rows(folder.metrics),
+        begin=before.begin + before.span.bytes if before else 0,
         first_step=first_step,
     )
     return replace(stage, notes=[*_notes(stage, identity)])
@@ -125,9 +131,9 @@ def _notes(stage: StageRecord, identity: str | None) -> Iterator[str]:
     if stage.state == "waiting":
         yield f"Stage {stage.name} has not begun: `spider train {at}`, or the workflow, trains it."
     if stage.state == "begun":
-        end = stage.manifest and stage.manifest["end"]
+        end = stage.manifest and stage.manifest.end
         done = f"step {stage.steps:,}" + (f" of {end:,}" if end else "")
-        log = stage.folder / "metrics.jsonl"
+        log = StageFolder(stage.folder).metrics
         when = f", logged {_ago(time.time() - log.stat().st_mtime)}" if stage.rows else ""
         yield (
             f"Stage {stage.name} is not finished: {done}{when}. If nothing trains it, `spider train {at}` or "
@@ -135,29 +141,31 @@ def _notes(stage: StageRecord, identity: str | None) -> Iterator[str]:
         )
     if receipt is None:
         return
-    if identity and receipt["identity"] != identity:
+    trained = stage.manifest and identity_of(StageSpec.deciding_in(stage.manifest.spec))  # of any version
+    if identity and identity not in (trained, receipt.identity):
         yield (
             f"Stage {stage.name} was trained with other settings than the configuration says now (digest "
-            f"{receipt['identity']}, now {identity}); this page shows what was trained."
+            f"{receipt.identity}, now {identity}); this page shows what was trained."
         )
     if stage.manifest is None:
-        yield f"The final checkpoint of stage {stage.name} is gone: {stage.folder / receipt['checkpoint']}."
+        yield f"The final checkpoint of stage {stage.name} is gone: {stage.folder / receipt.checkpoint}."
     if stage.evaluation is None:
         yield f"Stage {stage.name} is trained and not evaluated: `spider evaluate {at}`."
-    elif stage.evaluation["weights"] != (receipt.get("averaged_weights") or receipt["weights"]):
+    elif stage.evaluation.weights != (receipt.averaged_weights or receipt.weights):
         yield (
-            f"The evaluation of stage {stage.name} is of other weights ({stage.evaluation['weights']}) than "
+            f"The evaluation of stage {stage.name} is of other weights ({stage.evaluation.weights}) than "
             f"those that it has now: `spider evaluate {at}`."
         )
-
-
-def _optional(path: Path) -> Any:
-    return read_json(path) if path.exists() else None
+    elif stage.evaluation.figures is None:
+        yield (
+            f"Stage {stage.name} was evaluated before figures were kept: `spider evaluate {at}` shows what "
+            "is inside the model, its size and its work."
+        )
 
 
 def _newest(checkpoints: Path) -> Path | None:
-    found = [p for p in checkpoints.glob("step-*") if (p / "manifest.json").is_file()]
-    return max(found, key=lambda p: int(p.name.removeprefix("step-")), default=None)
+    whole = [path for path in steps(checkpoints) if (path / MANIFEST).is_file()]
+    return whole[-1] if whole else None
 
 
 def _ago(seconds: float) -> str:

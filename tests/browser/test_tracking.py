@@ -177,7 +177,7 @@ def check_all_is_there_once(client, results, whose="lab"):
         assert used == {("text", read_json(results / "shards/text/metadata.json")["digest"])}
         assert training.data.tags["spider.spec.only"] and training.data.params["only.settings.lr"] == "0.001"
         files = {f.path for f in client.list_artifacts(training.info.run_id, "only")}
-        assert {"only/evaluation.json", "only/sample.txt", "only/loss.png"} <= files
+        assert {"only/evaluation.json", "only/sample.txt", "only/loss.svg"} <= files
     return trainings, models
 
 

@@ -138,6 +138,6 @@ def test_the_reports_of_snakemake_and_ours_hold_what_was_reached(workflow, tmp_p
     page = tmp_path / "report.html"
     workflow("--report", str(page))
     text = page.read_text()
-    for found in ("bpb.png", "loss.png", "sample.txt", "table.html"):
+    for found in ("bpb.svg", "loss.svg", "sample.txt", "table.html"):
         assert found in text
     assert Path(workflow.results / "report/table.md").read_text().count("small") >= 2

@@ -37,6 +37,7 @@ from spider.model.spider.config import SpiderConfig
 from spider.model.spider.engram import Memory, NgramEmbedding, primes_from
 from spider.model.spider.experts import fp8_parts
 from spider.model.spider.incremental import Incremental
+from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
 from spider.model.spider.recurrence import CoreOutput, RecurrentCore
 
@@ -156,6 +157,9 @@ class Spider(interface.Model):
         for module in self.modules():
             if isinstance(module, MoE):
                 module.rebalance() if updated else module.load.zero_()
+
+    def inspector(self) -> SpiderInspector:
+        return SpiderInspector(self)
 
     def parameters_by_part(self) -> dict[str, int]:
         return cost.parameters_by_part(self)

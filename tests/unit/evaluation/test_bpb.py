@@ -6,13 +6,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.evaluation.bpb import IGNORED, clip_stream, score, windows
-from spider.vocab import BOS, EOS, PAD, encode
-from tests.unit.evaluation.toys import Bigram, Positional
+from spider.evaluation.bpb import clip_stream, score, windows
+from spider.model.interface import IGNORED
+from spider.tokens import BYTES
+from tests.unit.evaluation.toys import Bigram, Pairs, Positional
+
+PAD, BOS, EOS = BYTES.pad, BYTES.bos, BYTES.eos
 
 
 def stream(*documents: str) -> np.ndarray:
-    return np.array([i for d in documents for i in encode(d)], np.uint16)
+    return np.concatenate([BYTES.encode(d) for d in documents])
 
 
 TOKENS = stream("The quick brown fox", "jumps over", "", "the lazy dog, größer than before. " * 9)
@@ -121,3 +124,16 @@ def test_clipping_counts_raw_bytes_not_ids():
 def test_clipping_a_stream_that_starts_inside_a_document_makes_its_first_byte_a_target():
     clipped = clip_stream(np.array([97, 98, EOS], np.uint16), 100)
     assert clipped.tolist() == [BOS, 97, 98, EOS]
+
+
+def test_bits_per_byte_count_the_bytes_that_ids_stand_for_whatever_the_alphabet():
+    model = Positional()
+    model.tokens = Pairs()
+    tokens_N = np.array([BOS, 272, 101, EOS, BOS, 272], np.uint16)  # "the", "th"
+    result = score(model, tokens_N, seq_len=8)
+    assert result.counts == {"byte": 5, "eos": 1, "bos": 1, "other": 0}
+    assert result.bpb == pytest.approx((0 + 1 + 4) / (math.log(2) * 5))  # a target costs its place
+    assert clip_stream(tokens_N, 4, model.tokens).tolist() == tokens_N.tolist()
+    assert clip_stream(tokens_N, 3, model.tokens).tolist() == [BOS, 272, 101]
+    with pytest.raises(ValueError, match="token 1 of the stream is 300, outside the vocabulary of 273"):
+        score(model, np.array([BOS, 300], np.uint16), seq_len=8)

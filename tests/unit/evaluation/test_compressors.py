@@ -7,18 +7,19 @@ import zlib
 import numpy as np
 import pytest
 
-from spider.evaluation.compressors import SETTINGS, bits_per_byte, text_bytes
-from spider.vocab import encode
+from spider.evaluation.compressors import SETTINGS, bits_per_byte
+from spider.tokens import BYTES
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. Größe, 東京. " * 40
 
 
-def stream(*documents: str) -> np.ndarray:
-    return np.array([i for d in documents for i in encode(d)], np.uint16)
+def stream(*documents: str) -> bytes:
+    """The text that such a stream of ids stands for."""
+    return BYTES.raw(np.concatenate([BYTES.encode(d) for d in documents]))
 
 
 def test_text_is_the_documents_bytes_without_special_ids():
-    assert text_bytes(stream("näive", "", "x")) == "näivex".encode()
+    assert stream("näive", "", "x") == "näivex".encode()
 
 
 def test_figures_are_those_of_the_strongest_settings_on_the_same_bytes():
@@ -41,7 +42,7 @@ def test_xz_figure_is_what_the_command_xz_9_gives():
 
 
 def test_random_bytes_do_not_compress():
-    noise = np.random.default_rng(0).integers(0, 256, 20_000).astype(np.uint16)
+    noise = np.random.default_rng(0).bytes(20_000)
     assert all(bits >= 8 for bits in bits_per_byte(noise).values())
 
 

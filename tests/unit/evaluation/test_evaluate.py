@@ -21,11 +21,14 @@ from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors
 from spider.evaluation.bpb import clip_stream, score
-from spider.evaluation.evaluate import OUTPUTS, evaluate, validation_stream
+from spider.evaluation.evaluate import evaluate, validation_stream
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.spider.config import BoundaryConfig
 from spider.report.compare import compare
+from spider.report.draw import FIGURES, draw_stage
+from spider.results import StageFolder
+from spider.tokens import BYTES
 from tests.unit import records
 from tests.unit.datasets import dataset
 
@@ -108,12 +111,13 @@ def save_untrained(spec, folder):
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory, spec, data):
-    """An evaluated stage: its receipt, what was found, and the folder with `OUTPUTS`."""
+    """An evaluated stage: its receipt, what was measured as JSON, and the folder with its figures."""
     receipt = save_untrained(spec, tmp_path_factory.mktemp("stage"))
     out = receipt.parent / "out"
-    found = evaluate(receipt, spec, data, out, device="cpu")
-    for name in ("train.json", "metrics.jsonl"):  # beside the evaluation, where the comparison reads them
+    found = evaluate(receipt, spec, data, out, device="cpu").plain()
+    for name in ("train.json", "metrics.jsonl"):  # beside the evaluation, where what is shown is read
         shutil.copy(receipt.with_name(name), out)
+    draw_stage(StageFolder(out))
     return receipt, found, out
 
 
@@ -128,10 +132,10 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_byt
     assert found["bpb_strict"] == pytest.approx(by_hand.bpb_strict, rel=1e-9)
     assert 7 < found["bpb"] < 9  # weights as they begin: about log2 of the vocabulary
 
-    text = compressors.text_bytes(tokens_N)
+    text = BYTES.raw(tokens_N)
     assert found["bytes"] == len(text) == MAX_BYTES
     assert found["text_sha256"] == hashlib.sha256(text).hexdigest()
-    assert found["compressors"] == compressors.bits_per_byte(tokens_N)
+    assert found["compressors"] == compressors.bits_per_byte(text)
     assert found["data_digest"] == json.loads((data / "metadata.json").read_text())["digest"]
     assert (found["seq_len"], found["n_loops"], found["global_step"]) == (64, 2, 20)
     assert found["weights"] == json.loads(receipt.read_text())["weights"]
@@ -139,8 +143,12 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_byt
 
     assert json.loads((out / "evaluation.json").read_text()) == found
     assert (out / "sample.txt").read_text() == "Sentence " + found["sample"] + "\n"
-    assert all((out / name).stat().st_size > 8_000 for name in OUTPUTS if name.endswith(".png"))
-    assert {p.name for p in out.iterdir()} == {*OUTPUTS, "train.json", "metrics.jsonl"}
+    assert all((out / name).stat().st_size > 2_000 for name in FIGURES)
+    measured = {"evaluation.json", "sample.txt"}
+    assert {p.name for p in out.iterdir()} == {*FIGURES, *measured, "train.json", "metrics.jsonl"}
+    assert (found["parameters"], found["parameters_looked_up"]) == (model.num_parameters(), model.looked_up())
+    assert found["parameters_by_part"] == model.parameters_by_part()
+    assert found["flops_per_token"] == model.flops_per_token(64, 2)
 
 
 def test_an_evaluation_looks_inside_the_model(evaluated, data):
@@ -151,19 +159,19 @@ def test_an_evaluation_looks_inside_the_model(evaluated, data):
     expected = [score(model, short_N, n_loops=n, **window).bpb for n in (1, 2, 3, 4)]  # twice the two loops
     assert found["loops"] == {"bytes": 700, "trained": 2, "bpb": expected}
 
-    inside = found["inside"]
+    lengths, halting, experts = found["figures"]
     scored = sum(found["targets"].values())
-    held = sum(n * count for n, count in enumerate(inside["patch_bytes"]))
+    held = sum(n * count for n, count in enumerate(lengths["counts"]))
     assert 0.8 * scored < held <= 1.2 * scored  # all but what is open, and what reaches into the context
-    assert sum(inside["halting_loops"]) == sum(inside["patch_bytes"]) > 0
-    assert [len(of_layer) for of_layer in inside["expert_share"]] == [2, 2]  # loops of each of two layers
-    assert all(
-        sum(share_E) == pytest.approx(4) for of_layer in inside["expert_share"] for share_E in of_layer
-    )
+    assert sum(halting["counts"]) == sum(lengths["counts"]) > 0
+    assert experts["rows"] == ["layer 1, loop 1", "layer 1, loop 2", "layer 2, loop 1", "layer 2, loop 2"]
+    assert all(sum(share_E) == pytest.approx(4) for share_E in experts["values"])
 
     page = (out / "boundaries.html").read_text()
     assert "demo, stage main: held-out text in patches" in page and page.count("<span") > 100
-    text = html.unescape(re.sub("<[^>]+>", "", page.partition("<pre>")[2].partition("</pre>")[0]))
+    text = html.unescape(
+        re.sub("<[^>]+>", "", page.partition("<pre")[2].partition(">")[2].partition("</pre>")[0])
+    )
     assert "Sentence number" in text and "<EOS>" in text
 
 
@@ -173,16 +181,16 @@ def test_what_is_not_wanted_or_not_there_leaves_its_files_all_the_same(receipt, 
     changes = {"model": plain, "evaluation": spec.evaluation.model_copy(update={"loops_bytes": 0})}
     spec = spec.model_copy(update=changes)
     save_untrained(spec, receipt.parent)
-    found = evaluate(receipt, spec, data, tmp_path / "out", device="cpu")
-    assert found["loops"] is None
-    assert found["inside"] == {"patch_bytes": None, "halting_loops": None, "expert_share": None}
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(OUTPUTS)
-    assert "No patches (boundary.kind is none)" in (tmp_path / "out/boundaries.html").read_text()
+    measured = evaluate(receipt, spec, data, receipt.parent, device="cpu")
+    assert measured.loops is None
+    assert [one.kind for one in measured.figures] == ["note"] * 3
+    assert sorted(path.name for path in draw_stage(StageFolder(receipt.parent))) == sorted(FIGURES)
+    assert "No patches (boundary.kind is none)" in (receipt.parent / "boundaries.html").read_text()
 
 
 def test_evaluating_twice_gives_equal_figures_and_the_same_sample(receipt, spec, data, tmp_path):
     def stable(found):
-        return {k: v for k, v in found.items() if "second" not in k}
+        return {k: v for k, v in found.plain().items() if "second" not in k}
 
     first = evaluate(receipt, spec, data, tmp_path, device="cpu")
     torch.rand(3)

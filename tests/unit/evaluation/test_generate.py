@@ -1,9 +1,13 @@
+import numpy as np
 import pytest
 import torch
 
 from spider.evaluation.generate import generate, sample, stream_text
-from spider.vocab import BOS, EOS, PAD, VOCAB_SIZE
+from spider.tokens import BYTES
 from tests.unit.evaluation.toys import Bigram, Scripted
+
+PAD, BOS, EOS, VOCAB_SIZE = BYTES.pad, BYTES.bos, BYTES.eos, BYTES.size
+WRITABLE = np.append(np.flatnonzero(BYTES.bytes_of), EOS)
 
 
 def test_equal_seeds_write_equal_bytes_whatever_the_global_random_state():
@@ -49,7 +53,7 @@ def test_special_ids_other_than_eos_are_never_drawn():
     logits_V[PAD] = logits_V[BOS] = 100.0
     logits_V[259:] = 100.0
     generator = torch.Generator().manual_seed(0)
-    drawn = {sample(logits_V, 1.0, None, None, generator) for _ in range(3000)}
+    drawn = {sample(logits_V, 1.0, None, None, generator, WRITABLE) for _ in range(3000)}
     assert drawn <= {*range(256), EOS}
     assert EOS in drawn
 
@@ -60,7 +64,7 @@ def test_top_k_and_top_p_keep_only_the_head_of_the_distribution():
     generator = torch.Generator().manual_seed(0)
 
     def seen(k=None, p=None):
-        return {sample(logits_V, 1.0, k, p, generator) for _ in range(400)}
+        return {sample(logits_V, 1.0, k, p, generator, WRITABLE) for _ in range(400)}
 
     assert seen() == {0, 1, 2, 3}
     assert seen(k=2) == {0, 1}
@@ -74,7 +78,7 @@ def test_frequencies_follow_the_tempered_distribution():
     logits_V = torch.full((VOCAB_SIZE,), -1e9)
     logits_V[:2] = torch.tensor([1.0, 0.0])
     generator = torch.Generator().manual_seed(0)
-    ones = sum(sample(logits_V, 0.5, None, None, generator) == 0 for _ in range(4000)) / 4000
+    ones = sum(sample(logits_V, 0.5, None, None, generator, WRITABLE) == 0 for _ in range(4000)) / 4000
     assert ones == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=0.02)
 
 

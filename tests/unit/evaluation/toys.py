@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from spider.vocab import VOCAB_SIZE
+from spider.model.interface import IGNORED
+from spider.tokens import BYTES
+from spider.tokens.bytes import ByteTokens
 
 
 class Reader:
@@ -26,6 +29,8 @@ class Reader:
 class Toy(nn.Module):
     """The part of the interface that generation needs."""
 
+    tokens = BYTES
+
     def loops(self, asked: int | None) -> int:
         return asked or 1
 
@@ -39,7 +44,7 @@ class Bigram(Toy):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.table_VV = nn.Parameter(torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=generator))
+        self.table_VV = nn.Parameter(torch.randn(BYTES.size, BYTES.size, generator=generator))
         self.seen: list[tuple[int, ...]] = []
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
@@ -51,7 +56,7 @@ class Bigram(Toy):
         loss = None
         if labels_BT is not None:
             loss = F.cross_entropy(
-                logits_BTV.transpose(1, 2), labels_BT, reduction=reduction, ignore_index=-100
+                logits_BTV.transpose(1, 2), labels_BT, reduction=reduction, ignore_index=IGNORED
             )
         metrics = {"mode": torch.tensor(float(self.training)), "loops": torch.tensor(float(n_loops or 0))}
         return SimpleNamespace(loss=loss, logits=logits_BTV, metrics=metrics)
@@ -76,7 +81,19 @@ class Scripted(Toy):
 
     def forward(self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean"):
         self.read.append(tokens_BT[0].tolist())
-        logits_BTV = torch.zeros(*tokens_BT.shape, VOCAB_SIZE)
+        logits_BTV = torch.zeros(*tokens_BT.shape, BYTES.size)
         logits_BTV[0, -1, self.script[self.at]] = 50.0
         self.at += 1
         return SimpleNamespace(loss=None, logits=logits_BTV, metrics={})
+
+
+class Pairs(ByteTokens):
+    """The bytes and one id more, which stands for two of them."""
+
+    size = 273
+
+    def __init__(self) -> None:
+        self.bytes_of = np.append(BYTES.bytes_of, np.uint8(2))
+
+    def raw(self, ids):
+        return b"".join(b"th" if i == 272 else BYTES.raw([i]) for i in ids)

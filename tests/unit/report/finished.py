@@ -13,6 +13,7 @@ from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.files import sha256, write_json
+from spider.report.draw import draw_stage
 from spider.results import Results
 from spider.training.stage import train
 from tests.unit.datasets import dataset
@@ -78,6 +79,7 @@ def train_stage(
     left_by_job(results, "train", f"{run}/{stage}", 12.5)
     if evaluated:
         evaluate(folder / "train.json", spec, results.shards("text"), folder)
+        draw_stage(results.stage(run, stage))
         left_by_job(results, "evaluate", f"{run}/{stage}", 2.25)
 
 

@@ -1,18 +1,19 @@
+import json
 import math
 import re
 
 import pytest
 
-from spider.report.charts import Band, Series, bar_chart, line_chart, ticks
+from spider.report.charts import Axis, Band, Chart, HeatMap, Level, Series, draw, ticks
+from spider.report.render import in_page
 
 
-def chart(*series, **options):
-    common = {"title": "t", "x_label": "x", "x_format": str, "y_format": str}
-    return str(line_chart(series, **common | options))
+def chart(*series, log=False, **options):
+    return Chart("t", Axis("x", str), Axis("", str, log=log), series, **options)
 
 
-def places(drawn: str, kind: str) -> list[tuple[float, float]]:
-    (path,) = re.findall(rf'<path class="{kind}"[^>]* d="([^"]*)"', drawn)
+def places(figure: Chart, kind: str) -> list[tuple[float, float]]:
+    (path,) = re.findall(rf'<path class="{kind}"[^>]* d="([^"]*)"', str(in_page(figure)))
     return [tuple(map(float, place.split())) for place in re.findall(r"[ML]([\d. ]+)", path)]
 
 
@@ -24,9 +25,13 @@ def test_ticks_are_round_and_within(low, high, found):
     assert ticks(low, high, 5) == pytest.approx(found)
 
 
+def test_ticks_over_decades_are_one_two_and_five_or_the_powers_alone():
+    assert ticks(1e5, 2e6, 5, log=True) == pytest.approx([1e5, 2e5, 5e5, 1e6, 2e6])
+    assert ticks(1, 1e6, 5, log=True) == pytest.approx([10.0**n for n in range(7)])
+
+
 def test_points_lie_where_their_values_say():
-    drawn = places(chart(Series("a", [0, 5, 10], [1, 2, 3])), "line")
-    xs, ys = zip(*drawn, strict=True)
+    xs, ys = zip(*places(chart(Series("a", [0, 5, 10], [1, 2, 3])), "line"), strict=True)
     assert xs[0] == 0 and xs[1] == pytest.approx(xs[2] / 2, abs=0.2) and xs[2] < 1000
     assert ys[0] > ys[1] > ys[2] and ys[0] - ys[1] == pytest.approx(ys[1] - ys[2], abs=0.2)
 
@@ -34,6 +39,9 @@ def test_points_lie_where_their_values_say():
 def test_a_logarithmic_axis_spaces_equal_ratios_equally():
     ys = [y for _, y in places(chart(Series("a", [0, 1, 2], [1, 10, 100]), log=True), "line")]
     assert ys[0] - ys[1] == pytest.approx(ys[1] - ys[2], abs=0.2)
+    wide = Chart("t", Axis("x", str, log=True), Axis(), [Series("a", [1, 10, 100], [1, 2, 3])])
+    xs = [x for x, _ in places(wide, "line")]
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)
 
 
 def test_a_long_line_is_thinned_and_keeps_its_course():
@@ -45,11 +53,47 @@ def test_a_long_line_is_thinned_and_keeps_its_course():
 
 def test_names_are_escaped_and_a_band_without_room_is_not_named():
     bands = [Band("<b>", 0, 90), Band("narrow", 90, 92)]
-    drawn = chart(Series("<i>", [0, 100], [1, 2]), Series("b", [0, 100], [2, 1]), bands=bands)
+    drawn = str(in_page(chart(Series("<i>", [0, 100], [1, 2]), Series("b", [0, 100], [2, 1]), bands=bands)))
     assert "<b>" not in drawn and "&lt;b&gt;" in drawn and "<i>" not in drawn
     assert ">narrow</span>" not in drawn and drawn.count('<rect class="band"') == 1
 
 
 def test_nothing_is_drawn_of_nothing():
-    assert chart(Series("a", [], [])) == ""
-    assert "<rect" in str(bar_chart([0.0, 0.0], title="t", x_label="x", y_format=str, names=["1", "2"]))
+    assert in_page(chart(Series("a", [], []))) == ""
+    assert "<rect" in in_page(chart(Series("", [1, 2], [0.0, 0.0], style="bars")))
+
+
+def test_bars_stand_on_the_axis_and_are_as_high_as_their_values():
+    drawing = draw(chart(Series("", [1, 2], [1.0, 3.0], style="bars")), 100, 100, stretched=False)
+    numbers = r'y="([\d.]+)" width="[\d.]+" height="([\d.]+)"'
+    bars = [tuple(map(float, re.findall(numbers, shape)[i])) for shape in drawing.shapes
+            if "<title>" in shape for i in (0, 1)]  # fmt: skip
+    assert all(y + height == pytest.approx(100, abs=0.2) for y, height in bars)
+
+
+def test_a_level_out_of_reach_is_left_out_unless_all_are_wanted():
+    levels = [Level("near", 2.1), Level("far", 9.0)]
+    near, both = (
+        [label.text for label in draw(chart(Series("a", [0, 1], [2, 3]), levels=levels, far_levels=far),
+                                      100, 100, stretched=True).labels if label.kind == "level"]
+        for far in (False, True)
+    )  # fmt: skip
+    assert near == ["near"] and both == ["near", "far"]
+
+
+def test_a_page_reads_out_what_was_drawn():
+    drawn = str(in_page(chart(Series("a", [0, 4], [1.5, 2.5]), say=lambda v: f"{v} bits")))
+    said = json.loads(re.findall(r'data-values="([^"]*)"', drawn)[0].replace("&#34;", '"'))
+    assert said[0]["said"] == ["1.5 bits at 0", "2.5 bits at 4"] and said[0]["x"][0] == 0
+
+
+def test_cells_are_neutral_in_the_middle_and_strong_at_the_ends():
+    drawing = draw(HeatMap("t", ["r"], "expert", [[1, 0, 2.5, 9]], 1, 2.5), 100, 100, stretched=False)
+    fills = [re.findall(r"var\(--(\w+)\) (\d+)%", shape)[0] for shape in drawing.shapes]
+    assert fills == [("cold", "0"), ("cold", "100"), ("hot", "100"), ("hot", "100")]
+    assert [label.text for label in drawing.labels if label.kind == "cell"] == [
+        "1.00",
+        "0.00",
+        "2.50",
+        "9.00",
+    ]

@@ -3,8 +3,8 @@ import re
 
 import pytest
 
-from spider.report import compare as compare_module
-from spider.report.compare import compare, read_summary, seconds_by_rule
+from spider.report.compare import compare, read_summary
+from spider.report.costs import seconds_by_rule
 from tests.unit.evaluation.stages import COMPRESSORS, demo, write_benchmark, write_stage
 
 
@@ -33,25 +33,18 @@ def test_summary_holds_what_was_promised_to_its_readers(tmp_path):
         "summary.json",
         "table.md",
         "table.html",
-        "bpb.png",
-        "loss.png",
+        "bpb.svg",
+        "loss.svg",
     }
 
 
-def test_figures_of_a_sweep_show_its_best_runs_and_say_so(tmp_path, monkeypatch):
-    titles = []
-    monkeypatch.setattr(
-        compare_module, "plot_bpb", lambda groups, path, which: titles.append((groups, which))
-    )
-    monkeypatch.setattr(
-        compare_module, "plot_loss", lambda curves, path, title: titles.append((curves, title))
-    )
+def test_figures_of_a_sweep_show_its_best_runs_and_say_so(tmp_path):
     paths = [path for i in range(12) for path in demo(tmp_path / "runs", f"run{i}", shift=-i / 100)]
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
-    (curves, loss), (groups, bpb) = titles
-    best = [f"run{i}" for i in range(4, 12)]
-    assert list(dict.fromkeys(curve.run for curve in curves)) == [group["run"] for group in groups] == best
-    assert loss == "Training loss of the best 8 of 12 runs" and bpb == ", the best 8 of 12 runs"
+    loss, bpb = ((tmp_path / "report" / name).read_text() for name in ("loss.svg", "bpb.svg"))
+    for i in range(12):
+        assert (f">run{i}: held-out<" in loss) == (f">run{i}<" in bpb) == (i >= 4), i
+    assert ">Training loss of the best 8 of 12 runs<" in loss and "compressors, the best 8 of 12 runs<" in bpb
     assert len(summary["runs"]) == 12
 
 

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from spider.report.curves import read_rows, stage_curve
+from spider.report.curves import read_rows, smoothed, stage_curve
 
 RECEIPT = {"run": "demo", "stage": "main", "steps": 100, "global_step": 150, "bytes": 400_000}
 
@@ -20,14 +20,15 @@ def row(step, **metrics):
 
 def test_steps_become_bytes_trained_since_the_run_began(tmp_path):
     rows = [row(60, **{"train/bpb": 3.0}), row(150, **{"train/bpb": 2.0})]
-    curve = stage_curve(write(tmp_path / "m.jsonl", *rows), RECEIPT, begin=200_000, held_out=2.1)
+    curve = stage_curve(read_rows(write(tmp_path / "m.jsonl", *rows)), RECEIPT, begin=200_000, held_out=2.1)
     np.testing.assert_allclose(curve.bytes_S, [200_000 + 0.1 * 400_000, 600_000])
     np.testing.assert_allclose(curve.bpb_S, [3.0, 2.0])
     assert (curve.begin, curve.end, curve.held_out) == (200_000, 600_000, 2.1)
 
 
 def test_nats_are_converted_where_only_the_loss_was_logged(tmp_path):
-    curve = stage_curve(write(tmp_path / "m.jsonl", row(60, **{"train/loss": math.log(2) * 3})), RECEIPT, 0)
+    rows = read_rows(write(tmp_path / "m.jsonl", row(60, **{"train/loss": math.log(2) * 3})))
+    curve = stage_curve(rows, RECEIPT, 0)
     assert curve.bpb_S == pytest.approx([3.0])
 
 
@@ -39,7 +40,7 @@ def test_rows_of_other_stages_and_without_a_finite_loss_are_left_out(tmp_path):
         row(90, **{"train/bpb": 2.5}),
         row(151, **{"train/bpb": 9.0}),
     ]
-    assert stage_curve(write(tmp_path / "m.jsonl", *rows), RECEIPT, 0).bpb_S.tolist() == [2.5]
+    assert stage_curve(read_rows(write(tmp_path / "m.jsonl", *rows)), RECEIPT, 0).bpb_S.tolist() == [2.5]
 
 
 def test_a_torn_last_line_is_left_out_and_a_malformed_line_is_named(tmp_path):
@@ -51,4 +52,11 @@ def test_a_torn_last_line_is_left_out_and_a_malformed_line_is_named(tmp_path):
 
 
 def test_a_stage_that_logged_nothing_has_an_empty_curve(tmp_path):
-    assert len(stage_curve(tmp_path / "absent.jsonl", RECEIPT, 0).bytes_S) == 0
+    assert len(stage_curve(read_rows(tmp_path / "absent.jsonl"), RECEIPT, 0).bytes_S) == 0
+
+
+def test_smoothing_neither_lags_nor_shifts_the_ends():
+    line = np.linspace(5, 2, 200)
+    np.testing.assert_allclose(smoothed(line), line)
+    noisy = line + np.random.default_rng(0).normal(0, 0.2, 200)
+    assert np.abs(smoothed(noisy) - line)[10:-10].max() < 0.3 < np.abs(noisy - line).max()

@@ -1,16 +1,20 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import yaml
 
 from spider.config import load_config
 from spider.files import read_json, write_json
+from spider.report.draw import draw_stage
+from spider.report.formatting import quantity
 from spider.report.page import render
 from spider.report.provenance import chain, read_datasets
 from spider.report.stages import read_stages
-from spider.results import Results
+from spider.results import Results, StageFolder
 from tests.unit.report.finished import config_of, encode_text, finished_run, left_by_job, train_stage
 
 
@@ -45,10 +49,14 @@ def test_the_page_says_what_the_files_say(made):
             assert f"{bits:.3f}" in section(page, "scores")
     assert "not finished" not in page and "digest" not in section(page, "costs")
     assert section(page, "training").count("<figure") == 4
-    experts = found["inside"]["expert_share"]
-    assert section(page, "inside").count('class="cell"') == sum(
-        len(row) for layer in experts for row in layer
+    experts = found["figures"][2]["values"]
+    assert section(page, "inside").count('<rect class="cell"') == sum(len(row) for row in experts)
+    assert f"<dd>{quantity(found['parameters'], '')}<small>parameters" in page
+    work = sum(
+        read_json(results.stage("small", stage) / "train.json")["tokens"] * found["flops_per_token"]
+        for stage in ("first", "second")
     )
+    assert f"<dd>{quantity(work, 'FLOP')}<small>forward" in page
 
 
 def test_every_digest_from_the_raw_file_to_the_checkpoint_is_there(made):
@@ -110,13 +118,17 @@ def test_a_half_finished_run_has_a_page_that_says_what_is_missing(tmp_path):
 def test_parts_that_a_model_does_not_have_are_said_and_not_drawn(copied):
     config, results = copied
     path = results.stage("small", "second").evaluation
-    nothing = dict.fromkeys(("patch_bytes", "halting_loops", "expert_share"))
-    write_json(path, read_json(path) | {"loops": None, "inside": nothing, "sample": ""})
-    (path.parent / "boundaries.html").unlink()
+    kept = read_json(path)
+    experts = {"kind": "note", "title": "Experts", "text": "experts are switched off"}
+    changed = {"loops": None, "figures": [*kept["figures"][:2], experts], "sample": "", "text": None}
+    write_json(path, kept | changed)
+    write_json(path.parent.parent / "first/evaluation.json", kept | {"stage": "first", "loops": None})
     page = render(config, results, "small")
-    inside = section(page, "inside")
-    for said in ("has no experts", "no loops curve was asked for", "has no patches", "do not halt early"):
-        assert said in inside, said
+    for said in ("no curve was asked for", "experts are switched off"):
+        assert said in section(page, "inside"), said
+    write_json(path, kept | changed | {"figures": []})
+    shown = section(render(config, results, "small"), "inside")
+    assert "this kind of model shows nothing of what happens inside" in shown
     assert "Held-out text in patches" not in page and "after stage first" in section(page, "text")
 
 
@@ -185,3 +197,53 @@ def test_the_page_of_a_long_run_stays_small(copied):
     write_json(receipt, read_json(receipt) | {"steps": 20_000, "global_step": 20_020})
     path.write_text("".join(json.dumps(row | {"step": step}) + "\n" for step in range(21, 20_021)))
     assert len(render(config, results, "small")) < 400_000
+
+
+def test_an_evaluation_from_before_figures_were_kept_is_shown_without_them_or_refused(copied):
+    config, results = copied
+    path = results.stage("small", "second").evaluation
+    new = ("figures", "text", "parameters", "parameters_by_part", "parameters_looked_up", "flops_per_token")
+    before = {key: value for key, value in read_json(path).items() if key not in new}
+    write_json(path, before | {"inside": {"patch_bytes": [0, 3]}})
+    page = render(config, results, "small")
+    assert f"{before['bpb']:.4f}" in section(page, "scores")
+    assert "evaluated before figures were kept: <code>spider evaluate small second</code>" in page
+    with pytest.raises(
+        ValueError, match=r"second/evaluation\.json: made by a Spider that kept no figures.*again"
+    ):
+        draw_stage(StageFolder(path.parent))
+    write_json(path, before | {"format": 2})
+    with pytest.raises(ValueError, match=r"an evaluation of format 2, this Spider reads 1; evaluate again"):
+        render(config, results, "small")
+
+
+def test_all_of_a_finished_run_is_shown_without_a_model_or_torch(copied):
+    """The stages' figures, the comparison, the page and the last screen."""
+    results = copied[1]
+    folders = [results.stage("small", stage) for stage in ("first", "second")]
+    before = {path: path.read_bytes() for folder in folders for path in draw_stage(folder)}
+    for path in before:
+        path.unlink()
+    code = """
+import json, sys
+from pathlib import Path
+from spider.config import load_config
+from spider.report.compare import compare
+from spider.report.draw import draw_stage
+from spider.report.page import write_report
+from spider.report.screen import final_screen
+from spider.report import scaling
+from spider.results import Results, StageFolder
+plain, stages = json.loads(sys.argv[1]), [Path(one) for one in sys.argv[2:]]
+results = Results(Path(plain["results"]))
+for stage in stages:
+    draw_stage(StageFolder(stage))
+compare([stage / "evaluation.json" for stage in stages], benchmarks=None, output=results.report)
+write_report(load_config(plain), results, "small", results.page("small"))
+final_screen(results.report / "summary.json")
+print([name for name in ("torch", "matplotlib", "mlflow", "datasets") if name in sys.modules])
+"""
+    arguments = [json.dumps(config_of(results.root)), *(str(folder.path) for folder in folders)]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+    assert {path: path.read_bytes() for path in before} == before

@@ -4,7 +4,8 @@ import pytest
 from rich.console import Console
 
 from spider.report.compare import compare
-from spider.report.screen import duration, final_screen
+from spider.report.formatting import duration
+from spider.report.screen import final_screen
 from tests.unit.evaluation.stages import demo, write_benchmark
 
 

@@ -124,7 +124,7 @@ def test_evaluation_measures_the_average_and_says_so(tmp_path, make_spec, shards
     small = spec.evaluation.model_copy(update={"max_bytes": 500, "loops_bytes": 0, "sample_bytes": 1})
     spec = spec.model_copy(update={"evaluation": small})
     found = evaluate(folder / "train.json", spec, shards, tmp_path)
-    assert found["averaged"] is True and found["weights"] == receipt.averaged_weights
+    assert found.averaged is True and found.weights == receipt.averaged_weights
     tokens_N, _ = validation_stream(shards, 500)
     reading = {"seq_len": 32, "overlap": small.overlap, "batch": small.batch, "n_loops": 2}
-    assert score(good.model(), tokens_N, **reading).bpb == found["bpb"]
+    assert score(good.model(), tokens_N, **reading).bpb == found.bpb

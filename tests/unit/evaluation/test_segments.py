@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,21 +13,24 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from matplotlib.image import imread
 from rich.console import Console
 
 from spider.checkpoints.format import save as save_checkpoint
 from spider.checkpoints.load import model_tensors
 from spider.cli import cli
 from spider.config import load_config, merged
-from spider.evaluation.boundaries import Patch, Piece, caption, cut, read_beginning
+from spider.evaluation.artifact import CutText, Piece, Segment
+from spider.evaluation.segments import cut, read_beginning
 from spider.model import build_model
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.model import Spider
-from spider.report.patch_views import TINTS, plot_boundaries, show, write_page
-from spider.vocab import BOS, EOS
+from spider.report.text_view import show, tints, write_page, write_picture
+from spider.tokens import BYTES
+from tests.unit.evaluation.toys import Bigram, Pairs
 from tests.unit.model.small import SMALL
 from tests.unit.records import saved
+
+BOS, EOS = BYTES.bos, BYTES.eos
 
 ODD = "für 'x|y'\tda\x1b[31m\u200b\r\n".encode() + b"\xff \xe2\x82 <script>alert(1)</script> $x^2$ &amp; end"
 
@@ -40,11 +44,16 @@ def ids(data: bytes) -> np.ndarray:
     return np.array([BOS, *data], np.uint16)
 
 
-def cut_by(data: bytes, seq_len: int = 512, **boundary) -> list[Patch]:
-    return cut(small_model(boundary=boundary), ids(data), seq_len=seq_len)
+def text_of(data: bytes, seq_len: int = 512, **boundary) -> CutText:
+    model = small_model(boundary=boundary)
+    return cut(model, model.inspector(), ids(data), seq_len=seq_len)
 
 
-def texts(patches: list[Patch]) -> list[str]:
+def cut_by(data: bytes, seq_len: int = 512, **boundary) -> list[Segment]:
+    return text_of(data, seq_len, **boundary).segments
+
+
+def texts(patches: list[Segment]) -> list[str]:
     return ["".join(piece.text for piece in patch.pieces) for patch in patches]
 
 
@@ -69,7 +78,7 @@ def test_whitespace_patches_close_at_the_first_space_of_a_run_whatever_the_windo
 def test_learned_patches_are_those_the_model_reads():
     model = small_model(boundary={"rate": 0.4})
     data = b"The quick brown fox jumps over the lazy dog, and sleeps."
-    patches = cut(model, ids(data), seq_len=128)
+    patches = cut(model, model.inspector(), ids(data), seq_len=128).segments
     padded_BT = torch.full((1, 128), 256)
     padded_BT[0, : len(data) + 1] = torch.from_numpy(ids(data).astype(np.int64))
     with torch.inference_mode():
@@ -110,7 +119,8 @@ def test_what_has_no_glyph_is_made_visible():
 
 def test_ids_between_documents_are_named():
     tokens_N = np.array([BOS, *b"one", EOS, BOS, *b"two"], np.uint16)
-    (patch,) = cut(small_model(boundary={"kind": "fixed", "stride": 100}), tokens_N, seq_len=128)
+    model = small_model(boundary={"kind": "fixed", "stride": 100})
+    (patch,) = cut(model, model.inspector(), tokens_N, seq_len=128).segments
     assert texts([patch]) == ["one<EOS>\n<BOS>two"]
 
 
@@ -125,34 +135,53 @@ def test_reading_stops_before_a_character_that_would_be_cut(tmp_path):
 
 
 def test_the_caption_says_what_was_cut_how():
-    assert caption("fixed", cut_by(b"abcdefghij", kind="fixed")) == (
-        "Fixed boundaries: 2 in 10 bytes, 3.50 bytes a patch."
-    )
-    assert caption("learned", [Patch((Piece("abc"),), 3, False, None)]) == "Learned boundaries: 0 in 3 bytes."
-    assert "each of 3 bytes stands alone" in caption("none", cut_by(b"abc", kind="none"))
+    said = text_of(b"abcdefghij", kind="fixed").caption
+    assert said == "Fixed boundaries: 2 in 10 bytes, 3.50 bytes a patch."
+    assert small_model().inspector().caption(3, []) == "Learned boundaries: 0 in 3 bytes."
+    assert "each of 3 bytes stands alone" in text_of(b"abc", kind="none").caption
+
+
+class Words:
+    """Shows text as words, with the alphabet of a model that has an id for two bytes."""
+
+    segments, uncut = "words", None
+
+    def cut(self, tokens_BT):
+        return tokens_BT.numpy() == ord(" "), None
+
+    def caption(self, total, closed):
+        return f"{total} bytes, words of {closed}"
+
+
+def test_a_family_that_is_no_spider_shows_its_own_segments_of_its_own_alphabet():
+    model = Bigram()
+    model.tokens = Pairs()
+    shown = cut(model, Words(), np.array([BOS, 272, *b"e a ", 272, *b"\xc3", EOS], np.uint16), seq_len=4)
+    assert shown.unit == "words" and shown.caption == "10 bytes, words of [4, 2]"
+    assert texts(shown.segments) == ["the ", "a ", "th\\xc3<EOS>\n"]
 
 
 # ------------------------------------------------------------------------------------------ three renderings
 
 
-def printed(patches: list[Patch], **console) -> str:
+def printed(patches: CutText, **console) -> str:
     out = io.StringIO()
     show(patches, Console(file=out, **console))
     return out.getvalue()
 
 
 def test_without_colours_a_bar_closes_each_patch():
-    patches = cut_by(b"one two\nthe|end", kind="whitespace")
+    patches = text_of(b"one two\nthe|end", kind="whitespace")
     assert printed(patches) == "one |two↵|\nthe\\x7cend\n"
 
 
 def test_colours_change_where_a_patch_closes(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
-    patches = cut_by(b"one two\nthe|end", kind="whitespace")
+    patches = text_of(b"one two\nthe|end", kind="whitespace")
     out = printed(patches, force_terminal=True, color_system="truecolor")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert plain == "one two↵\nthe|end\n"
-    red_green_blue = [";".join(str(int(tint[i : i + 2], 16)) for i in (1, 3, 5)) for tint in TINTS]
+    red_green_blue = [";".join(str(int(tint[i : i + 2], 16)) for i in (1, 3, 5)) for tint in tints()]
     assert f"48;2;{red_green_blue[0]}mone " in out and f"48;2;{red_green_blue[1]}mtwo" in out
     assert out.endswith("\x1b[0m\nthe|end\n")  # the open tail has no colour
     monkeypatch.setenv("NO_COLOR", "1")
@@ -161,9 +190,11 @@ def test_colours_change_where_a_patch_closes(monkeypatch):
 
 
 def test_no_rendering_lets_the_text_speak_to_the_terminal_or_the_browser(tmp_path):
-    patches = cut_by(ODD, rate=0.5)
+    patches = text_of(ODD, rate=0.5)
     assert "\x1b" not in printed(patches)
-    write_page(patches, tmp_path / "page.html", "<title> & more", "a <caption>")
+    write_page(
+        patches.model_copy(update={"caption": "a <caption>"}), tmp_path / "page.html", "<title> & more"
+    )
     page = (tmp_path / "page.html").read_text()
     assert "<script" not in page and "\x1b" not in page
 
@@ -179,7 +210,7 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag, attributes):
-        if tag != "meta":
+        if tag not in ("meta", "link"):
             self.open.append(tag)
         if tag == "span":
             found = dict(attributes)
@@ -195,12 +226,12 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("kind", ["learned", "fixed", "whitespace", "none"])
 def test_the_page_holds_each_patch_with_its_length(tmp_path, kind):
-    patches = cut_by(ODD, kind=kind, stride=5)
-    write_page(patches, tmp_path / "page.html", "a <title>", "caption")
+    patches = text_of(ODD, kind=kind, stride=5)
+    write_page(patches, tmp_path / "page.html", "a <title>")
     page = (tmp_path / "page.html").read_text()
     spans = Page(page).spans
-    assert [text for _, _, text in spans] == texts(patches)
-    for patch, (tint, tooltip, _) in zip(patches, spans, strict=True):
+    assert [text for _, _, text in spans] == texts(patches.segments)
+    for patch, (tint, tooltip, _) in zip(patches.segments, spans, strict=True):
         assert tooltip.startswith(f"{patch.size} byte")
         assert bool(tint) == patch.closed
         assert ("probability" in tooltip) == (kind == "learned" and patch.closed)
@@ -209,21 +240,26 @@ def test_the_page_holds_each_patch_with_its_length(tmp_path, kind):
     assert not re.search(r"https?://|src=|@import", page)  # it needs nothing else
 
 
-def test_the_picture_has_every_tint_and_a_line_for_every_line(tmp_path):
-    def picture(data: bytes) -> np.ndarray:
-        path = tmp_path / "picture.png"
-        plot_boundaries(cut_by(data, kind="fixed", stride=3), path, "title", "caption")
-        return (imread(path)[..., :3] * 255).round().astype(int)
+def picture(path: Path) -> tuple[list[str], list[str]]:
+    """The lines of text of a picture, and the colours of its rectangles."""
+    name = "{http://www.w3.org/2000/svg}"
+    root = ElementTree.fromstring(path.read_text())
+    lines: dict[str, str] = {}
+    for one in root.iter(f"{name}text"):
+        if one.get("class") == "mono":
+            lines[one.get("y")] = lines.get(one.get("y"), "") + (one.text or "")
+    return [*lines.values()], [one.get("fill") for one in root.iter(f"{name}rect")]
 
-    image = picture(ODD)
-    for tint in TINTS:
-        colour = [int(tint[i : i + 2], 16) for i in (1, 3, 5)]
-        assert (image == colour).all(-1).mean() > 0.002, tint
-    assert (image.max(-1) < 60).mean() > 0.001  # text
-    one, two, folded = (picture(data).shape[0] for data in (b"a", b"a\nb", b"a" * 150))
-    assert two == folded > one
-    with pytest.raises(ValueError, match="the text makes 2,001 lines and a picture holds 2,000"):
-        picture(b"\n" * 2001)
+
+def test_the_picture_has_every_tint_and_a_line_for_every_line(tmp_path):
+    def drawn(data: bytes) -> tuple[list[str], list[str]]:
+        write_picture(text_of(data, kind="fixed", stride=3), tmp_path / "a.svg", "a <title>\x1b")
+        return picture(tmp_path / "a.svg")
+
+    lines, fills = drawn(ODD)
+    assert set(tints()) <= set(fills) and len(lines) == 2
+    assert lines[0].startswith("f\\xc3") and "<script>" in lines[1]
+    assert [len(drawn(data)[0]) for data in (b"a", b"a\nb", b"a" * 150, b"ab\n" * 2100)] == [1, 2, 2, 2100]
 
 
 # --------------------------------------------------------------------------------------------- the command
@@ -263,12 +299,13 @@ def test_the_command_shows_a_file_or_the_standard_input(save, tmp_path):
 def test_the_command_writes_a_picture_and_a_page_instead(save, tmp_path):
     folder, text = save(), tmp_path / "some <text> $x$"
     text.write_bytes(b"one two three")
-    said = say(folder, text, "--png", tmp_path / "a.png", "--html", tmp_path / "a.html")
+    said = say(folder, text, "--svg", tmp_path / "a.svg", "--html", tmp_path / "a.html")
     assert said.exit_code == 0 and said.stdout == ""
-    assert imread(tmp_path / "a.png").shape[1] > 1000
+    assert picture(tmp_path / "a.svg")[0] == ["one two three"]
     page = (tmp_path / "a.html").read_text()
     assert (
-        "<h1>some &lt;text&gt; $x$: patches of demo, stage main</h1>" in page and len(Page(page).spans) >= 1
+        '<h1 class="long">some &lt;text&gt; $x$: patches of demo, stage main</h1>' in page
+        and len(Page(page).spans) >= 1
     )
 
 
@@ -293,6 +330,8 @@ def test_what_cannot_be_shown_is_said_plainly(save, tmp_path):
     ):
         said = say(*arguments)
         assert isinstance(said.exception, ValueError) and message in str(said.exception)
+    said = say(folder, tmp_path / "text", "--png", tmp_path / "a.png")
+    assert isinstance(said.exception, SystemExit) and "give --svg instead of --png" in said.stderr
     for path, message in ((tmp_path / "absent", "does not exist"), (tmp_path, "is a directory")):
         said = say(folder, path)
         assert said.exit_code == 2 and message in said.stderr

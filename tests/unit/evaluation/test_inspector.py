@@ -10,16 +10,18 @@ import pytest
 import torch
 
 from spider.config import merged
-from spider.evaluation.bpb import IGNORED, score, windows
-from spider.evaluation.inside import Inside, loops_curve
+from spider.evaluation.bpb import score, windows
+from spider.evaluation.evaluate import loops_curve
 from spider.model import build_model
+from spider.model.interface import IGNORED
 from spider.model.spider.config import SpiderConfig
+from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.model import Spider
-from spider.vocab import encode
+from spider.tokens import BYTES
 from tests.unit.model.small import SMALL
 
 TEXT = "The quick brown fox jumps over the lazy dog, größer than before; and then it sleeps.\n" * 4
-TOKENS = np.array(encode(TEXT) + encode("A second document."), np.uint16)
+TOKENS = np.concatenate([BYTES.encode(TEXT), BYTES.encode("A second document.")])
 WINDOWS = {"seq_len": 48, "overlap": 0.25, "batch": 3}
 
 
@@ -33,10 +35,20 @@ def busy_model(**changes) -> Spider:
     return model.eval()
 
 
-def observed(model: Spider, **changes) -> Inside:
-    inside = Inside(patched=model.config.boundary.kind != "none")
-    score(model, TOKENS, observe=inside, **WINDOWS, **changes)
-    return inside
+def observed(model: Spider, **changes) -> SpiderInspector:
+    inspector = model.inspector()
+    score(model, TOKENS, observe=inspector.observe, **WINDOWS, **changes)
+    return inspector
+
+
+def told(inspector: SpiderInspector) -> dict:
+    """What its three figures hold, None for a note in the place of one."""
+    lengths, loops, experts = inspector.figures()
+    return {
+        "patch_bytes": lengths.get("counts"),
+        "halting_loops": loops.get("counts"),
+        "expert_share": experts.get("values"),
+    }
 
 
 def test_a_patch_counts_in_the_one_window_that_scores_its_closing_byte():
@@ -53,15 +65,15 @@ def test_a_patch_counts_in_the_one_window_that_scores_its_closing_byte():
         counts_NRE=torch.tensor([[[3, 1], [2, 2]]]),
     )
     scored_BT = np.array([[True] * 8, [False] * 3 + [True] * 5])
-    inside = Inside(patched=True)
-    inside(trace, scored_BT)
-    assert inside.summary() == {
+    inspector = busy_model().inspector()
+    inspector.observe(trace, scored_BT)
+    assert told(inspector) == {
         "patch_bytes": [0, 1, 1, 1, 1],
         "halting_loops": [0, 1, 2, 1],
-        "expert_share": [[[1.5, 0.5], [1.0, 1.0]]],
+        "expert_share": [[1.5, 0.5], [1.0, 1.0]],
     }
-    inside(trace, np.zeros_like(scored_BT))
-    assert inside.summary()["patch_bytes"] == [0, 1, 1, 1, 1]
+    inspector.observe(trace, np.zeros_like(scored_BT))
+    assert told(inspector)["patch_bytes"] == [0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["learned", "fixed", "whitespace"])
@@ -81,11 +93,12 @@ def test_the_counts_are_those_of_walking_through_every_window(kind):
                     lengths[t + 1 - began] += 1
                     loops[int(trace.loops_BL[row, slot])] += 1
                 began, before = t + 1, slot
-    found = observed(model).summary()
+    found = told(observed(model))
     assert sum(lengths.values()) > 20 and len(lengths) > (kind != "fixed")
     assert {n: c for n, c in enumerate(found["patch_bytes"]) if c} == lengths
     assert {n: c for n, c in enumerate(found["halting_loops"]) if c} == loops
-    np.testing.assert_allclose(found["expert_share"], load / load.sum(-1, keepdims=True) * load.shape[-1])
+    share_NRE = load / load.sum(-1, keepdims=True) * load.shape[-1]
+    np.testing.assert_allclose(np.reshape(found["expert_share"], share_NRE.shape), share_NRE)
 
 
 def test_looking_inside_changes_no_score_and_costs_no_pass():
@@ -94,22 +107,23 @@ def test_looking_inside_changes_no_score_and_costs_no_pass():
     model.register_forward_hook(lambda *_: calls.append(1))
     plain = score(model, TOKENS, **WINDOWS)
     once = len(calls)
-    assert score(model, TOKENS, observe=Inside(patched=True), **WINDOWS).nats == plain.nats
+    assert score(model, TOKENS, observe=model.inspector().observe, **WINDOWS).nats == plain.nats
     assert len(calls) == 2 * once
 
 
 def test_a_text_without_overlap_counts_every_byte_that_a_patch_holds():
     model = busy_model(boundary={"kind": "whitespace"})
-    inside = Inside(patched=True)
-    score(model, TOKENS, observe=inside, seq_len=len(TOKENS), overlap=0.0)
+    inspector = model.inspector()
+    score(model, TOKENS, observe=inspector.observe, seq_len=len(TOKENS), overlap=0.0)
     closes = [t for t, i in enumerate(TOKENS[:-1]) if i in (*b" \n", *range(256, 272))]
-    assert sum(n * count for n, count in inside.lengths.items()) == closes[-1] + 1
+    assert sum(n * count for n, count in inspector.lengths.items()) == closes[-1] + 1
 
 
 def test_a_part_that_is_switched_off_has_no_counts():
     model = busy_model(boundary={"kind": "none"}, recurrence={"halting": False}, moe=None)
-    assert observed(model).summary() == {"patch_bytes": None, "halting_loops": None, "expert_share": None}
-    halting = observed(busy_model(boundary={"kind": "none"}, recurrence={"loops": 2})).summary()
+    assert told(observed(model)) == {"patch_bytes": None, "halting_loops": None, "expert_share": None}
+    assert [one["kind"] for one in model.inspector().figures()] == ["note"] * 3
+    halting = told(observed(busy_model(boundary={"kind": "none"}, recurrence={"loops": 2})))
     assert halting["patch_bytes"] is None and sum(halting["halting_loops"]) == len(TOKENS) - 1
 
 

@@ -28,8 +28,10 @@ import numpy as np
 from spider import files
 from spider.checkpoints.records import Receipt
 from spider.config import Config
-from spider.describe import describe, quantity
-from spider.report.scaling_plots import flops_label, plot_scaling
+from spider.evaluation.artifact import Evaluation
+from spider.report.charts import COLOURS, MARKERS, Axis, Chart, Format, Series
+from spider.report.formatting import bytes_label, count_label, flops_label, markdown_table, quantity
+from spider.report.render import picture
 from spider.results import Results
 
 FORMAT = 1
@@ -170,29 +172,31 @@ def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
     """What the runs of a sweep came to.
 
     Raises:
-        ValueError: a run is not trained or not evaluated, or two were scored on different texts.
+        ValueError: a run is not trained, not evaluated, or was evaluated before sizes were kept; or two were
+            scored on different texts.
     """
-    points, texts = [], {}
+    points, texts = [], set()
     for run in config.sweeps[sweep]:
         (stage,) = config.runs[run].stages
         folder = results.stage(run, stage.name)
-        receipt, found = Receipt.read(folder.receipt), files.read_json(folder.evaluation)
-        told = describe(config, run)
+        receipt, measured = Receipt.read(folder.receipt), Evaluation.read(folder.evaluation)
+        if measured.parameters is None or measured.flops_per_token is None:
+            raise ValueError(f"{folder.evaluation}: does not say how large the model is; evaluate again")
         budget = config.stage(run, stage.name).settings.target_flops
         assert budget is not None, "checked when the configuration is read"
-        texts[run] = found["text_sha256"]
+        texts.add(measured.text_sha256)
         points.append(
             Point(
                 run=run,
                 budget=budget,
-                flops=told["flops_per_byte"] * receipt.tokens,
-                parameters=told["parameters"] - told["looked_up"],
-                all_parameters=told["parameters"],
+                flops=measured.flops_per_token * receipt.tokens,
+                parameters=measured.parameters - (measured.parameters_looked_up or 0),
+                all_parameters=measured.parameters,
                 bytes=receipt.bytes,
-                bpb=found["bpb"],
+                bpb=measured.bpb,
             )
         )
-    if len(set(texts.values())) > 1:
+    if len(texts) > 1:
         raise ValueError(f"the runs of {sweep} were not all scored on the same text; evaluate them again")
     return points
 
@@ -205,79 +209,103 @@ def write_scaling(config: Config, results: Results, output: Path) -> ScalingFit:
     """
     if (sweep := config.scaling) is None:
         raise ValueError("scaling: the configuration names no run with a grid to fit a law to")
-    found = fit(read_points(config, results, sweep))
-    plot_scaling(found, output.with_suffix(".png"), f"{sweep}: scaling law")
-    files.write_text(output.with_suffix(".md"), markdown(found, sweep))
-    files.write_json(output, {"format": FORMAT, "sweep": sweep, **asdict(found)})
-    return found
+    fitted = fit(read_points(config, results, sweep))
+    draw_scaling(fitted, output.with_suffix(".svg"), f"{sweep}: scaling law")
+    files.write_text(output.with_suffix(".md"), markdown(fitted, sweep))
+    files.write_json(output, {"format": FORMAT, "sweep": sweep, **asdict(fitted)})
+    return fitted
 
 
-# ------------------------------------------------------------------------------------------------ tables
+# ----------------------------------------------------------------------------------- tables and the figure
 
 
-def markdown(found: ScalingFit, sweep: str) -> str:
+def markdown(fitted: ScalingFit, sweep: str) -> str:
     """The laws, the minima and the runs, as tables."""
     blocks = [f"# Scaling law of {sweep}"]
-    if found.problem:
-        blocks.append(f"No law: {found.problem}.")
+    if fitted.problem:
+        blocks.append(f"No law: {fitted.problem}.")
     else:
-        rows = []
-        for name, law in (
-            ("parameters", found.parameters),
-            ("bytes", found.bytes),
-            ("bits per byte", found.bpb),
-        ):
-            assert law is not None, "laws come together"
-            error = f" ± {law.error:.3f}" if law.error is not None else ""
-            rows.append([f"best {name}", f"{law.factor:.3g} C^{law.exponent:.3f}{error}"])
-        blocks.append(_table(["", "law, C in FLOPs"], rows))
-    rows = []
-    for curve in found.curves:
-        best = (
-            [
-                quantity(curve.best_parameters, ""),
-                quantity(curve.best_bytes or 0, "B"),
-                f"{curve.best_bpb:.4f}",
-            ]
-            if curve.best_parameters
-            else ["", "", ""]
-        )
-        ratio = f"{(curve.best_bytes or 0) / curve.best_parameters:.1f}" if curve.best_parameters else ""
-        left = "" if curve.residual is None else f"{curve.residual:.4f}"
-        rows.append(
-            [flops_label(curve.budget), str(len(curve.points)), *best, ratio, left, curve.problem or ""]
-        )
-    blocks.append(
-        _table(
-            [
-                "FLOPs",
-                "sizes",
-                "best parameters",
-                "bytes",
-                "bits per byte",
-                "bytes a parameter",
-                "fit leaves",
-                "",
-            ],
-            rows,
-        )
-    )
-    rows = [
-        [
-            point.run,
-            flops_label(point.budget),
-            quantity(point.parameters, ""),
-            quantity(point.all_parameters, ""),
-            quantity(point.bytes, "B"),
-            f"{point.bpb:.4f}",
-        ]
-        for curve in found.curves
-        for point in curve.points
+        laws = {"parameters": fitted.parameters, "bytes": fitted.bytes, "bits per byte": fitted.bpb}
+        rows = [[f"best {name}", f"{law.factor:.3g} C^{_exponent(law)}"] for name, law in laws.items() if law]
+        blocks.append(markdown_table(["", "law, C in FLOPs"], rows))
+    header = [
+        "FLOPs",
+        "sizes",
+        "best parameters",
+        "bytes",
+        "bits per byte",
+        "bytes a parameter",
+        "fit leaves",
+        "",
     ]
-    blocks.append(_table(["run", "FLOPs", "parameters", "with tables", "bytes", "bits per byte"], rows))
-    return "\n\n".join(blocks) + "\n"
+    blocks.append(markdown_table(header, [_minimum(curve) for curve in fitted.curves]))
+    rows = [
+        [p.run, flops_label(p.budget), quantity(p.parameters, ""), quantity(p.all_parameters, ""),
+         quantity(p.bytes, "B"), f"{p.bpb:.4f}"]
+        for curve in fitted.curves
+        for p in curve.points
+    ]  # fmt: skip
+    header = ["run", "FLOPs", "parameters", "with tables", "bytes", "bits per byte"]
+    return "\n\n".join([*blocks, markdown_table(header, rows)]) + "\n"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+def _minimum(curve: IsoFlop) -> list[str]:
+    best = [""] * 4
+    if curve.best_parameters and curve.best_bytes and curve.best_bpb:
+        size, data = curve.best_parameters, curve.best_bytes
+        best = [quantity(size, ""), quantity(data, "B"), f"{curve.best_bpb:.4f}", f"{data / size:.1f}"]
+    left = "" if curve.residual is None else f"{curve.residual:.4f}"
+    return [flops_label(curve.budget), str(len(curve.points)), *best, left, curve.problem or ""]
+
+
+def _exponent(law: Law) -> str:
+    return f"{law.exponent:.3f}" + (f" ± {law.error:.3f}" if law.error is not None else "")
+
+
+def draw_scaling(fitted: ScalingFit, path: Path, title: str) -> None:
+    """Parabolas at the left, a dashed one where it has no minimum to use; the laws at the right."""
+    series = [one for number, curve in enumerate(fitted.curves) for one in _parabola(curve, number)]
+    parabolas = Chart(
+        "Runs by size, a curve for each budget of FLOPs",
+        Axis("parameters, without those that are looked up", count_label, log=True, margin=0.03),
+        Axis("bits per byte on held-out text"),
+        series,
+    )
+    panels = [
+        _law(fitted, "best_parameters", fitted.parameters, "Best parameters", "N", count_label),
+        _law(fitted, "best_bytes", fitted.bytes, "Best bytes", "D", bytes_label),
+        _law(fitted, "best_bpb", fitted.bpb, "Bits per byte there", "L", count_label),
+    ]
+    picture(path, [(1.7, [parabolas]), (1, panels)], 1200, 640, title)
+
+
+def _parabola(curve: IsoFlop, number: int) -> list[Series]:
+    colour, sizes = number % COLOURS, [point.parameters for point in curve.points]
+    name = flops_label(curve.budget) + (" (not used)" if curve.problem else "")
+    bpb = [point.bpb for point in curve.points]
+    series = [Series(name, sizes, bpb, colour, "dots", MARKERS[number % len(MARKERS)])]
+    if curve.coefficients is not None:
+        dense = np.geomspace(sizes[0] * 0.92, sizes[-1] * 1.08, 200)
+        fitted = np.polyval(curve.coefficients, np.log10(dense)).tolist()
+        series.append(Series("", dense.tolist(), fitted, colour, dashed=curve.problem is not None))
+    if curve.best_parameters is not None and curve.best_bpb is not None:
+        series.append(Series("", [curve.best_parameters], [curve.best_bpb], colour, "dots", "*"))
+    return series
+
+
+def _law(fitted: ScalingFit, name: str, law: Law | None, title: str, letter: str, form: Format) -> Chart:
+    series = [
+        Series("", [curve.flops], [getattr(curve, name)], number % COLOURS, "dots", "*")
+        for number, curve in enumerate(fitted.curves)
+        if curve.problem is None
+    ]
+    flops = [curve.flops for curve in fitted.curves]
+    if law is None:
+        series = []  # a minimum alone says nothing here
+    else:
+        ends = [min(flops) / 1.3, max(flops) * 1.3]
+        series.insert(0, Series("", ends, [law.at(end) for end in ends], COLOURS - 1))
+    corner = f"{letter} ~ C^{_exponent(law)}" if law else ""
+    x = Axis("FLOPs of training", flops_label, log=True, margin=0.03)
+    y = Axis("", form, log=True, margin=0.12)
+    return Chart(title, x, y, series, corner=corner, instead=fitted.problem or "no law")

@@ -1,0 +1,156 @@
+"""What measuring leaves: `evaluation.json`, all that any figure, table or page shows of a model.
+
+Whoever shows it needs neither the model nor torch. What happens inside a model is told in the words of its
+family, as figures of a few kinds that are drawn without knowing what they are about.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from spider.artifacts import Artifact
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+
+class Histogram(_Frozen):
+    """How many things have 0, 1, 2, ... of something."""
+
+    kind: Literal["histogram"] = "histogram"
+    title: str
+    """``Bytes per patch``"""
+    unit: str
+    """Of what is counted along the axis: ``bytes``."""
+    things: str
+    """``patches``"""
+    counts: list[int]
+
+
+class HeatMap(_Frozen):
+    """A table of numbers as colours: ``middle`` is neutral, ``most`` and beyond has the strongest colour."""
+
+    kind: Literal["heatmap"] = "heatmap"
+    title: str
+    rows: list[str]
+    column: str
+    """What the columns are: ``expert``; they are numbered from 1."""
+    values: list[list[float]]
+    middle: float
+    most: float
+    caption: str = ""
+
+
+class Note(_Frozen):
+    """A sentence in the place of a figure, for a part that is switched off."""
+
+    kind: Literal["note"] = "note"
+    title: str
+    text: str
+
+
+Figure = Annotated[Histogram | HeatMap | Note, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Something to show; a mark stands for what has no glyph of its own."""
+
+    text: str
+    mark: bool = False
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What a model takes together."""
+
+    pieces: tuple[Piece, ...]
+    size: int
+    """Bytes and special ids."""
+    closed: bool
+    """False for the open tail: what follows the last boundary."""
+    probability: float | None
+    """Of the boundary that closes it; None for an open one or where boundaries are not predicted."""
+
+
+class CutText(_Frozen):
+    """A text as a model cuts it."""
+
+    unit: str
+    """What it cuts text into: ``patches``."""
+    caption: str
+    segments: list[Segment]
+
+
+class LoopsCurve(_Frozen):
+    """Bits per byte of the beginning of the text with 1, 2, ... loops."""
+
+    bytes: int
+    trained: int
+    bpb: list[float]
+
+
+class Training(_Frozen):
+    """Of the stage's receipt."""
+
+    steps: int
+    global_step: int
+    tokens: int
+    bytes: int
+    seconds: float
+
+
+class Evaluation(Artifact):
+    """One checkpoint, measured on one text."""
+
+    FORMAT: ClassVar[int] = 1
+    WHAT: ClassVar[str] = "an evaluation"
+    REMEDY: ClassVar[str] = "evaluate again"
+
+    run: str
+    stage: str
+    index: int
+    """Of the stage in its run."""
+    bpb: float
+    bpb_strict: float
+    bytes: int
+    documents: int
+    seconds: float
+    bytes_per_second: float
+    nats: dict[str, float]
+    targets: dict[str, int]
+    compressors: dict[str, float]
+    compressor_settings: dict[str, str]
+    data: str
+    data_digest: str
+    text_sha256: str
+    seq_len: int
+    overlap: float
+    n_loops: int
+    device: str
+    precision: str
+    checkpoint: str
+    averaged: bool
+    weights: str
+    global_step: int
+    training: Training
+    model: dict[str, float]
+    """The model's own figures, averaged over windows."""
+    loops: LoopsCurve | None
+    prompt: str
+    sample: str
+    # What follows is missing in files from before it was written down.
+    figures: list[Figure] | None = None
+    """What happened inside the model; empty for a family that tells nothing."""
+    text: CutText | None = None
+    """The beginning of the text as the model cuts it; None for one that cuts nothing."""
+    parameters: int | None = None
+    parameters_by_part: dict[str, int] | None = None
+    parameters_looked_up: int | None = None
+    """Of tables of which a token reads some rows: they cost no FLOPs."""
+    flops_per_token: float | None = None
+    """Of training, forward and backward, at the window and depth of the stage."""

@@ -1,0 +1,128 @@
+"""What the Spider shows of itself: lengths of patches, loops they used, load of the experts, its patches.
+
+It is handed the traces of the scoring pass itself, so nothing is computed twice. Windows overlap, and what
+lies in the overlap is seen by two of them: a patch counts in the one window in which the position of its
+closing byte is scored, so every patch of the text counts once. Its length is in ids (bytes, and the BOS and
+EOS between documents) and begins, for the first patch of a window, where the window does. Experts are counted
+by the model over all patches of a window at once, those of the overlap included: as shares of the load the
+figures hardly change.
+
+Shapes: B windows of a batch, T positions, L patch slots, N recurrent layers, R loops, E experts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from spider.model.spider.model import Spider, Trace
+
+#: Load of an expert, as a multiple of an equal share, from which on a colour stays the strongest.
+_STRONGEST = 2.5
+
+
+class SpiderInspector:
+    """See `spider.model.interface.Inspector`."""
+
+    segments = "patches"
+
+    def __init__(self, model: Spider) -> None:
+        self.model = model
+        self.kind = model.config.boundary.kind
+        self.lengths: Counter[int] = Counter()
+        self.loops: Counter[int] | None = None
+        self.load_NRE: np.ndarray | None = None
+
+    @property
+    def uncut(self) -> str | None:
+        return "this model has no patches (boundary.kind is none)" if self.kind == "none" else None
+
+    def observe(self, trace: Trace, scored_BT: np.ndarray) -> None:
+        close_BL, filled_BL = _host(trace.patches.close_BL), _host(trace.patches.filled_BL)
+        counted_BL = filled_BL & np.take_along_axis(scored_BT, close_BL, axis=1)
+        if self.kind != "none":
+            ends_BL = np.where(filled_BL, close_BL, -1)
+            lengths_BL = np.diff(ends_BL, axis=1, prepend=-1)
+            self.lengths.update(lengths_BL[counted_BL].tolist())
+        if trace.loops_BL is not None:
+            self.loops = self.loops or Counter()
+            self.loops.update(_host(trace.loops_BL)[counted_BL].astype(int).tolist())
+        if trace.counts_NRE is not None:
+            load_NRE = _host(trace.counts_NRE)
+            self.load_NRE = load_NRE if self.load_NRE is None else self.load_NRE + load_NRE
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Lengths, halting depth, load of the experts; a note for a part that is switched off."""
+        patches = None if self.kind == "none" else self.lengths
+        return [
+            _histogram(
+                "Bytes per patch", "bytes", patches, "patches are switched off:\nevery byte is its own"
+            ),
+            _histogram(
+                "Loops a patch uses",
+                "loops",
+                self.loops,
+                "halting is switched off:\nevery patch uses all loops",
+            ),
+            self._experts(),
+        ]
+
+    def _experts(self) -> dict[str, Any]:
+        title = "Expert load (1 = equal share)"
+        if self.load_NRE is None:
+            return _note(title, "experts are switched off:\none dense layer instead")
+        total_NR1 = self.load_NRE.sum(-1, keepdims=True)
+        share_NRE = self.load_NRE * self.load_NRE.shape[-1] / np.maximum(total_NR1, 1)
+        layers, loops, experts = share_NRE.shape
+        return {
+            "kind": "heatmap",
+            "title": title,
+            "rows": [f"layer {n + 1}, loop {r + 1}" for n in range(layers) for r in range(loops)],
+            "column": "expert",
+            "values": share_NRE.reshape(-1, experts).tolist(),
+            "middle": 1.0,
+            "most": _STRONGEST,
+            "caption": "red: more, blue: less than an equal share",
+        }
+
+    def cut(self, tokens_BT: torch.Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+        """Where patches close, and the probability of a boundary at each position. The core's result does not
+        matter here, so it runs once."""
+        logits: list[torch.Tensor] = []
+        predictor = self.model.chunker.boundary_predictor
+        hook = predictor and predictor.register_forward_hook(lambda _, __, output: logits.append(output))
+        try:
+            patches = self.model(tokens_BT, n_loops=1, trace=True).trace.patches
+        finally:
+            if hook:
+                hook.remove()
+        close_BL = _host(patches.close_BL)
+        row_P, slot_P = np.nonzero(_host(patches.filled_BL))
+        closed_BT = np.zeros(tokens_BT.shape, bool)
+        closed_BT[row_P, close_BL[row_P, slot_P]] = True
+        return closed_BT, _host(logits[0].sigmoid()) if logits else None
+
+    def caption(self, total: int, closed: list[int]) -> str:
+        if self.kind == "none":
+            return f"No patches (boundary.kind is none): each of {total:,} bytes stands alone."
+        mean = f", {sum(closed) / len(closed):.2f} bytes a patch" if closed else ""
+        return f"{self.kind.capitalize()} boundaries: {len(closed):,} in {total:,} bytes{mean}."
+
+
+def _histogram(title: str, unit: str, counts: Counter[int] | None, instead: str) -> dict[str, Any]:
+    if counts is None:
+        return _note(title, instead)
+    listed = [counts[n] for n in range(max(counts, default=-1) + 1)]
+    return {"kind": "histogram", "title": title, "unit": unit, "things": "patches", "counts": listed}
+
+
+def _note(title: str, text: str) -> dict[str, Any]:
+    return {"kind": "note", "title": title, "text": text}
+
+
+def _host(x: torch.Tensor) -> np.ndarray:
+    return x.cpu().numpy()

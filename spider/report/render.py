@@ -1,0 +1,231 @@
+"""Figures in a page, and as files: the two ways in which a drawing is shown.
+
+    in_page     HTML around an SVG that is stretched to the width there is; colours are the page's variables,
+                which are others in the dark, and a script reads values out
+    picture     an SVG file of a fixed size on white that needs nothing else, of one figure or of several
+
+Both take colours from `page.css`, the one place that names them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from markupsafe import Markup
+
+from spider.files import write_text
+from spider.report.charts import Drawing, Figure, HeatMap, Label, Note, Series, draw
+from spider.report.formatting import printable
+
+HERE = Path(__file__).parent
+_SIZE = 1000
+#: Which place of a label a page needs; what is missing here only pictures show.
+_PLACES = {"y": "bottom", "x": "left", "band": "left", "level": "bottom", "ruler": "left", "cell": "both"}
+
+
+def in_page(figure: Figure) -> Markup:
+    """A figure of a page; nothing at all of a chart without a point."""
+    if isinstance(figure, Note):
+        shape = '<figure class="chart"><figcaption>{}</figcaption><p class="none">{}</p></figure>'
+        return Markup(shape).format(figure.title, figure.text)
+    drawing = draw(figure, _SIZE, _SIZE, stretched=True)
+    if drawing is None:
+        return Markup("")
+    keys = [
+        Markup('<li class="{}" style="--own:var(--c{})">{}</li>').format(one.style, one.colour, one.name)
+        for one in drawing.legend
+    ]
+    return Markup(
+        '<figure class="chart{kind}" data-values="{values}"><figcaption>{title}</figcaption>{legend}'
+        '<div class="plot"><svg viewBox="0 0 {n} {n}" preserveAspectRatio="none" role="img" '
+        'aria-label="{title}">{shapes}</svg>{labels}</div><div class="under">{under}</div></figure>'
+    ).format(
+        kind=" heat" if isinstance(figure, HeatMap) else "",
+        values=json.dumps(drawing.said, separators=(",", ":")),
+        title=figure.title,
+        legend=Markup('<ul class="legend">{}</ul>').format(Markup("").join(keys)) if len(keys) > 1 else "",
+        n=_SIZE,
+        shapes=Markup("").join(drawing.shapes),
+        labels=Markup("").join(_page_label(label) for label in drawing.labels if label.kind in _PLACES),
+        under=drawing.under,
+    )
+
+
+def _page_label(label: Label) -> Markup:
+    place = _PLACES[label.kind]
+    at = [f"{name}:{100 * share:.4g}%" for name, share in (("left", label.x), ("bottom", label.y))
+          if place in (name, "both")]  # fmt: skip
+    return Markup('<span class="{}" style="{}">{}</span>').format(label.kind, ";".join(at), label.text)
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+_FONT = 'font-family="DejaVu Sans, Verdana, sans-serif" font-size="13"'
+#: Width of a letter, about, for what has to be kept free.
+_LETTER = 7.5
+_STYLE = """
+path { fill: none; } .grid { stroke: var(--line); } .axis { stroke: var(--ink); }
+.level { stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 6 3; }
+.line { stroke-width: 2; stroke-linejoin: round; } .faint { stroke-width: 1; opacity: .3; }
+.dashed { stroke-dasharray: 6 4; } .mark { stroke: #fff; } .band { fill: var(--tint); }
+.cell { stroke: #fff; } .lead { stroke: var(--soft); stroke-width: .7; }
+"""
+
+
+@cache
+def colours() -> dict[str, str]:
+    """The variables of a light page."""
+    light = (HERE / "page.css").read_text(encoding="utf-8").partition("}")[0]
+    return dict(re.findall(r"--([\w-]+): ([^;]+);", light))
+
+
+def coloured(svg: str) -> str:
+    """With the values of a light page in place of its variables, which few viewers of pictures know."""
+
+    def mixed(match: re.Match[str]) -> str:
+        share = int(match[2]) / 100
+        ends = [[int(colours()[name][i : i + 2], 16) for i in (1, 3, 5)] for name in (match[1], "middle")]
+        return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in zip(*ends, strict=True))
+
+    svg = re.sub(r"color-mix\(in oklab, var\(--(\w+)\) (\d+)%, var\(--middle\)\)", mixed, svg)
+    return re.sub(r"var\(--([\w-]+)\)", lambda match: colours()[match[1]], svg)
+
+
+def text(x: float, y: float, said: str, style: str = "", anchor: str = "start") -> Markup:
+    """A line of text of a picture."""
+    shape = '<text x="{:.1f}" y="{:.1f}" text-anchor="{}" {}>{}</text>'
+    return Markup(shape).format(x, y, anchor, Markup(style), printable(said))
+
+
+def svg_file(body: Markup, width: float, height: float, title: str) -> str:
+    """A file of its own around what is drawn."""
+    return coloured(
+        Markup(
+            '<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0f}" height="{h:.0f}" '
+            'viewBox="0 0 {w:.0f} {h:.0f}" {font} fill="var(--ink)"><title>{title}</title>'
+            '<style>{style}</style><rect width="100%" height="100%" fill="#fff"/>{body}</svg>\n'
+        ).format(
+            w=width, h=height, font=Markup(_FONT), title=printable(title), style=Markup(_STYLE), body=body
+        )
+    )
+
+
+def picture(
+    path: Path, columns: Sequence[tuple[float, Sequence[Figure]]], width: float, height: float, title: str
+) -> None:
+    """Write figures as one file.
+
+    Args:
+        columns: from left to right, each with its share of the width and figures from top to bottom.
+        title: above all of them.
+    """
+    top = 34 if title else 6
+    body = [text(14, 24, title, 'font-size="16" font-weight="bold"')] if title else []
+    x, total = 0.0, sum(weight for weight, _ in columns)
+    for weight, figures in columns:
+        wide, high = width * weight / total, (height - top - 4) / len(figures)
+        body += [_panel(one, x, top + i * high, wide, high) for i, one in enumerate(figures)]
+        x += wide
+    write_text(path, svg_file(Markup("").join(body), width, height, title))
+
+
+def _panel(figure: Figure, x: float, y: float, width: float, height: float) -> Markup:
+    """One figure with its title, axes and labels, in a box of pixels."""
+    left, right, top, bottom = 70.0, 18.0, 30.0, 48.0
+    if isinstance(figure, HeatMap):
+        left = 16 + _LETTER * max(len(name) for name in figure.rows)
+    elif not isinstance(figure, Note):
+        top += 20 * (len({one.name for one in figure.series if one.name and one.style != "faint"}) > 1)
+        right += 26 * any(one.values for one in figure.series)
+        right += max((24 + _LETTER * len(level.name) for level in figure.levels), default=0)
+    w, h = width - left - right, height - top - bottom
+    heading = text(x + left, y + 16, figure.title, 'font-size="14" font-weight="bold"')
+    drawing = None if isinstance(figure, Note) else draw(figure, w, h, stretched=False)
+    if drawing is None:
+        said = figure.text if isinstance(figure, Note) else getattr(figure, "instead", "")
+        lines = said.split("\n")
+        sentences = [text(w / 2, h / 2 + 18 * i, line, 'fill="var(--soft)"', "middle")
+                     for i, line in enumerate(lines)]  # fmt: skip
+        inner = Markup('<rect class="band" width="{}" height="{}"/>').format(w, h) + Markup("").join(
+            sentences
+        )
+    else:
+        inner = _inner(drawing, w, h, axes=not isinstance(figure, HeatMap))
+    group = Markup('<g transform="translate({:.1f} {:.1f})">{}</g>')
+    return heading + group.format(x + left, y + top, inner)
+
+
+def _inner(drawing: Drawing, w: float, h: float, *, axes: bool) -> Markup:
+    parts = [*drawing.shapes]
+    if axes:
+        parts.append(Markup('<path class="axis" d="M0 0V{0:.1f}H{1:.1f}"/>').format(h, w))
+    for label in drawing.labels:
+        if label.kind != "level":
+            parts.append(_picture_label(label, w, h))
+    parts += _level_names([label for label in drawing.labels if label.kind == "level"], w, h)
+    parts.append(text(w / 2, h + 38, drawing.under, "", "middle"))
+    if drawing.beside:
+        turned = f'transform="rotate(-90 {-54} {h / 2:.1f})"'
+        parts.append(text(-54, h / 2, drawing.beside, turned, "middle"))
+    if len(drawing.legend) > 1:
+        parts += _legend(drawing.legend)
+    return Markup("").join(parts)
+
+
+def _picture_label(label: Label, w: float, h: float) -> Markup:
+    x, y = label.x * w, h - label.y * h
+    soft = 'fill="var(--soft)" font-size="12"'
+    if label.kind == "value":
+        halo = 'paint-order="stroke" stroke="#fff" stroke-width="4" font-weight="bold"'
+        return text(x + 7, y - 8, label.text, f'{halo} fill="var(--c{label.colour})"')
+    if label.kind == "corner":
+        return text(w - 8, 16, label.text, "", "end")
+    dx, dy, style, anchor = {
+        "x": (0, 18, "", "middle"),
+        "y": (-8, 4, "", "end"),
+        "band": (0, -7, soft, "middle"),
+        "ruler": (5, 14, soft, "start"),
+        "cell": (0, 4, 'font-size="12"', "middle"),
+    }[label.kind]
+    return text(x + dx, y + dy, label.text, style, anchor)
+
+
+def _level_names(labels: list[Label], w: float, h: float) -> list[Markup]:
+    """At the right ends of their lines, moved apart where they would overlap."""
+    parts: list[Markup] = []
+    for end in dict.fromkeys(label.x for label in labels):
+        own = sorted((label for label in labels if label.x == end and label.text), key=lambda label: label.y)
+        for label, place in zip(own, spread([label.y * h for label in own], 15), strict=True):
+            lead = Markup('<path class="lead" d="M{:.1f} {:.1f}L{:.1f} {:.1f}"/>')
+            parts.append(lead.format(end * w, h - label.y * h, end * w + 12, h - place))
+            parts.append(text(end * w + 15, h - place + 4, label.text, 'fill="var(--soft)" font-size="12"'))
+    return parts
+
+
+def spread(values: list[float], gap: float) -> list[float]:
+    """Sorted values moved apart as little as it takes to be ``gap`` from each other."""
+    placed = list(values)
+    for _ in range(100):
+        for i in range(1, len(placed)):
+            short = gap - (placed[i] - placed[i - 1])
+            if short > 1e-9:
+                placed[i - 1] -= short / 2
+                placed[i] += short / 2
+    return placed
+
+
+def _legend(named: list[Series]) -> list[Markup]:
+    """In a line above the box."""
+    parts, x = [], 0.0
+    for one in named:
+        # The key is drawn as the points are, in a box of its own.
+        key = '<path class="line" d="M{0:.1f} -13h20" style="stroke:var(--c{1})"/>'
+        if one.style == "dots":
+            key = '<circle cx="{2:.1f}" cy="-13" r="5" style="fill:var(--c{1})"/>'
+        parts += [Markup(key).format(x, one.colour, x + 10), text(x + 26, -9, one.name)]
+        x += 26 + _LETTER * len(one.name) + 18
+    return parts

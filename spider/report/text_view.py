@@ -1,0 +1,105 @@
+"""A text as a model cuts it, for the eye: coloured in the terminal, as a web page, as a picture.
+
+Neighbours have different tints, so that a boundary is where the colour changes; the open tail behind the last
+boundary has none. What stands for something without a glyph is grey. Where there is no colour, in a pipe or
+under ``NO_COLOR``, a ``|`` closes each segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from markupsafe import Markup
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from spider.evaluation.artifact import CutText
+from spider.files import write_text
+from spider.report.formatting import printable
+from spider.report.render import colours, svg_file, text
+from spider.report.templates import TINTS, render
+
+#: Of a picture: characters a line, and pixels of one.
+_COLUMNS, _ADVANCE, _LINE = 100, 8, 18
+
+
+def tints() -> list[str]:
+    """Backgrounds under black text."""
+    return [colours()[f"t{i}"] for i in range(TINTS)]
+
+
+def show(cut: CutText, console: Console) -> None:
+    """Print in colours, or with a ``|`` where a segment closes (then one of the text itself is ``\\x7c``).
+
+    Sixteen colours are too few for tints that differ, so they count as none.
+    """
+    coloured = console.color_system in ("256", "truecolor") and not console.no_color
+    shown, backgrounds = Text(), tints()
+    for number, segment in enumerate(cut.segments):
+        if not coloured:
+            plain = "".join(piece.text.replace("|", "\\x7c") for piece in segment.pieces)
+            line, newline = (plain[:-1], "\n") if plain.endswith("\n") else (plain, "")
+            shown.append(line + "|" * segment.closed + newline)
+            continue
+        for piece in segment.pieces:
+            colour = "#606060" if piece.mark else "black"
+            tinted = segment.closed and piece.text != "\n"
+            shown.append(piece.text, f"{colour} on {backgrounds[number % TINTS]}" if tinted else "")
+    console.print(shown, soft_wrap=True, end="" if shown.plain.endswith("\n") else "\n")
+
+
+def write_page(cut: CutText | None, path: Path, title: str) -> None:
+    """A web page that needs nothing else; length and boundary probability of a segment are its tooltip."""
+    write_text(path, render("text.html.j2", title=title, cut=cut))
+
+
+def write_picture(cut: CutText, path: Path, title: str) -> None:
+    """The same as an SVG file, in a fixed-width font."""
+    lines = [*_lines(cut)]
+    parts = [
+        text(20, 28, printable(title), 'font-size="16" font-weight="bold"'),
+        text(20, 50, cut.caption, 'fill="var(--soft)"'),
+    ]
+    for row, cells in enumerate(lines):
+        top, column = 66 + row * _LINE, 0
+        for (number, mark), run in groupby(cells, key=lambda cell: (cell[2], cell[1])):
+            said = "".join(char for char, _, _ in run)
+            x, width = 20 + column * _ADVANCE, cell_len(said) * _ADVANCE
+            if number is not None:
+                tint = '<rect x="{}" y="{}" width="{}" height="{}" fill="{}"/>'
+                parts.append(Markup(tint).format(x, top, width, _LINE - 2, tints()[number % TINTS]))
+            # A given length keeps letters on their tints whatever the font.
+            style = f'textLength="{width}" lengthAdjust="spacingAndGlyphs" xml:space="preserve" class="mono"'
+            if said.strip():
+                parts.append(text(x, top + 13, said, style + (' fill="var(--soft)"' if mark else "")))
+            column += cell_len(said)
+    parts.append(
+        Markup('<style>.mono {{ font: 13px "DejaVu Sans Mono", Menlo, monospace; }}</style>').format()
+    )
+    width, height = 40 + _COLUMNS * _ADVANCE, 80 + len(lines) * _LINE
+    write_text(path, svg_file(Markup("").join(parts), width, height, title))
+
+
+#: A character, whether it is a mark, and the number of its segment (None: the open tail).
+_Cell = tuple[str, bool, int | None]
+
+
+def _lines(cut: CutText) -> Iterator[list[_Cell]]:
+    """The text as lines of at most `_COLUMNS` cells."""
+    cells: list[_Cell] = []
+    column = 0
+    for number, segment in enumerate(cut.segments):
+        for piece in segment.pieces:
+            for char in piece.text:
+                wide = cell_len(char)
+                if char == "\n" or column + wide > _COLUMNS:
+                    yield cells
+                    cells, column = [], 0
+                if char != "\n":
+                    cells.append((char, piece.mark, number if segment.closed else None))
+                    column += wide
+    if cells:
+        yield cells

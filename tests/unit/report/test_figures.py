@@ -1,0 +1,104 @@
+"""Every figure as the file that it becomes: XML with its text inside, on white, in its own proportions."""
+
+from __future__ import annotations
+
+import itertools
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from spider.evaluation.artifact import HeatMap, Histogram, LoopsCurve, Note
+from spider.report import figures
+from spider.report.curves import Curve
+from spider.report.render import colours, picture, spread
+
+LOOPS = LoopsCurve(bpb=[2.4, 2.1, 2.05, 2.06], trained=2, bytes=10_000)
+LENGTHS = Histogram(title="Lengths", unit="bytes", things="patches", counts=[0, 90, 200, 150, 60, *[3] * 40])
+HALTING = Histogram(title="Halting", unit="loops", things="patches", counts=[0, 300, 800, 100])
+EXPERTS = HeatMap(title="Load", rows=["layer 1", "layer 2"], column="expert", middle=1, most=2.5,
+                  values=[[1.2, 0.8], [0.3, 1.7]])  # fmt: skip
+OFF = Note(title="Load", text="experts are switched off:\none dense layer instead")
+RATES = {"zlib": 2.7, "bz2": 2.31, "xz": 2.39, "zstd": 2.41}
+STAGES = [("warmup", 3.0), ("main", 2.2)]
+
+
+def curve(run="demo", stage="main", begin=0.0, n=50):
+    x = begin + np.linspace(0, 1e6, n)
+    return Curve(run, stage, begin, begin + 1e6, x, 2 + 3 * np.exp(-x / 4e5), 2.2)
+
+
+def drawn(*shown, folder, title="a <title>") -> tuple[str, list[str]]:
+    """The file of figures side by side, and all text in it."""
+    picture(folder / "figure.svg", [(1, [one]) for one in shown], 800, 440, title)
+    assert [path.name for path in folder.iterdir()] == ["figure.svg"]
+    svg = (folder / "figure.svg").read_text()
+    root = ElementTree.fromstring(svg)
+    assert "var(" not in svg and "href" not in svg and "color-mix" not in svg
+    return svg, [said for one in root.iter("{http://www.w3.org/2000/svg}text") for said in one.itertext()]
+
+
+@pytest.mark.parametrize(
+    ("make", "needed"),
+    [
+        (lambda: figures.loss([curve(), curve(stage="anneal", begin=1e6)], "t"), ["training", "anneal"]),
+        (lambda: figures.loss([curve(), curve(run="wide")], "t"), ["demo: training", "wide: held-out"]),
+        (lambda: figures.loss([curve(n=1)], "t"), ["training"]),
+        (lambda: figures.loops({"main": LOOPS}), ["2.400", "2.060", "trained with", "4"]),
+        (lambda: figures.loops({"main": LOOPS.model_copy(update={"bpb": [2.1, 2.0]})}), ["2.100"]),
+        (lambda: figures.bits_by_stage({"demo": STAGES}, {"demo": RATES}, ""), ["2.200", "xz 2.390"]),
+        (
+            lambda: figures.bits_by_stage(
+                {"demo": STAGES, "wide": STAGES}, {"demo": RATES, "wide": {"xz": 2.0}}, ", some"
+            ),
+            ["demo", "wide", "xz 2.390", "xz 2.000"],
+        ),
+        (lambda: figures.bits_by_stage({"demo": STAGES[1:]}, {"demo": RATES}, ""), ["main", "zstd 2.410"]),
+        (lambda: figures.inside([LENGTHS])[0], ["share of 620 patches", "bytes (last bar: 32 and more)"]),
+        (lambda: figures.inside([HALTING])[0], ["Halting (mean 1.83)", "60%"]),
+        (lambda: figures.inside([EXPERTS])[0], ["layer 2", "1.70", "expert"]),
+    ],
+)  # fmt: skip
+def test_a_figure_is_drawn_with_its_text_in_colour(make, needed, tmp_path):
+    svg, said = drawn(make(), folder=tmp_path)
+    for text in ["a <title>", *needed]:
+        assert text in said, text
+    assert any(colours()[name] in svg for name in ("c0", "c2")) or "fill:#" in svg
+
+
+def test_a_large_heat_map_has_no_numbers_and_names_some_rows(tmp_path):
+    values = (np.random.default_rng(0).dirichlet(np.ones(32), 36) * 32).tolist()
+    rows = [f"row {i}" for i in range(36)]
+    large = EXPERTS.model_copy(update={"values": values, "rows": rows})
+    _, said = drawn(*figures.inside([large]), folder=tmp_path)
+    assert said.count("row 0") == 1 and "row 1" not in said and not any("." in text for text in said)
+
+
+def test_what_is_not_there_says_so(tmp_path):
+    empty = replace(curve(), bytes_S=np.array([]), bpb_S=np.array([]), held_out=None)
+    one = HALTING.model_copy(update={"counts": [0, 0, 7]})
+    none = HALTING.model_copy(update={"counts": []})
+    shown = [figures.loss([empty], "t"), figures.loops({"main": None}), *figures.inside([one, none, OFF])]
+    _, said = drawn(*shown, *figures.inside([]), folder=tmp_path)
+    for text in (
+        "no step was logged", "(evaluation.loops_bytes is 0),", "all 7 patches: 2 loops",
+        "there were no patches", "one dense layer instead",
+        "this kind of model shows nothing of what happens inside",
+    ):  # fmt: skip
+        assert text in said, text
+
+
+def test_each_marker_is_a_shape_of_its_own(tmp_path):
+    runs = {f"run{i}": STAGES for i in range(7)}
+    svg, _ = drawn(figures.bits_by_stage(runs, dict.fromkeys(runs, RATES), ""), folder=tmp_path)
+    marks = [shape for shape in ElementTree.fromstring(svg).iter() if shape.get("class") == "mark"]
+    outlines = {len(shape.get("d").split("z")[0].split("L")) for shape in marks}
+    assert len(marks) == 7 and outlines >= {1, 3, 4, 12}
+
+
+def test_labels_are_moved_apart_and_stay_in_order():
+    placed = spread([1.0, 1.01, 1.02, 5.0], gap=0.5)
+    assert placed[3] == 5.0
+    assert all(b - a >= 0.5 - 1e-6 for a, b in itertools.pairwise(placed))
+    assert np.mean(placed[:3]) == pytest.approx(1.01)
