@@ -4,9 +4,9 @@ import math
 import numpy as np
 import pytest
 
-from spider.report.curves import read_rows, smoothed, stage_curve
+from spider.report.curves import Span, read_rows, smoothed, stage_curve
 
-RECEIPT = {"run": "demo", "stage": "main", "steps": 100, "global_step": 150, "bytes": 400_000}
+RECEIPT = Span("demo", "main", steps=100, global_step=150, tokens=410_000, bytes=400_000)
 
 
 def write(path, *rows, tail=""):

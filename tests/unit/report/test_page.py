@@ -53,7 +53,7 @@ def test_the_page_says_what_the_files_say(made):
     assert section(page, "inside").count('<rect class="cell"') == sum(len(row) for row in experts)
     assert f"<dd>{quantity(found['parameters'], '')}<small>parameters" in page
     work = sum(
-        read_json(results.stage("small", stage) / "train.json")["tokens"] * found["flops_per_token"]
+        read_json(results.stage("small", stage).receipt)["tokens"] * found["flops_per_token"]
         for stage in ("first", "second")
     )
     assert f"<dd>{quantity(work, 'FLOP')}<small>forward" in page
