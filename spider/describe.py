@@ -9,11 +9,11 @@ family's estimate; temporaries and the framework itself come on top.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from spider.config import Config, Run, StageSpec
+from spider.report.formatting import quantity
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -203,14 +203,3 @@ def _table(first: str, *titles: str) -> Table:
 
 def _known(value: float | None, unit: str) -> str:
     return "?" if value is None else quantity(value, unit)
-
-
-def quantity(value: float, unit: str) -> str:
-    """Three figures and a decimal prefix: ``3.20 MB``."""
-    prefixes = ("", "k", "M", "G", "T", "P", "E", "Z")
-    power = 0
-    while abs(value) >= 999.5 and power < len(prefixes) - 1:
-        value, power = value / 1000, power + 1
-    whole = power == 0 and float(value).is_integer()
-    digits = 0 if whole else max(0, 2 - int(math.log10(max(abs(value), 1))))
-    return f"{value:.{digits}f} {prefixes[power]}{unit}".strip()

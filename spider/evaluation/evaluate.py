@@ -35,7 +35,6 @@ from spider.evaluation.segments import cut
 from spider.model import choose_kernels
 from spider.model.interface import Inspector, Model
 from spider.results import StageFolder
-from spider.tokens import BYTES, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ def evaluate(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
     model = Checkpoint.at(receipt).model(device)
-    tokens_N, data_digest = validation_stream(data, asked.max_bytes, model.tokens)
+    tokens_N, data_digest = validation_stream(data, asked.max_bytes)
     # A model trained in low precision is judged in the precision it will be used in.
     autocast = trained.precision in ("bf16", "fp8")
     text = model.tokens.raw(tokens_N)
@@ -194,7 +193,7 @@ def _sample(model: Model, spec: StageSpec) -> str:
     return "".join(stream_text(written, model.tokens))
 
 
-def validation_stream(data: Path, max_bytes: int, alphabet: Tokens = BYTES) -> tuple[np.ndarray, str]:
+def validation_stream(data: Path, max_bytes: int) -> tuple[np.ndarray, str]:
     """The first ``max_bytes`` bytes of the validation split as a uint16 stream, and the dataset's digest.
 
     Raises:
@@ -210,4 +209,4 @@ def validation_stream(data: Path, max_bytes: int, alphabet: Tokens = BYTES) -> t
     shards = Shards(data, "validation")
     # A document of n bytes is n + 2 ids at most, and encoding drops empty ones: three a byte are enough.
     count = min(shards.tokens, 3 * max_bytes)
-    return clip_stream(np.asarray(shards.read(0, count)), max_bytes, alphabet), metadata.digest
+    return clip_stream(np.asarray(shards.read(0, count)), max_bytes, metadata.alphabet), metadata.digest

@@ -10,7 +10,7 @@ import pytest
 from spider import load_model
 from spider.files import read_json
 from spider.report.draw import FIGURES
-from spider.vocab import VOCAB_SIZE
+from spider.tokens import BYTES
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE
 
