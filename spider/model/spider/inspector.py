@@ -13,13 +13,13 @@ Shapes: B windows of a batch, T positions, L patch slots, N recurrent layers, R 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-if TYPE_CHECKING:
-    from spider.model.spider.model import Spider, Trace
+from spider.model.interface import Model
 
 #: Load of an expert, as a multiple of an equal share, from which on a colour stays the strongest.
 _STRONGEST = 2.5
@@ -30,9 +30,13 @@ class SpiderInspector:
 
     segments = "patches"
 
-    def __init__(self, model: Spider) -> None:
-        self.model = model
-        self.kind = model.config.boundary.kind
+    def __init__(self, model: Model, kind: str, predictor: nn.Module | None) -> None:
+        """
+        Args:
+            kind: of its boundaries, ``none`` where each byte is its own patch.
+            predictor: gives their logits, where they are learned.
+        """
+        self.model, self.kind, self.predictor = model, kind, predictor
         self.lengths: Counter[int] = Counter()
         self.loops: Counter[int] | None = None
         self.load_NRE: np.ndarray | None = None
@@ -41,7 +45,7 @@ class SpiderInspector:
     def uncut(self) -> str | None:
         return "this model has no patches (boundary.kind is none)" if self.kind == "none" else None
 
-    def observe(self, trace: Trace, scored_BT: np.ndarray) -> None:
+    def observe(self, trace: Any, scored_BT: np.ndarray) -> None:
         close_BL, filled_BL = _host(trace.patches.close_BL), _host(trace.patches.filled_BL)
         counted_BL = filled_BL & np.take_along_axis(scored_BT, close_BL, axis=1)
         if self.kind != "none":
@@ -93,13 +97,12 @@ class SpiderInspector:
         """Where patches close, and the probability of a boundary at each position. The core's result does not
         matter here, so it runs once."""
         logits: list[torch.Tensor] = []
-        predictor = self.model.chunker.boundary_predictor
-        hook = predictor and predictor.register_forward_hook(lambda _, __, output: logits.append(output))
+        keep = self.predictor and self.predictor.register_forward_hook(lambda _, __, out: logits.append(out))
         try:
             patches = self.model(tokens_BT, n_loops=1, trace=True).trace.patches
         finally:
-            if hook:
-                hook.remove()
+            if keep:
+                keep.remove()
         close_BL = _host(patches.close_BL)
         row_P, slot_P = np.nonzero(_host(patches.filled_BL))
         closed_BT = np.zeros(tokens_BT.shape, bool)

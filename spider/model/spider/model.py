@@ -159,7 +159,7 @@ class Spider(interface.Model):
                 module.rebalance() if updated else module.load.zero_()
 
     def inspector(self) -> SpiderInspector:
-        return SpiderInspector(self)
+        return SpiderInspector(self, self.config.boundary.kind, self.chunker.boundary_predictor)
 
     def parameters_by_part(self) -> dict[str, int]:
         return cost.parameters_by_part(self)
