@@ -10,11 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spider.version import VERSION
+
 if TYPE_CHECKING:
     from spider.config import ModelConfig
     from spider.model.interface import Model
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def load_model(path: str | Path) -> tuple[Model, ModelConfig]:

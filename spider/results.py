@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-import spider
 from spider.files import read_json, write_json, write_text
+from spider.version import VERSION
 
 FORMAT = 1
 MARK = "spider.json"
@@ -120,7 +120,7 @@ def check_root(root: Path) -> None:
     if mark.get("format") != FORMAT:
         raise ValueError(
             f"{root}: written by Spider {mark.get('spider', '(unknown)')} in format {mark.get('format')}, "
-            f"this is Spider {spider.__version__} with format {FORMAT}: "
+            f"this is Spider {VERSION} with format {FORMAT}: "
             "name another folder under `results:` in the configuration, or move this one away"
         )
 
@@ -129,7 +129,7 @@ def open_root(root: Path) -> None:
     """Create the results folder and its mark where they are missing."""
     check_root(root)
     if not (root / MARK).exists():
-        write_json(root / MARK, {"format": FORMAT, "spider": spider.__version__})
+        write_json(root / MARK, {"format": FORMAT, "spider": VERSION})
 
 
 def root_of(path: Path) -> Path | None:

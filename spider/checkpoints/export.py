@@ -34,7 +34,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-import spider
 from spider import files
 from spider.checkpoints.format import free_bytes, seal, size_of, weights_digest
 from spider.checkpoints.load import Checkpoint, model_tensors, some
@@ -43,6 +42,7 @@ from spider.config import ConfigError, ModelConfig
 from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
+from spider.version import VERSION
 
 _SHARD_BYTES = 5_000_000_000
 #: What DDP and torch.compile put before the names of a state dict.
@@ -79,7 +79,7 @@ def _write(
     beside = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     described = {
         "format": Exported.FORMAT,
-        "spider": spider.__version__,
+        "spider": VERSION,
         "model": config.model_dump(mode="json"),
         "window": window,
         **card,

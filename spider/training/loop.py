@@ -17,7 +17,6 @@ optimizer's kernels are then queued together with the next forward pass, so the 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -44,6 +43,7 @@ from spider.processes.watchdog import Watchdog
 from spider.processes.world import ALONE, World, together
 from spider.results import StageFolder
 from spider.training import compilecache
+from spider.training.draws import draw_depth, seed_of
 from spider.training.ema import Ema
 from spider.training.measurements import Warmup
 from spider.training.metrics import Means, MetricsLog
@@ -91,7 +91,7 @@ class Trainer:
         )
 
         choose_kernels(spec.kernels)
-        torch.manual_seed(_seed(spec.seed, "weights"))
+        torch.manual_seed(seed_of(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)
@@ -241,7 +241,7 @@ class Trainer:
 
     def _draw(self, *what: object) -> None:
         """Seed what is drawn at random next in this step."""
-        torch.manual_seed(_seed(self.spec.seed, "step", self.spec.index, self.progress.step, *what))
+        torch.manual_seed(seed_of(self.spec.seed, "step", self.spec.index, self.progress.step, *what))
 
     def _end_in_time(self, bar: tqdm) -> bool:
         """Fix the stage's end if its hours are running out; a checkpoint then has to keep that."""
@@ -368,8 +368,8 @@ class Trainer:
         if self.good is not None:
             return self.state.resume(self.good, self.world.size)
         # Verified once: it is read whole for that, and what is wrong with it is said by one process.
-        found = self.world.from_first(lambda: read_parent(self.spec, parent)) if parent else None
-        return self.state.start(found, horizon(self.spec, self.model))
+        before = self.world.from_first(lambda: read_parent(self.spec, parent)) if parent else None
+        return self.state.start(before, horizon(self.spec, self.model))
 
     def _open(self, data: Path) -> Batches:
         position = self.progress.position
@@ -378,7 +378,7 @@ class Trainer:
             "rows": self.windows,
             "rank": self.world.rank,
             "world": self.world.size,
-            "seed": position["seed"] if position else _seed(self.spec.seed, "order", self.spec.index),
+            "seed": position["seed"] if position else seed_of(self.spec.seed, "order", self.spec.index),
             "position": position,
         }
         if self.spec.stream is None:
@@ -395,13 +395,3 @@ class Trainer:
             f"{s.seq_len}, grad_accum {s.grad_accum}: halve micro_batch and double grad_accum (the same "
             f"batch in more pieces), or lower seq_len{hint} ({error})"
         )
-
-
-def draw_depth(spec: StageSpec) -> int:
-    """Loops of one step's forward passes: the stage's, or drawn from torch's RNG with the stage's as mean."""
-    return int(torch.randint(1, 2 * spec.loops, ())) if spec.model.samples_loops else spec.loops
-
-
-def _seed(*parts: object) -> int:
-    """A 63-bit seed from a list of names and numbers; unlike sums of them, no two lists meet."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1

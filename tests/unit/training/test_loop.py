@@ -20,6 +20,7 @@ from spider.checkpoints.records import Receipt, steps
 from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
 from spider.tokens import BYTES
 from spider.training import loop
+from spider.training.draws import draw_depth
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.training.telemetry import Window
@@ -483,9 +484,9 @@ def test_it_learns(tmp_path, make_spec, shards):
 def test_a_sampled_depth_has_the_stage_s_as_its_mean_and_follows_the_seed(make_spec):
     spec = make_spec(model={"recurrence": {"loops": 3, "sample_loops": True}}, n_loops=2)
     torch.manual_seed(0)
-    depths = [loop.draw_depth(spec) for _ in range(400)]
+    depths = [draw_depth(spec) for _ in range(400)]
     assert set(depths) == {1, 2, 3}
     assert sum(depths) / 400 == pytest.approx(2, abs=0.15)
     torch.manual_seed(0)
-    assert depths == [loop.draw_depth(spec) for _ in range(400)]
-    assert {loop.draw_depth(make_spec(n_loops=2)) for _ in range(5)} == {2}
+    assert depths == [draw_depth(spec) for _ in range(400)]
+    assert {draw_depth(make_spec(n_loops=2)) for _ in range(5)} == {2}

@@ -86,9 +86,7 @@ def test_a_record_of_the_version_before_is_read(tmp_path):
     files.write_json(path, record)
     assert Warmup.read(path).parts.layers == ["e"]
     files.write_json(path, {**record, "format": 2})
-    with pytest.raises(
-        ValueError, match=r"warmup\.json: .* of a warm-up of format 2, .* warm up again"
-    ):
+    with pytest.raises(ValueError, match=r"warmup\.json: .* of a warm-up of format 2, .* warm up again"):
         Warmup.read(path)
 
 
