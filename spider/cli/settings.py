@@ -42,9 +42,7 @@ ALIASES = (
     Alias("parallel", "parallel"),
     Alias("compile", "compile"),
     Alias("kernels", "kernels"),
-    Alias(
-        "no_gradient_checkpointing", "model.gradient_checkpointing", help="Keep activations that it drops."
-    ),
+    Alias("no_gradient_checkpointing", "model.gradient_checkpointing", help="Keep all activations."),
 )
 _FIELDS = {**Run.model_fields, **StageSettings.model_fields}
 
@@ -73,10 +71,8 @@ def aliases(command: Callable[..., Any]) -> Callable[..., Any]:
             form = {"is_flag": True, "flag_value": False, "default": None}
         elif bool in kinds:
             flags, form = tuple(f"{flag}/--no-{flag[2:]}" for flag in flags), {"default": None}
-        envvar = name.upper() if variable else None
-        command = click.option(*flags, cls=_Option, envvar=envvar, show_envvar=True, help=said, **form)(
-            command
-        )
+        form |= {"envvar": name.upper() if variable else None, "show_envvar": True, "help": said}
+        command = click.option(*flags, cls=_Option, **form)(command)
     return command
 
 
