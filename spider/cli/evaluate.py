@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from spider import tracking
-from spider.cli.session import FILE, Session, log, prepare_torch
+from spider.cli.session import FILE, NEW_FILE, THREADS, Session, log, prepare_torch
 
 
 @click.command()
 @click.argument("run")
 @click.argument("stage")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads (default: all).")
+@THREADS
 @click.pass_obj
 def evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Score a stage's last checkpoint in bits per byte, against compressors; write a sample and figures."""
@@ -76,11 +76,7 @@ def compare(session: Session, output: Path) -> None:
 
 @click.command()
 @click.argument("run")
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Page to write (default: in the results).",
-)
+@click.option("--output", type=NEW_FILE, help="Page to write (default: in the results).")
 @click.pass_obj
 def report(session: Session, run: str, output: Path | None) -> None:
     """Put everything about RUN on one page, finished or not: scores, curves, provenance, costs.

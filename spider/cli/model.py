@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from spider.cli.session import FILE, Session, log
+from spider.cli.session import COUNT, FILE, JSON, NEW_FILE, Session, log
 
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--json", "as_json", is_flag=True)
+@JSON
 @click.pass_obj
 def describe(session: Session, run: str | None, as_json: bool) -> None:
     """Say before training what a run costs: parameters, FLOPs a byte, steps, memory.
@@ -24,12 +24,12 @@ def describe(session: Session, run: str | None, as_json: bool) -> None:
 
     config = session.config
     names = config.sweeps.get(run, [run]) if run else list(config.runs)
-    found = [describe(config, name) for name in names]
+    costs = [describe(config, name) for name in names]
     alone = run is not None and run not in config.sweeps
     if as_json:
-        click.echo(json.dumps(found[0] if alone else found, indent=2))
+        click.echo(json.dumps(costs[0] if alone else costs, indent=2))
     else:
-        render(found[0]) if alone else render_list(found)
+        render(costs[0]) if alone else render_list(costs)
 
 
 @click.command()
@@ -38,10 +38,10 @@ def describe(session: Session, run: str | None, as_json: bool) -> None:
 @click.option("--prompt-file", type=click.File("rb"), help="The same from a file, any bytes; - is stdin.")
 @click.option("--bytes", "count", default=400, show_default=True, help="Write so many bytes at most.")
 @click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest byte each time.")
-@click.option("--top-k", type=click.IntRange(min=1), help="Draw among the k likeliest bytes only.")
+@click.option("--top-k", type=COUNT, help="Draw among the k likeliest bytes only.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Nucleus sampling.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--n-loops", type=click.IntRange(min=1), help="Loops of the recurrent core.")
+@click.option("--n-loops", type=COUNT, help="Loops of the recurrent core.")
 @click.option("--context", type=click.IntRange(min=2), help="Bytes the model reads (default: as evaluated).")
 def generate(
     path: Path, prompt: str | None, prompt_file: Any, count: int, context: int | None, **sampling: Any
@@ -74,12 +74,10 @@ def generate(
 @click.command()
 @click.argument("checkpoint", type=FILE)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
-@click.option(
-    "--bytes", "count", type=click.IntRange(min=1), default=2000, show_default=True, help="How much of it."
-)
+@click.option("--bytes", "count", type=COUNT, default=2000, show_default=True, help="How much of it.")
 @click.option("--context", type=click.IntRange(min=2), help="Bytes the model reads (default: as evaluated).")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture instead.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a web page instead.")
+@click.option("--svg", type=NEW_FILE, help="Write a picture instead.")
+@click.option("--html", type=NEW_FILE, help="Write a web page instead.")
 @click.option("--png", hidden=True)
 def boundaries(
     checkpoint: Path,

@@ -18,6 +18,7 @@ log = logging.getLogger("spider")
 
 #: A file or a folder, there or not.
 FILE = click.Path(path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1)
 THREADS = click.option("--threads", type=COUNT, help="CPU threads of this machine (default: all).")
 JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
