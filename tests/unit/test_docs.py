@@ -22,3 +22,13 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_files_that_are_named_are_there(page):
+    """The log is history; all else speaks of the tree as it is."""
+    if page.name == "LOG.md":
+        return
+    folders = "spider|kernels|tests|rules|benchmarks|presets|profiles|docs"
+    named = re.findall(rf"`((?:{folders})/[\w/.-]+)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
