@@ -42,6 +42,10 @@ SNAPSHOT = Path(workflow.modifier.modify_path(workflow.pathvars.apply("<results>
 RESULTS = SNAPSHOT.parent
 IS_MODULE = not workflow.modifier.is_main_snakefile()
 checked(check_root, RESULTS)
+if Path(CONFIG.results).is_absolute() and workflow.modifier.modify_path("a") != "a":
+    raise WorkflowError(
+        f"results: {CONFIG.results} is absolute, which a module's `prefix:` cannot move; take one"
+    )
 
 
 wildcard_constraints:

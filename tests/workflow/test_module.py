@@ -119,3 +119,9 @@ def test_a_prefix_moves_all_that_is_made(foreign):
     assert not foreign.results.exists()
     assert (foreign.folder / "byte/results/logs/train/small/second.log").exists()
     assert "Nothing to be done" in foreign("--dry-run")
+
+
+def test_a_prefix_before_an_absolute_path_is_refused(foreign):
+    foreign.config["results"] = str(foreign.folder / "elsewhere")
+    said = foreign.say(prefix="byte")("--dry-run", fails=True)
+    assert "is absolute, which a module's `prefix:` cannot move" in said
