@@ -132,6 +132,18 @@ def previous_receipt(wildcards):
     return f"<results>/runs/{wildcards.run}/{before[-1]}/train.json" if before else []
 
 
+def shown(path, category, what):
+    """A file that Snakemake's own report shows as well, with the caption of its name."""
+    stage = {"stage": "{stage}"} if "{stage}" in path else {}
+    return report(
+        f"<results>/{path}",
+        caption=f"captions/{Path(path).stem}.rst",
+        category=category,
+        subcategory="{run}" if stage else None,
+        labels={**stage, "what": what},
+    )
+
+
 def job_resource(name):
     """A run's wish for ``name`` (gpus, threads, mem_mb, processes, nodes)."""
     return lambda wildcards: getattr(CONFIG.runs[wildcards.run].resources, name)

@@ -7,41 +7,11 @@ rule evaluate:
         data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
     output:
         "<results>/runs/{run}/{stage}/evaluation.json",
-        report(
-            "<results>/runs/{run}/{stage}/loss.svg",
-            caption="captions/loss.rst",
-            category="Training",
-            subcategory="{run}",
-            labels={"stage": "{stage}", "what": "loss curve"},
-        ),
-        report(
-            "<results>/runs/{run}/{stage}/loops.svg",
-            caption="captions/loops.rst",
-            category="Inside the model",
-            subcategory="{run}",
-            labels={"stage": "{stage}", "what": "bits per byte against loops"},
-        ),
-        report(
-            "<results>/runs/{run}/{stage}/inside.svg",
-            caption="captions/inside.rst",
-            category="Inside the model",
-            subcategory="{run}",
-            labels={"stage": "{stage}", "what": "inside the model"},
-        ),
-        report(
-            "<results>/runs/{run}/{stage}/boundaries.html",
-            caption="captions/boundaries.rst",
-            category="Inside the model",
-            subcategory="{run}",
-            labels={"stage": "{stage}", "what": "text as the model cuts it"},
-        ),
-        report(
-            "<results>/runs/{run}/{stage}/sample.txt",
-            caption="captions/sample.rst",
-            category="Samples",
-            subcategory="{run}",
-            labels={"stage": "{stage}", "what": "generated text"},
-        ),
+        shown("runs/{run}/{stage}/loss.svg", "Training", "loss curve"),
+        shown("runs/{run}/{stage}/loops.svg", "Inside the model", "bits per byte against loops"),
+        shown("runs/{run}/{stage}/inside.svg", "Inside the model", "inside the model"),
+        shown("runs/{run}/{stage}/boundaries.html", "Inside the model", "text as the model cuts it"),
+        shown("runs/{run}/{stage}/sample.txt", "Samples", "generated text"),
     log:
         "<logs>/evaluate/{run}/{stage}.log",
     benchmark:
@@ -63,24 +33,9 @@ rule compare:
         evaluations(CONFIG.runs),
     output:
         "<results>/report/table.md",
-        report(
-            "<results>/report/table.html",
-            caption="captions/table.rst",
-            category="Comparison",
-            labels={"what": "bits per byte, table"},
-        ),
-        report(
-            "<results>/report/bpb.svg",
-            caption="captions/bpb.rst",
-            category="Comparison",
-            labels={"what": "bits per byte by stage"},
-        ),
-        report(
-            "<results>/report/loss.svg",
-            caption="captions/loss.rst",
-            category="Comparison",
-            labels={"what": "loss curves of all runs"},
-        ),
+        shown("report/table.html", "Comparison", "bits per byte, table"),
+        shown("report/bpb.svg", "Comparison", "bits per byte by stage"),
+        shown("report/loss.svg", "Comparison", "loss curves of all runs"),
         summary="<results>/report/summary.json",
     log:
         "<logs>/compare.log",

@@ -7,12 +7,7 @@ if CONFIG.scaling:
             evaluations(CONFIG.sweeps[CONFIG.scaling]),
         output:
             "<results>/report/scaling.md",
-            report(
-                "<results>/report/scaling.svg",
-                caption="captions/scaling.rst",
-                category="Comparison",
-                labels={"what": "scaling law"},
-            ),
+            shown("report/scaling.svg", "Comparison", "scaling law"),
             law="<results>/report/scaling.json",
         log:
             "<logs>/scaling.log",
