@@ -16,12 +16,7 @@ from collections.abc import Callable
 import zstandard
 
 #: The command line each figure stands for.
-SETTINGS: dict[str, str] = {
-    "zlib": "zlib -9",
-    "bz2": "bzip2 -9",
-    "xz": "xz -9",
-    "zstd": "zstd --ultra -22",
-}
+SETTINGS: dict[str, str] = {"zlib": "zlib -9", "bz2": "bzip2 -9", "xz": "xz -9", "zstd": "zstd --ultra -22"}
 
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "zlib": lambda text: zlib.compress(text, 9),

@@ -32,10 +32,7 @@ NEXT_STEPS: tuple[tuple[str, str], ...] = (
 
 
 def final_screen(
-    summary: Path,
-    *,
-    console: Console | None = None,
-    next_steps: tuple[tuple[str, str], ...] = NEXT_STEPS,
+    summary: Path, *, console: Console | None = None, next_steps: tuple[tuple[str, str], ...] = NEXT_STEPS
 ) -> None:
     """Print what a finished workflow reached.
 
