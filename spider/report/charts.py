@@ -189,7 +189,8 @@ def draw(figure: Chart | HeatMap, width: float, height: float, *, stretched: boo
                 for x, y in values
             ]
     if figure.corner:
-        result.labels.append(Label("corner", 0, 1, figure.corner))
+        rises = drawn[0].y[-1] > drawn[0].y[0]  # then the left corner is the free one
+        result.labels.append(Label("corner", 0 if rises else 1, 1, figure.corner))
     say = figure.say or figure.y.format
     result.said = [
         {
@@ -272,7 +273,7 @@ def _draw_bars(one: Series, box: _Box) -> Markup:
 def _draw_line(one: Series, box: _Box, stretched: bool) -> Markup:
     places = [(box.x(x), box.height - box.y(y)) for x, y in zip(one.x, one.y, strict=True)]
     if one.style == "dots" and not stretched:
-        path = "".join(_mark(one.marker, x, y, 10 if one.marker == "*" else 5) for x, y in places)
+        path = "".join(mark(one.marker, x, y, 10 if one.marker == "*" else 5) for x, y in places)
         return Markup('<path class="mark" style="fill:var(--c{})" d="{}"/>').format(one.colour, path)
     if one.style == "dots":  # a line of no length with round ends is a dot whatever the stretching
         path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places)
@@ -285,7 +286,7 @@ def _draw_line(one: Series, box: _Box, stretched: bool) -> Markup:
 _CORNERS = {"s": (4, 45), "D": (4, 0), "^": (3, 90), "v": (3, -90)}
 
 
-def _mark(kind: str, x: float, y: float, r: float) -> str:
+def mark(kind: str, x: float, y: float, r: float) -> str:
     """The outline of a marker, as a path."""
     if kind in _CORNERS:
         count, turn = _CORNERS[kind]

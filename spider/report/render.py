@@ -18,7 +18,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from spider.files import write_text
-from spider.report.charts import Drawing, Figure, HeatMap, Label, Note, Series, draw
+from spider.report.charts import Drawing, Figure, HeatMap, Label, Note, Series, draw, mark
 from spider.report.formatting import printable
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ _PLACES = {"y": "bottom", "x": "left", "band": "left", "level": "bottom", "ruler
 def in_page(figure: Figure) -> Markup:
     """A figure of a page; nothing at all of a chart without a point."""
     if isinstance(figure, Note):
-        shape = '<figure class="chart"><figcaption>{}</figcaption><p class="none">{}</p></figure>'
+        shape = '<figure class="chart" data-values="[]"><figcaption>{}</figcaption><p class="none">{}</p></figure>'
         return Markup(shape).format(figure.title, figure.text)
     drawing = draw(figure, _SIZE, _SIZE, stretched=True)
     if drawing is None:
@@ -183,7 +183,7 @@ def _picture_label(label: Label, w: float, h: float) -> Markup:
         halo = 'paint-order="stroke" stroke="#fff" stroke-width="4" font-weight="bold"'
         return text(x + 7, y - 8, label.text, f'{halo} fill="var(--c{label.colour})"')
     if label.kind == "corner":
-        return text(w - 8, 16, label.text, "", "end")
+        return text(x + (-8 if label.x else 8), 16, label.text, "", "end" if label.x else "start")
     dx, dy, style, anchor = {
         "x": (0, 18, "", "middle"),
         "y": (-8, 4, "", "end"),
@@ -222,10 +222,11 @@ def _legend(named: list[Series]) -> list[Markup]:
     """In a line above the box."""
     parts, x = [], 0.0
     for one in named:
-        # The key is drawn as the points are, in a box of its own.
-        key = '<path class="line" d="M{0:.1f} -13h20" style="stroke:var(--c{1})"/>'
-        if one.style == "dots":
-            key = '<circle cx="{2:.1f}" cy="-13" r="5" style="fill:var(--c{1})"/>'
-        parts += [Markup(key).format(x, one.colour, x + 10), text(x + 26, -9, one.name)]
+        key, path = (
+            ("mark", mark(one.marker, x + 10, -13, 5)) if one.style == "dots" else ("line", f"M{x} -13h20")
+        )
+        shape = '<path class="{0}" style="{1}:var(--c{2})" d="{3}"/>'
+        parts.append(Markup(shape).format(key, "fill" if key == "mark" else "stroke", one.colour, path))
+        parts.append(text(x + 26, -9, one.name))
         x += 26 + _LETTER * len(one.name) + 18
     return parts

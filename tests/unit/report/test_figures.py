@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_each_marker_is_a_shape_of_its_own(tmp_path):
     svg, _ = drawn(figures.bits_by_stage(runs, dict.fromkeys(runs, RATES), ""), folder=tmp_path)
     marks = [shape for shape in ElementTree.fromstring(svg).iter() if shape.get("class") == "mark"]
     outlines = {len(shape.get("d").split("z")[0].split("L")) for shape in marks}
-    assert len(marks) == 7 and outlines >= {1, 3, 4, 12}
+    assert len(marks) >= 7 and outlines >= {1, 3, 4, 12}
 
 
 def test_labels_are_moved_apart_and_stay_in_order():
@@ -102,3 +103,17 @@ def test_labels_are_moved_apart_and_stay_in_order():
     assert placed[3] == 5.0
     assert all(b - a >= 0.5 - 1e-6 for a, b in itertools.pairwise(placed))
     assert np.mean(placed[:3]) == pytest.approx(1.01)
+
+
+def test_the_house_has_one_chart_engine():
+    code = [path.read_text() for path in Path(figures.__file__).parents[1].rglob("*.py")]
+    assert len(code) > 50 and not any("import matplotlib" in one or "from matplotlib" in one for one in code)
+
+
+def test_evaluation_imports_nothing_that_shows():
+    folder = Path(figures.__file__).parents[1] / "evaluation"
+    assert not [
+        path
+        for path in folder.glob("*.py")
+        if "spider.report" in path.read_text().replace("`spider.report", "")
+    ]
