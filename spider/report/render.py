@@ -30,8 +30,8 @@ _PLACES = {"y": "bottom", "x": "left", "band": "left", "level": "bottom", "ruler
 def in_page(figure: Figure) -> Markup:
     """A figure of a page; nothing at all of a chart without a point."""
     if isinstance(figure, Note):
-        shape = '<figure class="chart" data-values="[]"><figcaption>{}</figcaption><p class="none">{}</p></figure>'
-        return Markup(shape).format(figure.title, figure.text)
+        shape = '<figure class="chart" data-values="[]"><figcaption>{}</figcaption><p class="none">{}</p>'
+        return Markup(shape + "</figure>").format(figure.title, figure.text)
     drawing = draw(figure, _SIZE, _SIZE, stretched=True)
     if drawing is None:
         return Markup("")
