@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from spider import files
 from spider.artifacts import Artifact
-from spider.config import Fp8Recipe
+from spider.config import Fp8Recipe, StageSpec
 from spider.errors import CheckpointError, TrainingError
 
 MANIFEST = "manifest.json"
@@ -157,6 +157,12 @@ class Origin(Artifact):
     identity: str
     fields: dict[str, Any]
     """What the identity stands for, and what else decides the weights."""
+
+    @property
+    def spec(self) -> StageSpec:
+        """The stage that was to be trained; raises `ValueError` where this version does not know its keys."""
+        own = {name: value for name, value in self.fields.items() if name in StageSpec.model_fields}
+        return StageSpec.model_validate(own)
 
 
 def is_exported(path: Path) -> bool:

@@ -15,11 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spider.checkpoints.records import MANIFEST, Manifest, Receipt, steps
+from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.config import Config, StageSpec, nearest
 from spider.config.block import identity as identity_of
 from spider.evaluation.artifact import Evaluation
-from spider.files import read_json
 from spider.report.curves import Curve, Span, read_rows, stage_curve
 from spider.results import Results, StageFolder
 
@@ -85,13 +84,12 @@ def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]
         specs = [config.stage(run, stage.name) for stage in config.runs[run].stages]
         known = [(s.stage, s.model_dump(mode="json"), s.identity) for s in specs]
     else:
-        origins = [read_json(path) for path in results.run(run).glob("*/origin.json")]
+        origins = [Origin.read(s.origin) for s in results.stages(run) if s.origin.exists()]
         if not origins:
-            trained = [path.name for path in results.run("").glob("*/")]
-            names = {**dict.fromkeys(config.runs), **dict.fromkeys(trained)}
+            names = {**dict.fromkeys(config.runs), **dict.fromkeys(results.runs)}
             raise ValueError(f"no run {run!r} in {results.root / 'runs'}{nearest(run, list(names))}")
-        fields = sorted((o["fields"] for o in origins), key=lambda one: one["index"])
-        known = [(one["stage"], one, None) for one in fields]
+        specs = sorted((origin.spec for origin in origins), key=lambda spec: spec.index)
+        known = [(s.stage, s.model_dump(mode="json"), None) for s in specs]
     stages: list[StageRecord] = []
     for name, spec, identity in known:
         before = stages[-1] if stages else None

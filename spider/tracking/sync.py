@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, TypeAdapter
 
 from spider.files import read_json, write_json
+from spider.results import Results
 from spider.tracking import spool
 from spider.tracking.explain import explain, one_line
 from spider.tracking.store import Point, Store, is_refusal
@@ -208,9 +209,12 @@ def _unsent(results: Path, known: Sent) -> list[Item]:
         name = path.relative_to(results).as_posix()
         if known.records.get(name) != _state(path):
             items.append(Item(kind, path, name))
-    for pointer in sorted(results.glob("runs/*/tracking.json")):
-        key = read_json(pointer)["key"]
-        for path in sorted(pointer.parent.glob("*/metrics.jsonl")):
+    folder = Results(results)
+    for run in folder.runs:
+        if not folder.pointer(run).exists():
+            continue
+        key = read_json(folder.pointer(run))["key"]
+        for path in [stage.metrics for stage in folder.stages(run) if stage.metrics.exists()]:
             item = Item("curves", path, path.relative_to(results).as_posix(), key)
             with open(path, "rb") as f:
                 f.seek(_offset(item, known))

@@ -39,6 +39,11 @@ def test_a_receipt_is_a_function_of_the_final_manifest(before):
     assert Receipt.of(manifest, written.checkpoint) == written
 
 
+def test_an_origin_of_any_version_names_the_whole_stage(before):
+    spec = Origin.read(before.stage("small", "second").origin).spec
+    assert (spec.run, spec.stage, spec.index, spec.settings.max_steps) == ("small", "second", 1, 30)
+
+
 def test_a_changed_manifest_is_not_read(before, tmp_path):
     newest = steps(before.stage("small", "second").checkpoints)[-1]
     plain = files.read_json(newest / "manifest.json")
