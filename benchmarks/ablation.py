@@ -14,28 +14,12 @@ Hours at full size; what is done is kept in ``--folder`` and not done again, so 
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-from common import report
-from variants import (
-    EVALUATED_BYTES,
-    TOKENS,
-    Task,
-    difference,
-    equal_time,
-    key,
-    prepare_data,
-    run_all,
-    spec_of,
-    spread,
-    step_seconds,
-    trainings_parser,
-)
+from variants import TOKENS, Comparison, Outcome, Task, equal_time, key, spec_of
 
 from spider.config import merged
-from spider.files import digest, read_json, write_json
 
 PLAIN: dict[str, Any] = {
     "boundary": {"kind": "none"},
@@ -101,88 +85,39 @@ def equal_flops(model: dict[str, Any], wanted: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = trainings_parser(__doc__.splitlines()[0]).parse_args()
-    tokens, seeds, rounds, scored_bytes = options.tokens, range(options.seeds), 15, EVALUATED_BYTES
-    if options.quick:
-        tokens, seeds, rounds, scored_bytes = 20_000, range(1), 3, 5_000
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="ablation-"))
-    folder.mkdir(parents=True, exist_ok=True)
-
+    asked = Comparison("ablation", __doc__.splitlines()[0], rounds=15)
+    tokens = asked.tokens
     wanted, _ = flops({})
     models = {
         name: equal_flops(changes, wanted) if name.startswith("plain") else changes
         for name, changes in VARIANTS.items()
     }
-    if options.quick:
+    if asked.options.quick:
         models = {name: models[name] for name in ("full", "no patches", "no MoE")}
-    shards = prepare_data(folder)
-    timed = folder / f"step-seconds-{digest(models)}.json"
-    if not timed.exists():
-        specs = {
-            name: spec_of(task_of(name, model, 0, tokens), options.precision)
-            for name, model in models.items()
-        }
-        write_json(timed, step_seconds(specs, rounds))
-    seconds = read_json(timed)
-
+    seconds = asked.step_seconds(
+        {name: task_of(name, model, 0, tokens) for name, model in models.items()}, models
+    )
     in_time = equal_time(tokens, seconds, "full")
     plan = {
-        (name, budget, seed): task_of(name, model, seed, count)
-        for seed in seeds
-        for budget in ("bytes", "time")
+        (name, budget): [task_of(name, model, seed, count) for seed in asked.seeds]
         for name, model in models.items()
-        for count in [tokens if budget == "bytes" else in_time[name]]
+        for budget, count in (("bytes", tokens), ("time", in_time[name]))
     }
-    unique = {key(task): task for task in plan.values()}
-    scores = run_all(list(unique.values()), options.jobs, shards, folder, options.precision, scored_bytes)
+    unique = {key(task): task for tasks in plan.values() for task in tasks}
+    bpb = asked.bpb(sorted(unique.values(), key=lambda task: task.seed))
 
-    def bpb(name: str, budget: str) -> list[float]:
-        return [scores[key(plan[name, budget, seed])]["bpb"] for seed in seeds]
+    def outcome(name: str) -> Outcome:
+        by_bytes, by_time = ([bpb[key(task)] for task in plan[name, b]] for b in ("bytes", "time"))
+        return Outcome(seconds[name], in_time[name], by_bytes, by_time)
 
     rows, figures = [], {}
     for name, model in models.items():
-        cost, parameters = flops(model)
-        by_bytes, by_time = bpb(name, "bytes"), bpb(name, "time")
-        rows.append(
-            [
-                name,
-                f"{parameters / 1e6:.2f}M",
-                f"{cost / 1e6:.2f}",
-                f"{seconds[name] / seconds['full']:.2f}",
-                spread(by_bytes),
-                difference(by_bytes, bpb("full", "bytes")),
-                f"{in_time[name] / 1e6:.2f}",
-                spread(by_time),
-                difference(by_time, bpb("full", "time")),
-            ]
-        )
-        figures[name] = {
-            "model": model,
-            "parameters": parameters,
-            "flops_per_byte": cost,
-            "step_seconds": seconds[name],
-            "tokens_in_time": in_time[name],
-            "bpb_equal_bytes": by_bytes,
-            "bpb_equal_time": by_time,
-        }
-    report(
-        f"{tokens:,} tokens, {len(seeds)} seeds, {options.precision}: bits per byte, mean +- deviation",
-        [
-            "variant",
-            "params",
-            "MFLOPs/B",
-            "step",
-            "equal bytes",
-            "vs full",
-            "MB in time",
-            "equal time",
-            "vs full",
-        ],
-        rows,
-        figures,
-        options,
-        ["torch"],
-    )
+        (cost, parameters), came_to = flops(model), outcome(name)
+        own = [name, f"{parameters / 1e6:.2f}M", f"{cost / 1e6:.2f}"]
+        rows.append(own + came_to.row(outcome("full")))
+        own_figures = {"model": model, "parameters": parameters, "flops_per_byte": cost}
+        figures[name] = own_figures | asdict(came_to)
+    asked.report(["variant", "params", "MFLOPs/B"], "full", rows, figures)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,16 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     _console().print(table)
 
 
+def show_goals(title: str, goals: Sequence[Mapping[str, Any]], quick: bool) -> None:
+    """Print what was aimed at and how it came out; of ``--quick``, that it says nothing about speed."""
+    if quick:
+        print("Small inputs: these figures say that the benchmark works, and nothing about speed.")
+        return
+    print(f"{title}:")
+    for goal in goals:
+        print(f"  {goal['goal']}: {goal['outcome']}")
+
+
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120)
 

@@ -41,7 +41,7 @@ from typing import Any
 
 import torch
 import torch._functorch.config
-from common import parser, report, show
+from common import parser, report, show, show_goals
 from device_time import Way, measure
 from kernel_ops import OPS, Shape, backward_ways, expert_ways, forward_ways, layer_ways
 
@@ -159,12 +159,7 @@ def tell(chosen: argparse.Namespace, device: torch.device, found: Found) -> None
                 for problem in ("error", "graph_error"):
                     if problem in of:
                         print(f"{shape_name}, {name}, {way}, {problem.replace('_', ' ')}: {of[problem]}")
-    if chosen.quick:
-        print("Tiny shapes: these figures say that the benchmark works, and nothing about speed.")
-        return
-    print("Goals at spider-1b's shape:")
-    for goal in goals:
-        print(f"  {goal['goal']}: {goal['outcome']}")
+    show_goals("Goals at spider-1b's shape", goals, chosen.quick)
 
 
 def op_row(name: str, ways: Ways) -> list[str]:

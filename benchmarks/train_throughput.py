@@ -47,7 +47,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import parser, report
+from common import parser, report, show_goals
 from steps import first_steps, spec_of
 
 from spider.model import build_model
@@ -191,12 +191,7 @@ def tell(found: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
     for way, of in found.items():
         if "error" in of:
             print(f"{way} failed: {of['error']}")
-    if chosen.quick:
-        print("A small model: these figures say that the benchmark works, and nothing about speed.")
-        return
-    print("Goals on one H100 at the preset's shape:")
-    for goal in goals:
-        print(f"  {goal['goal']}: {goal['outcome']}")
+    show_goals("Goals on one H100 at the preset's shape", goals, chosen.quick)
 
 
 def _ratio(speed: dict[str, float], way: str, base: str) -> str:

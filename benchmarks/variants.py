@@ -8,9 +8,9 @@ benchmark of hours may be stopped, and goes on where it was.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import yaml
-from common import interleaved, parser
+from common import interleaved, parser, report
 
 from spider.config import Config, StageSpec, load_config, merged
 from spider.files import digest, read_json, write_json
@@ -42,15 +42,72 @@ class Task:
     tokens: int
 
 
-def trainings_parser(description: str) -> argparse.ArgumentParser:
-    """The options of every benchmark that trains variants."""
-    options = parser(description)
-    options.add_argument("--folder", type=Path, help="keep trained models here, and go on from them")
-    options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at a time")
-    options.add_argument("--tokens", type=int, default=TOKENS, help="of a training at equal bytes")
-    options.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
-    return options
+class Comparison:
+    """One benchmark of variants: what the command line asks for, where it is kept, and how it is told.
+
+    Args:
+        rounds: steps that are timed of each variant.
+    """
+
+    def __init__(self, name: str, description: str, rounds: int) -> None:
+        options = parser(description)
+        options.add_argument("--folder", type=Path, help="keep trained models here, and go on from them")
+        options.add_argument("--seeds", type=int, default=3)
+        options.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at a time")
+        options.add_argument("--tokens", type=int, default=TOKENS, help="of a training at equal bytes")
+        options.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
+        self.options = asked = options.parse_args()
+        self.tokens, self.seeds, self.rounds, self.scored_bytes = (
+            (20_000, range(1), 3, 5_000)
+            if asked.quick
+            else (asked.tokens, range(asked.seeds), rounds, EVALUATED_BYTES)
+        )
+        self.folder = asked.folder or Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.shards = prepare_data(self.folder)
+
+    def spec_of(self, task: Task) -> StageSpec:
+        return spec_of(task, self.options.precision)
+
+    def step_seconds(self, tasks: dict[str, Task], known_by: Any) -> dict[str, float]:
+        """`step_seconds` of one task of each variant, kept under the digest of ``known_by``."""
+        timed = self.folder / f"step-seconds-{digest(known_by)}.json"
+        if not timed.exists():
+            specs = {name: self.spec_of(task) for name, task in tasks.items()}
+            write_json(timed, step_seconds(specs, self.rounds))
+        return read_json(timed)
+
+    def bpb(self, tasks: list[Task]) -> dict[str, float]:
+        """Bits per byte of each task by its `key`."""
+        where = (self.shards, self.folder, self.options.precision, self.scored_bytes)
+        return {name: score["bpb"] for name, score in run_all(tasks, self.options.jobs, *where).items()}
+
+    def report(self, columns: list[str], versus: str, rows: list[list[str]], figures: dict[str, Any]) -> None:
+        """Columns of a benchmark's own, then those of `Outcome.row`."""
+        shared = ["step", "equal bytes", f"vs {versus}", "MB in time", "equal time", f"vs {versus}"]
+        title = f"{self.tokens:,} tokens, {len(self.seeds)} seeds, {self.options.precision}"
+        title += ": bits per byte, mean +- deviation"
+        report(title, columns + shared, rows, figures, self.options, ["torch"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one variant came to, seed by seed."""
+
+    step_seconds: float
+    tokens_in_time: int
+    bpb_equal_bytes: list[float]
+    bpb_equal_time: list[float]
+
+    def row(self, reference: Outcome) -> list[str]:
+        return [
+            f"{self.step_seconds / reference.step_seconds:.2f}",
+            spread(self.bpb_equal_bytes),
+            difference(self.bpb_equal_bytes, reference.bpb_equal_bytes),
+            f"{self.tokens_in_time / 1e6:.2f}",
+            spread(self.bpb_equal_time),
+            difference(self.bpb_equal_time, reference.bpb_equal_time),
+        ]
 
 
 def configuration(task: Task, precision: str) -> Config:
@@ -150,26 +207,26 @@ def run(task: Task, shards: Path, folder: Path, precision: str, scored_bytes: in
         overlap=asked.overlap,
         autocast=precision == "bf16",
     )
-    found = {"bpb": scored.bpb, "bytes": receipt.bytes, "seconds": receipt.seconds, **scored.metrics}
-    write_json(done, found)
-    return found
+    told = {"bpb": scored.bpb, "bytes": receipt.bytes, "seconds": receipt.seconds, **scored.metrics}
+    write_json(done, told)
+    return told
 
 
-def run_all(tasks: list[Task], jobs: int, *where: Any) -> dict[Task | str, dict[str, Any]]:
+def run_all(tasks: list[Task], jobs: int, *where: Any) -> dict[str, dict[str, Any]]:
     """Each task's score, by the digest of the task; ``jobs`` processes at a time."""
-    found = {}
+    scores = {}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         waiting = {pool.submit(run, task, *where): task for task in tasks}
         for number, future in enumerate(as_completed(waiting), 1):
             task = waiting[future]
-            found[key(task)] = future.result()
+            scores[key(task)] = future.result()
             print(
                 f"[{number}/{len(tasks)}] {task.variant}, seed {task.seed}, {task.tokens:,} tokens: "
-                f"{found[key(task)]['bpb']:.4f}",
+                f"{scores[key(task)]['bpb']:.4f}",
                 flush=True,
             )
-    return found
+    return scores
 
 
 def key(task: Task) -> str:

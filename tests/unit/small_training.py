@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,25 +127,11 @@ except ValueError as error:
 
 
 @pytest.fixture
-def start(shards: Path):
+def start(shards: Path, start_python: Callable[..., subprocess.Popen[str]]):
     """Start a trainer, after the code ``before``, in its own process; it prints the number of each step."""
-    started: list[subprocess.Popen[str]] = []
 
     def begin(spec: StageSpec, folder: Path, *, before: str = "", **options: Any) -> subprocess.Popen[str]:
         given = json.dumps([spec.model_dump(mode="json"), str(folder), str(shards)])
-        process = subprocess.Popen(
-            [sys.executable, "-c", before + _CHILD, given],
-            cwd=REPO,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
-        started.append(process)
-        return process
+        return start_python(before + _CHILD, given, cwd=REPO, **options)
 
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    return begin

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,21 +73,3 @@ def make_spec() -> Callable[..., StageSpec]:
         return config.stage("demo", stage)
 
     return make
-
-
-@pytest.fixture
-def start_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Run a piece of Python in a process of its own; what still runs at the end of the test is killed."""
-    started = []
-
-    def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", code, *map(str, arguments)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
