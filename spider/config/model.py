@@ -91,7 +91,7 @@ def family_module(family: str, module: str) -> ModuleType:
             raise ModuleNotFoundError(name=package)
     except (ModuleNotFoundError, ValueError):
         raise ConfigError(
-            f"no family {family!r}{nearest(family, families())}; one of your own is named as it is imported"
+            f"no family {family!r}; one of your own is named as it is imported{nearest(family, families())}"
         ) from None
     try:
         return import_module(f"{package}.{module}")

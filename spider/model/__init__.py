@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Literal
 
+from spider.config.explain import ConfigError
 from spider.config.model import ModelConfig, family_module
 
 if TYPE_CHECKING:
@@ -37,7 +38,15 @@ def build_model(config: ModelConfig) -> Model:
 
     Under ``torch.device("meta")`` nothing is allocated; then ``model.to_empty(device=...)`` and
     ``model.reset_parameters()`` give what building on the device would have.
+
+    Raises:
+        ConfigError: the family's model cannot be imported.
     """
-    model: Model = family_module(config.family, "model").Model(config)
+    made = getattr(family_module(config.family, "model"), "Model", None)
+    if made is None:
+        raise ConfigError(
+            f"family {config.family!r}: its model.py defines no Model, a spider.model.interface.LanguageModel"
+        )
+    model: Model = made(config)
     model.reset_parameters()
     return model

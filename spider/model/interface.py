@@ -6,9 +6,9 @@ folder with ``config.py`` and ``model.py`` (`spider.config.model`), and the latt
 counts (``parameters_by_part``, ``flops_per_token``, ``activation_bytes``), and replaces what it does better.
 The smallest family is ``tests/families/toy``.
 
-What is not asked for here is told by marks: ``init_weights`` of a module sets its own weights, and
-`spider.model.layers` marks parameters for the optimizer. Names of modules and the order in which they are
-made are part of what checkpoints hold.
+What is not asked for here is told by marks: ``init_weights`` of a module sets its own weights (making it
+draws nothing), and `spider.model.layers` marks parameters for the optimizer. Names of modules and the order
+in which they are made are part of what checkpoints hold.
 
 Shapes: B windows, T ids of a window, V ids of the alphabet, N new ids of a stream.
 """

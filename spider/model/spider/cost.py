@@ -19,18 +19,14 @@ this against what a real forward pass keeps; temporaries and the allocator's res
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 
+from spider.model.spider.body import Body
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.experts import Experts
 
-if TYPE_CHECKING:
-    from spider.model.spider.model import Spider
 
-
-def parameters_by_part(model: Spider) -> dict[str, int]:
+def parameters_by_part(model: Body) -> dict[str, int]:
     """Parameters of each part; the first that claims a name has it."""
     parts = dict.fromkeys(
         ("embedding", "dense_blocks", "routed_experts", "shared_experts", "core_layers", "engram"), 0
@@ -57,7 +53,7 @@ def _part(name: str) -> str:
     return "recurrence" if name.startswith("core.") else "boundary"
 
 
-def flops_per_token(model: Spider, length: int, loops: int) -> float:
+def flops_per_token(model: Body, length: int, loops: int) -> float:
     """FLOPs of forward and backward per byte of a window of ``length`` bytes."""
     slots, a = model.chunker.slots(length), model.config.attention
     square = a.heads * (a.nope_dim + a.rope_dim + a.v_dim)
@@ -82,7 +78,7 @@ def _multiplies(module: nn.Module) -> int:
     return total
 
 
-def activation_bytes(model: Spider, windows: int, length: int, loops: int, *, narrow: bool) -> int:
+def activation_bytes(model: Body, windows: int, length: int, loops: int, *, narrow: bool) -> int:
     """Bytes that the forward pass over ``windows`` windows keeps; the module's docstring has the terms."""
     c = model.config
     D, r, size = c.hidden, c.recurrence, 2 if narrow else 4

@@ -19,18 +19,15 @@ Shapes: N ids of a piece, K patches that they close, D features, V vocabulary; t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from spider.model.spider.attention import LatentCache, rope_table
+from spider.model.spider.body import Body
 from spider.model.spider.chunking import Stream
 from spider.model.spider.engram import Memory
 from spider.model.spider.recurrence import LayerCache
-
-if TYPE_CHECKING:
-    from spider.model.spider.model import Spider
 
 
 class Incremental:
@@ -42,7 +39,7 @@ class Incremental:
         n_loops: loops of the core (default: the model's).
     """
 
-    def __init__(self, model: Spider, context: int, n_loops: int | None = None) -> None:
+    def __init__(self, model: Body, context: int, n_loops: int | None = None) -> None:
         self.model, self.context, self.loops = model, context, model.loops(n_loops)
         config = model.config
         device = model.embed_tokens.device

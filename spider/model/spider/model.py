@@ -19,66 +19,31 @@ Shapes: B batch, T bytes, L patch slots, D features, V vocabulary, N recurrent l
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from spider.model import interface
 from spider.model.interface import Fp8Parts, LanguageModel, ModelOutput
-from spider.model.layers import RMSNorm, SwiGLU, cross_entropy, embedding_like, rms_norm, wide
+from spider.model.layers import cross_entropy, wide
 from spider.model.spider import cost
-from spider.model.spider.attention import LatentAttention, LatentCache, Rope, rope_table
-from spider.model.spider.chunking import Chunker, Patches
-from spider.model.spider.config import SpiderConfig
-from spider.model.spider.engram import Memory, NgramEmbedding, primes_from
+from spider.model.spider.attention import rope_table
+from spider.model.spider.body import Body, Trace
+from spider.model.spider.engram import Memory
 from spider.model.spider.experts import fp8_parts
 from spider.model.spider.incremental import Incremental
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
-from spider.model.spider.recurrence import CoreOutput, RecurrentCore
+from spider.model.spider.recurrence import CoreOutput
 
 #: Linear layers that decide something discrete or are tiny: fp8 leaves them alone.
 _WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora")
 
 
-@dataclass
-class Trace:
-    """What the parts did with each byte and patch, for those who want to look inside.
-
-    Attributes:
-        patches: where the batch was cut.
-        loops_BL: loops each slot used; None without halting.
-        counts_NRE: tokens each expert was given, (layers, loops, experts) int64; None without experts.
-    """
-
-    patches: Patches
-    loops_BL: Tensor | None
-    counts_NRE: Tensor | None
-
-
-class DenseBlock(nn.Module):
-    """``x += attention(RMS x); x += SwiGLU(RMS x)``."""
-
-    def __init__(self, config: SpiderConfig) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.attention = LatentAttention(config.hidden, config.attention, config.norm_eps)
-        self.ffn_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.ffn = SwiGLU(config.hidden, config.ffn_hidden)
-
-    def forward(self, x_BTD: Tensor, rope: Rope, cache: LatentCache | None = None) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope, cache)
-        return x_BTD + self.ffn(self.ffn_norm(x_BTD))
-
-
-class Spider(interface.Model):
+class Spider(Body):
     """See the module's docstring; `spider.model.build_model` builds one with its weights set."""
 
-    config: SpiderConfig
     shown = MappingProxyType(
         {
             "bytes_per_patch": "{:.2f} bytes/patch",
@@ -86,26 +51,6 @@ class Spider(interface.Model):
             "halt_depth": "depth {:.2f} loops",
         }
     )
-
-    def __init__(self, config: SpiderConfig) -> None:
-        super().__init__()
-        self.config = config
-        D, engram = config.hidden, config.engram
-        self.embed_tokens = nn.Parameter(torch.empty(self.tokens.size, D))
-        per_layer = len(engram.orders) * engram.heads
-        primes = primes_from(engram.table_size, per_layer * len(engram.layers) + len(engram.byte_orders))
-        of_layer = {layer: primes[i * per_layer :][:per_layer] for i, layer in enumerate(engram.layers)}
-        of_bytes = primes[per_layer * len(engram.layers) :]
-        self.ngram_embedding = NgramEmbedding(D, engram.byte_orders, of_bytes) if of_bytes else None
-        self.prelude = nn.ModuleList(DenseBlock(config) for _ in range(config.prelude_layers))
-        self.chunker = Chunker(D, config.boundary, config.norm_eps)
-        self.core = RecurrentCore(config, of_layer)
-        self.coda = nn.ModuleList(DenseBlock(config) for _ in range(config.coda_layers))
-        self.final_norm = RMSNorm(D, config.norm_eps)
-
-    def init_weights(self) -> None:
-        nn.init.normal_(self.embed_tokens, std=0.02)
-        embedding_like(self.embed_tokens)
 
     def forward(
         self,
@@ -181,15 +126,6 @@ class Spider(interface.Model):
     def fp8_parts(self) -> Fp8Parts | None:
         """The routed experts (`spider.model.spider.experts`)."""
         return fp8_parts(self, self.config, self.chunker.slots)
-
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        """What enters the prelude, (B, T, D)."""
-        h_BTD = rms_norm(F.embedding(tokens_BT, self.embed_tokens), self.config.norm_eps)
-        return h_BTD if self.ngram_embedding is None else h_BTD + self.ngram_embedding(tokens_BT)
-
-    def head(self, h_BTD: Tensor) -> Tensor:
-        """What leaves the coda as logits (B, T, V), through the transposed embedding."""
-        return F.linear(self.final_norm(h_BTD), self.embed_tokens)
 
     def _halting(self, core: CoreOutput, valid_BL: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
         if core.loops_BL is None or core.remainder_BL is None:

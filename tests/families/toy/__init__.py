@@ -1,0 +1,1 @@
+"""The smallest family: it guesses the next byte from the last one alone."""

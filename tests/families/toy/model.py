@@ -1,0 +1,40 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from spider.model import interface
+from spider.model.interface import LanguageModel, ModelOutput
+from spider.model.layers import Linear, cross_entropy, embedding_like, wide
+from tests.families.toy.config import Config
+
+
+class Toy(interface.Model):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(self.tokens.size, config.width))
+        self.head = Linear(config.width, self.tokens.size)
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.embedding)
+        embedding_like(self.embedding)
+
+    def forward(self, tokens_BT, labels_BT=None, *, n_loops=None, reduction="mean", trace=False):
+        self.loops(n_loops)
+        logits_BTV = self.head(F.embedding(tokens_BT, self.embedding))
+        if labels_BT is None:
+            return ModelOutput(None, wide(logits_BTV))
+        nats_BT, mean = cross_entropy(logits_BTV, labels_BT)
+        return ModelOutput(nats_BT if reduction == "none" else mean, None, {"cross_entropy": mean.detach()})
+
+    def parameters_by_part(self) -> dict[str, int]:
+        return {"embedding": self.embedding.numel(), "head": self.head.weight.numel()}
+
+    def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
+        return 6.0 * self.head.weight.numel()
+
+    def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
+        return windows * length * 4 * (self.config.width + 2 * self.tokens.size)
+
+
+Model: type[LanguageModel] = Toy

@@ -1,0 +1,134 @@
+"""The interface of families, on the smallest one, and what is said of a family that is none."""
+
+import sys
+
+import pytest
+import torch
+
+from spider.config import ConfigError, load_config
+from spider.describe import describe
+from spider.model import build_model
+from spider.model.interface import Rereader
+
+TOY = "tests.families.toy"
+
+
+def configuration(model, **stage):
+    return load_config(
+        {
+            "datasets": {"d": {"source": {"kind": "pydocs"}}},
+            "runs": {"r": {"data": "d", "model": model, "stages": [{"name": "s", "max_steps": 3, **stage}]}},
+        }
+    )
+
+
+def build(**changes):
+    torch.manual_seed(0)
+    return build_model(configuration({"family": TOY, **changes}).run("r").model)
+
+
+def test_a_family_is_found_by_the_name_it_is_imported_by():
+    model = build(width=8)
+    assert type(model).__name__ == "Toy" and model.embedding.shape == (model.tokens.size, 8)
+
+
+def test_one_seed_gives_one_model_also_by_way_of_the_meta_device():
+    config = configuration({"family": TOY}).run("r").model
+    with torch.device("meta"):
+        late = build_model(config)
+    late.to_empty(device="cpu")
+    models = []
+    for made in (lambda: build_model(config), lambda: late.reset_parameters() or late):
+        torch.manual_seed(1)
+        models.append(made().state_dict())
+    for name, tensor in models[0].items():
+        assert torch.equal(tensor, models[1][name]), name
+
+
+def test_a_stream_without_a_cache_gives_the_logits_of_one_pass_and_keeps_its_context():
+    model, ids = build().eval(), [257, *b"abcdef"]
+    whole = model(torch.tensor([ids])).logits[0]
+    reader = model.incremental(len(ids))
+    assert isinstance(reader, Rereader)
+    pieces = torch.cat([reader.extend(ids[:3]), reader.extend(ids[3:4]), reader.extend(ids[4:])])
+    assert torch.equal(pieces, whole)
+    with pytest.raises(ValueError, match=r"cannot read 1 ids after 7 with a context of 7"):
+        reader.extend([0])
+
+
+def test_it_is_described_and_its_parts_add_up():
+    told = describe(configuration({"family": TOY}), "r")
+    assert told["parameters"] == sum(told["parameters_by_part"].values()) == 2 * 272 * 16
+    assert told["stages"][0]["n_loops"] == 1 and told["stages"][0]["memory"]["activations"] > 0
+
+
+def test_a_family_without_loops_takes_no_n_loops():
+    with pytest.raises(ConfigError, match=rf"n_loops: the family {TOY} has no loops; leave it out"):
+        configuration({"family": TOY}, n_loops=2)
+    assert configuration({"family": TOY}, n_loops=1).stage("r", "s").loops == 1
+    with pytest.raises(ValueError, match=rf"n_loops: the family {TOY} has no loops \(got 3\)"):
+        build().loops(3)
+    with pytest.raises(ValueError, match=r"n_loops: a model runs at least once \(got 0\)"):
+        build().loops(0)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"family": "spidr"}, r"runs\.r\.model\.family: no family 'spidr'.*did you mean \"spider\"\?"),
+        ({"family": "no.such.package"}, r"runs\.r\.model\.family: no family 'no\.such\.package'.* imported"),
+        ({"family": TOY, "widht": 8}, r"runs\.r\.model\.widht: unknown key.*width"),
+        ({"family": TOY, "preset": "tiny"}, r"runs\.r\.model\.preset: no preset 'tiny'"),
+    ],
+)
+def test_a_wrong_family_or_key_is_named_with_the_nearest(model, message):
+    with pytest.raises(ConfigError, match=message):
+        configuration(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            "import no_such_module",
+            r"broken\.config cannot be imported \(ModuleNotFoundError: .*no_such",
+        ),
+        ("1 / 0", r"broken\.config cannot be imported \(ZeroDivisionError: division by zero\)"),
+        ("", r"family 'broken': its config\.py defines no Config, a spider\.config\.ModelConfig"),
+        (None, r"broken\.config cannot be imported \(ModuleNotFoundError"),
+    ],
+)
+def test_a_family_that_cannot_be_imported_says_why(tmp_path, monkeypatch, config, message):
+    _package(tmp_path, monkeypatch, config)
+    with pytest.raises(ConfigError, match=rf"runs\.r\.model.*: .*{message}"):
+        configuration({"family": "broken"})
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            "import no_such_module",
+            r"broken\.model cannot be imported \(ModuleNotFoundError: .*no_such",
+        ),
+        ("", r"family 'broken': its model\.py defines no Model"),
+    ],
+)
+def test_a_family_without_a_model_says_so_where_it_is_built(tmp_path, monkeypatch, module, message):
+    _package(tmp_path, monkeypatch, "from tests.families.toy.config import Config", module)
+    config = configuration({"family": "broken"}).run("r").model
+    with pytest.raises(ConfigError, match=message):
+        build_model(config)
+
+
+def _package(tmp_path, monkeypatch, config, model=""):
+    """A family ``broken`` on the path."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    if config is not None:
+        (folder / "config.py").write_text(config)
+    (folder / "model.py").write_text(model)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "broken"]:
+        monkeypatch.delitem(sys.modules, name)
