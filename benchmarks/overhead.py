@@ -49,8 +49,9 @@ from spider.config import StageSettings, StageSpec, load_config
 from spider.model import build_model
 from spider.tracking.sync import sync
 from spider.training.allocator import keep_freed_memory
-from spider.training.metrics import Means, MetricsLog
+from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer
+from spider.training.progress import Means
 from spider.training.stage import data_digest, train
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 from tests.unit.records import saved

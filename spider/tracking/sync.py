@@ -9,7 +9,6 @@ the first or to a later sync.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from spider.tracking import spool
 from spider.tracking.explain import explain, one_line
 from spider.tracking.store import Point, Store, is_refusal
 from spider.tracking.target import Target
+from spider.training.metrics import parse_row
 
 log = logging.getLogger(__name__)
 
@@ -188,10 +188,9 @@ def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, lis
 
 def _row(line: bytes, path: Path, offset: int) -> list[Point]:
     try:
-        row = json.loads(line)
-        at, step = int(row["time"] * 1000), int(row["step"])
-        return [(key, float(value), at, step) for key, value in row["metrics"].items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        row = parse_row(line)
+        return [(key, value, int(row.time * 1000), row.step) for key, value in row.metrics.items()]
+    except ValueError as error:
         log.warning("%s: skipped a malformed row at byte %d (%s)", path, offset, error)
         return []
 

@@ -46,10 +46,10 @@ from spider.training import compilecache
 from spider.training.draws import draw_depth, seed_of
 from spider.training.ema import Ema
 from spider.training.measurements import Warmup
-from spider.training.metrics import Means, MetricsLog
+from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, decide, device_name
-from spider.training.progress import Progress
+from spider.training.progress import Means, Progress
 from spider.training.schedule import end_in_time, horizon, lr_factor
 from spider.training.state import State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show

@@ -1,25 +1,59 @@
-"""The training curve on disk, and the means that go into it.
+"""The training curve on disk.
 
 ``metrics.jsonl`` is append-only: one line a log step, ``{"step", "time", "metrics"}``, written in one call so
 that a kill tears at most the last line, which the next start cuts off. A resumed run walks again through
 steps already logged: equal to the first time, so they are skipped and the curve has neither gaps nor
 duplicates.
-
-Means are over every step since the last line. Their running sums are part of a checkpoint, hence exact across
-a resume.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
+
+class Row(NamedTuple):
+    """A log step: means over the steps since the one before."""
+
+    step: int
+    """Counted over the whole run."""
+    time: float
+    """Seconds since 1970."""
+    metrics: dict[str, float]
+
+
+def parse_row(line: bytes) -> Row:
+    """A line of ``metrics.jsonl``; ``ValueError`` for one that is torn or malformed."""
+    try:
+        row = json.loads(line)
+        metrics = {name: float(value) for name, value in row["metrics"].items()}
+        return Row(int(row["step"]), float(row.get("time", math.nan)), metrics)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a metrics row ({error})") from None
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows; none where the file is missing (a run that logged nothing).
+
+    A last line without its newline is a write that was cut off, and is left out.
+
+    Raises:
+        ValueError: any other line is malformed; names the file and the line.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(parse_row(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+    return rows
 
 
 class MetricsLog:
@@ -49,8 +83,8 @@ def _cut_torn_tail(path: Path) -> int:
     with open(path, "rb") as f:
         for line in f:
             try:
-                step = int(json.loads(line)["step"])
-            except (ValueError, KeyError, TypeError):
+                step = parse_row(line).step
+            except ValueError:
                 break
             if not line.endswith(b"\n"):
                 break
@@ -58,36 +92,3 @@ def _cut_torn_tail(path: Path) -> int:
     if path.stat().st_size != whole:
         os.truncate(path, whole)
     return last
-
-
-class Means:
-    """Running sums of device scalars: no host synchronisation until they are read."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, values: Mapping[str, Tensor]) -> None:
-        self.count += 1
-        for name, value in values.items():
-            value = value.detach().double()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-
-    def read(self) -> dict[str, float]:
-        if not self.count:
-            return {}
-        names = list(self._sums)
-        values = (torch.stack([self._sums[n] for n in names]) / self.count).tolist()
-        return dict(zip(names, values, strict=True))
-
-    def state(self) -> dict[str, object]:
-        return {"count": self.count, "sums": {n: s.item() for n, s in self._sums.items()}}
-
-    @classmethod
-    def restore(cls, state: dict, device: torch.device) -> Means:
-        means = cls()
-        means.count = state["count"]
-        means._sums = {
-            n: torch.tensor(s, dtype=torch.float64, device=device) for n, s in state["sums"].items()
-        }
-        return means

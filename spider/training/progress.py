@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spider.training.metrics import Means
+import torch
+from torch import Tensor
+
+
+class Means:
+    """Means over every step since the last log line, as running sums of device scalars: no host
+    synchronisation until they are read. The sums are part of a checkpoint, hence exact across a resume."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        self.count += 1
+        for name, value in values.items():
+            value = value.detach().double()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def read(self) -> dict[str, float]:
+        if not self.count:
+            return {}
+        names = list(self._sums)
+        values = (torch.stack([self._sums[n] for n in names]) / self.count).tolist()
+        return dict(zip(names, values, strict=True))
+
+    def state(self) -> dict[str, object]:
+        return {"count": self.count, "sums": {n: s.item() for n, s in self._sums.items()}}
+
+    @classmethod
+    def restore(cls, state: dict, device: torch.device) -> Means:
+        means = cls()
+        means.count = state["count"]
+        means._sums = {
+            n: torch.tensor(s, dtype=torch.float64, device=device) for n, s in state["sums"].items()
+        }
+        return means
 
 
 @dataclass
@@ -20,7 +56,7 @@ class Progress:
     """Steps of the run that are done."""
     tokens: int = 0
     bytes: int = 0
-    """Byte targets (ids below 256) trained on in this stage; ``tokens`` counts special ids too."""
+    """Bytes of text that its targets stand for; ``tokens`` counts special ids too."""
     seconds: float = 0.0
     """Training time of this stage over all its restarts, without work that was lost."""
     checkpoint_seconds: float = 0.0

@@ -33,6 +33,7 @@ def test_the_smallest_family_goes_through_the_whole_workflow(workflow):
     first, second = workflow.run["stages"]
     first["max_steps"], second["max_steps"] = 400, 30
     workflow.run["defaults"]["ckpt_every"] = 20
+    workflow.command()  # writes the configuration
     assert "embedding" in spider(workflow, "describe", "small")
 
     process = workflow.start(**PATH)

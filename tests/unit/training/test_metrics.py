@@ -3,7 +3,8 @@ import json
 import pytest
 import torch
 
-from spider.training.metrics import Means, MetricsLog
+from spider.training.metrics import MetricsLog
+from spider.training.progress import Means
 
 
 def steps_in(path):
