@@ -53,7 +53,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "run": run,
-        "preset": block.model.preset,
+        "preset": block.model.preset or block.model.family,
         "parameters": model.num_parameters(),
         "parameters_by_part": model.parameters_by_part(),
         "looked_up": model.looked_up(),

@@ -129,8 +129,8 @@ def model_block(given: Any) -> Any:
             known = dict.fromkeys(presets(str(family)), str(family))
         except ConfigError as error:
             raise ConfigError(f"family: {error}") from None
-    preset = block.get("preset") or next(iter(known), str(family))
-    if "preset" in block and preset not in known:
+    preset = block.get("preset") or next(iter(known), "")
+    if preset and preset not in known:
         raise ConfigError(f"preset: no preset {preset!r}{nearest(preset, list(known))}")
     family = family or known[preset]
     return merged(presets(family).get(preset, {}), {**block, "preset": preset, "family": family})

@@ -30,11 +30,12 @@ from spider.checkpoints.records import Receipt
 from spider.evaluation.artifact import Evaluation
 from spider.report import figures
 from spider.report.costs import seconds_by_rule
-from spider.report.curves import Curve, read_rows, stage_curve
+from spider.report.curves import Curve, stage_curve
 from spider.report.formatting import markdown_table
 from spider.report.render import picture
 from spider.report.templates import render
 from spider.results import StageFolder
+from spider.training.metrics import read_rows
 
 FORMAT = 1
 #: Runs that a figure can hold and still be read; of more, the best.

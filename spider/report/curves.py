@@ -1,21 +1,19 @@
-"""Loss curves read back from ``metrics.jsonl``, the trainer's append-only log.
+"""Loss curves out of the rows of ``metrics.jsonl``, the trainer's append-only log.
 
-Rows are ``{"step", "time", "metrics"}`` with steps counted over the whole run. A curve is drawn over *bytes
+A curve is drawn over *bytes
 trained*, which compares runs of different batch sizes: a stage's bytes are spread evenly over its steps.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from spider.checkpoints.records import Receipt
+from spider.training.metrics import Row
 
 
 @dataclass(frozen=True)
@@ -47,28 +45,8 @@ class Curve:
     """bpb on the validation text after the stage."""
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; none where the file is missing (a run that logged nothing).
-
-    A last line without its newline is a write that was cut off, and is left out.
-
-    Raises:
-        ValueError: any other line is malformed; names the file and the line.
-    """
-    if not path.exists():
-        return []
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-            rows.append({"step": row["step"], "metrics": row["metrics"]})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: not a metrics row ({error})") from None
-    return rows
-
-
 def stage_curve(
-    rows: list[dict[str, Any]], span: Span | Receipt, begin: float, held_out: float | None = None
+    rows: list[Row], span: Span | Receipt, begin: float, held_out: float | None = None
 ) -> Curve:
     """The training curve of one stage.
 
@@ -83,7 +61,7 @@ def stage_curve(
 
 
 def points(
-    rows: list[dict[str, Any]], span: Span | Receipt, begin: float, read: Callable[[dict[str, float]], float]
+    rows: list[Row], span: Span | Receipt, begin: float, read: Callable[[dict[str, float]], float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes trained and a value at each row of a stage that has the value.
 
@@ -93,9 +71,9 @@ def points(
     """
     first = span.global_step - span.steps
     logged = [
-        (row["step"] - first, value)
+        (row.step - first, value)
         for row in rows
-        if first < row["step"] <= span.global_step and math.isfinite(value := read(row["metrics"]))
+        if first < row.step <= span.global_step and math.isfinite(value := read(row.metrics))
     ]
     steps_S, value_S = np.array(logged, float).reshape(-1, 2).T
     return begin + steps_S / max(1, span.steps) * span.bytes, value_S

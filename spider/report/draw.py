@@ -7,10 +7,11 @@ from pathlib import Path
 from spider.checkpoints.records import Receipt
 from spider.evaluation.artifact import Evaluation
 from spider.report import figures
-from spider.report.curves import read_rows, stage_curve
+from spider.report.curves import stage_curve
 from spider.report.render import picture
 from spider.report.text_view import write_page
 from spider.results import StageFolder
+from spider.training.metrics import read_rows
 
 #: What is drawn into a stage's folder.
 FIGURES = ("loss.svg", "loops.svg", "inside.svg", "boundaries.html")

@@ -186,8 +186,11 @@ def _config(config: Config, run: str, datasets: list[str]) -> str:
     plain = config.model_dump(mode="json", exclude_unset=True)
     used = {name: plain["datasets"][name] for name in datasets if name in plain["datasets"]}
     model = plain["runs"][run]["model"]
-    changes = _beyond(presets(model["family"])[model["preset"]], model)
-    block = {**plain["runs"][run], "model": changes if len(changes) > 1 else model["preset"]}
+    preset = model.get("preset")
+    changes = _beyond(presets(model["family"]).get(preset, {}), model)
+    if preset:  # which implies the family
+        del changes["family"]
+    block = {**plain["runs"][run], "model": changes if list(changes) != ["preset"] else preset}
     kept = {"datasets": used, "runs": {run: block}}
     text = yaml.safe_dump(redact(kept), sort_keys=False, allow_unicode=True, width=100)
     if printable(text) == text:

@@ -19,8 +19,9 @@ from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, step
 from spider.config import Config, StageSpec, nearest
 from spider.config.block import identity as identity_of
 from spider.evaluation.artifact import Evaluation
-from spider.report.curves import Curve, Span, read_rows, stage_curve
+from spider.report.curves import Curve, Span, stage_curve
 from spider.results import Results, StageFolder
+from spider.training.metrics import Row, read_rows
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class StageRecord:
     manifest: Manifest | None
     """Of the final checkpoint, or of the newest one of a stage that is not finished."""
     evaluation: Evaluation | None
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     """Of metrics.jsonl."""
     begin: float
     """Bytes trained before it."""
@@ -48,7 +49,7 @@ class StageRecord:
         """Steps done, by the last logged one where the stage is not finished."""
         if self.receipt:
             return self.receipt.steps
-        return max((row["step"] for row in self.rows), default=self.first_step) - self.first_step
+        return max((row.step for row in self.rows), default=self.first_step) - self.first_step
 
     @cached_property
     def span(self) -> Span | Receipt:

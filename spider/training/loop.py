@@ -16,7 +16,6 @@ optimizer's kernels are then queued together with the next forward pass, so the 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -333,15 +332,11 @@ class Trainer:
 
     def _decide_precision(self, warmup: Warmup | None) -> Precision:
         """The configuration's choice; a resumed stage keeps the arithmetic that it began with."""
-        spec = self.spec
-        chosen = decide(spec.precision, spec.fp8_recipe, self.device, warmup)
+        chosen = decide(self.spec.precision, self.spec.fp8_recipe, self.device, warmup)
         if self.good is not None:
             before = self.good.training.precision
             layers = frozenset(before.layers) if before.layers else None
-            kept = Precision(before.kind, "this stage began so", layers, before.recipe)
-            if dataclasses.replace(kept, reason=chosen.reason) != chosen:
-                decide(kept.kind, spec.fp8_recipe, self.device, warmup)
-                chosen = kept
+            chosen = chosen.unless_began_as(before.kind, layers, before.recipe, self.device)
         log.info("precision: %s", chosen)
         return chosen
 

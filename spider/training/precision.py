@@ -54,6 +54,15 @@ class Precision:
         what = f"{self.kind} {self.recipe}" if self.recipe else self.kind
         return f"{what} ({self.reason})"
 
+    def unless_began_as(
+        self, kind: Kind, layers: frozenset[str] | None, recipe: Fp8Recipe | None, device: torch.device
+    ) -> Precision:
+        """What goes on with a training that began so: that, unless it is the same; raises as `decide`."""
+        if (kind, layers, recipe) == (self.kind, self.layers, self.recipe):
+            return self
+        decide(kind, recipe or "tensorwise", device, None)
+        return Precision(kind, "this stage began so", layers, recipe)
+
     @property
     def compute(self) -> torch.dtype:
         """Dtype of matrix products that are not fp8's."""

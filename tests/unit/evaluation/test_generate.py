@@ -6,7 +6,7 @@ from spider.evaluation.generate import generate, sample, stream_text
 from spider.tokens import BYTES
 from tests.unit.evaluation.toys import Bigram, Scripted
 
-PAD, BOS, EOS, VOCAB_SIZE = BYTES.pad, BYTES.bos, BYTES.eos, BYTES.size
+PAD, BOS, EOS, SIZE = BYTES.pad, BYTES.bos, BYTES.eos, BYTES.size
 WRITABLE = np.append(np.flatnonzero(BYTES.bytes_of), EOS)
 
 
@@ -49,7 +49,7 @@ def test_it_stops_at_eos_which_is_not_written_or_after_max_bytes():
 
 
 def test_special_ids_other_than_eos_are_never_drawn():
-    logits_V = torch.zeros(VOCAB_SIZE)
+    logits_V = torch.zeros(SIZE)
     logits_V[PAD] = logits_V[BOS] = 100.0
     logits_V[259:] = 100.0
     generator = torch.Generator().manual_seed(0)
@@ -59,7 +59,7 @@ def test_special_ids_other_than_eos_are_never_drawn():
 
 
 def test_top_k_and_top_p_keep_only_the_head_of_the_distribution():
-    logits_V = torch.full((VOCAB_SIZE,), -30.0)
+    logits_V = torch.full((SIZE,), -30.0)
     logits_V[:4] = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
     generator = torch.Generator().manual_seed(0)
 
@@ -75,7 +75,7 @@ def test_top_k_and_top_p_keep_only_the_head_of_the_distribution():
 
 
 def test_frequencies_follow_the_tempered_distribution():
-    logits_V = torch.full((VOCAB_SIZE,), -1e9)
+    logits_V = torch.full((SIZE,), -1e9)
     logits_V[:2] = torch.tensor([1.0, 0.0])
     generator = torch.Generator().manual_seed(0)
     ones = sum(sample(logits_V, 0.5, None, None, generator, WRITABLE) == 0 for _ in range(4000)) / 4000

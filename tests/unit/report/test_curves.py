@@ -4,7 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from spider.report.curves import Span, read_rows, smoothed, stage_curve
+from spider.report.curves import Span, smoothed, stage_curve
+from spider.training.metrics import read_rows
 
 RECEIPT = Span("demo", "main", steps=100, global_step=150, tokens=410_000, bytes=400_000)
 
@@ -45,7 +46,7 @@ def test_rows_of_other_stages_and_without_a_finite_loss_are_left_out(tmp_path):
 
 def test_a_torn_last_line_is_left_out_and_a_malformed_line_is_named(tmp_path):
     path = write(tmp_path / "m.jsonl", row(60, **{"train/bpb": 3.0}), tail='{"step": 61, "ti')
-    assert [r["step"] for r in read_rows(path)] == [60]
+    assert [r.step for r in read_rows(path)] == [60]
     path = write(tmp_path / "m.jsonl", row(60), tail="nonsense\n")
     with pytest.raises(ValueError, match=r"m\.jsonl, line 2: not a metrics row"):
         read_rows(path)

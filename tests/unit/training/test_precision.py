@@ -262,8 +262,8 @@ def test_evaluation_of_weights_trained_in_fp8_is_in_bf16(tmp_path, shards, rowwi
     assert {type(m).__name__ for m in model.modules() if isinstance(m, nn.Linear)} == {"Linear"}
     little = EvaluationConfig(data="toy", max_bytes=500, loops_bytes=0, sample_bytes=1)
     spec = rowwise.model_copy(update={"evaluation": little})
-    found = evaluate(folder / "train.json", spec, shards, folder)
-    assert read_json(folder / "train.json")["precision"] == "fp8" and found["precision"] == "bf16"
+    scored = evaluate(folder / "train.json", spec, shards, folder)
+    assert read_json(folder / "train.json")["precision"] == "fp8" and scored.precision == "bf16"
 
 
 @pytest.mark.parametrize(("recipe", "gathered"), [("tensorwise", True), ("rowwise", False)])

@@ -1,0 +1,42 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spider.tokens import BYTES, recorded
+
+
+@given(st.text())
+def test_decoding_undoes_encoding_for_any_text(text):
+    text = text.encode("utf-8", "ignore").decode()  # lone surrogates have no UTF-8
+    assert BYTES.decode(BYTES.encode(text)) == text
+
+
+def test_a_document_is_bos_bytes_eos():
+    assert BYTES.encode("aé").tolist() == [257, 97, 195, 169, 258]
+    assert BYTES.encode(b"a\xff").tolist() == [257, 97, 255, 258]
+
+
+def test_decoding_drops_specials_and_replaces_malformed_utf8():
+    ids = [257, 104, 105, 0xFF, 259, 258]
+    assert BYTES.decode(ids) == "hi\ufffd" and BYTES.raw(np.array(ids)) == b"hi\xff"
+
+
+def test_special_ids_are_distinct_above_the_bytes_inside_the_alphabet_and_stand_for_no_text():
+    ids = sorted(BYTES.specials.values())
+    assert ids == list(range(256, BYTES.size))
+    assert (BYTES.bytes_of.nonzero()[0] == np.arange(256)).all() and BYTES.bytes_of.max() == 1
+    assert {BYTES.pad, BYTES.bos, BYTES.eos} <= set(ids)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=9), max_size=6), st.integers(1, 7))
+def test_many_documents_are_spliced_as_each_is_encoded(texts, room):
+    joined = np.frombuffer(b"".join(b"\0" + text + b"\0" for text in texts), np.uint8)
+    offsets = np.cumsum([0, *(len(text) + 2 for text in texts)])
+    pieces = BYTES.splice(joined, offsets, np.empty(room, np.uint16))
+    assert [i for piece in pieces for i in piece.tolist()] == [
+        i for text in texts for i in BYTES.encode(text).tolist()
+    ]
+
+
+def test_a_dataset_is_read_in_the_alphabet_of_its_size():
+    assert recorded(272) is BYTES and recorded(300) is None
