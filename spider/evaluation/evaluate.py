@@ -28,12 +28,12 @@ from spider.config import StageSpec
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors
-from spider.evaluation.artifact import CutText, Evaluation, LoopsCurve, Training
+from spider.evaluation.artifact import Evaluation, LoopsCurve, Training
 from spider.evaluation.bpb import Score, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.segments import cut
 from spider.model import choose_kernels
-from spider.model.interface import Inspector, Model
+from spider.model.interface import Model
 from spider.results import StageFolder
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,9 @@ def evaluate(
             "prompt": asked.prompt,
             "sample": sample,
             "figures": inspector.figures() if inspector else [],
-            "text": _cut_text(model, inspector, tokens_N, reading),
+            "text": cut(model, inspector, clip_stream(tokens_N, _SHOWN_BYTES, model.tokens), **reading)
+            if inspector
+            else None,
             **_model(model, spec),
         }
     )
@@ -169,14 +171,6 @@ def loops_curve(model: Model, tokens_N: np.ndarray, deepest: int, **scoring: Any
         scoring: the other arguments of `spider.evaluation.bpb.score`.
     """
     return [score(model, tokens_N, n_loops=n, **scoring).bpb for n in range(1, deepest + 1)]
-
-
-def _cut_text(
-    model: Model, inspector: Inspector | None, tokens_N: np.ndarray, reading: dict[str, Any]
-) -> CutText | None:
-    if inspector is None:
-        return None
-    return cut(model, inspector, clip_stream(tokens_N, _SHOWN_BYTES, model.tokens), **reading)
 
 
 def _sample(model: Model, spec: StageSpec) -> str:

@@ -115,10 +115,8 @@ def _ranking(run: str, last: Evaluation) -> list[dict[str, Any]]:
         for name, rate in last.compressors.items()
     ]
     rows.append({"name": run, "bits": last.bpb, "own": True})
-    longest = max(row["bits"] for row in rows)
-    return sorted(
-        ({**row, "share": 100 * row["bits"] / longest} for row in rows), key=lambda row: row["bits"]
-    )
+    rows.sort(key=lambda row: row["bits"])
+    return [{**row, "share": 100 * row["bits"] / rows[-1]["bits"]} for row in rows]
 
 
 def _others(config: Config, results: Results, last: Evaluation) -> list[dict[str, Any]]:
@@ -136,12 +134,8 @@ def _others(config: Config, results: Results, last: Evaluation) -> list[dict[str
 
 
 def _cost_totals(rules: list[RuleCost]) -> dict[str, Any]:
-    return {
-        "seconds": sum(one.seconds for one in rules),
-        "joules": sum(one.joules or 0 for one in rules)
-        if any(one.joules is not None for one in rules)
-        else None,
-    }
+    joules = [one.joules for one in rules if one.joules is not None]
+    return {"seconds": sum(one.seconds for one in rules), "joules": sum(joules) if joules else None}
 
 
 def _again(

@@ -10,12 +10,14 @@ checkpoint verify`` do that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from spider.checkpoints.records import Receipt
-from spider.files import digest, read_json
+from spider.data.metadata import Metadata, Shard
+from spider.files import digest
 from spider.report.stages import StageRecord
 from spider.results import Results
 
@@ -39,15 +41,15 @@ class Link:
 
 @dataclass(frozen=True)
 class DatasetRecord:
-    """A dataset as its metadata.json has it; ``metadata`` is None for a stream or where it is gone."""
+    """A dataset as its metadata.json has it."""
 
     name: str
     digest: str | None
-    origin: str
-    metadata: dict[str, Any] | None
-    raw: list[dict[str, Any]]
-    shards: list[dict[str, Any]]
-    left_out: int
+    """None where it is not there."""
+    made_from: str
+    raw: Sequence[dict[str, Any]] = ()
+    shards: Sequence[Shard] = ()
+    left_out: int = 0
     """Files beyond the first `LISTED` of each kind."""
 
 
@@ -65,22 +67,24 @@ def _dataset(results: Results, name: str, stream: dict[str, Any] | None) -> Data
     if stream is not None:
         source = stream["source"]
         origin = f"a stream of {source['repo']} at {source['revision']}, nothing of it is kept"
-        return DatasetRecord(name, digest(stream), origin, None, [], [], 0)
+        return DatasetRecord(name, digest(stream), origin)
     path = results.shards(name) / "metadata.json"
     if not path.exists():
-        return DatasetRecord(name, None, f"not in this folder ({path} is missing)", None, [], [], 0)
-    metadata = read_json(path)
-    source = metadata["source"]
+        return DatasetRecord(name, None, f"not in this folder ({path} is missing)")
+    metadata = Metadata.read(path)
+    source = metadata.source
     kinds = {
         "pydocs": "documentation of Python and of the installed packages",
         "local": "local files",
         "hub": f"{source.get('repo')} at {source.get('revision')}",
     }
-    shards = [shard for split in metadata["splits"].values() for shard in split["shards"]]
+    shards = [shard for split in metadata.splits.values() for shard in split.shards]
     raw = source.get("files", [])
     left_out = max(0, len(raw) - LISTED) + max(0, len(shards) - LISTED)
-    origin = kinds.get(source.get("kind"), str(source.get("kind")))
-    return DatasetRecord(name, metadata["digest"], origin, metadata, raw[:LISTED], shards[:LISTED], left_out)
+    origin = kinds.get(str(source.get("kind")), str(source.get("kind")))
+    files = f"{len(raw)} raw file{'s' if len(raw) != 1 else ''}"
+    said = f"{files} ({origin}), encoded into {len(shards)} shards"
+    return DatasetRecord(name, metadata.digest, said, raw[:LISTED], shards[:LISTED], left_out)
 
 
 def chain(stages: list[StageRecord], datasets: list[DatasetRecord]) -> list[Link]:
@@ -98,14 +102,8 @@ def chain(stages: list[StageRecord], datasets: list[DatasetRecord]) -> list[Link
 
 
 def _dataset_link(data: DatasetRecord) -> Link:
-    said = f"{data.origin}"
-    if data.metadata:
-        count = len(data.metadata["source"].get("files", []))
-        shards = sum(len(split["shards"]) for split in data.metadata["splits"].values())
-        files = f"{count} raw file{'s' if count != 1 else ''}"
-        said = f"{files} ({data.origin}), encoded into {shards} shards"
     problem = None if data.digest else "its metadata.json is not there"
-    return Link("dataset", data.name, data.digest or "?", said, problem)
+    return Link("dataset", data.name, data.digest or "?", data.made_from, problem)
 
 
 def _stage_link(stage: StageRecord, before: StageRecord | None, digests: dict[str, str | None]) -> Link:

@@ -63,14 +63,14 @@ class IsoFlop:
     flops: float
     """Geometric mean of what its runs took."""
     points: list[Point]
-    coefficients: tuple[float, float, float] | None
+    coefficients: tuple[float, float, float] | None = None
     """Of bpb in log10 of the parameters, highest power first; None: too few sizes."""
-    residual: float | None
+    residual: float | None = None
     """Root mean square of what the parabola leaves, in bits per byte; 0 for three sizes."""
-    best_parameters: float | None
-    best_bytes: float | None
-    best_bpb: float | None
-    problem: str | None
+    best_parameters: float | None = None
+    best_bytes: float | None = None
+    best_bpb: float | None = None
+    problem: str | None = None
     """Why it is not used; the best_* are then None."""
 
 
@@ -92,10 +92,10 @@ class ScalingFit:
     """All of it."""
 
     curves: list[IsoFlop]
-    parameters: Law | None
-    bytes: Law | None
-    bpb: Law | None
-    problem: str | None
+    parameters: Law | None = None
+    bytes: Law | None = None
+    bpb: Law | None = None
+    problem: str | None = None
     """Why there are no laws."""
 
 
@@ -113,13 +113,11 @@ def fit(points: list[Point]) -> ScalingFit:
     good = [curve for curve in curves if curve.problem is None]
     if len(good) < LEAST_BUDGETS:
         said = f"{len(good)} of {len(curves)} budgets have a minimum, a law needs {LEAST_BUDGETS}"
-        return ScalingFit(curves, None, None, None, said)
+        return ScalingFit(curves, problem=said)
     flops = [curve.flops for curve in good]
-    best = [
-        fit_law(flops, [float(getattr(curve, name)) for curve in good])
-        for name in ("best_parameters", "best_bytes", "best_bpb")
-    ]
-    return ScalingFit(curves, best[0], best[1], best[2], None)
+    names = ("best_parameters", "best_bytes", "best_bpb")
+    laws = [fit_law(flops, [getattr(curve, name) for curve in good]) for name in names]
+    return ScalingFit(curves, laws[0], laws[1], laws[2])
 
 
 def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
@@ -128,7 +126,7 @@ def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
     flops = math.exp(sum(math.log(point.flops) for point in points) / len(points))
     if len(points) < LEAST_SIZES:
         few = f"{len(points)} sizes, a parabola needs {LEAST_SIZES}"
-        return IsoFlop(budget, flops, points, None, None, None, None, None, few)
+        return IsoFlop(budget, flops, points, problem=few)
     size_N = np.log10([point.parameters for point in points])
     bpb_N = np.array([point.bpb for point in points])
     # Around their middle, where the powers of a logarithm differ enough to be told apart.
@@ -136,21 +134,19 @@ def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
     a, b, c = np.polyfit(size_N - middle, bpb_N, 2)
     left = bpb_N - np.polyval((a, b, c), size_N - middle)
     residual = float(np.sqrt((left**2).mean()))
-    problem = None
     coefficients = (float(a), float(b - 2 * a * middle), float(c - b * middle + a * middle**2))
+    at, problem = middle - b / (2 * a) if a > 0 else math.nan, None
     if a <= 0:
         problem = "it opens downwards: the sizes are too close to each other, or chance decided"
-    else:
-        at = middle - b / (2 * a)
-        if at < size_N[0]:
-            problem = "its minimum lies below the smallest size: add smaller ones, or a larger budget"
-        elif at > size_N[-1]:
-            problem = "its minimum lies above the largest size: add larger ones, or a smaller budget"
+    elif at < size_N[0]:
+        problem = "its minimum lies below the smallest size: add smaller ones, or a larger budget"
+    elif at > size_N[-1]:
+        problem = "its minimum lies above the largest size: add larger ones, or a smaller budget"
     if problem:
-        return IsoFlop(budget, flops, points, coefficients, residual, None, None, None, problem)
+        return IsoFlop(budget, flops, points, coefficients, residual, problem=problem)
     log_bytes = np.interp(at, size_N, np.log10([point.bytes for point in points]))
     best = (float(10**at), float(10**log_bytes), float(c - b**2 / (4 * a)))
-    return IsoFlop(budget, flops, points, coefficients, residual, *best, None)
+    return IsoFlop(budget, flops, points, coefficients, residual, *best)
 
 
 def fit_law(flops: list[float], values: list[float]) -> Law:
