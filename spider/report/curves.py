@@ -45,9 +45,7 @@ class Curve:
     """bpb on the validation text after the stage."""
 
 
-def stage_curve(
-    rows: list[Row], span: Span | Receipt, begin: float, held_out: float | None = None
-) -> Curve:
+def stage_curve(rows: list[Row], span: Span | Receipt, begin: float, held_out: float | None = None) -> Curve:
     """The training curve of one stage.
 
     Args:
