@@ -18,11 +18,11 @@ from torch import Tensor
 
 from spider.config import merged
 from spider.model.spider.attention import LatentAttention, rope_table
+from spider.model.spider.body import DenseBlock
 from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import AttentionConfig, BoundaryConfig
 from spider.model.spider.engram import Engram, Memory, ngram_rows, primes_from
 from spider.model.spider.halting import Halting
-from spider.model.spider.model import DenseBlock
 from spider.tokens import BYTES
 
 # ------------------------------------------------------------------------------------- the whole model
