@@ -38,8 +38,10 @@ class Block(BaseModel):
         return self.model_dump(mode="json", exclude_defaults=True, **without)
 
     def described(self) -> dict[str, Any]:
-        """What differs from the defaults, and what is `RECORDED`: by that data is known."""
-        return self.changed() | self.model_dump(mode="json", include=set(self.RECORDED))
+        """What differs from the defaults, and what is `RECORDED`: by that data is known. In the order of the
+        schema, for Snakemake compares a param's text."""
+        plain = self.changed() | self.model_dump(mode="json", include=set(self.RECORDED))
+        return {name: plain[name] for name in type(self).model_fields if name in plain}
 
 
 def identity(plain: Any) -> str:

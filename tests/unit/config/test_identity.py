@@ -88,6 +88,15 @@ def test_a_new_key_at_its_default_is_in_no_digest(name):
     assert grown(**required, new_key=4).changed() != block(**required).changed()
 
 
+def test_a_dataset_is_described_as_it_always_was():
+    """To the letter: Snakemake compares the text of a param, and encodes again where it differs."""
+    dataset = load_config(ROOT / "presets/smoke.yaml").datasets["pydocs"]
+    assert repr(dataset.encoding()) == (
+        "{'text_column': 'text', 'id_column': 'id', 'validation': 0.02, 'max_document_bytes': None}"
+    )
+    assert repr(dataset.described()).startswith("{'source': {'kind': 'pydocs', 'pieces': 2}, 'text_column'")
+
+
 def test_what_an_earlier_version_wrote_down_whole_is_the_same_training():
     spec = load_config(ROOT / "presets/smoke.yaml").stage("smoke", "main")
     whole = spec.model_dump(mode="json", exclude={"evaluation", "format", "parallel", "processes"})
