@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
 
 from spider.artifacts import Artifact
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, protected_namespaces=())
-
-
-class Histogram(_Frozen):
+class Histogram(BaseModel, frozen=True):
     """How many things have 0, 1, 2, ... of something."""
 
     kind: Literal["histogram"] = "histogram"
@@ -31,7 +27,7 @@ class Histogram(_Frozen):
     counts: list[int]
 
 
-class HeatMap(_Frozen):
+class HeatMap(BaseModel, frozen=True):
     """A table of numbers as colours: ``middle`` is neutral, ``most`` and beyond has the strongest colour."""
 
     kind: Literal["heatmap"] = "heatmap"
@@ -45,7 +41,7 @@ class HeatMap(_Frozen):
     caption: str = ""
 
 
-class Note(_Frozen):
+class Note(BaseModel, frozen=True):
     """A sentence in the place of a figure, for a part that is switched off."""
 
     kind: Literal["note"] = "note"
@@ -77,7 +73,7 @@ class Segment:
     """Of the boundary that closes it; None for an open one or where boundaries are not predicted."""
 
 
-class CutText(_Frozen):
+class CutText(BaseModel, frozen=True):
     """A text as a model cuts it."""
 
     unit: str
@@ -86,7 +82,7 @@ class CutText(_Frozen):
     segments: list[Segment]
 
 
-class LoopsCurve(_Frozen):
+class LoopsCurve(BaseModel, frozen=True):
     """Bits per byte of the beginning of the text with 1, 2, ... loops."""
 
     bytes: int
@@ -94,7 +90,7 @@ class LoopsCurve(_Frozen):
     bpb: list[float]
 
 
-class Training(_Frozen):
+class Training(BaseModel, frozen=True):
     """Of the stage's receipt."""
 
     steps: int

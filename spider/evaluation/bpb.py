@@ -26,7 +26,6 @@ Shape suffixes: N tokens of the stream, B windows of a batch, T targets of a win
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -48,9 +47,9 @@ class Score:
     """Nats and counts of the scored targets, by kind, and what they come to."""
 
     nats: dict[str, float]
-    """Total nats of the targets of each of `KINDS`."""
+    """Total, of each of `KINDS`."""
     counts: dict[str, int]
-    """How many targets those are; for ``byte`` the bytes that they stand for."""
+    """Targets; for ``byte`` the bytes that they stand for."""
     seconds: float
     metrics: dict[str, float] = field(default_factory=dict)
     """The model's own figures (patches, loops, ...), averaged over windows."""
@@ -63,10 +62,6 @@ class Score:
     def bpb_strict(self) -> float:
         nats = self.nats["byte"] + self.nats["eos"] + self.nats["bos"]
         return nats / (math.log(2) * self.counts["byte"])
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.counts["byte"] / self.seconds
 
 
 def clip_stream(tokens_N: np.ndarray, max_bytes: int, alphabet: Tokens = BYTES) -> np.ndarray:
@@ -149,15 +144,10 @@ def score(
     began = time.perf_counter()
     try:
         for inputs_BT, labels_BT in windows(tokens_N, seq_len, overlap, batch, alphabet.pad):
-            with torch.inference_mode(), precision(device, autocast):
-                output = model(
-                    torch.from_numpy(inputs_BT).to(device),
-                    torch.from_numpy(labels_BT).to(device),
-                    n_loops=n_loops,
-                    reduction="none",
-                    **traced,
-                )
-            nats_BT = _host(output.loss)
+            inputs, labels = (torch.from_numpy(ids_BT).to(device) for ids_BT in (inputs_BT, labels_BT))
+            with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                output = model(inputs, labels, n_loops=n_loops, reduction="none", **traced)
+            nats_BT = output.loss.float().cpu().numpy().astype(np.float64)
             if nats_BT.shape != labels_BT.shape:
                 raise ValueError(
                     f"the model gave a loss of shape {nats_BT.shape} for labels of {labels_BT.shape}"
@@ -169,10 +159,11 @@ def score(
                 raise ValueError(
                     f"the model's loss at token {at} of the stream is not finite: its weights have diverged"
                 )
-            kind_S = _kinds(label_S, alphabet)
+            bytes_S = alphabet.bytes_of[label_S]
+            kind_S = np.select([bytes_S > 0, label_S == alphabet.eos, label_S == alphabet.bos], [0, 1, 2], 3)
             nats += np.bincount(kind_S, weights=nats_S, minlength=len(KINDS))
             counts += np.bincount(kind_S, minlength=len(KINDS))
-            text_bytes += int(alphabet.bytes_of[label_S].sum(dtype=np.int64))
+            text_bytes += int(bytes_S.sum(dtype=np.int64))
             done += len(label_S)
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * len(inputs_BT)
@@ -197,18 +188,3 @@ def _check_stream(tokens_N: np.ndarray, alphabet: Tokens) -> None:
         )
     if not np.any(alphabet.bytes_of[tokens_N[1:]]):
         raise ValueError("there is nothing to score: the stream holds no byte after its first token")
-
-
-def _kinds(labels_S: np.ndarray, alphabet: Tokens) -> np.ndarray:
-    """Index into `KINDS` for each label."""
-    is_text_S = alphabet.bytes_of[labels_S] > 0
-    return np.select([is_text_S, labels_S == alphabet.eos, labels_S == alphabet.bos], [0, 1, 2], default=3)
-
-
-def _host(loss_BT: torch.Tensor) -> np.ndarray:
-    return loss_BT.float().cpu().numpy().astype(np.float64)
-
-
-def precision(device: torch.device, autocast: bool) -> contextlib.AbstractContextManager[Any]:
-    """bf16 autocast, or nothing."""
-    return torch.autocast(device.type, torch.bfloat16) if autocast else contextlib.nullcontext()

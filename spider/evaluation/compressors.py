@@ -12,17 +12,17 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 import zstandard
 
 #: The command line each figure stands for.
-SETTINGS: dict[str, str] = {"zlib": "zlib -9", "bz2": "bzip2 -9", "xz": "xz -9", "zstd": "zstd --ultra -22"}
-
+SETTINGS = {"zlib": "zlib -9", "bz2": "bzip2 -9", "xz": "xz -9", "zstd": "zstd --ultra -22"}
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "zlib": lambda text: zlib.compress(text, 9),
-    "bz2": lambda text: bz2.compress(text, 9),
-    "xz": lambda text: lzma.compress(text, format=lzma.FORMAT_XZ, preset=9),
-    "zstd": lambda text: zstandard.ZstdCompressor(level=22).compress(text),
+    "zlib": partial(zlib.compress, level=9),
+    "bz2": bz2.compress,  # at its strongest, 9
+    "xz": partial(lzma.compress, preset=9),
+    "zstd": zstandard.ZstdCompressor(level=22).compress,
 }
 
 

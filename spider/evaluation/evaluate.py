@@ -29,7 +29,7 @@ from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors
 from spider.evaluation.artifact import Evaluation, LoopsCurve, Training
-from spider.evaluation.bpb import Score, clip_stream, score
+from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.segments import cut
 from spider.model import choose_kernels
@@ -74,23 +74,26 @@ def evaluate(
     autocast = trained.precision in ("bf16", "fp8")
     text = model.tokens.raw(tokens_N)
     log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", spec.window, device)
-    reading: dict[str, Any] = {
-        "seq_len": spec.window, "overlap": asked.overlap, "batch": asked.batch, "autocast": autocast
-    }  # fmt: skip
+    reading = {"seq_len": spec.window, **asked.model_dump(include={"overlap", "batch"}), "autocast": autocast}
+    n_loops = asked.n_loops or spec.loops
     inspector = model.inspector()
-    result = score(
-        model,
-        tokens_N,
-        n_loops=asked.n_loops or spec.loops,
-        observe=inspector.observe if inspector else None,
-        **reading,
-    )
-    sample = _sample(model, spec)
+    observe = inspector.observe if inspector else None
+    result = score(model, tokens_N, n_loops=n_loops, observe=observe, **reading)
+    written = generate(
+        model, asked.prompt, max_bytes=asked.sample_bytes, temperature=asked.temperature, seed=spec.seed,
+        n_loops=n_loops, context=spec.window,
+    )  # fmt: skip
+    sample = "".join(stream_text(written, model.tokens))
+    shown_N = clip_stream(tokens_N, _SHOWN_BYTES, model.tokens)
     measured = Evaluation.model_validate(
         {
             "format": Evaluation.FORMAT,
             **{name: getattr(spec, name) for name in ("run", "stage", "index")},
-            **_scores(result),
+            **{name: getattr(result, name) for name in ("bpb", "bpb_strict", "seconds", "nats")},
+            "bytes": len(text),
+            "bytes_per_second": len(text) / result.seconds,
+            "targets": result.counts,
+            "model": result.metrics,
             "documents": int(np.count_nonzero(tokens_N == model.tokens.bos)),
             "compressors": compressors.bits_per_byte(text),
             "compressor_settings": compressors.SETTINGS,
@@ -99,18 +102,15 @@ def evaluate(
             "text_sha256": hashlib.sha256(text).hexdigest(),
             "seq_len": spec.window,
             "overlap": asked.overlap,
-            "n_loops": asked.n_loops or spec.loops,
+            "n_loops": n_loops,
             "device": device,
             "precision": "bf16" if autocast else "fp32",
-            **_checkpoint(trained),
+            **_of_checkpoint(trained, model, spec),
             "loops": _loops_curve(model, tokens_N, spec, reading),
             "prompt": asked.prompt,
             "sample": sample,
             "figures": inspector.figures() if inspector else [],
-            "text": cut(model, inspector, clip_stream(tokens_N, _SHOWN_BYTES, model.tokens), **reading)
-            if inspector
-            else None,
-            **_model(model, spec),
+            "text": cut(model, inspector, shown_N, **reading) if inspector else None,
         }
     )
     output.mkdir(parents=True, exist_ok=True)
@@ -119,33 +119,14 @@ def evaluate(
     return measured.write(folder.evaluation)
 
 
-def _scores(result: Score) -> dict[str, Any]:
-    return {
-        "bpb": result.bpb,
-        "bpb_strict": result.bpb_strict,
-        "bytes": result.counts["byte"],
-        "seconds": result.seconds,
-        "bytes_per_second": result.bytes_per_second,
-        "nats": result.nats,
-        "targets": result.counts,
-        "model": result.metrics,
-    }
-
-
-def _checkpoint(trained: Receipt) -> dict[str, Any]:
-    """What was measured, and what its training took."""
+def _of_checkpoint(trained: Receipt, model: Model, spec: StageSpec) -> dict[str, Any]:
+    """What was measured, what its training took, its size and its price."""
     return {
         "checkpoint": trained.checkpoint,
         "averaged": bool(trained.averaged_weights),
         "weights": trained.averaged_weights or trained.weights,
         "global_step": trained.global_step,
         "training": {name: getattr(trained, name) for name in Training.model_fields},
-    }
-
-
-def _model(model: Model, spec: StageSpec) -> dict[str, Any]:
-    """Its size and price, for those who have no model at hand."""
-    return {
         "parameters": model.num_parameters(),
         "parameters_by_part": model.parameters_by_part(),
         "parameters_looked_up": model.looked_up(),
@@ -171,20 +152,6 @@ def loops_curve(model: Model, tokens_N: np.ndarray, deepest: int, **scoring: Any
         scoring: the other arguments of `spider.evaluation.bpb.score`.
     """
     return [score(model, tokens_N, n_loops=n, **scoring).bpb for n in range(1, deepest + 1)]
-
-
-def _sample(model: Model, spec: StageSpec) -> str:
-    asked = spec.evaluation
-    written = generate(
-        model,
-        asked.prompt,
-        max_bytes=asked.sample_bytes,
-        temperature=asked.temperature,
-        seed=spec.seed,
-        n_loops=asked.n_loops or spec.loops,
-        context=spec.window,
-    )
-    return "".join(stream_text(written, model.tokens))
 
 
 def validation_stream(data: Path, max_bytes: int) -> tuple[np.ndarray, str]:

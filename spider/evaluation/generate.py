@@ -12,7 +12,6 @@ part of it.
 from __future__ import annotations
 
 import codecs
-import logging
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -20,8 +19,6 @@ import torch
 
 from spider.model.interface import Model
 from spider.tokens import BYTES, Tokens
-
-log = logging.getLogger(__name__)
 
 
 def generate(
@@ -71,23 +68,12 @@ def generate(
         )
     model.loops(n_loops)
     writable_W = np.append(np.flatnonzero(alphabet.bytes_of), alphabet.eos)
+    generator = torch.Generator().manual_seed(seed)
 
-    def draw(logits_V: torch.Tensor, generator: torch.Generator) -> int:
+    def draw(logits_V: torch.Tensor) -> int:
         return sample(logits_V, temperature, top_k, top_p, generator, writable_W)
 
-    drawn = _stream(model, ids, draw, torch.Generator().manual_seed(seed), n_loops, context)
-    return _clipped(drawn, max_bytes, alphabet)
-
-
-def _clipped(ids: Iterator[int], max_bytes: int, alphabet: Tokens) -> Iterator[int]:
-    """Until EOS, or until so many bytes are written; an id that would go beyond is left out."""
-    written = 0
-    while written < max_bytes:
-        drawn = next(ids)
-        written += int(alphabet.bytes_of[drawn])
-        if drawn == alphabet.eos or written > max_bytes:
-            return
-        yield drawn
+    return _stream(model, ids, draw, n_loops, context, max_bytes)
 
 
 def _utf8(prompt: str) -> bytes:
@@ -105,14 +91,14 @@ def _utf8(prompt: str) -> bytes:
 def _stream(
     model: Model,
     ids: list[int],
-    draw: Callable[[torch.Tensor, torch.Generator], int],
-    generator: torch.Generator,
+    draw: Callable[[torch.Tensor], int],
     n_loops: int | None,
     context: int,
+    max_bytes: int,
 ) -> Iterator[int]:
-    """Draw id after id, for ever."""
-    reader, unread = model.incremental(context, n_loops), ids
-    while True:
+    """Draw id after id until EOS or so many bytes; one that would go beyond is left out."""
+    reader, unread, written = model.incremental(context, n_loops), ids, 0
+    while written < max_bytes:
         if len(ids) > context:
             ids = unread = ids[-max(1, context // 2) :]
             reader = model.incremental(context, n_loops)
@@ -123,9 +109,13 @@ def _stream(
         logits_V = reader.extend(unread)[-1]
         if was_training:
             model.train()
-        unread = [draw(logits_V, generator)]
+        drawn = draw(logits_V)
+        written += int(model.tokens.bytes_of[drawn])
+        if drawn == model.tokens.eos or written > max_bytes:
+            return
+        unread = [drawn]
         ids = ids + unread
-        yield unread[0]
+        yield drawn
 
 
 def sample(

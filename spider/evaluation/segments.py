@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from spider.evaluation.artifact import CutText, Piece, Segment
-from spider.evaluation.bpb import precision, windows
+from spider.evaluation.bpb import windows
 from spider.model.interface import IGNORED, Inspector, Model
 from spider.tokens import Tokens
 
@@ -65,16 +65,14 @@ def cut(
         model: in evaluation mode.
         inspector: its own.
         tokens_N: ids; the first, a BOS, is read and not shown.
-        seq_len: window, in ids.
-        overlap: share of a window that is context only.
-        autocast: run in bf16 autocast.
+        seq_len, overlap, batch, autocast: as for `spider.evaluation.bpb.score`.
     """
     alphabet, device = model.tokens, next(model.parameters()).device
     closes, probabilities = [], []
     # One more id makes the last of the stream a position whose successor is scored, as every other is.
     stream_N = np.append(tokens_N, alphabet.eos)
     for inputs_BT, labels_BT in windows(stream_N, seq_len, overlap, batch, alphabet.pad):
-        with torch.inference_mode(), precision(device, autocast):
+        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             closed_BT, probability_BT = inspector.cut(torch.from_numpy(inputs_BT).to(device))
         scored_BT = labels_BT != IGNORED
         closes.append(closed_BT[scored_BT])
@@ -149,10 +147,6 @@ def _visible(character: str) -> list[Piece]:
         return [Piece("→", mark=True)]
     if character.isprintable():
         return [Piece(character)]
-    return [Piece(escaped(character), mark=True)]
-
-
-def escaped(character: str) -> str:
-    """A character by its number: ``\\x1b``, ``\\u200b``, ``\\U0001f577``."""
     code = ord(character)
-    return f"\\x{code:02x}" if code < 128 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+    escaped = f"\\x{code:02x}" if code < 128 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+    return [Piece(escaped, mark=True)]
