@@ -22,7 +22,7 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "zlib": partial(zlib.compress, level=9),
     "bz2": bz2.compress,  # at its strongest, 9
     "xz": partial(lzma.compress, preset=9),
-    "zstd": zstandard.ZstdCompressor(level=22).compress,
+    "zstd": lambda text: zstandard.ZstdCompressor(level=22).compress(text),  # which keeps much memory
 }
 
 

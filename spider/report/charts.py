@@ -17,6 +17,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from spider.evaluation.artifact import HeatMap, Note
 from spider.report.formatting import plain
 
 #: Points of a line at most; beyond, neighbours are averaged.
@@ -108,27 +109,6 @@ class Chart:
     instead: str = ""
 
 
-@dataclass(frozen=True)
-class HeatMap:
-    """Numbers as colours around ``middle``; from ``most`` on the colour stays the strongest."""
-
-    title: str
-    rows: Sequence[str]
-    column: str
-    values: Sequence[Sequence[float]]
-    middle: float
-    most: float
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Note:
-    """A sentence in the place of a figure."""
-
-    title: str
-    text: str
-
-
 Figure = Chart | HeatMap | Note
 
 
@@ -169,7 +149,10 @@ def draw(figure: Chart | HeatMap, width: float, height: float, *, stretched: boo
         return None
     box = _Box(figure, drawn, width, height)
     result = Drawing(under=figure.x.label, beside=figure.y.label, legend=_named(drawn))
-    result.shapes += [_shading(band, box) for band in figure.bands[1::2]]
+    for band in figure.bands[1::2]:
+        shape = Markup('<rect class="band" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>')
+        begin, end = box.x(band.begin), box.x(band.end)
+        result.shapes.append(shape.format(begin, end - begin, height))
     _draw_axes(figure, box, result)
     for level in box.levels:
         begin, end = (box.x(at) if at is not None else edge
@@ -183,10 +166,9 @@ def draw(figure: Chart | HeatMap, width: float, height: float, *, stretched: boo
     for one in drawn:
         result.shapes.append(_draw_bars(one, box) if one.style == "bars" else _draw_line(one, box, stretched))
         if one.values:
-            values = zip(one.x, one.y, strict=True)
             result.labels += [
                 Label("value", box.x(x) / width, box.y(y) / height, one.values(y), one.colour)
-                for x, y in values
+                for x, y in zip(one.x, one.y, strict=True)
             ]
     if figure.corner:
         rises = drawn[0].y[-1] > drawn[0].y[0]  # then the left corner is the free one
@@ -216,11 +198,10 @@ class _Box:
         ys = [y for one in drawn for y in one.y]
         self.low_x, self.high_x = min(xs) - 0.6 * bars, max(xs) + 0.6 * bars
         low, high = min(ys), max(ys)
-        reach = math.inf if chart.far_levels else 0.3 * (high - low)
-        top = math.inf if chart.far_levels else high
-        self.levels = [level for level in chart.levels if low - reach <= level.value <= top]
-        low, high = (edge([at, *(level.value for level in self.levels)])
-                     for edge, at in ((min, low), (max, high)))  # fmt: skip
+        near = low - 0.3 * (high - low), high
+        self.levels = [one for one in chart.levels if chart.far_levels or near[0] <= one.value <= near[1]]
+        ys += [level.value for level in self.levels]
+        low, high = min(ys), max(ys)
         low = 0.0 if chart.y.zero else low
         if (short := chart.y.least_span * high - (high - low)) > 0:
             low, high = low - short / 2, high + short / 2
@@ -248,26 +229,19 @@ def _draw_axes(chart: Chart, box: _Box, result: Drawing) -> None:
             result.labels.append(Label("band", (begin + end) / 2, 0, band.name))
 
 
-def _shading(band: Band, box: _Box) -> Markup:
-    return Markup('<rect class="band" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
-        box.x(band.begin), box.x(band.end) - box.x(band.begin), box.height
-    )
-
-
 def _draw_bars(one: Series, box: _Box) -> Markup:
     shape = Markup(
         '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" style="fill:var(--c{})">'
-        "<title>{}</title></rect>"
+        "<title>{}: {}</title></rect>"
     )
     half = 0.42 * (box.x(1) - box.x(0))
-    bars = [
+    said = box.chart.x.format, box.chart.y.format
+    return Markup("").join(
         shape.format(
-            box.x(x) - half, box.height - box.y(y), 2 * half, box.y(y), one.colour,
-            f"{box.chart.x.format(x)}: {box.chart.y.format(y)}",
+            box.x(x) - half, box.height - box.y(y), 2 * half, box.y(y), one.colour, said[0](x), said[1](y)
         )
         for x, y in zip(one.x, one.y, strict=True)
-    ]  # fmt: skip
-    return Markup("").join(bars)
+    )
 
 
 def _draw_line(one: Series, box: _Box, stretched: bool) -> Markup:
@@ -305,8 +279,7 @@ def mark(kind: str, x: float, y: float, r: float) -> str:
 
 def _draw_cells(figure: HeatMap, width: float, height: float) -> Drawing:
     rows, columns = len(figure.values), len(figure.values[0])
-    under = figure.column + (f"; {figure.caption}" if figure.caption else "")
-    result = Drawing(under=under)
+    result = Drawing(under=figure.column + (f"; {figure.caption}" if figure.caption else ""))
     shape = Markup(
         '<rect class="cell" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" '
         'style="fill:color-mix(in oklab, var(--{}) {:.0f}%, var(--middle))"><title>{}</title></rect>'
@@ -331,9 +304,8 @@ def _draw_cells(figure: HeatMap, width: float, height: float) -> Drawing:
 
 def _named(drawn: list[Series]) -> list[Series]:
     """What a legend names: not what is faint, and once what is drawn as a line and as dots."""
-    return list({one.name: one for one in reversed(drawn) if one.name and one.style != "faint"}.values())[
-        ::-1
-    ]
+    named = {one.name: one for one in reversed(drawn) if one.name and one.style != "faint"}
+    return [*reversed(named.values())]
 
 
 def _thinned(one: Series) -> Series:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from spider.evaluation import artifact
-from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, HeatMap, Level, Note, Series
+from spider.evaluation.artifact import Histogram, LoopsCurve, Note
+from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, Level, Series
 from spider.report.curves import Curve, points, smoothed
 from spider.report.formatting import bits, bytes_label, number, percent, plain
 from spider.report.stages import StageRecord
@@ -79,13 +79,12 @@ def training(stages: list[StageRecord]) -> list[Chart]:
         Chart("Learning rate", x, Axis("", number, zero=True), rates, bands, say=lambda v: f"{v:.2e}"),
         Chart("Norm of the gradient", x, Axis(log=True), norm, bands, say=lambda v: f"{v:.3g}"),
         Chart(
-            "Bytes a second", x, Axis("", bytes_label, zero=True), speed, bands,
-            say=lambda v: f"{v:,.0f} bytes/s",
+            "Bytes a second", x, Axis("", bytes_label, zero=True), speed, bands, say="{:,.0f} bytes/s".format
         ),
-    ]  # fmt: skip
+    ]
 
 
-def loops(curves: Mapping[str, artifact.LoopsCurve | None]) -> Figure:
+def loops(curves: Mapping[str, LoopsCurve | None]) -> Figure:
     """bpb over the number of loops after one stage or several, by name, and the number trained with."""
     series: list[Series] = []
     for index, (name, curve) in enumerate(curves.items()):
@@ -96,18 +95,13 @@ def loops(curves: Mapping[str, artifact.LoopsCurve | None]) -> Figure:
             series.append(Series(name, x, curve.bpb, colour, "dots", values=values))
     last = next((curve for curve in reversed([*curves.values()]) if curve), None)
     if last is None:
-        return Note(
-            "What more loops are worth",
-            "no curve was asked for\n(evaluation.loops_bytes is 0),\nor there are no loops",
-        )
+        why = "no curve was asked for\n(evaluation.loops_bytes is 0),\nor there are no loops"
+        return Note(title="What more loops are worth", text=why)
     count = len(last.bpb)
+    ticks = range(1, count + 1, -(-count // _VALUED))
     return Chart(
         f"Bits per byte of {last.bytes:,} held-out bytes",
-        Axis(
-            f"loops (trained with {last.trained})",
-            ticks=range(1, count + 1, -(-count // _VALUED)),
-            margin=0.05,
-        ),
+        Axis(f"loops (trained with {last.trained})", ticks=ticks, margin=0.05),
         Axis("bits per byte", lambda v: f"{v:.4g}", least_span=0.02, margin=0.1),
         series,
         rulers=[("trained with", last.trained)],
@@ -118,41 +112,30 @@ def loops(curves: Mapping[str, artifact.LoopsCurve | None]) -> Figure:
 def inside(figures: Sequence[artifact.Figure] | None) -> list[Figure]:
     """What a model's family tells, figure by figure; a note where it tells nothing."""
     if not figures:
-        return [Note("Inside the model", "this kind of model shows nothing of what happens inside")]
+        why = "this kind of model shows nothing of what happens inside"
+        return [Note(title="Inside the model", text=why)]
     colours = iter((0, 2, 3, 4, 5, 6) * len(figures))
-    return [_shown(one, colours) for one in figures]
+    return [_bars(one, next(colours)) if isinstance(one, Histogram) else one for one in figures]
 
 
-def _shown(one: artifact.Figure, colours: Any) -> Figure:
-    match one:
-        case artifact.Histogram():
-            return _histogram(one, next(colours))
-        case artifact.HeatMap():
-            return HeatMap(one.title, one.rows, one.column, one.values, one.middle, one.most, one.caption)
-        case artifact.Note():
-            return Note(one.title, one.text)
-
-
-def _histogram(one: artifact.Histogram, colour: int) -> Figure:
+def _bars(one: Histogram, colour: int) -> Figure:
     """Bars of the shares of things with 1, 2, ... units; what is past `_LONGEST` is in one last bar."""
     counts, total = one.counts, sum(one.counts)
     if not total:
-        return Note(one.title, f"there were no {one.things}")
+        return Note(title=one.title, text=f"there were no {one.things}")
     if counts.count(0) == len(counts) - 1:
-        return Note(one.title, f"all {total:,} {one.things}: {len(counts) - 1} {one.unit}")
+        return Note(title=one.title, text=f"all {total:,} {one.things}: {len(counts) - 1} {one.unit}")
     mean = sum(n * count for n, count in enumerate(counts)) / total
     shares = [100 * count / total for count in counts[1:]]
     folded = len(shares) > _LONGEST
     if folded:
         shares = [*shares[: _LONGEST - 1], sum(shares[_LONGEST - 1 :])]
     names = [*map(str, range(1, len(shares))), f"{_LONGEST}+" if folded else str(len(shares))]
+    under = f"{one.unit} (last bar: {_LONGEST} and more)" if folded else one.unit
+    ticks = range(1, len(shares) + 1, -(-len(shares) // 12))
     return Chart(
         f"{one.title} (mean {mean:.2f})",
-        Axis(
-            f"{one.unit} (last bar: {_LONGEST} and more)" if folded else one.unit,
-            lambda x: names[int(x) - 1],
-            ticks=range(1, len(shares) + 1, -(-len(shares) // 12)),
-        ),
+        Axis(under, lambda x: names[int(x) - 1], ticks=ticks),
         Axis(f"share of {total:,} {one.things}", percent, zero=True),
         [Series("", range(1, len(shares) + 1), shares, colour, "bars")],
     )
@@ -176,9 +159,8 @@ def bits_by_stage(
     names: dict[float, str] = {}
     at = 0.0
     for index, (run, stages) in enumerate(runs.items()):
-        x = [at + i for i in range(len(stages))]
-        values, colour = [value for _, value in stages], index % COLOURS
-        marker = MARKERS[index % len(MARKERS)]
+        x, values = [at + i for i in range(len(stages))], [value for _, value in stages]
+        colour, marker = index % COLOURS, MARKERS[index % len(MARKERS)]
         series.append(Series(run, x, values, colour))
         series.append(Series(run, x, values, colour, "dots", marker, values=bits))
         names |= dict(zip(x, (name for name, _ in stages), strict=True))

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from spider.evaluation.artifact import HeatMap, Note
 from spider.files import write_text
-from spider.report.charts import Drawing, Figure, HeatMap, Label, Note, Series, draw, mark
+from spider.report.charts import Drawing, Figure, Label, Series, draw, mark
 from spider.report.formatting import printable
 
 HERE = Path(__file__).parent

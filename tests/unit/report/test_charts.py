@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from spider.report.charts import Axis, Band, Chart, HeatMap, Level, Series, draw, ticks
+from spider.evaluation.artifact import HeatMap
+from spider.report.charts import Axis, Band, Chart, Level, Series, draw, ticks
 from spider.report.render import in_page
 
 
@@ -88,7 +89,8 @@ def test_a_page_reads_out_what_was_drawn():
 
 
 def test_cells_are_neutral_in_the_middle_and_strong_at_the_ends():
-    drawing = draw(HeatMap("t", ["r"], "expert", [[1, 0, 2.5, 9]], 1, 2.5), 100, 100, stretched=False)
+    shown = HeatMap(title="t", rows=["r"], column="expert", values=[[1, 0, 2.5, 9]], middle=1, most=2.5)
+    drawing = draw(shown, 100, 100, stretched=False)
     fills = [re.findall(r"var\(--(\w+)\) (\d+)%", shape)[0] for shape in drawing.shapes]
     assert fills == [("cold", "0"), ("cold", "100"), ("hot", "100"), ("hot", "100")]
     assert [label.text for label in drawing.labels if label.kind == "cell"] == [
