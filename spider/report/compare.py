@@ -144,8 +144,7 @@ def _texts(evaluations: list[Evaluation]) -> tuple[dict[str, dict[str, float]], 
 
 def _stage(one: Evaluation, label_of: dict[str, str]) -> dict[str, Any]:
     return {
-        "bpb": one.bpb,
-        "bpb_strict": one.bpb_strict,
+        **one.model_dump(include={"bpb", "bpb_strict"}),
         **one.training.model_dump(),
         "text": label_of[one.text_sha256],
         "scored_bytes": one.bytes,
@@ -168,16 +167,7 @@ def _tables(summary: dict[str, Any]) -> dict[str, Table]:
                 if stage["text"] != text:
                     continue
                 scored = stage["scored_bytes"]
-                rows.append(
-                    [
-                        f"{run} / {name}",
-                        f"{stage['bpb']:.4f}",
-                        f"{stage['bpb_strict']:.4f}",
-                        f"{stage['steps']:,}",
-                        f"{stage['bytes'] / 1e6:,.2f}",
-                        f"{stage['seconds']:,.1f}",
-                    ]
-                )
+                rows.append([f"{run} / {name}", *figures_of(stage, ".4f", ",.1f")])
         for name, bits in sorted(compressors.items(), key=lambda item: item[1]):
             rows.append([summary["compressor_settings"][name], f"{bits:.4f}", "", "", "", ""])
         tables[f"Held-out text of {text}, {scored:,} bytes"] = (header, rows)
@@ -185,6 +175,12 @@ def _tables(summary: dict[str, Any]) -> dict[str, Table]:
         rows = [[rule, f"{s:,.1f}"] for rule, s in summary["seconds_by_rule"].items()]
         tables["Wall time by rule, all jobs together"] = (["rule", "seconds"], rows)
     return tables
+
+
+def figures_of(stage: dict[str, Any], bits: str, seconds: str) -> list[str]:
+    """Cells of a stage of a summary: its two scores, steps, MB trained and seconds, formatted as asked."""
+    scores = [format(stage["bpb"], bits), format(stage["bpb_strict"], bits)]
+    return [*scores, f"{stage['steps']:,}", f"{stage['bytes'] / 1e6:,.2f}", format(stage["seconds"], seconds)]
 
 
 _NOTE = (

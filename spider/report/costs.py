@@ -45,7 +45,7 @@ def costs(
     Args:
         stages: names of the run's stages.
         datasets: names of those it trains on or is scored on.
-        jobs: tracking records of the folder's jobs.
+        jobs: tracking records of the jobs of both.
     """
     of_stages = [f"{run}/{stage}.tsv" for stage in stages]
     of_parts = [f"{dataset}/*.tsv" for dataset in datasets]
@@ -57,22 +57,18 @@ def costs(
         "train": of_stages,
         "evaluate": of_stages,
     }
-    joules = _joules(run, set(datasets), jobs)
+    joules: dict[str, float] = defaultdict(float)
+    for job in jobs:
+        for metric in job["metrics"]:
+            if metric["key"] == ENERGY:
+                joules[job["tags"]["spider.rule"]] += metric["value"]
     table = []
     for rule in RULES:
         folder = results.root / "benchmarks" / rule
         files = [path for pattern in patterns[rule] for path in sorted(folder.glob(pattern))]
         if rows := [row for path in files for row in _rows(path)]:
-            table.append(
-                RuleCost(
-                    rule,
-                    len(files),
-                    sum(float(row["s"]) for row in rows),
-                    _over(sum, rows, "cpu_time"),
-                    _over(max, rows, "max_rss"),
-                    joules.get(rule),
-                )
-            )
+            sampled = _over(sum, rows, "cpu_time"), _over(max, rows, "max_rss")
+            table.append(RuleCost(rule, len(files), _seconds(rows), *sampled, joules.get(rule)))
     return table
 
 
@@ -81,7 +77,7 @@ def seconds_by_rule(benchmarks: Path) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for path in sorted(benchmarks.glob("*/**/*.tsv")):
         rule = path.relative_to(benchmarks).parts[0]
-        seconds[rule] += sum(float(row["s"]) for row in _rows(path))
+        seconds[rule] += _seconds(_rows(path))
     return {rule: round(s, 2) for rule, s in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
@@ -89,11 +85,14 @@ def _rows(path: Path) -> list[dict[str, str]]:
     with open(path, encoding="utf-8", newline="") as f:
         rows = list(csv.DictReader(f, delimiter="\t"))
     try:
-        for row in rows:
-            float(row["s"])
+        _seconds(rows)
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path}: not a Snakemake benchmark file (no seconds in column s)") from None
     return rows
+
+
+def _seconds(rows: list[dict[str, str]]) -> float:
+    return sum(float(row["s"]) for row in rows)
 
 
 def _over(combine: Any, rows: list[dict[str, str]], column: str) -> float | None:
@@ -101,15 +100,3 @@ def _over(combine: Any, rows: list[dict[str, str]], column: str) -> float | None
     values = [row.get(column, "NA") for row in rows]
     known = [float(value) for value in values if value not in ("NA", "-", "")]
     return combine(known) if known else None
-
-
-def _joules(run: str, datasets: set[str], jobs: list[dict[str, Any]]) -> dict[str, float]:
-    total: dict[str, float] = defaultdict(float)
-    for job in jobs:
-        name = job["tags"].get("spider.name", "").partition("/")[0]
-        if name != run and name not in datasets:
-            continue
-        for metric in job["metrics"]:
-            if metric["key"] == ENERGY:
-                total[job["tags"]["spider.rule"]] += metric["value"]
-    return total

@@ -18,9 +18,9 @@ from spider import files
 from spider.config import Config, presets
 from spider.evaluation.artifact import Evaluation
 from spider.report import figures
-from spider.report.costs import RULES, RuleCost, costs
+from spider.report.costs import RULES, costs
 from spider.report.formatting import printable
-from spider.report.provenance import DatasetRecord, chain, read_datasets
+from spider.report.provenance import chain, read_datasets
 from spider.report.stages import StageRecord, read_stages
 from spider.report.templates import render as render_template
 from spider.results import Results
@@ -40,8 +40,9 @@ def render(config: Config, results: Results, run: str) -> str:
     """The page of a run, finished or not, as HTML."""
     stages = read_stages(config, results, run)
     datasets = read_datasets(results, stages)
-    jobs = [files.read_json(path) for path in sorted(folder(results.root, "jobs").glob("*.json"))]
-    rules = costs(results, run, [s.name for s in stages], [d.name for d in datasets], jobs)
+    names = [data.name for data in datasets]
+    records = [files.read_json(path) for path in sorted(folder(results.root, "jobs").glob("*.json"))]
+    jobs = [job for job in records if job["tags"].get("spider.name", "").partition("/")[0] in (run, *names)]
     evaluated = [stage for stage in stages if stage.evaluation]
     last = evaluated[-1] if evaluated else None
     measured = last.evaluation if last else None
@@ -69,9 +70,12 @@ def render(config: Config, results: Results, run: str) -> str:
         samples=[(s.name, s.evaluation) for s in evaluated if s.evaluation and s.evaluation.sample],
         datasets=datasets,
         links=chain(stages, datasets),
-        costs=rules,
-        cost_totals=_cost_totals(rules),
-        again=_again(config, results, run, stages, datasets, jobs),
+        costs=costs(results, run, [stage.name for stage in stages], names, jobs),
+        commits=_commits(jobs),
+        versions=_versions(results, run, stages),
+        threads=sorted({stage.manifest.threads for stage in stages if stage.manifest}),
+        config=_config(config, run, names) if run in config.runs else None,
+        commands=_commands(config, run) if run in config.runs else [],
     )
 
 
@@ -133,46 +137,24 @@ def _others(config: Config, results: Results, last: Evaluation) -> list[dict[str
 # -------------------------------------------------------------------------------- costs and doing it again
 
 
-def _cost_totals(rules: list[RuleCost]) -> dict[str, Any]:
-    joules = [one.joules for one in rules if one.joules is not None]
-    return {"seconds": sum(one.seconds for one in rules), "joules": sum(joules) if joules else None}
-
-
-def _again(
-    config: Config,
-    results: Results,
-    run: str,
-    stages: list[StageRecord],
-    datasets: list[DatasetRecord],
-    jobs: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """What it takes to do the run again: commit, versions, configuration, commands."""
-    names = {run, *(data.name for data in datasets)}
-    own = [job for job in jobs if job["tags"].get("spider.name", "").partition("/")[0] in names]
+def _commits(jobs: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Which rules ran at each commit."""
     commits: dict[str, list[str]] = {}
     for rule in RULES:
-        for job in own:
+        for job in jobs:
             commit = job["tags"].get("git.commit", "not in a git checkout")
             if job["tags"]["spider.rule"] == rule and rule not in commits.setdefault(commit, []):
                 commits[commit].append(rule)
-    warmups = [files.read_json(path) for path in results.warmups(run)]
-    versions: dict[str, str] = {"Python": platform.python_version(), "Spider": version("spider")}
-    for warmup in warmups:
-        versions |= {
-            {"python": "Python"}.get(name, name): value for name, value in warmup["versions"].items()
-        }
-    for stage in stages:
-        if stage.manifest:
-            versions["torch"] = stage.manifest.torch
-    threads = sorted({stage.manifest.threads for stage in stages if stage.manifest})
-    configured = run in config.runs
-    return {
-        "commits": commits,
-        "versions": versions,
-        "threads": threads,
-        "config": _config(config, run, [data.name for data in datasets]) if configured else None,
-        "commands": _commands(config, run) if configured else [],
-    }
+    return commits
+
+
+def _versions(results: Results, run: str, stages: list[StageRecord]) -> dict[str, str]:
+    versions = {"Python": platform.python_version(), "Spider": version("spider")}
+    for path in results.warmups(run):
+        measured = files.read_json(path)["versions"]
+        versions |= {{"python": "Python"}.get(name, name): value for name, value in measured.items()}
+    trained = [stage.manifest.torch for stage in stages if stage.manifest]
+    return versions | ({"torch": trained[-1]} if trained else {})
 
 
 def _config(config: Config, run: str, datasets: list[str]) -> str:

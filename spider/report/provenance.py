@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-from spider.checkpoints.records import Receipt
+from spider.checkpoints.records import Manifest, Receipt
 from spider.data.metadata import Metadata, Shard
+from spider.evaluation.artifact import Evaluation
 from spider.files import digest
 from spider.report.stages import StageRecord
 from spider.results import Results
@@ -81,35 +81,32 @@ def _dataset(results: Results, name: str, stream: dict[str, Any] | None) -> Data
     shards = [shard for split in metadata.splits.values() for shard in split.shards]
     raw = source.get("files", [])
     left_out = max(0, len(raw) - LISTED) + max(0, len(shards) - LISTED)
-    origin = kinds.get(str(source.get("kind")), str(source.get("kind")))
-    files = f"{len(raw)} raw file{'s' if len(raw) != 1 else ''}"
-    said = f"{files} ({origin}), encoded into {len(shards)} shards"
+    origin = kinds.get(source["kind"], source["kind"])
+    said = f"{len(raw)} raw file{'s' * (len(raw) != 1)} ({origin}), encoded into {len(shards)} shards"
     return DatasetRecord(name, metadata.digest, said, raw[:LISTED], shards[:LISTED], left_out)
 
 
 def chain(stages: list[StageRecord], datasets: list[DatasetRecord]) -> list[Link]:
     """Datasets, then each stage that was trained with its final checkpoint and its evaluation."""
     digests = {data.name: data.digest for data in datasets}
-    links = [_dataset_link(data) for data in datasets]
-    parents = {stage.name: before for before, stage in pairwise(stages)}
-    for stage in stages:
-        if stage.manifest is None:
-            continue
-        links += [_stage_link(stage, parents.get(stage.name), digests), _checkpoint_link(stage)]
-        if stage.receipt and stage.evaluation:
-            links.append(_evaluation_link(stage, stage.receipt, digests))
+    links = [
+        Link("dataset", one.name, one.digest or "?", one.made_from,
+             None if one.digest else "its metadata.json is not there")
+        for one in datasets
+    ]  # fmt: skip
+    for before, stage in zip([None, *stages], stages, strict=False):
+        if stage.manifest:
+            links += [_stage_link(stage, stage.manifest, before, digests)]
+            links += [_checkpoint_link(stage, stage.manifest)]
+        if stage.manifest and stage.receipt and stage.evaluation:
+            links.append(_evaluation_link(stage.receipt, stage.evaluation, digests))
     return links
 
 
-def _dataset_link(data: DatasetRecord) -> Link:
-    problem = None if data.digest else "its metadata.json is not there"
-    return Link("dataset", data.name, data.digest or "?", data.made_from, problem)
-
-
-def _stage_link(stage: StageRecord, before: StageRecord | None, digests: dict[str, str | None]) -> Link:
-    assert stage.manifest is not None, "asked for trained stages only"
-    manifest, data = stage.manifest, stage.spec["data"]
-    parent = manifest.parent_weights
+def _stage_link(
+    stage: StageRecord, manifest: Manifest, before: StageRecord | None, digests: dict[str, str | None]
+) -> Link:
+    data, parent = stage.spec["data"], manifest.parent_weights
     said = f"dataset {data}, " + (f"weights {parent}" if parent else "new weights")
     problems = []
     if digests.get(data) != manifest.data_digest:
@@ -120,9 +117,7 @@ def _stage_link(stage: StageRecord, before: StageRecord | None, digests: dict[st
     return Link("stage", stage.name, manifest.identity, said, "; ".join(problems) or None)
 
 
-def _checkpoint_link(stage: StageRecord) -> Link:
-    manifest = stage.manifest
-    assert manifest is not None, "asked for trained stages only"
+def _checkpoint_link(stage: StageRecord, manifest: Manifest) -> Link:
     size = sum(one.size for one in manifest.files.values())
     step = f"step {manifest.global_step:,}"
     said = f"stage {stage.name} at {step}: weights {manifest.weights}, {size / 1e6:,.1f} MB"
@@ -134,9 +129,7 @@ def _checkpoint_link(stage: StageRecord) -> Link:
     return Link("checkpoint", f"{stage.name}, {step}", manifest.digest, said, problem)
 
 
-def _evaluation_link(stage: StageRecord, receipt: Receipt, digests: dict[str, str | None]) -> Link:
-    one = stage.evaluation
-    assert one is not None, "asked for evaluated stages only"
+def _evaluation_link(receipt: Receipt, one: Evaluation, digests: dict[str, str | None]) -> Link:
     averaged = "averaged " if one.averaged else ""
     said = f"{averaged}weights {one.weights} on {one.bytes:,} bytes of {one.data}"
     problems = []
@@ -144,5 +137,4 @@ def _evaluation_link(stage: StageRecord, receipt: Receipt, digests: dict[str, st
         problems.append("the stage has other weights now")
     if digests.get(one.data) != one.data_digest:
         problems.append(f"dataset {one.data} was {one.data_digest} then")
-    sha = f"text sha256 {one.text_sha256}"
-    return Link("evaluation", stage.name, sha, said, "; ".join(problems) or None)
+    return Link("evaluation", one.stage, f"text sha256 {one.text_sha256}", said, "; ".join(problems) or None)

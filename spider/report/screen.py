@@ -15,8 +15,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spider.report.compare import read_summary
-from spider.report.formatting import duration, printable
+from spider.report.compare import figures_of, read_summary
+from spider.report.formatting import bits, duration, printable
 
 WIDTH = 80
 BAR = 28
@@ -24,16 +24,14 @@ BAR = 28
 PANELS, RANKED = 4, 20
 
 #: What to do next: a word, and the command. Edited here when a command changes.
-NEXT_STEPS: tuple[tuple[str, str], ...] = (
-    ("Look at every run in MLflow", "make ui"),
-    ("One HTML file with all figures", "make report"),
-    ("Train the next size", "make run CONFIG=presets/spider-1b.yaml"),
-)
+NEXT_STEPS = {
+    "Look at every run in MLflow": "make ui",
+    "One HTML file with all figures": "make report",
+    "Train the next size": "make run CONFIG=presets/spider-1b.yaml",
+}
 
 
-def final_screen(
-    summary: Path, *, console: Console | None = None, next_steps: tuple[tuple[str, str], ...] = NEXT_STEPS
-) -> None:
+def final_screen(summary: Path, *, console: Console | None = None) -> None:
     """Print what a finished workflow reached.
 
     Raises:
@@ -48,7 +46,7 @@ def final_screen(
         console.print(_ranking(best_first, runs), width=width)
     for run in best_first[:1] if len(runs) > PANELS else runs:
         console.print(_run_panel(run, runs[run], gathered), width=width)
-    console.print(_closing(gathered, summary, next_steps), width=width)
+    console.print(_closing(gathered, summary), width=width)
 
 
 def _last(one: dict[str, Any]) -> dict[str, Any]:
@@ -57,14 +55,11 @@ def _last(one: dict[str, Any]) -> dict[str, Any]:
 
 def _ranking(best_first: list[str], runs: dict[str, Any]) -> Table:
     """Many runs, a line each; those scored on other texts are told apart by the text's name."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("run", no_wrap=True, max_width=36)
-    for title in ("bits/byte", "steps", "seconds"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table("run", 36, "bits/byte", "steps", "seconds")
     table.add_column("text", no_wrap=True)
     for run in best_first[:RANKED]:
         last = _last(runs[run])
-        figures = (f"{last['bpb']:.3f}", f"{last['global_step']:,}", f"{last['seconds']:,.0f}")
+        figures = (bits(last["bpb"]), f"{last['global_step']:,}", f"{last['seconds']:,.0f}")
         table.add_row(escape(run), *figures, escape(last["text"]))
     if (more := len(best_first) - RANKED) > 0:
         table.add_row(f"and {more} more, in table.md")
@@ -94,16 +89,13 @@ def _run_panel(run: str, one: dict[str, Any], summary: dict[str, Any]) -> Panel:
 
 
 def _verdict(bpb: float, compressors: dict[str, float]) -> Text:
-    name, bits = min(compressors.items(), key=lambda item: item[1])
-    share = abs(1 - bpb / bits)
-    if bpb < bits:
-        text = f"{bpb:.3f} bits per byte: {share:.1%} below {name}, the best of the compressors."
-        return Text(text, style="bold green")
-    beaten = [n for n, b in compressors.items() if bpb < b]
+    best, rate = min(compressors.items(), key=lambda item: item[1])
+    said = f"{bits(bpb)} bits per byte: {abs(1 - bpb / rate):.1%}"
+    if bpb < rate:
+        return Text(f"{said} below {best}, the best of the compressors.", style="bold green")
+    beaten = [name for name, rate in compressors.items() if bpb < rate]
     tail = f"; better than {', '.join(beaten)}" if beaten else ""
-    return Text(
-        f"{bpb:.3f} bits per byte: {share:.1%} above {name}, the best compressor{tail}.", style="bold yellow"
-    )
+    return Text(f"{said} above {best}, the best compressor{tail}.", style="bold yellow")
 
 
 def _bars(run: str, bpb: float, compressors: dict[str, float]) -> Table:
@@ -112,51 +104,40 @@ def _bars(run: str, bpb: float, compressors: dict[str, float]) -> Table:
     table.add_column(no_wrap=True, max_width=24)
     table.add_column(justify="right")
     table.add_column(no_wrap=True)
-    rows = sorted([(bpb, f"{run} (this model)"), *((b, n) for n, b in compressors.items())])
-    longest = rows[-1][0]
-    for bits, name in rows:
-        ours = name.endswith("(this model)")
-        bar = "█" * max(1, round(BAR * bits / longest))
-        table.add_row(escape(name), f"{bits:.3f}", bar, style="bold green" if ours else "dim")
+    own = f"{run} (this model)"
+    rows = sorted([(bpb, own), *((rate, name) for name, rate in compressors.items())])
+    for rate, name in rows:
+        bar = "█" * max(1, round(BAR * rate / rows[-1][0]))
+        table.add_row(escape(name), bits(rate), bar, style="bold green" if name == own else "dim")
     return table
 
 
 def _stages(one: dict[str, Any]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("after stage", no_wrap=True, max_width=24)
-    for title in ("bits/byte", "strict", "steps", "MB trained", "seconds"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table("after stage", 24, "bits/byte", "strict", "steps", "MB trained", "seconds")
     for name in one["order"]:
-        stage = one["stages"][name]
-        table.add_row(
-            escape(name),
-            f"{stage['bpb']:.3f}",
-            f"{stage['bpb_strict']:.3f}",
-            f"{stage['steps']:,}",
-            f"{stage['bytes'] / 1e6:,.2f}",
-            f"{stage['seconds']:,.0f}",
-        )
+        table.add_row(escape(name), *figures_of(one["stages"][name], ".3f", ",.0f"))
     return table
 
 
-def _closing(summary: dict[str, Any], path: Path, next_steps: tuple[tuple[str, str], ...]) -> Group:
+def _table(first: str, widest: int, *numbers: str) -> Table:
+    """A column of names, at most so wide, and columns of numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column(first, no_wrap=True, max_width=widest)
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _closing(summary: dict[str, Any], path: Path) -> Group:
     steps = Table.grid(padding=(0, 2))
     steps.add_column(no_wrap=True)
     steps.add_column(overflow="fold")
-    steps.add_row("Tables and figures", Text(f"{_short(path.parent)}/", style="cyan"))
-    for what, command in next_steps:
+    folder = path.parent.resolve()
+    short = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else path.parent
+    steps.add_row("Tables and figures", Text(f"{short}/", style="cyan"))
+    for what, command in NEXT_STEPS.items():
         steps.add_row(what, Text(command, style="cyan"))
     spent = [f"{rule} {duration(s)}" for rule, s in summary["seconds_by_rule"].items()]
-    total = sum(summary["seconds_by_rule"].values())
-    parts: list[Any] = [steps]
-    if spent:
-        parts.append(
-            Text(f"Time by rule: {', '.join(spent)}; {duration(total)} of jobs in all.", style="dim")
-        )
-    return Group(*parts)
-
-
-def _short(path: Path) -> Path:
-    """The path as one would type it here, if it is below the current folder."""
-    here = Path.cwd()
-    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
+    total = duration(sum(summary["seconds_by_rule"].values()))
+    times = Text(f"Time by rule: {', '.join(spent)}; {total} of jobs in all.", style="dim")
+    return Group(steps, times) if spent else Group(steps)

@@ -20,6 +20,7 @@ from spider.config import Config, StageSpec, nearest
 from spider.config.block import identity as identity_of
 from spider.evaluation.artifact import Evaluation
 from spider.report.curves import Curve, Span, stage_curve
+from spider.report.formatting import duration
 from spider.results import Results, StageFolder
 from spider.training.metrics import Row, read_rows
 
@@ -80,39 +81,36 @@ def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]
         ConfigError: neither the configuration nor the results folder knows the run.
         ValueError: a file there is damaged; names it.
     """
-    known: list[tuple[str, dict[str, Any], str | None]]
     if run in config.runs:
         specs = [config.stage(run, stage.name) for stage in config.runs[run].stages]
-        known = [(s.stage, s.model_dump(mode="json"), s.identity) for s in specs]
     else:
         origins = [Origin.read(s.origin) for s in results.stages(run) if s.origin.exists()]
         if not origins:
             names = {**dict.fromkeys(config.runs), **dict.fromkeys(results.runs)}
             raise ValueError(f"no run {run!r} in {results.root / 'runs'}{nearest(run, list(names))}")
         specs = sorted((origin.spec for origin in origins), key=lambda spec: spec.index)
-        known = [(s.stage, s.model_dump(mode="json"), None) for s in specs]
     stages: list[StageRecord] = []
-    for name, spec, identity in known:
-        before = stages[-1] if stages else None
-        stages.append(_read(results.stage(run, name), name, spec, identity, before))
+    for spec in specs:
+        stage = _read(results.stage(run, spec.stage), spec, stages[-1] if stages else None)
+        notes = _notes(stage, spec.identity if run in config.runs else None)
+        stages.append(replace(stage, notes=[*notes]))
     return stages
 
 
-def _read(
-    folder: StageFolder, name: str, spec: dict[str, Any], identity: str | None, before: StageRecord | None
-) -> StageRecord:
+def _read(folder: StageFolder, spec: StageSpec, before: StageRecord | None) -> StageRecord:
     receipt = Receipt.read(folder.receipt) if folder.receipt.exists() else None
-    newest = folder.path / receipt.checkpoint if receipt else _newest(folder.checkpoints)
-    manifest = Manifest.read(newest / MANIFEST) if newest and (newest / MANIFEST).exists() else None
+    checkpoints = [folder.path / receipt.checkpoint] if receipt else steps(folder.checkpoints)
+    whole = [path / MANIFEST for path in checkpoints if (path / MANIFEST).is_file()]
+    manifest = Manifest.read(whole[-1]) if whole else None
     first_step = before.span.global_step if before else 0
     if manifest:
         first_step = manifest.global_step - manifest.step
     elif receipt:
         first_step = receipt.global_step - receipt.steps
-    stage = StageRecord(
-        name=name,
+    return StageRecord(
+        name=spec.stage,
         folder=folder.path,
-        spec=manifest.spec if manifest else spec,
+        spec=manifest.spec if manifest else spec.model_dump(mode="json"),
         receipt=receipt,
         manifest=manifest,
         evaluation=Evaluation.read(folder.evaluation) if folder.evaluation.exists() else None,
@@ -120,7 +118,6 @@ def _read(
         begin=before.begin + before.span.bytes if before else 0,
         first_step=first_step,
     )
-    return replace(stage, notes=[*_notes(stage, identity)])
 
 
 def _notes(stage: StageRecord, identity: str | None) -> Iterator[str]:
@@ -132,8 +129,8 @@ def _notes(stage: StageRecord, identity: str | None) -> Iterator[str]:
     if stage.state == "begun":
         end = stage.manifest and stage.manifest.end
         done = f"step {stage.steps:,}" + (f" of {end:,}" if end else "")
-        log = StageFolder(stage.folder).metrics
-        when = f", logged {_ago(time.time() - log.stat().st_mtime)}" if stage.rows else ""
+        logged = StageFolder(stage.folder).metrics.stat().st_mtime if stage.rows else 0
+        when = f", logged {duration(max(0, time.time() - logged))} ago" if logged else ""
         yield (
             f"Stage {stage.name} is not finished: {done}{when}. If nothing trains it, `spider train {at}` or "
             "the workflow goes on."
@@ -160,15 +157,3 @@ def _notes(stage: StageRecord, identity: str | None) -> Iterator[str]:
             f"Stage {stage.name} was evaluated before figures were kept: `spider evaluate {at}` shows what "
             "is inside the model, its size and its work."
         )
-
-
-def _newest(checkpoints: Path) -> Path | None:
-    whole = [path for path in steps(checkpoints) if (path / MANIFEST).is_file()]
-    return whole[-1] if whole else None
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{max(0, seconds):.0f} seconds ago"
