@@ -40,7 +40,7 @@ from spider.training.metrics import read_rows
 FORMAT = 1
 #: Runs that a figure can hold and still be read; of more, the best.
 _DRAWN_RUNS = 8
-Table = tuple[list[str], list[list[str]]]
+Table = tuple[str, list[list[str]]]
 
 
 def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -> dict[str, Any]:
@@ -159,7 +159,6 @@ def _tables(summary: dict[str, Any]) -> dict[str, Table]:
     """Title to (header, rows): a table for each text, compressors below the stages; then seconds by rule."""
     tables: dict[str, Table] = {}
     for text, compressors in summary["compressors_by_data"].items():
-        header = ["", "bits per byte", "strict", "steps", "MB trained", "seconds"]
         rows, scored = [], 0
         for run, one in summary["runs"].items():
             for name in one["order"]:
@@ -170,10 +169,11 @@ def _tables(summary: dict[str, Any]) -> dict[str, Table]:
                 rows.append([f"{run} / {name}", *figures_of(stage, ".4f", ",.1f")])
         for name, bits in sorted(compressors.items(), key=lambda item: item[1]):
             rows.append([summary["compressor_settings"][name], f"{bits:.4f}", "", "", "", ""])
+        header = "|bits per byte|strict|steps|MB trained|seconds"
         tables[f"Held-out text of {text}, {scored:,} bytes"] = (header, rows)
     if summary["seconds_by_rule"]:
         rows = [[rule, f"{s:,.1f}"] for rule, s in summary["seconds_by_rule"].items()]
-        tables["Wall time by rule, all jobs together"] = (["rule", "seconds"], rows)
+        tables["Wall time by rule, all jobs together"] = ("rule|seconds", rows)
     return tables
 
 

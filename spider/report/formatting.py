@@ -20,14 +20,12 @@ def percent(value: float) -> str:
 
 def quantity(value: float, unit: str) -> str:
     """Three figures and a decimal prefix: ``3.20 MB``."""
-    prefixes = ("", "k", "M", "G", "T", "P", "E", "Z")
-    power = 0
-    while abs(value) >= 999.5 and power < len(prefixes) - 1:
-        value, power = value / 1000, power + 1
-    digits = (
-        0 if power == 0 and float(value).is_integer() else max(0, 2 - int(math.log10(max(abs(value), 1))))
-    )
-    return f"{value:.{digits}f} {prefixes[power]}{unit}".strip()
+    prefixes = ["", "k", "M", "G", "T", "P", "E", "Z"]
+    whole = float(value).is_integer() and abs(value) < 999.5
+    while abs(value) >= 999.5 and prefixes[1:]:
+        value, prefixes = value / 1000, prefixes[1:]
+    digits = 0 if whole else max(0, 2 - int(math.log10(max(abs(value), 1))))
+    return f"{value:.{digits}f} {prefixes[0]}{unit}".strip()
 
 
 def _short(value: float, units: tuple[tuple[float, str], ...]) -> str:
@@ -68,12 +66,11 @@ def duration(seconds: float) -> str:
 
 def printable(text: str) -> str:
     """Text without what would move a terminal's cursor or change its colours."""
-    return "".join(
-        c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.expandtabs(4)
-    )
+    shown = (c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.expandtabs(4))
+    return "".join(shown)
 
 
-def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    """All columns but the first are aligned to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+def markdown_table(header: str, rows: list[list[str]]) -> str:
+    """Titles, ``|`` between them, above rows of cells; all columns but the first are aligned to the right."""
+    lines = [titles := header.split("|"), ["---", *["---:"] * (len(titles) - 1)], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

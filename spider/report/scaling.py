@@ -89,8 +89,6 @@ class Law:
 
 @dataclass(frozen=True)
 class ScalingFit:
-    """All of it."""
-
     curves: list[IsoFlop]
     parameters: Law | None = None
     bytes: Law | None = None
@@ -114,19 +112,17 @@ def fit(points: list[Point]) -> ScalingFit:
     if len(good) < LEAST_BUDGETS:
         said = f"{len(good)} of {len(curves)} budgets have a minimum, a law needs {LEAST_BUDGETS}"
         return ScalingFit(curves, problem=said)
-    flops = [curve.flops for curve in good]
-    names = ("best_parameters", "best_bytes", "best_bpb")
-    laws = [fit_law(flops, [getattr(curve, name) for curve in good]) for name in names]
-    return ScalingFit(curves, laws[0], laws[1], laws[2])
+    flops, names = [curve.flops for curve in good], ("parameters", "bytes", "bpb")
+    laws = {name: fit_law(flops, [getattr(curve, f"best_{name}") for curve in good]) for name in names}
+    return ScalingFit(curves, **laws)
 
 
 def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
     """The parabola of one budget's points, all of different sizes."""
     points = sorted(points, key=lambda point: point.parameters)
     flops = math.exp(sum(math.log(point.flops) for point in points) / len(points))
-    if len(points) < LEAST_SIZES:
-        few = f"{len(points)} sizes, a parabola needs {LEAST_SIZES}"
-        return IsoFlop(budget, flops, points, problem=few)
+    if (count := len(points)) < LEAST_SIZES:
+        return IsoFlop(budget, flops, points, problem=f"{count} sizes, a parabola needs {LEAST_SIZES}")
     size_N = np.log10([point.parameters for point in points])
     bpb_N = np.array([point.bpb for point in points])
     # Around their middle, where the powers of a logarithm differ enough to be told apart.
@@ -181,17 +177,9 @@ def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
         budget = config.stage(run, stage.name).settings.target_flops
         assert budget is not None, "checked when the configuration is read"
         texts.add(measured.text_sha256)
-        points.append(
-            Point(
-                run=run,
-                budget=budget,
-                flops=measured.flops_per_token * receipt.tokens,
-                parameters=measured.parameters - (measured.parameters_looked_up or 0),
-                all_parameters=measured.parameters,
-                bytes=receipt.bytes,
-                bpb=measured.bpb,
-            )
-        )
+        flops, size = measured.flops_per_token * receipt.tokens, measured.parameters
+        multiplied = size - (measured.parameters_looked_up or 0)
+        points.append(Point(run, budget, flops, multiplied, size, receipt.bytes, measured.bpb))
     if len(texts) > 1:
         raise ValueError(f"the runs of {sweep} were not all scored on the same text; evaluate them again")
     return points
@@ -217,32 +205,24 @@ def write_scaling(config: Config, results: Results, output: Path) -> ScalingFit:
 
 def markdown(fitted: ScalingFit, sweep: str) -> str:
     """The laws, the minima and the runs, as tables."""
-    blocks = [f"# Scaling law of {sweep}"]
-    if fitted.problem:
-        blocks.append(f"No law: {fitted.problem}.")
-    else:
-        laws = {"parameters": fitted.parameters, "bytes": fitted.bytes, "bits per byte": fitted.bpb}
-        rows = [[f"best {name}", f"{law.factor:.3g} C^{_exponent(law)}"] for name, law in laws.items() if law]
-        blocks.append(markdown_table(["", "law, C in FLOPs"], rows))
-    header = [
-        "FLOPs",
-        "sizes",
-        "best parameters",
-        "bytes",
-        "bits per byte",
-        "bytes a parameter",
-        "fit leaves",
-        "",
-    ]
-    blocks.append(markdown_table(header, [_minimum(curve) for curve in fitted.curves]))
-    rows = [
+    named = {"parameters": fitted.parameters, "bytes": fitted.bytes, "bits per byte": fitted.bpb}
+    laws = [[f"best {name}", f"{law.factor:.3g} C^{_exponent(law)}"] for name, law in named.items() if law]
+    runs = [
         [p.run, flops_label(p.budget), quantity(p.parameters, ""), quantity(p.all_parameters, ""),
          quantity(p.bytes, "B"), f"{p.bpb:.4f}"]
         for curve in fitted.curves
         for p in curve.points
     ]  # fmt: skip
-    header = ["run", "FLOPs", "parameters", "with tables", "bytes", "bits per byte"]
-    return "\n\n".join([*blocks, markdown_table(header, rows)]) + "\n"
+    blocks = [
+        f"# Scaling law of {sweep}",
+        f"No law: {fitted.problem}." if fitted.problem else markdown_table("|law, C in FLOPs", laws),
+        markdown_table(
+            "FLOPs|sizes|best parameters|bytes|bits per byte|bytes a parameter|fit leaves|",
+            [_minimum(curve) for curve in fitted.curves],
+        ),
+        markdown_table("run|FLOPs|parameters|with tables|bytes|bits per byte", runs),
+    ]
+    return "\n\n".join(blocks) + "\n"
 
 
 def _minimum(curve: IsoFlop) -> list[str]:
@@ -268,9 +248,9 @@ def draw_scaling(fitted: ScalingFit, path: Path, title: str) -> None:
         series,
     )
     panels = [
-        _law(fitted, "best_parameters", fitted.parameters, "Best parameters", "N", count_label),
-        _law(fitted, "best_bytes", fitted.bytes, "Best bytes", "D", bytes_label),
-        _law(fitted, "best_bpb", fitted.bpb, "Bits per byte there", "L", count_label),
+        _law(fitted, "parameters", "Best parameters", "N", count_label),
+        _law(fitted, "bytes", "Best bytes", "D", bytes_label),
+        _law(fitted, "bpb", "Bits per byte there", "L", count_label),
     ]
     picture(path, [(1.7, [parabolas]), (1, panels)], 1200, 640, title)
 
@@ -289,18 +269,17 @@ def _parabola(curve: IsoFlop, number: int) -> list[Series]:
     return series
 
 
-def _law(fitted: ScalingFit, name: str, law: Law | None, title: str, letter: str, form: Format) -> Chart:
-    series = [
-        Series("", [curve.flops], [getattr(curve, name)], number % COLOURS, "dots", "*")
-        for number, curve in enumerate(fitted.curves)
-        if curve.problem is None
-    ]
-    flops = [curve.flops for curve in fitted.curves]
-    if law is None:
-        series = []  # a minimum alone says nothing here
-    else:
+def _law(fitted: ScalingFit, name: str, title: str, letter: str, form: Format) -> Chart:
+    law: Law | None = getattr(fitted, name)
+    series: list[Series] = []
+    if law:  # without one, a minimum alone says nothing here
+        flops = [curve.flops for curve in fitted.curves]
         ends = [min(flops) / 1.3, max(flops) * 1.3]
-        series.insert(0, Series("", ends, [law.at(end) for end in ends], COLOURS - 1))
+        series = [Series("", ends, [law.at(end) for end in ends], COLOURS - 1)] + [
+            Series("", [curve.flops], [getattr(curve, f"best_{name}")], number % COLOURS, "dots", "*")
+            for number, curve in enumerate(fitted.curves)
+            if curve.problem is None
+        ]
     corner = f"{letter} ~ C^{_exponent(law)}" if law else ""
     x = Axis("FLOPs of training", flops_label, log=True, margin=0.03)
     y = Axis("", form, log=True, margin=0.12)

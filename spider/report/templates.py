@@ -28,16 +28,12 @@ def render(name: str, *, script: str = "", **values: Any) -> str:
         script: file of a script, the only one that the page's security policy lets run.
     """
     code = (HERE / script).read_text(encoding="utf-8") if script else ""
-    return (
-        _templates()
-        .get_template(name)
-        .render(
-            style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-            script=Markup(code),
-            script_hash=base64.b64encode(hashlib.sha256(code.encode()).digest()).decode(),
-            **values,
-        )
-    )
+    return _templates().get_template(name).render(
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup(code),
+        script_hash=base64.b64encode(hashlib.sha256(code.encode()).digest()).decode(),
+        **values,
+    )  # fmt: skip
 
 
 @cache
@@ -45,24 +41,12 @@ def _templates() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {
-        "quantity": quantity,
-        "duration": duration,
-        "count": lambda n: f"{n:,}",
-        "number": number,
-        "bits": bits,
-        "bits4": lambda value: f"{value:.4f}",
-        "code": _code,
-        "draw": in_page,
-        "tooltip": _tooltip,
-    }
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_shown,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters |= {f.__name__: f for f in (quantity, duration, number, bits)}
+    made.filters |= {"count": "{:,}".format, "bits4": "{:.4f}".format}
+    made.filters |= {"code": _code, "draw": in_page, "tooltip": _tooltip}
     made.globals["TINTS"] = TINTS
     return made
 
@@ -71,9 +55,8 @@ def _tooltip(segment: Segment) -> str:
     size = f"{segment.size} byte{'s' if segment.size > 1 else ''}"
     if not segment.closed:
         return f"{size}, no boundary yet"
-    return size + (
-        f", boundary probability {segment.probability:.2f}" if segment.probability is not None else ""
-    )
+    sure = segment.probability
+    return size + (f", boundary probability {sure:.2f}" if sure is not None else "")
 
 
 def _shown(value: Any) -> Any:
