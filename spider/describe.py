@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from spider.config import Config, Run, StageSpec
+from spider.config import Config, StageSpec
 from spider.report.formatting import quantity
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         model = build_model(block.model)
     narrow_weights(model, block.optimizer)
     narrow = block.precision in ("bf16", "fp8") or (block.precision == "auto" and block.resources.gpus > 0)
-    fixed = _fixed_memory(model, block, specs[0].settings.lr, narrow)
+    fixed = _fixed_memory(model, specs[0], narrow)
     stages = [_stage(spec, model, fixed, narrow) for spec in specs]
     return {
         "format": FORMAT,
@@ -67,19 +67,19 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     }
 
 
-def _fixed_memory(model: Model, run: Run, lr: float, narrow: bool) -> dict[str, int]:
+def _fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]:
     """What a process holds whatever the stage."""
     from spider.training.optim import build_optimizer
 
-    state = build_optimizer(model, run.optimizer, lr).tensors(model)
+    state = build_optimizer(model, spec.optimizer, spec.settings.lr).tensors(model)
     fixed = {
         "weights": _size([*model.parameters(), *model.buffers()]),
         "gradients": _size([p for p in model.parameters() if p.requires_grad]),
         "optimizer": _size(state.values()),
     }
-    if narrow and run.optimizer.master_weights == "fp32":
+    if narrow and spec.optimizer.master_weights == "fp32":
         fixed["autocast_copies"] = 2 * (model.num_parameters() - model.looked_up())
-    if (shares := _shares(run)) > 1:
+    if (shares := _shares(spec)) > 1:
         gathered = fixed["weights"] + fixed["gradients"]
         fixed |= {name: fixed[name] // shares for name in ("weights", "gradients", "optimizer")}
         fixed["gathered"] = gathered
@@ -92,8 +92,7 @@ def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], narrow: bool) -
     s = spec.settings
     memory = dict(fixed)
     if s.ema:
-        shares = spec.processes if spec.parallel == "fsdp" else 1
-        memory["average"] = 4 * model.num_parameters() // shares
+        memory["average"] = 4 * model.num_parameters() // _shares(spec)
     windows = spec.micro_batch(spec.processes)
     memory["activations"] = model.activation_bytes(windows, s.seq_len, spec.loops, narrow=narrow)
     flops = model.flops_per_token(s.seq_len, s.n_loops)
@@ -112,8 +111,8 @@ def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], narrow: bool) -
     }
 
 
-def _shares(run: Run) -> int:
-    return run.resources.processes if run.parallel == "fsdp" else 1
+def _shares(spec: StageSpec) -> int:
+    return spec.processes if spec.parallel == "fsdp" else 1
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

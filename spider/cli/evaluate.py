@@ -1,7 +1,8 @@
-"""Verbs that measure what was trained and show what was measured."""
+"""Verbs that measure what was trained, and show what was measured and recorded."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -66,8 +67,7 @@ def compare(session: Session, output: Path) -> None:
     from spider.report.compare import compare
 
     results = session.results
-    stages = [(run, s.name) for run, spec in session.config.runs.items() for s in spec.stages]
-    evaluations = [results.stage(run, stage).evaluation for run, stage in stages]
+    evaluations = session.evaluations(session.config.runs)
     with session.tracked("compare", "report", {}, evaluations, [output]) as job:
         compare(evaluations, benchmarks=results.root / "benchmarks", output=output.parent)
         for name in ("summary.json", "table.md", "bpb.svg", "loss.svg"):
@@ -103,10 +103,7 @@ def scaling(session: Session, output: Path | None) -> None:
 
     config, results = session.config, session.results
     path = output or results.report / "scaling.json"
-    runs = config.sweeps.get(config.scaling or "", [])
-    evaluations = [
-        results.stage(run, stage.name).evaluation for run in runs for stage in config.runs[run].stages
-    ]
+    evaluations = session.evaluations(config.sweeps.get(config.scaling or "", []))
     with session.tracked("scaling", config.scaling or "", {}, evaluations, [path]) as job:
         fitted = write_scaling(config, results, path)
         for suffix in (".json", ".md", ".svg"):
@@ -118,3 +115,33 @@ def scaling(session: Session, output: Path | None) -> None:
         if curve.problem:
             log.warning("%.2g FLOPs: not used, %s", curve.budget, curve.problem)
     log.info("%s; %s", fitted.problem or "a law", path.with_suffix(".md"))
+
+
+@click.group()
+def track() -> None:
+    """The record of what happened, in MLflow."""
+
+
+@track.command()
+@click.pass_obj
+def sync(session: Session) -> None:
+    """Send whatever the MLflow store does not have yet."""
+    tracking.configure(session.config)
+    report = tracking.sync(session.results.root)
+    click.echo(report)
+    if report.pending:
+        sys.exit(1)
+
+
+@track.command()
+@click.option("--port", default=5000, show_default=True)
+@click.pass_obj
+def ui(session: Session, port: int) -> None:
+    """Show all runs in MLflow, on loopback only."""
+    from spider.tracking.ui import serve
+
+    tracking.configure(session.config)
+    report = tracking.sync(session.results.root, timeout=60)
+    if report.pending:
+        log.warning("%s", report)
+    serve(session.results.root, port)

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 import spider
-from spider.cli import checkpoint, data, evaluate, model, track, train
+from spider.cli import data, evaluate, model, train
 from spider.cli.session import FILE, Session, log
 from spider.results import keep_config
 
@@ -54,9 +54,8 @@ def cli(context: click.Context, config_path: Path, configure: str | None, log_pa
 for _verb in (
     *(data.download, data.encode, data.index, data.verify, data.inspect),
     *(train.warmup, train.train),
-    *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling),
-    *(model.describe, model.generate, model.boundaries),
-    *(checkpoint.checkpoint, track.track),
+    *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
+    *(model.describe, model.generate, model.boundaries, model.checkpoint),
 ):
     cli.add_command(_verb)
 

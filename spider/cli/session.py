@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +46,11 @@ class Session:
         tracking.configure(self.config)
         root = self.results.root
         return tracking.job(rule, name, results=root, params=params, inputs=inputs, outputs=outputs)
+
+    def evaluations(self, runs: Iterable[str]) -> list[Path]:
+        """Of all stages of these runs, there or not."""
+        stages = [(run, stage.name) for run in runs for stage in self.config.runs[run].stages]
+        return [self.results.stage(*names).evaluation for names in stages]
 
     def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
         """Name, digest and source of a dataset, as tracking shows it."""

@@ -28,20 +28,12 @@ class Alias(NamedTuple):
     """What the schema does not say."""
 
 
+_SEEDS = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "ckpt_every")
 ALIASES = (
-    Alias("seq_len", "seq_len", variable=True),
-    Alias("micro_batch", "micro_batch", variable=True),
-    Alias("grad_accum", "grad_accum", variable=True),
-    Alias("n_loops", "n_loops", variable=True),
-    Alias("lr", "lr", variable=True),
+    *(Alias(name, name, variable=True) for name in _SEEDS),
     Alias("target_tokens", "tokens", variable=True),
-    Alias("ckpt_every", "ckpt_every", variable=True),
     Alias("max_steps", "max_steps", help="0: no such limit."),
-    Alias("precision", "precision"),
-    Alias("fp8_recipe", "fp8_recipe"),
-    Alias("parallel", "parallel"),
-    Alias("compile", "compile"),
-    Alias("kernels", "kernels"),
+    *(Alias(name, name) for name in ("precision", "fp8_recipe", "parallel", "compile", "kernels")),
     Alias("no_gradient_checkpointing", "model.gradient_checkpointing", help="Keep all activations."),
 )
 _FIELDS = {**Run.model_fields, **StageSettings.model_fields}
@@ -89,16 +81,12 @@ def read(context: click.Context, words: tuple[str, ...]) -> tuple[list[str], lis
     given = []
     for name, path, *_ in ALIASES:
         source, value = context.get_parameter_source(name), context.params[name]
-        if source is ParameterSource.DEFAULT:
-            continue
-        if name == "max_steps" and value == "0":
-            value = "null"
-        variable = source is ParameterSource.ENVIRONMENT
-        given.append(Given.parse(name.upper() if variable else f"--{name}", path, value, variable))
-    for word in words:
-        key, equals, value = word.partition("=")
-        given += [Given.parse(word, key, value)] if equals else []
-    return names, given
+        if source is not ParameterSource.DEFAULT:
+            variable = source is ParameterSource.ENVIRONMENT
+            value = "null" if (name, value) == ("max_steps", "0") else value
+            given.append(Given(name.upper() if variable else f"--{name}", path, value, variable))
+    pairs = ((word, word.partition("=")) for word in words if "=" in word)
+    return names, [*given, *(Given(word, key, value) for word, (key, _, value) in pairs)]
 
 
 def report(context: click.Context, used: list[Given]) -> None:
@@ -107,8 +95,7 @@ def report(context: click.Context, used: list[Given]) -> None:
         said = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used)
         log.info("settings: %s; all others from %s", said, context.obj.config_path)
     unused = [a for a in ALIASES if context.get_parameter_source(a.name) is ParameterSource.DEFAULT]
-    variables = [a.name.upper() for a in unused if a.variable and os.environ.get(a.name.upper())]
-    if variables:
+    if variables := [a.name.upper() for a in unused if a.variable and os.environ.get(a.name.upper())]:
         log.warning(
             "%s: set in the environment and ignored, the configuration alone decides what a workflow trains",
             ", ".join(variables),

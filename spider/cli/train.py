@@ -98,18 +98,18 @@ def train(
         log.setLevel(logging.ERROR)
         os.environ["SPIDER_TRACKING"] = "off"
     settings.report(context, used)
-    places = Places(**{name: options[name] for name in Places.__annotations__})
+    places = Places(**{name: options[name] for name in Places._fields})
     planned = world.first_before_others(lambda: plan(config, changed, run, stage, places))
     prepare_torch(threads, world.local_size)
-    _train_tracked(session, planned, world)
+    _train_tracked(session, planned, places.reset_steps, world)
 
 
-def _train_tracked(session: Session, planned: Plan, world: World) -> None:
+def _train_tracked(session: Session, planned: Plan, reset_steps: bool, world: World) -> None:
     """Train, and record it: the job, and, of a stage of the results folder, its curves and checkpoint."""
     from spider.training.stage import data_digest, train
 
-    results, spec, folder, data = session.results, planned.spec, planned.folder, planned.data
-    used = [data / "metadata.json", planned.resume or planned.previous, planned.warmup]
+    results, (spec, folder, data, previous, resume, warmup) = session.results, planned
+    used = [data / "metadata.json", resume or previous, warmup]
     inputs = [path for path in used if path and path.exists()]
     name, made = f"{spec.run}/{spec.stage}", [StageFolder(folder).receipt]
     with session.tracked("train", name, spec.deciding(), inputs, made) as job:
@@ -119,16 +119,8 @@ def _train_tracked(session: Session, planned: Plan, world: World) -> None:
         job.dataset(*card, context="training")
         at_home = folder == results.stage(spec.run, spec.stage).path
         with tracking.training(results.root, spec, dataset=card) if at_home else nullcontext():
-            receipt = train(
-                spec,
-                folder,
-                data,
-                previous=planned.previous,
-                resume=planned.resume,
-                reset_steps=planned.reset_steps,
-                warmup=planned.warmup,
-                world=world,
-            )
+            start: dict[str, Any] = {"previous": previous, "resume": resume, "reset_steps": reset_steps}
+            receipt = train(spec, folder, data, **start, warmup=warmup, world=world)
         if at_home:
             tracking.log_checkpoint(results.root, spec.run, spec.stage, receipt)
         job.metric("bytes", receipt.bytes)

@@ -11,14 +11,23 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from spider.config.explain import ConfigError, nearest, wrong_keys
 from spider.files import digest
 
 #: Of all defaults together; see above.
 FORMAT = 1
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+def check_name(name: str) -> str:
+    """A name as it is, if it can be that of a folder."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise ConfigError(f"a name is letters, digits, - and _ (got {name!r})")
+    return name
+
+
+Name = Annotated[str, AfterValidator(check_name)]
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -32,6 +41,14 @@ class Block(BaseModel):
 
     #: Keys that a digest of data holds even at their default, for those of before `FORMAT` do.
     RECORDED: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, plain: Any) -> Any:
+        known = list(cls.model_fields)
+        if isinstance(plain, dict) and (unknown := [key for key in plain if key not in known]):
+            raise wrong_keys({str(key): f"unknown key{nearest(key, known)}" for key in unknown})
+        return plain
 
     def changed(self, **without: Any) -> dict[str, Any]:
         """What differs from the defaults, as plain JSON; ``without`` is pydantic's ``exclude``."""

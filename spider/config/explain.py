@@ -3,60 +3,64 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class ConfigError(ValueError):
     """What is wrong in the configuration, one problem a line, each with the path of its key."""
 
 
-def nearest(name: str, known: list[str]) -> str:
+def nearest(name: str, known: Collection[str]) -> str:
     """A hint for a misspelt name, or the names there are."""
     close = difflib.get_close_matches(str(name), known, n=1)
     return f'; did you mean "{close[0]}"?' if close else f" (there are: {', '.join(sorted(known))})"
 
 
+def none_such(kind: str, name: str, known: Collection[str]) -> str:
+    return f"no {kind} {name!r}{nearest(name, known)}"
+
+
+def wrong_keys(problems: dict[str, str]) -> ValidationError:
+    """For a block's validator to raise: what is wrong with which of its keys."""
+    details: list[InitErrorDetails] = []
+    for key, text in problems.items():
+        error = PydanticCustomError("value_error", "{error}", {"error": text})
+        details.append({"type": error, "loc": (key,), "input": None})
+    return ValidationError.from_exception_data("block", details)
+
+
+#: By the kind of error, else by its first word.
 _PLAIN = {
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be below {lt}",
     "less_than_equal": "must be at most {le}",
     "missing": "is required",
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
+    "int": "must be a whole number",
+    "float": "must be a number",
     "string_type": "must be text",
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "model_type": "must be a mapping",
-    "dict_type": "must be a mapping",
-    "list_type": "must be a list",
-    "literal_error": "must be one of {expected}",
+    "bool": "must be true or false",
+    "model": "must be a mapping",
+    "dict": "must be a mapping",
+    "list": "must be a list",
+    "literal": "must be one of {expected}",
     "union_tag_invalid": "kind must be one of {expected_tags}",
     "union_tag_not_found": "needs a kind",
     "too_short": "must not be empty",
 }
 
 
-def explain(error: Any, siblings: Callable[[tuple[Any, ...]], list[str]]) -> str:
-    """One of pydantic's errors as a line.
-
-    Args:
-        siblings: the keys that the block which holds an unknown one does know.
-    """
-    loc, kind, ctx = error["loc"], error["type"], error.get("ctx", {})
-    where = key_path(loc)
-    if kind == "extra_forbidden":
-        return f"{where}: unknown key{nearest(str(loc[-1]), siblings(loc))}"
-    if kind == "greater_than" and ctx.get("gt") == 0:
-        text = "must be positive"
-    elif kind == "value_error":
+def explain(error: Any) -> str:
+    """One of pydantic's errors as a line."""
+    where, kind, ctx = key_path(error["loc"]), error["type"], error.get("ctx", {})
+    if kind == "value_error":
         return f"{where}: {ctx['error']}"
-    else:
-        text = _PLAIN.get(kind, error["msg"]).format(**ctx)
+    text = _PLAIN.get(kind) or _PLAIN.get(kind.partition("_")[0]) or error["msg"]
+    text = "must be positive" if ctx.get("gt") == 0 else text.format(**ctx)
     got = error["input"]
     shown = "" if kind == "missing" or isinstance(got, (dict, list)) else f" (got {got!r})"
     return f"{where}: {text}{shown}"
@@ -66,7 +70,7 @@ def key_path(loc: tuple[Any, ...]) -> str:
     """``("runs", "demo", "stages", 1, "tokens")`` as ``runs.demo.stages[1].tokens``."""
     path = ""
     for i, part in enumerate(loc):
-        if i and loc[i - 1] == "source":
-            continue  # pydantic names the branch of the union, the file does not
+        if part == "[key]" or (i and loc[i - 1] == "source"):
+            continue  # pydantic names the branch of the union, and keys as such; the file does not
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     return path

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import math
 import re
+from decimal import Decimal
 from typing import Any
 
-from spider.config.block import NAME
+from spider.config.block import check_name
 from spider.config.explain import ConfigError
 from spider.config.paths import put, resolve
 
@@ -47,9 +49,8 @@ def expand_grids(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[s
     expanded: dict[str, Any] = {}
     sweeps: dict[str, list[str]] = {}
     for name, run in runs.items():
-        if not (isinstance(run, dict) and "grid" in run):
-            made = {name: run}
-        else:
+        made = {name: run}
+        if isinstance(run, dict) and "grid" in run:
             made = _expand(str(name), {k: v for k, v in run.items() if k != "grid"}, run["grid"])
             sweeps[name] = list(made)
         for one, block in made.items():
@@ -112,8 +113,10 @@ def _values(where: str, label: str, given: Any) -> list[tuple[str, Any]]:
     if not named:
         raise ConfigError(f"{where}: must not be empty")
     for i, (name, value) in enumerate(named):
-        if not NAME.fullmatch(name):
-            raise ConfigError(f"{where}: a name is letters, digits, - and _ (got {name!r})")
+        try:
+            check_name(name)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
         if any(value == other and type(value) is type(other) for _, other in named[:i]):
             raise ConfigError(f"{where}: {value!r} is there twice")
     return named
@@ -121,19 +124,13 @@ def _values(where: str, label: str, given: Any) -> list[tuple[str, Any]]:
 
 def _written(where: str, value: Any) -> str:
     """A value as a part of a folder's name: ``4e-3``, ``15e-1``, ``true``, ``adamw8bit``."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return str(value)
+    if value is None or isinstance(value, int):  # or true or false
+        return json.dumps(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 10_000:
         return str(int(value))
-    if isinstance(value, float):
-        digits, power = f"{value:.12e}".split("e")
-        whole, _, rest = digits.partition(".")
-        rest = rest.rstrip("0")
-        return f"{whole}{rest}e{int(power) - len(rest)}"
+    if isinstance(value, float) and math.isfinite(value):
+        sign, digits, power = Decimal(f"{value:.12e}").normalize().as_tuple()
+        return f"{'-' * sign}{''.join(map(str, digits))}e{power}"
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-]+", value):
         return value
     raise ConfigError(f"{where}: {value!r} makes no name; name the values: {{name: value, ...}}")

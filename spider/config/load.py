@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from spider.config.check import problems_of
-from spider.config.explain import ConfigError, explain, key_path
+from spider.config.data import StreamSource
+from spider.config.explain import ConfigError, explain, key_path, nearest, none_such
 from spider.config.grid import expand_grids
-from spider.config.model import model_block
-from spider.config.paths import put, resolve, siblings
+from spider.config.paths import put, resolve
+from spider.config.run import Run
 from spider.config.schema import Config
+from spider.config.spec import StageSpec
 
 
 def load_config(source: Path | dict[str, Any]) -> Config:
@@ -38,14 +39,13 @@ def load_config(source: Path | dict[str, Any]) -> Config:
     if isinstance(runs := written.get("runs"), dict):
         runs, sweeps = expand_grids(runs)
         written = {**written, "runs": runs}
-    raw = {**written, "runs": _expand_models(runs)}
     try:
-        config = Config.model_validate(raw)
+        config = Config.model_validate(written)
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(e, siblings(raw)) for e in error.errors())) from None
+        raise ConfigError("\n".join(map(explain, error.errors()))) from None
     config.written.update(written)
     config.sweeps.update(sweeps)
-    if problems := problems_of(config):
+    if problems := list(_problems(config)):
         raise ConfigError("\n".join(problems))
     return config
 
@@ -59,24 +59,99 @@ def _read(path: Path) -> Any:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
 
 
-def _expand_models(runs: Any) -> Any:
-    """Replace ``model: tiny`` and ``model: {preset: tiny, ...}`` by the preset's full mapping."""
-    if not isinstance(runs, dict):
-        return runs
-    expanded = {}
-    for name, run in runs.items():
-        if isinstance(run, dict) and "model" in run:
-            try:
-                run = {**run, "model": model_block(run["model"])}
-            except ConfigError as error:
-                raise ConfigError(f"runs.{name}.model.{error}") from None
-        expanded[name] = run
-    return expanded
+# ------------------------------------------------------------------------ what no block can see by itself
 
 
-@dataclass(frozen=True)
+def _problems(config: Config) -> Iterator[str]:
+    """A line for each, with the path of its key."""
+    for name, run in config.runs.items():
+        yield from (f"runs.{name}.{problem}" for problem in _run_problems(config, run))
+        seen: set[str] = set()
+        for i, stage in enumerate(run.stages):
+            if stage.name in seen:
+                yield f"runs.{name}.stages[{i}].name: {stage.name!r} is used twice in this run"
+            else:
+                spec = config.stage(name, stage.name)
+                yield from (f"runs.{name}.stages[{i}]{problem}" for problem in _stage_problems(config, spec))
+            seen.add(stage.name)
+        scored = run.evaluation.data or run.data
+        if scored in config.datasets and config.datasets[scored].validation == 0:
+            yield f"datasets.{scored}.validation: must be above 0, runs.{name} is evaluated on it"
+    if config.scaling is not None:
+        yield from _scaling_problems(config, config.scaling)
+
+
+def _run_problems(config: Config, run: Run) -> Iterator[str]:
+    yield from run.model.problems(run.precision, run.compile)
+    if run.optimizer.master_weights == "bf16" and run.precision not in ("bf16", "fp8"):
+        yield (
+            "optimizer.master_weights: bf16 weights cannot be multiplied in fp32, which "
+            f"precision: {run.precision} may come to; set precision: bf16 or fp8"
+        )
+    if run.optimizer.master_weights == "bf16" and run.parallel == "fsdp":
+        yield (
+            "optimizer.master_weights: parallel: fsdp shares fp32 weights only; set fp32 (each "
+            "process then holds a share of them), or parallel: ddp"
+        )
+    scored = run.evaluation.data or run.data
+    if scored not in config.datasets:
+        yield f"evaluation.data: {none_such('dataset', scored, config.datasets)}"
+    elif isinstance(config.datasets[scored].source, StreamSource):
+        yield f"evaluation.data: {scored!r} is a stream and has no validation shards; name another"
+
+
+def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
+    s = spec.settings
+    if not any((s.tokens, s.max_steps, s.target_flops, s.tokens_per_parameter, s.max_hours)):
+        yield ": needs tokens, max_steps, target_flops, tokens_per_parameter or max_hours"
+    if s.max_hours and s.schedule not in ("wsd", "constant"):
+        yield (
+            f".max_hours: schedule: {s.schedule} must know its last step from the first; set schedule: wsd, "
+            "which decays when time runs out, or constant"
+        )
+    try:
+        spec.micro_batch(spec.processes)
+    except ConfigError as error:
+        yield f": {error}"
+    if s.keep_every and s.keep_every % s.ckpt_every:
+        yield (
+            ".keep_every: must be a multiple of ckpt_every, only what is saved can be kept "
+            f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
+        )
+    if spec.model.LOOPS is None and spec.loops != 1:
+        yield f".n_loops: the family {spec.model.family} has no loops; leave it out"
+    if spec.data not in config.datasets:
+        yield f".data: {none_such('dataset', spec.data, config.datasets)}"
+
+
+def _scaling_problems(config: Config, sweep: str) -> Iterator[str]:
+    """What keeps a law from being fitted; better said before its runs are trained than after."""
+    if sweep not in config.sweeps:
+        yield f"scaling: no run {sweep!r} with a grid{nearest(sweep, config.sweeps)}"
+        return
+    runs = {name: config.runs[name] for name in config.sweeps[sweep]}
+    if (count := len(next(iter(runs.values())).stages)) != 1:
+        yield f"runs.{sweep}.stages: what a scaling law is fitted to has one stage (here are {count})"
+        return
+    budgets = {config.stage(name, run.stages[0].name).settings.target_flops for name, run in runs.items()}
+    models = {run.model.model_dump_json() for run in runs.values()}
+    if None in budgets or len(budgets) < 2 or len(models) < 3:
+        yield (
+            f"runs.{sweep}.grid: a scaling law needs at least 3 models and 2 values of target_flops "
+            f"(here are {len(models)} and {len(budgets - {None})})"
+        )
+
+
+# --------------------------------------------------------------------------------------------- from elsewhere
+
+
+@dataclass
 class Given:
-    """A setting that is not from the file."""
+    """A setting that is not from the file.
+
+    Raises:
+        ConfigError: its value is a text, and that is not YAML.
+    """
 
     origin: str
     """What messages call it: ``--lr``, ``LR``, ``lr=4e-3``."""
@@ -85,20 +160,16 @@ class Given:
     yields: bool = False
     """To another of the same setting, as a variable does to the command line."""
 
-    @classmethod
-    def parse(cls, origin: str, key: str, value: Any, yields: bool = False) -> Given:
-        """Of a value in YAML, where ``4e-3`` is a number too (YAML 1.1 wants ``4.0e-3``); or of a flag's.
-
-        Raises:
-            ConfigError: it is not YAML.
-        """
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, str):
+            return
         try:
-            plain = yaml.safe_load(value) if isinstance(value, str) else value
+            plain = yaml.safe_load(self.value)
         except yaml.YAMLError:
-            raise ConfigError(f"{origin}: {value!r} is not a value as YAML has them") from None
-        if isinstance(plain, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", plain):
-            plain = float(plain)
-        return cls(origin, key, plain, yields)
+            raise ConfigError(f"{self.origin}: {self.value!r} is not a value as YAML has them") from None
+        # YAML 1.1 wants ``4.0e-3``; ``4e-3`` is a number here too.
+        number = isinstance(plain, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", plain)
+        self.value = float(plain) if number else plain
 
 
 def with_settings(config: Config, run: str, stage: str, given: Sequence[Given]) -> tuple[Config, list[Given]]:

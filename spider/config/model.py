@@ -12,8 +12,10 @@ imported by, ``model: {family: my_package.my_family}``. Nothing else in Spider n
 from __future__ import annotations
 
 import pkgutil
+from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter, getitem
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar
@@ -21,7 +23,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, SerializeAsAny
 
 from spider.config.block import Block
-from spider.config.explain import ConfigError, nearest
+from spider.config.explain import ConfigError, nearest, none_such, wrong_keys
 
 _BUILT_IN = Path(__file__).parents[1] / "model"
 
@@ -42,12 +44,12 @@ class ModelConfig(Block):
     @property
     def loops(self) -> int:
         """Times the looped part runs, where a stage does not say."""
-        return _at(self, self.LOOPS) if self.LOOPS else 1
+        return attrgetter(self.LOOPS)(self) if self.LOOPS else 1
 
     @property
     def recomputes(self) -> bool:
         """Whether activations are recomputed."""
-        return bool(self.RECOMPUTE and _at(self, self.RECOMPUTE))
+        return bool(self.RECOMPUTE and attrgetter(self.RECOMPUTE)(self))
 
     @property
     def samples_loops(self) -> bool:
@@ -63,15 +65,8 @@ class ModelConfig(Block):
         plain = self.model_dump(mode="json")
         if self.RECOMPUTE:
             *blocks, key = self.RECOMPUTE.split(".")
-            del _at(plain, ".".join(blocks))[key]
+            del reduce(getitem, blocks, plain)[key]
         return plain
-
-
-def _at(block: Any, path: str) -> Any:
-    """What stands at a path in a block or a mapping."""
-    for name in path.split("."):
-        block = block[name] if isinstance(block, dict) else getattr(block, name)
-    return block
 
 
 def families() -> list[str]:
@@ -118,7 +113,7 @@ def model_block(given: Any) -> Any:
     """``tiny`` or ``{preset: tiny, ...}`` as the preset's full mapping, with the family's name in it.
 
     Raises:
-        ConfigError: no such family or preset; the message begins with the key.
+        ValidationError: no such family or preset.
     """
     block = {"preset": given} if isinstance(given, str) else given
     if not isinstance(block, dict):
@@ -128,10 +123,10 @@ def model_block(given: Any) -> Any:
         try:
             known = dict.fromkeys(presets(str(family)), str(family))
         except ConfigError as error:
-            raise ConfigError(f"family: {error}") from None
+            raise wrong_keys({"family": str(error)}) from None
     preset = block.get("preset") or next(iter(known), "")
     if preset and preset not in known:
-        raise ConfigError(f"preset: no preset {preset!r}{nearest(preset, list(known))}")
+        raise wrong_keys({"preset": none_such("preset", preset, known)})
     family = family or known[preset]
     return merged(presets(family).get(preset, {}), {**block, "preset": preset, "family": family})
 

@@ -11,14 +11,12 @@ configuration that comes of it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args
 
 from spider.config.block import Block
 from spider.config.explain import ConfigError, nearest
 from spider.config.model import ModelConfig, family_config, model_block
 from spider.config.run import Run, StageSettings
-from spider.config.schema import Config
 
 Path = tuple[str, ...]
 
@@ -55,9 +53,9 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
         fields = [f for f in block.model_fields if f not in ("grid", "stages")] if block else []
         if step not in fields:
             bare = list(StageSettings.model_fields) if block is Run else []
-            hint = nearest(step, list(dict.fromkeys([*fields, *bare]))) if fields else ""
+            hint = nearest(step, {*fields, *bare}) if fields else ""
             raise ConfigError(f"{where}: unknown key{hint}")
-        block = _block(family if step == "model" and block is Run else child(block, step))
+        block = family if step == "model" and block is Run else _inner(block, step)
     _check_reach(where, path, run, family, stage)
     return path
 
@@ -122,47 +120,12 @@ def _family(run: dict[str, Any]) -> type[ModelConfig]:
     """The schema of a run's model; of one that is wrong itself or not there, that of the family implied."""
     try:
         return family_config(model_block(run.get("model"))["family"])
-    except (ConfigError, TypeError):
+    except (ValueError, TypeError):
         return family_config(ModelConfig.model_fields["family"].default)
 
 
-# ------------------------------------------------------------------------------------- the schema, by steps
-
-
-def siblings(raw: dict[str, Any]) -> Callable[[tuple[Any, ...]], list[str]]:
-    """What `spider.config.explain.explain` asks: the keys of the block that a place in ``raw`` lies in."""
-
-    def known(loc: tuple[Any, ...]) -> list[str]:
-        block: Any = Config
-        value: Any = raw
-        for part in loc[:-1]:
-            block = child(block, part)
-            value = value.get(part) if isinstance(value, dict) else None
-            if block is ModelConfig and isinstance(value, dict):
-                block = family_config(value["family"])
-        return list(block.model_fields) if _block(block) else []
-
-    return known
-
-
-def child(annotation: Any, part: Any) -> Any:
-    """The type under one step of a path."""
-    if isinstance(annotation, type) and issubclass(annotation, Block) and part in annotation.model_fields:
-        annotation = annotation.model_fields[part].annotation
-    else:  # an item of a list, a value of a mapping, or the member of a union that ``kind`` names
-        blocks = [a for a in get_args(annotation) if _block(a)]
-        named = [
-            b
-            for b in blocks
-            if "kind" in b.model_fields and part in get_args(b.model_fields["kind"].annotation)
-        ]
-        annotation = next(iter(named or blocks), None)
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    present = [a for a in get_args(annotation) if a is not type(None)]
-    optional = len(present) == 1 and len(get_args(annotation)) == 2
-    return present[0] if optional else annotation
-
-
-def _block(annotation: Any) -> Any:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, Block) else None
+def _inner(block: type[Block], key: str) -> type[Block] | None:
+    """The block that a key of another holds, be it that or null."""
+    annotation = block.model_fields[key].annotation
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Block)), None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from spider.config.block import NAME, Block, Fraction, Positive
-from spider.config.model import AnyModel
+from spider.config.block import Block, Fraction, Name, Positive
+from spider.config.model import AnyModel, model_block
 
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
@@ -112,7 +112,7 @@ class Stage(StageSettings):
     """A stage ends with the first of ``tokens``, ``max_steps``, ``target_flops``, ``tokens_per_parameter``
     and ``max_hours`` that it reaches; it needs at least one of them."""
 
-    name: str
+    name: Name
     """Its folder's name."""
 
 
@@ -171,7 +171,6 @@ class RunSettings(Block):
     """What holds for all stages of a run."""
 
     model: AnyModel
-    """A preset's name, or a block."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the weights, the order of the data, and every step's noise."""
     precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
@@ -191,6 +190,8 @@ class RunSettings(Block):
 class Run(RunSettings):
     """A model, trained through a list of stages."""
 
+    model: Annotated[AnyModel, BeforeValidator(model_block)]
+    """A preset's name, or a block."""
     data: str
     """Dataset to train on, unless a stage names another."""
     defaults: StageSettings = StageSettings()
@@ -204,7 +205,7 @@ class Run(RunSettings):
 class TrackingConfig(Block):
     uri: str | None = None
     """MLflow store (default: SQLite in the results folder); MLFLOW_TRACKING_URI goes before it."""
-    experiment: str | None = None
+    experiment: Name | None = None
     """Whose runs these are, on a store of several people: ada logs to ada/Training and ada/Pipeline."""
     enabled: bool = True
     """false: nothing is recorded."""
@@ -217,6 +218,4 @@ class TrackingConfig(Block):
                 "environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD for a server, PGPASSWORD "
                 "for PostgreSQL, or the whole address in MLFLOW_TRACKING_URI"
             )
-        if self.experiment is not None and not NAME.fullmatch(self.experiment):
-            raise ValueError(f"experiment: a name is letters, digits, - and _ (got {self.experiment!r})")
         return self

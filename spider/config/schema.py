@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr
 
-from spider.config.block import Block
+from spider.config.block import Block, Name
 from spider.config.data import Dataset, StreamSource
-from spider.config.explain import ConfigError, nearest
+from spider.config.explain import ConfigError, none_such
 from spider.config.run import Run, RunSettings, TrackingConfig
 from spider.config.spec import StageSpec
 
@@ -16,9 +16,9 @@ from spider.config.spec import StageSpec
 class Config(Block):
     results: str = "results"
     """Folder for everything that is made."""
-    datasets: dict[str, Dataset]
+    datasets: dict[Name, Dataset]
     """Datasets by name."""
-    runs: Annotated[dict[str, Run], Field(min_length=1)]
+    runs: Annotated[dict[Name, Run], Field(min_length=1)]
     tracking: TrackingConfig = TrackingConfig()
     scaling: str | None = None
     """Fit a scaling law to this run's grid, over models and ``target_flops`` (docs/sweeps.md)."""
@@ -53,15 +53,14 @@ class Config(Block):
         run = self.run(run_name)
         names = [s.name for s in run.stages]
         if stage_name not in names:
-            raise ConfigError(f"runs.{run_name}: no stage {stage_name!r}{nearest(stage_name, names)}")
+            raise ConfigError(f"runs.{run_name}: {none_such('stage', stage_name, names)}")
         index = names.index(stage_name)
         stage = run.stages[index]
         own = {k: getattr(stage, k) for k in stage.model_fields_set - {"name"}}
         settings = run.defaults.model_copy(update=own)
-        data = settings.data or run.data
+        data, loops = settings.data or run.data, settings.n_loops or run.model.loops
         dataset = self.datasets.get(data)
         stream = dataset if dataset and isinstance(dataset.source, StreamSource) else None
-        loops = settings.n_loops or run.model.loops
         shared = {name: getattr(run, name) for name in RunSettings.model_fields}
         shared["evaluation"] = run.evaluation.model_copy(update={"data": run.evaluation.data or run.data})
         return StageSpec(
@@ -77,14 +76,13 @@ class Config(Block):
 
     def dataset(self, name: str) -> Dataset:
         if name not in self.datasets:
-            raise ConfigError(f"datasets: no dataset {name!r}{nearest(name, list(self.datasets))}")
+            raise ConfigError(f"datasets: {none_such('dataset', name, self.datasets)}")
         return self.datasets[name]
 
     def run(self, name: str) -> Run:
         if name in self.sweeps:
-            raise ConfigError(
-                f"runs: {name} is a sweep, name one of its runs: {', '.join(self.sweeps[name])}"
-            )
+            known = ", ".join(self.sweeps[name])
+            raise ConfigError(f"runs: {name} is a sweep, name one of its runs: {known}")
         if name not in self.runs:
-            raise ConfigError(f"runs: no run {name!r}{nearest(name, list(self.runs))}")
+            raise ConfigError(f"runs: {none_such('run', name, self.runs)}")
         return self.runs[name]

@@ -8,8 +8,8 @@ experiment. Only ``ckpt_dir`` puts it elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from spider.checkpoints.load import Checkpoint
 from spider.config import Config, ConfigError, StageSpec
@@ -19,8 +19,7 @@ from spider.files import digest
 from spider.results import Results
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """What a training starts from and where it happens, as far as the command line says."""
 
     data_dir: Path | None = None
@@ -35,8 +34,7 @@ class Places:
     """Folder of the training."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """One training, ready to start."""
 
     spec: StageSpec
@@ -46,8 +44,6 @@ class Plan:
     """Receipt of the stage before, where the stage starts from it."""
     resume: Path | None
     """Checkpoint to start from instead: looked for once, since finding the newest good one reads it whole."""
-    reset_steps: bool
-    """Of that, the weights only."""
     warmup: Path | None
     """The measurements of a stage of this shape, if they were made."""
 
@@ -82,13 +78,16 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         mark = digest([spec.identity, *starts, places.reset_steps])[:8]
         spec = spec.model_copy(update={"run": f"{run}-{mark}"})
     folder = places.ckpt_dir or results.stage(spec.run, stage).path
-    resume = Checkpoint.at(places.resume, quick=True).path if places.resume is not None else None
-    if resume is not None:
-        _check_apart(resume, folder)
+    resume = Checkpoint.at(places.resume, quick=True).path if places.resume else None
+    if resume and resume.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(
+            f"--resume {resume}: lies in the folder that is trained in, {folder}. Leave --resume out to go "
+            "on with that training, or name another folder with --ckpt_dir to begin another from there"
+        )
     if places.mock_data:
         data = folder / "mock_data"
         make_mock_data(data)
-    return Plan(spec, folder, data, previous, resume, places.reset_steps, warmup if warmup.exists() else None)
+    return Plan(spec, folder, data, previous, resume, warmup if warmup.exists() else None)
 
 
 def _receipt_before(config: Config, results: Results, run: str, spec: StageSpec) -> Path | None:
@@ -106,22 +105,14 @@ def _receipt_before(config: Config, results: Results, run: str, spec: StageSpec)
 
 
 def _check(places: Places) -> None:
-    if places.mock_data and places.data_dir is not None:
+    if places.mock_data and places.data_dir:
         raise ConfigError("give --mock_data or --data_dir, not both")
-    if places.reset_steps and places.resume is None:
+    if places.reset_steps and not places.resume:
         raise ConfigError("--reset_steps: needs --resume, it says what to take from there")
-    if places.resume is not None and places.resume.suffix == ".pt":
+    if places.resume and places.resume.suffix == ".pt":
         raise ConfigError(
             f"--resume {places.resume}: bring it into a folder first (spider checkpoint import "
             f"{places.resume} FOLDER), then --resume FOLDER"
-        )
-
-
-def _check_apart(start: Path, folder: Path) -> None:
-    if start.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(
-            f"--resume {start}: lies in the folder that is trained in, {folder}. Leave --resume out to go on "
-            "with that training, or name another folder with --ckpt_dir to begin another from there"
         )
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -324,7 +323,6 @@ def test_mock_data_are_the_same_shards_each_time_and_are_kept(tmp_path):
 def test_the_seeds_laptop_command_runs_on_the_default_configuration(tmp_path):
     (tmp_path / "config.yaml").write_bytes((REPO / "config.yaml").read_bytes())
     command = "train --mock_data --max_steps 20 --seq_len 128 --micro_batch 2"
-    began = time.monotonic()
     said = subprocess.run(
         [sys.executable, "-m", "spider.cli", *command.split()],
         cwd=tmp_path,
@@ -334,7 +332,6 @@ def test_the_seeds_laptop_command_runs_on_the_default_configuration(tmp_path):
         check=False,
     )
     assert said.returncode == 0, said.stderr
-    assert time.monotonic() - began < 60
     (stage,) = tmp_path.glob("results/runs/demo-*/warmup")
     receipt = json.loads((stage / "train.json").read_text())
     assert receipt["steps"] == 20
