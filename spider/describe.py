@@ -10,16 +10,18 @@ family's estimate; temporaries and the framework itself come on top.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
 
 from spider.config import Config, StageSpec
+from spider.model import build_model
+from spider.model.interface import Model
 from spider.report.formatting import quantity
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from spider.model.interface import Model
+from spider.training.optim import build_optimizer, narrow_weights
+from spider.training.schedule import horizon
 
 FORMAT = 1
 _KEPT = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "schedule", "warmup_steps", "min_lr_ratio")
@@ -37,11 +39,6 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         ConfigError: no such run.
         ValueError: a stage ends before its average of the weights starts.
     """
-    import torch
-
-    from spider.model import build_model
-    from spider.training.optim import narrow_weights
-
     block = config.run(run)
     specs = [config.stage(run, stage.name) for stage in block.stages]
     with torch.device("meta"):
@@ -69,8 +66,6 @@ def describe(config: Config, run: str) -> dict[str, Any]:
 
 def _fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]:
     """What a process holds whatever the stage."""
-    from spider.training.optim import build_optimizer
-
     state = build_optimizer(model, spec.optimizer, spec.settings.lr).tensors(model)
     fixed = {
         "weights": _size([*model.parameters(), *model.buffers()]),
@@ -87,8 +82,6 @@ def _fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]
 
 
 def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], narrow: bool) -> dict[str, Any]:
-    from spider.training.schedule import horizon
-
     s = spec.settings
     memory = dict(fixed)
     if s.ema:
@@ -118,7 +111,7 @@ def _shares(spec: StageSpec) -> int:
 def _sum(values: Iterable[float | None]) -> float | None:
     """The sum, unless a part of it is not known."""
     known = list(values)
-    return None if None in known else sum(v for v in known if v is not None)
+    return None if None in known else sum(filter(None, known))
 
 
 def _size(tensors: Iterable[Any]) -> int:
@@ -130,28 +123,22 @@ def _size(tensors: Iterable[Any]) -> int:
 
 def render(run: dict[str, Any]) -> None:
     """Print a description as tables."""
-    console, total = _console(), run["parameters"]
+    console, total = Console(highlight=False), run["parameters"]
     console.print(f"[bold]{run['run']}[/] ({run['preset']}): {total:,} parameters")
     table = _table("Part", "Parameters", "Share")
     for part, count in run["parameters_by_part"].items():
         table.add_row(part.replace("_", " "), f"{count:,}", f"{count / total:.1%}")
     console.print(table)
     console.print()
-    table = _table(
-        "Stage", "Data", "Bytes", "Steps", "Bytes a step", "Window", "Loops", "FLOPs a byte", "Memory"
-    )
+    titles = ("Data", "Bytes", "Steps", "Bytes a step", "Window", "Loops", "FLOPs a byte", "Memory")
+    table = _table("Stage", *titles)
     table.columns[1].justify = "left"
     for stage in run["stages"]:
         table.add_row(
-            stage["stage"],
-            stage["data"],
-            _known(stage["bytes"], "B"),
+            *(stage["stage"], stage["data"], _known(stage["bytes"], "B")),
             f"{stage['max_hours']:g} h" if stage["steps"] is None else f"{stage['steps']:,}",
-            quantity(stage["tokens_per_step"], "B"),
-            f"{stage['seq_len']:,}",
-            str(stage["n_loops"]),
-            quantity(stage["flops_per_byte"], ""),
-            quantity(stage["memory"]["total"], "B"),
+            *(quantity(stage["tokens_per_step"], "B"), f"{stage['seq_len']:,}", str(stage["n_loops"])),
+            *(quantity(stage["flops_per_byte"], ""), quantity(stage["memory"]["total"], "B")),
         )
     console.print(table)
     console.print()
@@ -173,26 +160,14 @@ def render_list(runs: list[dict[str, Any]]) -> None:
         column.no_wrap = True
     for run in runs:
         table.add_row(
-            run["run"],
-            quantity(run["parameters"], ""),
-            quantity(run["flops_per_byte"], ""),
+            *(run["run"], quantity(run["parameters"], ""), quantity(run["flops_per_byte"], "")),
             "?" if run["steps"] is None else f"{run['steps']:,}",
-            _known(run["bytes"], "B"),
-            _known(run["flops"], ""),
-            quantity(run["memory"], "B"),
+            *(_known(run["bytes"], "B"), _known(run["flops"], ""), quantity(run["memory"], "B")),
         )
-    _console().print(table)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False)
+    Console(highlight=False).print(table)
 
 
 def _table(first: str, *titles: str) -> Table:
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False)
     table.add_column(first)
     for title in titles:

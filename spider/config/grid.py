@@ -34,13 +34,8 @@ LIMIT = 200
 
 
 def expand_grids(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Replace each run with a grid by the runs it stands for.
-
-    Args:
-        runs: the block ``runs:`` as it is in the file; what is no mapping is left to the schema.
-
-    Returns:
-        the runs without grids, and of each grid the names of its runs.
+    """The block ``runs:`` of a file with each grid replaced by the runs it stands for, and of each grid their
+    names. What is no mapping is left to the schema.
 
     Raises:
         ConfigError: an unknown key, no values, a value twice, one that cannot be named, too many runs, or a
@@ -70,8 +65,14 @@ def _expand(name: str, run: dict[str, Any], grid: Any) -> dict[str, Any]:
     for one, other in itertools.combinations(paths, 2):
         if paths[one] == paths[other]:
             raise ConfigError(f"{where}: {one} and {other} are the same setting")
-    labels = _short(list(paths.values()))
-    axes = [_values(f"{where}.{key}", label, grid[key]) for key, label in zip(paths, labels, strict=True)]
+    lasts = [path[-1].removeprefix("n_") for path in paths.values()]
+    axes = []
+    for (key, path), last in zip(paths.items(), lasts, strict=True):
+        label = last if lasts.count(last) == 1 else "_".join(path[-2:])
+        try:
+            axes.append(_values(label, grid[key]))
+        except ConfigError as error:
+            raise ConfigError(f"{where}.{key}: {error}") from None
     if (count := math.prod(len(axis) for axis in axes)) > LIMIT:
         sizes = " x ".join(str(len(axis)) for axis in axes)
         raise ConfigError(
@@ -83,7 +84,7 @@ def _expand(name: str, run: dict[str, Any], grid: Any) -> dict[str, Any]:
         block = copy.deepcopy(run)
         chosen = zip(paths.values(), combination, strict=True)
         for path, (_, value) in sorted(chosen, key=lambda item: len(item[0])):  # a model before its parts
-            put(block, path, copy.deepcopy(value))
+            put(block, path, value)
         full = "-".join([name, *(label for label, _ in combination)])
         if full in made:
             raise ConfigError(
@@ -93,36 +94,24 @@ def _expand(name: str, run: dict[str, Any], grid: Any) -> dict[str, Any]:
     return made
 
 
-def _short(paths: list[tuple[str, ...]]) -> list[str]:
-    """A label for each path: its last step, with the one before where two would be the same."""
-    last = [path[-1].removeprefix("n_") for path in paths]
-    return [
-        label if last.count(label) == 1 else "_".join(path[-2:])
-        for label, path in zip(last, paths, strict=True)
-    ]
-
-
-def _values(where: str, label: str, given: Any) -> list[tuple[str, Any]]:
+def _values(label: str, given: Any) -> list[tuple[str, Any]]:
     """Name and value of each point of an axis."""
+    if not isinstance(given, dict | list):
+        raise ConfigError("must be a list of values, or a mapping from names to values")
+    if not given:
+        raise ConfigError("must not be empty")
     if isinstance(given, dict):
         named = [(str(name), value) for name, value in given.items()]
-    elif isinstance(given, list):
-        named = [(label + _written(where, value), value) for value in given]
     else:
-        raise ConfigError(f"{where}: must be a list of values, or a mapping from names to values")
-    if not named:
-        raise ConfigError(f"{where}: must not be empty")
+        named = [(label + _written(value), value) for value in given]
     for i, (name, value) in enumerate(named):
-        try:
-            check_name(name)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
+        check_name(name)
         if any(value == other and type(value) is type(other) for _, other in named[:i]):
-            raise ConfigError(f"{where}: {value!r} is there twice")
+            raise ConfigError(f"{value!r} is there twice")
     return named
 
 
-def _written(where: str, value: Any) -> str:
+def _written(value: Any) -> str:
     """A value as a part of a folder's name: ``4e-3``, ``15e-1``, ``true``, ``adamw8bit``."""
     if value is None or isinstance(value, int):  # or true or false
         return json.dumps(value)
@@ -133,4 +122,4 @@ def _written(where: str, value: Any) -> str:
         return f"{'-' * sign}{''.join(map(str, digits))}e{power}"
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-]+", value):
         return value
-    raise ConfigError(f"{where}: {value!r} makes no name; name the values: {{name: value, ...}}")
+    raise ConfigError(f"{value!r} makes no name; name the values: {{name: value, ...}}")

@@ -43,12 +43,23 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
         if (place := getattr(family, attribute)) is None:
             raise ConfigError(f"{where}: this run's model {lacks}")
         key = f"model.{place}"
-    path: Path = tuple(key.split("."))
+    path = tuple(key.split("."))
     if path[0] in StageSettings.model_fields and (stage or path[0] not in Run.model_fields):
         path = ("defaults", *path)
     if stage and path[0] == "defaults":
         path = ("stages", stage, *path[1:])
-    block, steps = _named_stage(where, path, run, stage) if path[0] == "stages" else (Run, path)
+    block: Any = Run
+    steps = path
+    if path[0] == "stages":
+        names = [str(one.get("name")) for one in _stages(run)]
+        if len(path) < 3 or path[1] not in names:
+            known = nearest("".join(path[1:2]), names)
+            raise ConfigError(
+                f"{where}: write stages.NAME.SETTING, NAME being one of this run's stages{known}"
+            )
+        if stage and path[1] != stage:
+            raise ConfigError(f"{where}: is a setting of stage {path[1]}, and this is about stage {stage}")
+        block, steps = StageSettings, path[2:]
     for step in steps:
         fields = [f for f in block.model_fields if f not in ("grid", "stages")] if block else []
         if step not in fields:
@@ -56,38 +67,22 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
             hint = nearest(step, {*fields, *bare}) if fields else ""
             raise ConfigError(f"{where}: unknown key{hint}")
         block = family if step == "model" and block is Run else _inner(block, step)
-    _check_reach(where, path, run, family, stage)
+    _check_reach(where, path, run, family.LOOPS, stage)
     return path
 
 
-def _named_stage(where: str, path: Path, run: dict[str, Any], only: str | None) -> tuple[Any, Path]:
-    """The block and the rest of a path that begins ``stages.NAME``."""
-    names = [str(one.get("name")) for one in _stages(run)]
-    if len(path) < 3 or path[1] not in names:
-        known = nearest(path[1] if len(path) > 1 else "", names)
-        raise ConfigError(f"{where}: write stages.NAME.SETTING, NAME being one of this run's stages{known}")
-    if only and path[1] != only:
-        raise ConfigError(f"{where}: is a setting of stage {path[1]}, and this is about stage {only}")
-    return StageSettings, path[2:]
-
-
-def _check_reach(
-    where: str, path: Path, run: dict[str, Any], family: type[ModelConfig], stage: str | None
-) -> None:
+def _check_reach(where: str, path: Path, run: dict[str, Any], loops: str | None, stage: str | None) -> None:
     """Refuse what would change nothing, because a stage goes by a setting of its own."""
-    for one in _stages(run):
-        if path[0] == "defaults" and len(path) > 1 and path[1] in one:
-            name = one.get("name")
-            raise ConfigError(
-                f"{where}: stage {name!r} sets {path[1]} itself, so the grid would not reach it; leave "
-                f"it out there, or write stages.{name}.{path[1]}"
-            )
-    if family.LOOPS and path == ("model", *family.LOOPS.split(".")):
-        meant = [one for one in _stages(run) if stage in (None, one.get("name"))]
-        if any(isinstance(block, dict) and block.get("n_loops") for block in (run.get("defaults"), *meant)):
-            raise ConfigError(
-                f"{where}: this run trains with n_loops, whatever the model's loops; write n_loops"
-            )
+    stages = {str(one.get("name")): one for one in _stages(run)}
+    hiding = [name for name, one in stages.items() if path[0] == "defaults" and one.keys() & {*path[1:2]}]
+    if hiding:
+        raise ConfigError(
+            f"{where}: stage {hiding[0]!r} sets {path[1]} itself, so the grid would not reach it; leave "
+            f"it out there, or write stages.{hiding[0]}.{path[1]}"
+        )
+    meant = [run.get("defaults"), *(one for name, one in stages.items() if stage in (None, name))]
+    if ".".join(path) == f"model.{loops}" and any(isinstance(b, dict) and b.get("n_loops") for b in meant):
+        raise ConfigError(f"{where}: this run trains with n_loops, whatever the model's loops; write n_loops")
 
 
 def put(run: dict[str, Any], path: Path, value: Any) -> None:
