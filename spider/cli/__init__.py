@@ -1,5 +1,114 @@
-"""The ``spider`` command."""
+"""The ``spider`` command: parse, call one function, say what came of it.
 
-from spider.cli.main import cli, main
+Each rule of the workflow is one verb here, and each verb can be run by hand. Heavy libraries are imported by
+the verb that needs them, so that ``spider encode`` never pays for torch. Exit codes: 0 done, 1 an error that
+the message explains, 2 wrong usage, 75 (EX_TEMPFAIL) stopped by a signal with everything saved: run it again.
+"""
 
-__all__ = ["cli", "main"]
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+import click
+
+import spider
+from spider.cli import data, evaluate, model, train
+from spider.cli.session import FILE, Session, log
+from spider.results import keep_config
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(spider.__version__)
+@click.option(
+    "--config",
+    "config_path",
+    type=FILE,
+    default="config.yaml",
+    show_default=True,
+    help="Configuration to read; the workflow passes the copy in its results folder.",
+)
+@click.option("--configure", metavar="JSON", help="Write this to --config first, unless that says the same.")
+@click.option("--log", "log_path", type=FILE, help="Also write the log to this file.")
+@click.pass_context
+def cli(context: click.Context, config_path: Path, configure: str | None, log_path: Path | None) -> None:
+    """Raw text to a trained, evaluated, tracked byte-level language model."""
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if log_path:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(log_path, encoding="utf-8"))
+    form = logging.Formatter(f"%(asctime)s {context.invoked_subcommand}: %(message)s", "%H:%M:%S")
+    for handler in handlers:
+        handler.setFormatter(form)
+    logging.basicConfig(handlers=handlers, level=logging.WARNING, force=True)
+    log.setLevel(logging.INFO)
+    if configure:
+        keep_config(config_path, json.loads(configure))
+    context.obj = Session(config_path)
+
+
+for _verb in (
+    *(data.download, data.encode, data.index, data.verify, data.inspect),
+    *(train.warmup, train.train),
+    *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
+    *(model.describe, model.generate, model.boundaries, model.checkpoint),
+):
+    cli.add_command(_verb)
+
+
+def _remedy(error: OSError) -> str:
+    """An operating-system error as a sentence with what to do."""
+    hints = {
+        errno.ENOSPC: "no space left on the disk; free some and run the same command again",
+        errno.EDQUOT: "disk quota exceeded; free some space and run the same command again",
+        errno.EROFS: "the file system is read-only; name a writable folder under `results:`",
+        errno.EACCES: "permission denied; name a folder you may write under `results:`",
+    }
+    where = f"{error.filename}: " if error.filename else ""
+    return where + hints.get(error.errno or 0, error.strerror or str(error))
+
+
+def _status() -> int:
+    """Run the command line and return its exit code. Errors for people go to stderr as one message, bugs keep
+    their traceback."""
+    try:
+        cli(standalone_mode=False)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        log.error("interrupted; run the same command again to go on")
+        return 130
+    except ValueError as error:
+        log.error("error: %s", error)
+        return 1
+    except OSError as error:
+        if error.errno is None:
+            raise
+        log.error("error: %s", _remedy(error))
+        return 1
+    except Exception as error:
+        if not hasattr(error, "exit_code"):
+            raise
+        log.warning("%s", error)
+        return int(error.exit_code)
+    return 0
+
+
+def main() -> None:
+    """The console script; one of several processes leaves without taking torch down.
+
+    A process group that goes down while an exchange is being forgotten waits for the interpreter's lock,
+    which its own destructor holds: for ever, and all other processes with it.
+    """
+    status = _status()
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        logging.shutdown()
+        os._exit(status)
+    sys.exit(status)

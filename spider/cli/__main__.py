@@ -1,3 +1,3 @@
-from spider.cli.main import main
+from spider.cli import main
 
 main()

@@ -85,7 +85,13 @@ def generate(
 @click.option("--html", type=NEW_FILE, help="Write a web page instead.")
 @click.option("--png", hidden=True)
 def boundaries(
-    checkpoint: Path, file: Path, count: int, context: int | None, svg: Path, html: Path, png: str
+    checkpoint: Path,
+    file: Path,
+    count: int,
+    context: int | None,
+    svg: Path | None,
+    html: Path | None,
+    png: str | None,
 ) -> None:
     """Show the patches into which the model at CHECKPOINT cuts the beginning of FILE (-: standard input).
 

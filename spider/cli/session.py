@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ log = logging.getLogger("spider")
 
 #: A file or a folder, there or not.
 FILE = click.Path(path_type=Path)
+THERE = click.Path(exists=True, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1)
 THREADS = click.option("--threads", type=COUNT, help="CPU threads of this machine (default: all).")
 JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
+@dataclass
 class Session:
     """What the options before the verb say: which configuration, and where its results are."""
 
-    def __init__(self, config_path: Path) -> None:
-        self.config_path = config_path
+    config_path: Path
 
     @cached_property
     def config(self) -> Config:

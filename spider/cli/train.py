@@ -1,20 +1,25 @@
-"""Verbs of a training: time its products; train as the workflow does, or with other settings."""
+"""Verbs of a training: time its products; train as the workflow does, or with other settings.
+
+Settings are ``PATH=VALUE`` in general; flags and variables of the seeds are a table of aliases of paths. What
+each is for, and what it may be, is the schema's to say. A setting comes from the command line, else from the
+environment, else from the configuration.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
+from click.core import ParameterSource
 
 from spider import tracking
-from spider.cli import settings
-from spider.cli.session import COUNT, FILE, THREADS, Session, log, prepare_torch
-from spider.config import ConfigError, with_settings
+from spider.cli.session import COUNT, FILE, THERE, THREADS, Session, log, prepare_torch
+from spider.config import ConfigError, Given, Run, StageSettings, with_settings
 from spider.results import StageFolder
 
 if TYPE_CHECKING:
@@ -40,20 +45,101 @@ def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     log.info("%s: %s, %s", record.device, record.precision, record.reason)
 
 
+class Alias(NamedTuple):
+    """The flag ``--name``; one that begins with ``no_`` sets false."""
+
+    name: str
+    path: str
+    variable: bool = False
+    """Whether the variable ``NAME`` sets it where the command line does not."""
+    help: str = ""
+    """What the schema does not say."""
+
+
+_SEEDS = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "ckpt_every")
+ALIASES = (
+    *(Alias(name, name, variable=True) for name in _SEEDS),
+    Alias("target_tokens", "tokens", variable=True),
+    Alias("max_steps", "max_steps", help="0: no such limit."),
+    *(Alias(name, name) for name in ("precision", "fp8_recipe", "parallel", "compile", "kernels")),
+    Alias("no_gradient_checkpointing", "model.gradient_checkpointing", help="Keep all activations."),
+)
+_FIELDS = {**Run.model_fields, **StageSettings.model_fields}
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """``--name``, its words joined by underscores as in the configuration, or by dashes."""
+    return tuple(dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")))
+
+
+class _Option(click.Option):
+    """One of the aliases; a workflow's jobs take none from the environment, only from the configuration."""
+
+    def resolve_envvar_value(self, context: click.Context) -> str | None:
+        return None if os.environ.get("SPIDER_WORKFLOW") else super().resolve_envvar_value(context)
+
+
+def _aliases(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command all of `ALIASES` as options."""
+    for name, path, variable, more in reversed(ALIASES):
+        field = _FIELDS.get(path)
+        kinds = get_args(field.annotation) if field else ()
+        said = f"{field.description if field else ''} {more}".replace("``", "").strip()
+        form: dict[str, Any] = {"metavar": "|".join(k for k in kinds if isinstance(k, str)) or "NUMBER"}
+        flags = _spellings(name)
+        if name.startswith("no_"):
+            form = {"is_flag": True, "flag_value": False, "default": None}
+        elif bool in kinds:
+            flags, form = tuple(f"{flag}/--no-{flag[2:]}" for flag in flags), {"default": None}
+        form |= {"envvar": name.upper() if variable else None, "show_envvar": True, "help": said}
+        command = click.option(*flags, cls=_Option, **form)(command)
+    return command
+
+
+def _read_settings(context: click.Context, words: tuple[str, ...]) -> tuple[list[str], list[Given]]:
+    """The names of a run and a stage, and the settings, of a command's words, its flags and the environment.
+
+    Raises:
+        ConfigError: a value is not YAML.
+        UsageError: there are too many names.
+    """
+    names = [word for word in words if "=" not in word]
+    if len(names) > 2:
+        raise click.UsageError(f"unexpected {', '.join(names[2:])}; a setting is written PATH=VALUE", context)
+    given = []
+    for name, path, *_ in ALIASES:
+        source, value = context.get_parameter_source(name), context.params[name]
+        if source is not ParameterSource.DEFAULT:
+            variable = source is ParameterSource.ENVIRONMENT
+            value = "null" if (name, value) == ("max_steps", "0") else value
+            given.append(Given(name.upper() if variable else f"--{name}", path, value, variable))
+    pairs = ((word, word.partition("=")) for word in words if "=" in word)
+    return names, [*given, *(Given(word, key, value) for word, (key, _, value) in pairs)]
+
+
+def _report_settings(context: click.Context, used: list[Given]) -> None:
+    """Log which settings are not the file's, and which variables a workflow's job has ignored."""
+    if used:
+        said = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used)
+        log.info("settings: %s; all others from %s", said, context.obj.config_path)
+    unused = [a for a in ALIASES if context.get_parameter_source(a.name) is ParameterSource.DEFAULT]
+    if variables := [a.name.upper() for a in unused if a.variable and os.environ.get(a.name.upper())]:
+        log.warning(
+            "%s: set in the environment and ignored, the configuration alone decides what a workflow trains",
+            ", ".join(variables),
+        )
+
+
 def _place(name: str, **options: Any) -> Any:
-    return click.option(*settings.spellings(name), **options)
+    return click.option(*_spellings(name), **options)
 
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[RUN [STAGE]] [PATH=VALUE]...")
-@settings.aliases
+@_aliases
 @_place("data_dir", type=FILE, help="Folder of encoded shards to train on.")
 @_place("mock_data", is_flag=True, help="Train on made-up text.")
-@_place(
-    "resume",
-    type=click.Path(exists=True, path_type=Path),
-    help="Go on from this checkpoint, stage or exported folder, or train.json.",
-)
+@_place("resume", type=THERE, help="Go on from this checkpoint, stage or exported folder, or train.json.")
 @_place("reset_steps", is_flag=True, help="Of --resume take the weights only.")
 @_place("ckpt_dir", type=FILE, help="Folder to train in.")
 @THREADS
@@ -81,7 +167,7 @@ def train(
     session: Session = context.obj
     config = session.config
     try:
-        names, given = settings.read(context, words)
+        names, given = _read_settings(context, words)
         run, stage = config.choose(*names)
         changed, used = with_settings(config, run, stage, given)
     except ConfigError as error:
@@ -97,19 +183,19 @@ def train(
     if not world.first:  # what happens is told and recorded once
         log.setLevel(logging.ERROR)
         os.environ["SPIDER_TRACKING"] = "off"
-    settings.report(context, used)
+    _report_settings(context, used)
     places = Places(**{name: options[name] for name in Places._fields})
     planned = world.first_before_others(lambda: plan(config, changed, run, stage, places))
     prepare_torch(threads, world.local_size)
-    _train_tracked(session, planned, places.reset_steps, world)
+    _train_tracked(session, planned, world)
 
 
-def _train_tracked(session: Session, planned: Plan, reset_steps: bool, world: World) -> None:
+def _train_tracked(session: Session, planned: Plan, world: World) -> None:
     """Train, and record it: the job, and, of a stage of the results folder, its curves and checkpoint."""
     from spider.training.stage import data_digest, train
 
-    results, (spec, folder, data, previous, resume, warmup) = session.results, planned
-    used = [data / "metadata.json", resume or previous, warmup]
+    results, spec, folder, data = session.results, planned.spec, planned.folder, planned.data
+    used = [data / "metadata.json", planned.resume or planned.previous, planned.warmup]
     inputs = [path for path in used if path and path.exists()]
     name, made = f"{spec.run}/{spec.stage}", [StageFolder(folder).receipt]
     with session.tracked("train", name, spec.deciding(), inputs, made) as job:
@@ -119,14 +205,10 @@ def _train_tracked(session: Session, planned: Plan, reset_steps: bool, world: Wo
         job.dataset(*card, context="training")
         at_home = folder == results.stage(spec.run, spec.stage).path
         with tracking.training(results.root, spec, dataset=card) if at_home else nullcontext():
-            start: dict[str, Any] = {"previous": previous, "resume": resume, "reset_steps": reset_steps}
-            receipt = train(spec, folder, data, **start, warmup=warmup, world=world)
+            receipt = train(**planned._asdict(), world=world)
         if at_home:
             tracking.log_checkpoint(results.root, spec.run, spec.stage, receipt)
         job.metric("bytes", receipt.bytes)
         job.metric("seconds", receipt.seconds)
-    log.info(
-        "%s: trained to step %d on %s bytes in %.0f s; %s",
-        *(name, receipt.steps, f"{receipt.bytes:,}", receipt.seconds),
-        folder / receipt.checkpoint,
-    )
+    trained = f"trained to step {receipt.steps} on {receipt.bytes:,} bytes in {receipt.seconds:.0f} s"
+    log.info("%s: %s; %s", name, trained, folder / receipt.checkpoint)

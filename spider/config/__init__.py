@@ -5,7 +5,7 @@
     spec      a stage, resolved: what a job reads            schema   all of it
     paths     a setting by its path                          grid     many runs from one block
     load      from a file, and settings given beside it, to a checked `Config`
-    check     whether all blocks go together                 explain  what is wrong, in words
+    explain   what is wrong, in words
 
 A configuration names datasets and runs. A run trains one model through a list of stages; settings shared by
 its stages stand in ``defaults`` and any stage may override any of them. ``Config.stage`` resolves that into a

@@ -65,7 +65,7 @@ def _read(path: Path) -> Any:
 def _problems(config: Config) -> Iterator[str]:
     """A line for each, with the path of its key."""
     for name, run in config.runs.items():
-        yield from (f"runs.{name}.{problem}" for problem in _run_problems(config, run))
+        yield from (f"runs.{name}.{problem}" for problem in _run_problems(run))
         seen: set[str] = set()
         for i, stage in enumerate(run.stages):
             if stage.name in seen:
@@ -75,13 +75,19 @@ def _problems(config: Config) -> Iterator[str]:
                 yield from (f"runs.{name}.stages[{i}]{problem}" for problem in _stage_problems(config, spec))
             seen.add(stage.name)
         scored = run.evaluation.data or run.data
-        if scored in config.datasets and config.datasets[scored].validation == 0:
+        dataset = config.datasets.get(scored)
+        if dataset is None:
+            yield f"runs.{name}.evaluation.data: {none_such('dataset', scored, config.datasets)}"
+        elif isinstance(dataset.source, StreamSource):
+            where = f"runs.{name}.evaluation.data"
+            yield f"{where}: {scored!r} is a stream and has no validation shards; name another"
+        elif dataset.validation == 0:
             yield f"datasets.{scored}.validation: must be above 0, runs.{name} is evaluated on it"
     if config.scaling is not None:
         yield from _scaling_problems(config, config.scaling)
 
 
-def _run_problems(config: Config, run: Run) -> Iterator[str]:
+def _run_problems(run: Run) -> Iterator[str]:
     yield from run.model.problems(run.precision, run.compile)
     if run.optimizer.master_weights == "bf16" and run.precision not in ("bf16", "fp8"):
         yield (
@@ -93,11 +99,6 @@ def _run_problems(config: Config, run: Run) -> Iterator[str]:
             "optimizer.master_weights: parallel: fsdp shares fp32 weights only; set fp32 (each "
             "process then holds a share of them), or parallel: ddp"
         )
-    scored = run.evaluation.data or run.data
-    if scored not in config.datasets:
-        yield f"evaluation.data: {none_such('dataset', scored, config.datasets)}"
-    elif isinstance(config.datasets[scored].source, StreamSource):
-        yield f"evaluation.data: {scored!r} is a stream and has no validation shards; name another"
 
 
 def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:

@@ -20,32 +20,26 @@ from spider.results import Results
 
 
 class Places(NamedTuple):
-    """What a training starts from and where it happens, as far as the command line says."""
+    """What a training starts from and where it happens: the options of these names of ``spider train``."""
 
     data_dir: Path | None = None
-    """Encoded shards to train on."""
     mock_data: bool = False
-    """Train on made-up text, made in the folder of the training."""
     resume: Path | None = None
-    """Checkpoint, stage folder, receipt or exported folder to start from."""
     reset_steps: bool = False
-    """Of that, the weights only."""
     ckpt_dir: Path | None = None
-    """Folder of the training."""
 
 
 class Plan(NamedTuple):
-    """One training, ready to start."""
+    """One training, ready to start: what `spider.training.stage.train` is given."""
 
     spec: StageSpec
     folder: Path
     data: Path
     previous: Path | None
-    """Receipt of the stage before, where the stage starts from it."""
     resume: Path | None
-    """Checkpoint to start from instead: looked for once, since finding the newest good one reads it whole."""
+    """A checkpoint: looked for once, since finding the newest good one reads it whole."""
+    reset_steps: bool
     warmup: Path | None
-    """The measurements of a stage of this shape, if they were made."""
 
 
 def plan(config: Config, changed: Config, run: str, stage: str, places: Places) -> Plan:
@@ -87,7 +81,8 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
     if places.mock_data:
         data = folder / "mock_data"
         make_mock_data(data)
-    return Plan(spec, folder, data, previous, resume, warmup if warmup.exists() else None)
+    measured = warmup if warmup.exists() else None
+    return Plan(spec, folder, data, previous, resume, places.reset_steps, measured)
 
 
 def _receipt_before(config: Config, results: Results, run: str, spec: StageSpec) -> Path | None:

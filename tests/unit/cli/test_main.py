@@ -8,7 +8,7 @@ import click
 import pytest
 
 from spider.cli import cli, main
-from spider.cli.settings import ALIASES
+from spider.cli.train import ALIASES
 from spider.errors import RESUME_ME, Preempted
 
 HEAVY = ("torch", "mlflow", "datasets", "matplotlib", "pyarrow", "numpy")

@@ -20,7 +20,7 @@ from spider import files
 from spider.checkpoints.export import export
 from spider.checkpoints.records import steps
 from spider.cli import cli
-from spider.cli.settings import ALIASES
+from spider.cli.train import ALIASES
 from spider.config import ConfigError, Given, load_config, with_settings
 from spider.data.mock import make_mock_data
 from spider.data.shards import verify
