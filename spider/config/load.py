@@ -89,16 +89,13 @@ def _problems(config: Config) -> Iterator[str]:
 
 def _run_problems(run: Run) -> Iterator[str]:
     yield from run.model.problems(run.precision, run.compile)
-    if run.optimizer.master_weights == "bf16" and run.precision not in ("bf16", "fp8"):
-        yield (
-            "optimizer.master_weights: bf16 weights cannot be multiplied in fp32, which "
-            f"precision: {run.precision} may come to; set precision: bf16 or fp8"
-        )
-    if run.optimizer.master_weights == "bf16" and run.parallel == "fsdp":
-        yield (
-            "optimizer.master_weights: parallel: fsdp shares fp32 weights only; set fp32 (each "
-            "process then holds a share of them), or parallel: ddp"
-        )
+    where, narrow = "optimizer.master_weights", run.optimizer.master_weights == "bf16"
+    if narrow and run.precision not in ("bf16", "fp8"):
+        may = f"which precision: {run.precision} may come to"
+        yield f"{where}: bf16 weights cannot be multiplied in fp32, {may}; set precision: bf16 or fp8"
+    if narrow and run.parallel == "fsdp":
+        remedy = "set fp32 (each process then holds a share of them), or parallel: ddp"
+        yield f"{where}: parallel: fsdp shares fp32 weights only; {remedy}"
 
 
 def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
@@ -115,10 +112,8 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     except ConfigError as error:
         yield f": {error}"
     if s.keep_every and s.keep_every % s.ckpt_every:
-        yield (
-            ".keep_every: must be a multiple of ckpt_every, only what is saved can be kept "
-            f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
-        )
+        got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
+        yield f".keep_every: must be a multiple of ckpt_every, only what is saved can be kept {got}"
     if spec.model.LOOPS is None and spec.loops != 1:
         yield f".n_loops: the family {spec.model.family} has no loops; leave it out"
     if spec.data not in config.datasets:

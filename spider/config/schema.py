@@ -54,8 +54,7 @@ class Config(Block):
         names = [s.name for s in run.stages]
         if stage_name not in names:
             raise ConfigError(f"runs.{run_name}: {none_such('stage', stage_name, names)}")
-        index = names.index(stage_name)
-        stage = run.stages[index]
+        stage = run.stages[index := names.index(stage_name)]
         own = {k: getattr(stage, k) for k in stage.model_fields_set - {"name"}}
         settings = run.defaults.model_copy(update=own)
         data, loops = settings.data or run.data, settings.n_loops or run.model.loops
