@@ -9,9 +9,17 @@ stands at its default, and nothing that was finished before it is done again. Th
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
 from spider.config.explain import ConfigError, nearest, wrong_keys
 from spider.files import digest
@@ -42,13 +50,20 @@ class Block(BaseModel):
     #: Keys that a digest of data holds even at their default, for those of before `FORMAT` do.
     RECORDED: ClassVar[frozenset[str]] = frozenset()
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _known_keys(cls, plain: Any) -> Any:
-        known = list(cls.model_fields)
-        if isinstance(plain, dict) and (unknown := [key for key in plain if key not in known]):
-            raise wrong_keys({str(key): f"unknown key{nearest(key, known)}" for key in unknown})
-        return plain
+    def _hint(cls, plain: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Say of an unknown key which one is near, beside all else that is wrong."""
+        try:
+            return validate(plain)
+        except ValidationError as error:
+            others, unknown = [], {}
+            for one in error.errors():
+                if one["type"] == "extra_forbidden" and len(one["loc"]) == 1:
+                    unknown[one["loc"][0]] = f"unknown key{nearest(str(one['loc'][0]), cls.model_fields)}"
+                else:
+                    others.append(one)
+            raise (wrong_keys(unknown, others) if unknown else error) from None
 
     def changed(self, **without: Any) -> dict[str, Any]:
         """What differs from the defaults, as plain JSON; ``without`` is pydantic's ``exclude``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,9 +24,9 @@ def none_such(kind: str, name: str, known: Collection[str]) -> str:
     return f"no {kind} {name!r}{nearest(name, known)}"
 
 
-def wrong_keys(problems: dict[str, str]) -> ValidationError:
-    """For a block's validator to raise: what is wrong with which of its keys."""
-    details: list[InitErrorDetails] = []
+def wrong_keys(problems: dict[Any, str], others: Sequence[Any] = ()) -> ValidationError:
+    """For a block's validator to raise: what is wrong with which of its keys, and pydantic's ``others``."""
+    details: list[InitErrorDetails] = [*others]
     for key, text in problems.items():
         error = PydanticCustomError("value_error", "{error}", {"error": text})
         details.append({"type": error, "loc": (key,), "input": None})
