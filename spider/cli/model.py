@@ -159,7 +159,8 @@ def checkpoint_verify(path: Path, quick: bool) -> None:
     entries = [examine(one, quick=quick) for one in below(path)]
     for entry in entries:
         click.echo("\n".join(entry.problems) or f"{entry.path}: good")
-    sys.exit(any(entry.problems for entry in entries))
+    if any(entry.problems for entry in entries):
+        sys.exit(1)
 
 
 @checkpoint.command("export")
@@ -173,9 +174,8 @@ def checkpoint_export(path: Path, output: Path) -> None:
     from spider.checkpoints.export import export
 
     tracked: AbstractContextManager[tracking.Job | None] = nullcontext()
-    if root := root_of(
-        path
-    ):  # of the results folder that PATH lies in, which need not be the configuration's
+    root = root_of(path)  # the results folder that PATH lies in, which need not be the configuration's
+    if root:
         snapshot, receipt = root / "config.yaml", StageFolder(path).receipt
         tracking.configure(yaml.safe_load(snapshot.read_text("utf-8")) if snapshot.is_file() else {})
         inputs = [receipt if receipt.is_file() else path]
