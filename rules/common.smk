@@ -103,11 +103,6 @@ def stage_of_shape(run, shape):
     return next(stage for stage in stages(run) if CONFIG.stage(run, stage).shape == shape)
 
 
-def encoding_identity(wildcards):
-    """The settings that decide the bytes of a shard."""
-    return CONFIG.datasets[wildcards.dataset].encoding()
-
-
 def local_file(wildcards):
     """The user's own file behind a part, so that editing it runs the import again."""
     source = CONFIG.datasets[wildcards.dataset].source

@@ -36,7 +36,7 @@ rule encode:
         runtime=longer(120),
     params:
         spider=command,
-        identity=encoding_identity,
+        identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].encoding(),
     shell:
         "{params.spider} --log {log:q} encode {wildcards.dataset} {wildcards.part} {input:q}"
 

@@ -26,16 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from spider import files
-from spider.checkpoints.records import Receipt
 from spider.evaluation.artifact import Evaluation
 from spider.report import figures
 from spider.report.costs import seconds_by_rule
-from spider.report.curves import Curve, stage_curve
+from spider.report.curves import Curve, curve_of
 from spider.report.formatting import markdown_table
 from spider.report.render import picture
 from spider.report.templates import render
 from spider.results import StageFolder
-from spider.training.metrics import read_rows
 
 FORMAT = 1
 #: Runs that a figure can hold and still be read; of more, the best.
@@ -98,12 +96,10 @@ def _draw(stages: _Stages, output: Path) -> None:
     which = ("all runs" if few else f"the best {len(drawn)} of {len(stages)} runs") if len(stages) > 1 else ""
     curves: list[Curve] = []
     for own in drawn.values():
-        begin = 0
+        begin = 0.0
         for path, one in own:
-            folder = StageFolder(path.parent)
-            receipt = Receipt.read(folder.receipt)
-            curves.append(stage_curve(read_rows(folder.metrics), receipt, begin, one.bpb))
-            begin += receipt.bytes
+            curves.append(curve_of(StageFolder(path.parent), begin, one.bpb))
+            begin = curves[-1].end
     loss = figures.loss(curves, f"Training loss of {which}" if which else "Training loss")
     picture(output / "loss.svg", [(1, [loss])], 800, 440, "")
     chart = figures.bits_by_stage(

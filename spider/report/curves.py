@@ -1,7 +1,7 @@
 """Loss curves out of the rows of ``metrics.jsonl``, the trainer's append-only log.
 
-A curve is drawn over *bytes
-trained*, which compares runs of different batch sizes: a stage's bytes are spread evenly over its steps.
+A curve is drawn over *bytes trained*, which compares runs of different batch sizes: a stage's bytes are
+spread evenly over its steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from spider.checkpoints.records import Receipt
-from spider.training.metrics import Row
+from spider.results import StageFolder
+from spider.training.metrics import Row, read_rows
 
 
 @dataclass(frozen=True)
@@ -46,27 +47,20 @@ class Curve:
 
 
 def stage_curve(rows: list[Row], span: Span | Receipt, begin: float, held_out: float | None = None) -> Curve:
-    """The training curve of one stage.
-
-    Args:
-        rows: of its metrics.jsonl.
-        span: how far it has come.
-        begin: bytes trained in the stages before.
-        held_out: bpb on the validation text, to be marked at the stage's end.
-    """
+    """The training curve of one stage, of the rows of its metrics.jsonl."""
     bytes_S, bpb_S = points(rows, span, begin, bits_per_byte)
     return Curve(span.run, span.stage, begin, begin + span.bytes, bytes_S, bpb_S, held_out)
+
+
+def curve_of(folder: StageFolder, begin: float, held_out: float) -> Curve:
+    """The same of a finished stage, from its files."""
+    return stage_curve(read_rows(folder.metrics), Receipt.read(folder.receipt), begin, held_out)
 
 
 def points(
     rows: list[Row], span: Span | Receipt, begin: float, read: Callable[[dict[str, float]], float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes trained and a value at each row of a stage that has the value.
-
-    Args:
-        span, begin: as for `stage_curve`.
-        read: takes the value out of a row's metrics; one that is not finite is left out.
-    """
+    """Bytes trained and a value at each row of a stage; ``read`` takes it out, unless it is not finite."""
     first = span.global_step - span.steps
     logged = [
         (row.step - first, value)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spider.checkpoints.records import Receipt
 from spider.evaluation.artifact import Evaluation
 from spider.report import figures
-from spider.report.curves import stage_curve
+from spider.report.curves import curve_of
 from spider.report.render import picture
 from spider.report.text_view import write_page
 from spider.results import StageFolder
-from spider.training.metrics import read_rows
 
 #: What is drawn into a stage's folder.
 FIGURES = ("loss.svg", "loops.svg", "inside.svg", "boundaries.html")
@@ -28,7 +26,7 @@ def draw_stage(folder: StageFolder) -> list[Path]:
         raise ValueError(f"{folder.evaluation}: made by a Spider that kept no figures in it; evaluate again")
     where = f"{measured.run}, stage {measured.stage}"
     loss, loops, inside, page = (folder.path / name for name in FIGURES)
-    curve = stage_curve(read_rows(folder.metrics), Receipt.read(folder.receipt), 0, measured.bpb)
+    curve = curve_of(folder, 0, measured.bpb)
     picture(loss, [(1, [figures.loss([curve], where)])], 800, 440, "")
     shown = figures.loops({measured.stage: measured.loops})
     picture(loops, [(1, [shown])], 800, 460, f"{where}: what more loops are worth")

@@ -60,7 +60,6 @@ def render(config: Config, results: Results, run: str) -> str:
         notes=[note for stage in stages for note in stage.notes],
         stages=stages,
         last=last,
-        model=_model(stages),
         totals=_totals(stages),
         ranking=_ranking(run, measured) if measured else [],
         others=_others(config, results, measured) if measured else [],
@@ -82,24 +81,17 @@ def render(config: Config, results: Results, run: str) -> str:
 # ------------------------------------------------------------------------------------- what was trained
 
 
-def _model(stages: list[StageRecord]) -> dict[str, Any]:
-    """Its preset, and where a stage was evaluated its parameters, and the FLOPs of all training so far."""
+def _totals(stages: list[StageRecord]) -> dict[str, Any]:
+    """The model, its size where a stage was evaluated, and what all training so far took."""
     trained = [stage for stage in stages if stage.manifest] or stages[-1:]
-    measured = [one for stage in stages if (one := stage.evaluation) and one.parameters]
-    flops = sum(
-        stage.span.tokens * (stage.evaluation.flops_per_token or 0) for stage in stages if stage.evaluation
-    )
+    manifests = [stage.manifest for stage in stages if stage.manifest]
+    measured = [(stage.span.tokens, stage.evaluation) for stage in stages if stage.evaluation]
+    sized = [one for _, one in measured if one.parameters]
     return {
         "preset": trained[-1].spec["model"].get("preset"),
-        "parameters": measured[-1].parameters if measured else None,
-        "parts": measured[-1].parameters_by_part if measured else None,
-        "flops": flops,
-    }
-
-
-def _totals(stages: list[StageRecord]) -> dict[str, Any]:
-    manifests = [stage.manifest for stage in stages if stage.manifest]
-    return {
+        "parameters": sized[-1].parameters if sized else None,
+        "parts": sized[-1].parameters_by_part if sized else None,
+        "flops": sum(tokens * (one.flops_per_token or 0) for tokens, one in measured),
         "bytes": sum(stage.span.bytes for stage in stages),
         "steps": sum(stage.steps for stage in stages),
         "seconds": sum(m.seconds for m in manifests),
@@ -168,10 +160,9 @@ def _config(config: Config, run: str, datasets: list[str]) -> str:
         del changes["family"]
     block = {**plain["runs"][run], "model": changes if list(changes) != ["preset"] else preset}
     kept = {"datasets": used, "runs": {run: block}}
-    text = yaml.safe_dump(redact(kept), sort_keys=False, allow_unicode=True, width=100)
-    if printable(text) == text:
-        return text
-    return yaml.safe_dump(redact(kept), sort_keys=False, width=100)  # odd characters as escapes
+    text, escaped = (yaml.safe_dump(redact(kept), sort_keys=False, allow_unicode=plainly, width=100)
+                     for plainly in (True, False))  # fmt: skip
+    return text if printable(text) == text else escaped
 
 
 def _beyond(preset: dict[str, Any], block: dict[str, Any]) -> dict[str, Any]:

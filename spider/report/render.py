@@ -146,16 +146,13 @@ def _panel(figure: Figure, x: float, y: float, width: float, height: float) -> M
     w, h = width - left - right, height - top - bottom
     heading = text(x + left, y + 16, figure.title, 'font-size="14" font-weight="bold"')
     drawing = None if isinstance(figure, Note) else draw(figure, w, h, stretched=False)
-    if drawing is None:
-        said = figure.text if isinstance(figure, Note) else getattr(figure, "instead", "")
-        lines = said.split("\n")
-        sentences = [text(w / 2, h / 2 + 18 * i, line, 'fill="var(--soft)"', "middle")
-                     for i, line in enumerate(lines)]  # fmt: skip
-        inner = Markup('<rect class="band" width="{}" height="{}"/>').format(w, h) + Markup("").join(
-            sentences
-        )
-    else:
+    if drawing:
         inner = _inner(drawing, w, h, axes=not isinstance(figure, HeatMap))
+    else:
+        inner = Markup('<rect class="band" width="{}" height="{}"/>').format(w, h)
+        said = figure.text if isinstance(figure, Note) else getattr(figure, "instead", "")
+        for i, line in enumerate(said.split("\n")):
+            inner += text(w / 2, h / 2 + 18 * i, line, 'fill="var(--soft)"', "middle")
     group = Markup('<g transform="translate({:.1f} {:.1f})">{}</g>')
     return heading + group.format(x + left, y + top, inner)
 
@@ -164,9 +161,7 @@ def _inner(drawing: Drawing, w: float, h: float, *, axes: bool) -> Markup:
     parts = [*drawing.shapes]
     if axes:
         parts.append(Markup('<path class="axis" d="M0 0V{0:.1f}H{1:.1f}"/>').format(h, w))
-    for label in drawing.labels:
-        if label.kind != "level":
-            parts.append(_picture_label(label, w, h))
+    parts += [_picture_label(label, w, h) for label in drawing.labels if label.kind != "level"]
     parts += _level_names([label for label in drawing.labels if label.kind == "level"], w, h)
     parts.append(text(w / 2, h + 38, drawing.under, "", "middle"))
     if drawing.beside:
@@ -223,11 +218,11 @@ def _legend(named: list[Series]) -> list[Markup]:
     """In a line above the box."""
     parts, x = [], 0.0
     for one in named:
-        key, path = (
-            ("mark", mark(one.marker, x + 10, -13, 5)) if one.style == "dots" else ("line", f"M{x} -13h20")
-        )
-        shape = '<path class="{0}" style="{1}:var(--c{2})" d="{3}"/>'
-        parts.append(Markup(shape).format(key, "fill" if key == "mark" else "stroke", one.colour, path))
+        key, paint, path = "line", "stroke", f"M{x} -13h20"
+        if one.style == "dots":
+            key, paint, path = "mark", "fill", mark(one.marker, x + 10, -13, 5)
+        shape = Markup('<path class="{}" style="{}:var(--c{})" d="{}"/>')
+        parts.append(shape.format(key, paint, one.colour, path))
         parts.append(text(x + 26, -9, one.name))
         x += 26 + _LETTER * len(one.name) + 18
     return parts

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from spider.evaluation.artifact import CutText
 from spider.files import write_text
-from spider.report.formatting import printable
 from spider.report.render import colours, svg_file, text
 from spider.report.templates import TINTS, render
 
@@ -59,10 +58,8 @@ def write_page(cut: CutText | None, path: Path, title: str) -> None:
 def write_picture(cut: CutText, path: Path, title: str) -> None:
     """The same as an SVG file, in a fixed-width font."""
     lines = [*_lines(cut)]
-    parts = [
-        text(20, 28, printable(title), 'font-size="16" font-weight="bold"'),
-        text(20, 50, cut.caption, 'fill="var(--soft)"'),
-    ]
+    parts = [text(20, 28, title, 'font-size="16" font-weight="bold"')]
+    parts.append(text(20, 50, cut.caption, 'fill="var(--soft)"'))
     for row, cells in enumerate(lines):
         top, column = 66 + row * _LINE, 0
         for (number, mark), run in groupby(cells, key=lambda cell: (cell[2], cell[1])):
@@ -76,9 +73,7 @@ def write_picture(cut: CutText, path: Path, title: str) -> None:
             if said.strip():
                 parts.append(text(x, top + 13, said, style + (' fill="var(--soft)"' if mark else "")))
             column += cell_len(said)
-    parts.append(
-        Markup('<style>.mono {{ font: 13px "DejaVu Sans Mono", Menlo, monospace; }}</style>').format()
-    )
+    parts.append(Markup('<style>.mono { font: 13px "DejaVu Sans Mono", Menlo, monospace; }</style>'))
     width, height = 40 + _COLUMNS * _ADVANCE, 80 + len(lines) * _LINE
     write_text(path, svg_file(Markup("").join(parts), width, height, title))
 
@@ -91,15 +86,16 @@ def _lines(cut: CutText) -> Iterator[list[_Cell]]:
     """The text as lines of at most `_COLUMNS` cells."""
     cells: list[_Cell] = []
     column = 0
-    for number, segment in enumerate(cut.segments):
-        for piece in segment.pieces:
-            for char in piece.text:
-                wide = cell_len(char)
-                if char == "\n" or column + wide > _COLUMNS:
-                    yield cells
-                    cells, column = [], 0
-                if char != "\n":
-                    cells.append((char, piece.mark, number if segment.closed else None))
-                    column += wide
+    numbered = [
+        (n if one.closed else None, piece) for n, one in enumerate(cut.segments) for piece in one.pieces
+    ]
+    for number, piece in numbered:
+        for char in piece.text:
+            if char == "\n" or column + cell_len(char) > _COLUMNS:
+                yield cells
+                cells, column = [], 0
+            if char != "\n":
+                cells.append((char, piece.mark, number))
+                column += cell_len(char)
     if cells:
         yield cells
