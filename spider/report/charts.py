@@ -35,7 +35,7 @@ class Axis:
     """How values become places.
 
     ``zero``: it begins at 0. ``least_span``: its length at least, as a share of its values, for what is flat
-    shall look flat. ``margin``: free at either end, as a share. ``ticks``: instead of round numbers.
+    shall look flat. ``margin``: free at either end, as a share. ``ticks``: of an x axis, instead of round numbers.
     """
 
     label: str = ""
@@ -214,15 +214,13 @@ class _Box:
 
 
 def _draw_axes(chart: Chart, box: _Box, result: Drawing) -> None:
-    axis = chart.y
-    for value in axis.ticks if axis.ticks is not None else ticks(box.low_y, box.high_y, 6, axis.log):
+    shape = Markup('<path class="grid" d="M0 {:.1f}H{}"/>')
+    for value in ticks(box.low_y, box.high_y, 6, chart.y.log):
         if 0 <= (at := box.y(value)) <= box.height:
-            shape = Markup('<path class="grid" d="M0 {:.1f}H{}"/>')
             result.shapes.append(shape.format(box.height - at, box.width))
-            result.labels.append(Label("y", 0, at / box.height, axis.format(value)))
-    axis = chart.x
-    for value in axis.ticks if axis.ticks is not None else ticks(box.low_x, box.high_x, 5, axis.log):
-        result.labels.append(Label("x", box.x(value) / box.width, 0, axis.format(value)))
+            result.labels.append(Label("y", 0, at / box.height, chart.y.format(value)))
+    for value in chart.x.ticks or ticks(box.low_x, box.high_x, 5, chart.x.log):
+        result.labels.append(Label("x", box.x(value) / box.width, 0, chart.x.format(value)))
     for band in chart.bands:
         begin, end = (box.x(at) / box.width for at in (band.begin, band.end))
         if 100 * (end - begin) >= 1.3 * len(band.name):  # else there is no room for it on a narrow page

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -90,9 +91,8 @@ def loops(curves: Mapping[str, LoopsCurve | None]) -> Figure:
     for index, (name, curve) in enumerate(curves.items()):
         if curve:
             values = bits if len(curves) == 1 and len(curve.bpb) <= _VALUED else None
-            x, colour = range(1, len(curve.bpb) + 1), index % COLOURS
-            series.append(Series(name, x, curve.bpb, colour))
-            series.append(Series(name, x, curve.bpb, colour, "dots", values=values))
+            line = Series(name, range(1, len(curve.bpb) + 1), curve.bpb, index % COLOURS)
+            series += [line, replace(line, style="dots", values=values)]
     last = next((curve for curve in reversed([*curves.values()]) if curve), None)
     if last is None:
         why = "no curve was asked for\n(evaluation.loops_bytes is 0),\nor there are no loops"
@@ -161,8 +161,8 @@ def bits_by_stage(
     for index, (run, stages) in enumerate(runs.items()):
         x, values = [at + i for i in range(len(stages))], [value for _, value in stages]
         colour, marker = index % COLOURS, MARKERS[index % len(MARKERS)]
-        series.append(Series(run, x, values, colour))
-        series.append(Series(run, x, values, colour, "dots", marker, values=bits))
+        line = Series(run, x, values, colour)
+        series += [line, replace(line, style="dots", marker=marker, values=bits)]
         names |= dict(zip(x, (name for name, _ in stages), strict=True))
         named = not same_text or index == len(runs) - 1
         levels += [

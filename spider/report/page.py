@@ -185,21 +185,18 @@ def _commands(config: Config, run: str) -> list[str]:
     names.add(spec.evaluation.data or spec.data)
     lines = []
     for name in sorted(names):
-        parts = config.datasets[name].source.parts()
-        if not parts:
-            continue
-        each = f"   # and so on, to {parts[-1]}" if len(parts) > 1 else ""
-        raw = f"results/raw/{name}/{parts[0]}.parquet"
-        lines.append(f"spider --config run.yaml download {name} {parts[0]} --output {raw}{each}")
-        lines.append(f"spider --config run.yaml encode {name} {parts[0]} {raw}{each}")
-        lines.append(f"spider --config run.yaml index {name} --output results/shards/{name}/metadata.json")
+        if parts := config.datasets[name].source.parts():
+            each = f"   # and so on, to {parts[-1]}" if len(parts) > 1 else ""
+            raw = f"results/raw/{name}/{parts[0]}.parquet"
+            lines += [
+                f"download {name} {parts[0]} --output {raw}{each}",
+                f"encode {name} {parts[0]} {raw}{each}",
+            ]
+            lines += [f"index {name} --output results/shards/{name}/metadata.json"]
     shapes: set[str] = set()
-    for stage in spec.stages:
-        resolved = config.stage(run, stage.name)
-        if resolved.shape not in shapes:
-            lines.append(f"spider --config run.yaml warmup {run} {stage.name}")
-            shapes.add(resolved.shape)
-        processes = f" --processes {resolved.processes}" if resolved.processes > 1 else ""
-        lines.append(f"spider --config run.yaml train {run} {stage.name}{processes}")
-        lines.append(f"spider --config run.yaml evaluate {run} {stage.name}")
-    return lines
+    for stage in (config.stage(run, one.name) for one in spec.stages):
+        lines += [f"warmup {run} {stage.stage}"] if stage.shape not in shapes else []
+        shapes.add(stage.shape)
+        processes = f" --processes {stage.processes}" if stage.processes > 1 else ""
+        lines += [f"train {run} {stage.stage}{processes}", f"evaluate {run} {stage.stage}"]
+    return [f"spider --config run.yaml {line}" for line in lines]
