@@ -35,7 +35,7 @@ class Axis:
     """How values become places.
 
     ``zero``: it begins at 0. ``least_span``: its length at least, as a share of its values, for what is flat
-    shall look flat. ``margin``: free at either end, as a share. ``ticks``: of an x axis, instead of round numbers.
+    shall look flat. ``margin``: free at either end, as a share. ``ticks`` (of x): instead of round numbers.
     """
 
     label: str = ""

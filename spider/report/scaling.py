@@ -113,8 +113,8 @@ def fit(points: list[Point]) -> ScalingFit:
         said = f"{len(good)} of {len(curves)} budgets have a minimum, a law needs {LEAST_BUDGETS}"
         return ScalingFit(curves, problem=said)
     flops, names = [curve.flops for curve in good], ("parameters", "bytes", "bpb")
-    laws = {name: fit_law(flops, [getattr(curve, f"best_{name}") for curve in good]) for name in names}
-    return ScalingFit(curves, **laws)
+    laws = [fit_law(flops, [getattr(curve, f"best_{name}") for curve in good]) for name in names]
+    return ScalingFit(curves, laws[0], laws[1], laws[2])
 
 
 def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
