@@ -9,17 +9,10 @@ stands at its default, and nothing that was finished before it is done again. Th
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from spider.config.explain import ConfigError, nearest, wrong_keys
 from spider.files import digest
@@ -52,7 +45,7 @@ class Block(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _hint(cls, plain: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+    def _hint(cls, plain: Any, validate: Callable[[Any], Self]) -> Self:
         """Say of an unknown key which one is near, beside all else that is wrong."""
         try:
             return validate(plain)

@@ -66,14 +66,12 @@ def _problems(config: Config) -> Iterator[str]:
     """A line for each, with the path of its key."""
     for name, run in config.runs.items():
         yield from (f"runs.{name}.{problem}" for problem in _run_problems(run))
-        seen: set[str] = set()
         for i, stage in enumerate(run.stages):
-            if stage.name in seen:
+            spec = config.stage(name, stage.name)
+            if spec.index < i:
                 yield f"runs.{name}.stages[{i}].name: {stage.name!r} is used twice in this run"
             else:
-                spec = config.stage(name, stage.name)
                 yield from (f"runs.{name}.stages[{i}]{problem}" for problem in _stage_problems(config, spec))
-            seen.add(stage.name)
         scored = run.evaluation.data or run.data
         dataset = config.datasets.get(scored)
         if dataset is None:
