@@ -92,7 +92,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     from spider.data.mock import make_mock_data
     from spider.training import stage
     from spider.training.precision import device_name
-    from spider.training.timing import forget_peak, peak_memory_mb
+    from spider.training.warmup import forget_peak, peak_memory_mb
 
     imported = time.time() - order["began"]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -20,45 +20,29 @@ MARK = "spider.json"
 
 
 @dataclass(frozen=True)
+class _Inside:
+    """A path of this name in the folder that it is asked of."""
+
+    name: str
+
+    def __get__(self, folder: StageFolder, owner: type[StageFolder]) -> Path:
+        return folder.path / self.name
+
+
+@dataclass(frozen=True)
 class StageFolder:
     """What one stage leaves in ``runs/{run}/{stage}``: the only place that names these files."""
 
     path: Path
 
-    @property
-    def receipt(self) -> Path:
-        return self.path / "train.json"
-
-    @property
-    def origin(self) -> Path:
-        """Whose the checkpoints and metrics are."""
-        return self.path / "origin.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.path / "evaluation.json"
-
-    @property
-    def sample(self) -> Path:
-        return self.path / "sample.txt"
-
-    @property
-    def lock(self) -> Path:
-        """Held by who trains here."""
-        return self.path / ".lock"
-
-    @property
-    def holder(self) -> Path:
-        """Who that is."""
-        return self.path / ".lock.json"
+    origin = _Inside("origin.json")  # whose the checkpoints and metrics are
+    metrics = _Inside("metrics.jsonl")
+    checkpoints = _Inside("checkpoints")
+    receipt = _Inside("train.json")
+    evaluation = _Inside("evaluation.json")
+    sample = _Inside("sample.txt")
+    lock = _Inside(".lock")  # held by who trains here
+    holder = _Inside(".lock.json")  # who that is
 
 
 @dataclass(frozen=True)
@@ -125,13 +109,6 @@ def check_root(root: Path) -> None:
         )
 
 
-def open_root(root: Path) -> None:
-    """Create the results folder and its mark where they are missing."""
-    check_root(root)
-    if not (root / MARK).exists():
-        write_json(root / MARK, {"format": FORMAT, "spider": VERSION})
-
-
 def root_of(path: Path) -> Path | None:
     """The results folder that something lies in; None for what lies in none."""
     absolute = path.resolve()
@@ -139,8 +116,10 @@ def root_of(path: Path) -> Path | None:
 
 
 def write_config(path: Path, config: dict[str, Any]) -> None:
-    """Keep the configuration of this invocation in the results folder, where its jobs read it."""
-    open_root(path.parent)
+    """Keep the configuration of this invocation in the results folder, where its jobs read it; marks that."""
+    check_root(path.parent)
+    if not (mark := path.parent / MARK).exists():
+        write_json(mark, {"format": FORMAT, "spider": VERSION})
     write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 

@@ -20,6 +20,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import filelock
 from spider import files
 from spider.checkpoints.format import clean, quarantine
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import Origin, read_manifest, steps
+from spider.checkpoints.records import MANIFEST, Manifest, Origin, steps
 from spider.config import StageSpec
 from spider.errors import CheckpointError, TrainingError
 from spider.results import StageFolder
@@ -51,9 +52,8 @@ def hold(folder: Path) -> Iterator[None]:
         lock.acquire()
         files.write_json(stage.holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now})
     except filelock.Timeout:
-        raise TrainingError(
-            f"{folder}: {_holder(stage.holder)}; wait for it, or stop it, and run again"
-        ) from None
+        who = _holder(stage.holder)
+        raise TrainingError(f"{folder}: {who}; wait for it, or stop it, and run again") from None
     except OSError as error:
         lock.release(force=True)
         raise TrainingError(
@@ -106,17 +106,15 @@ def claim(folder: Path, origin: Origin) -> Checkpoint | None:
 
 def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
     """Move a finished training of another origin out of the way."""
-    folder, saved = stage.path, steps(stage.checkpoints)
+    folder, saved, told = stage.path, steps(stage.checkpoints), "\n  ".join(changed)
     if saved and not _finished(saved[-1]):
         raise TrainingError(
-            f"{folder}: holds unfinished training (up to {saved[-1].name}) under other settings:\n  "
-            + "\n  ".join(changed)
-            + f"\nRestore these settings to go on with it, move {folder} away to start afresh, or train in "
+            f"{folder}: holds unfinished training (up to {saved[-1].name}) under other settings:\n  {told}\n"
+            f"Restore these settings to go on with it, move {folder} away to start afresh, or train in "
             "another folder (--ckpt_dir)."
         )
-    n = 0
-    while (aside := folder / f"superseded-{identity}-{n}").exists():
-        n += 1
+    asides = (folder / f"superseded-{identity}-{n}" for n in count())
+    aside = next(path for path in asides if not path.exists())
     aside.mkdir()
     # The origin goes last: a kill in between finds it still there and moves the rest.
     for path in (stage.checkpoints, stage.metrics, stage.receipt, stage.origin):
@@ -124,16 +122,13 @@ def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
             os.rename(path, aside / path.name)
     files.fsync_dir(folder)
     log.warning(
-        "%s: settings changed, starting afresh; the old training is in %s:\n  %s",
-        folder,
-        aside.name,
-        "\n  ".join(changed),
+        "%s: settings changed, starting afresh; the old training is in %s:\n  %s", folder, aside.name, told
     )
 
 
 def _finished(path: Path) -> bool:
     try:
-        return bool(getattr(read_manifest(path), "final", False))
+        return Manifest.read(path / MANIFEST).final
     except CheckpointError:
         return False
 
@@ -141,9 +136,6 @@ def _finished(path: Path) -> bool:
 def differences(before: Any, now: Any, at: str = "") -> list[str]:
     """Leaves that differ between two JSON values, as ``settings.lr: 0.0003 -> 0.0002``."""
     if isinstance(before, dict) and isinstance(now, dict):
-        leaves = []
-        for key in {**before, **now}:
-            where = f"{at}.{key}" if at else key
-            leaves += differences(before.get(key), now.get(key), where)
-        return leaves
+        keys = {key: f"{at}.{key}" if at else key for key in {**before, **now}}
+        return [leaf for k, to in keys.items() for leaf in differences(before.get(k), now.get(k), to)]
     return [] if before == now else [f"{at}: {before} -> {now}"]

@@ -19,6 +19,7 @@ here an empty stand-in takes its place, and the class is never imported.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -35,7 +36,7 @@ from torch import Tensor, nn
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from spider import files
-from spider.checkpoints.format import free_bytes, seal, size_of, weights_digest
+from spider.checkpoints.format import room, seal, size_of, weights_digest
 from spider.checkpoints.load import Checkpoint, model_tensors, some
 from spider.checkpoints.records import EXPORTED, Exported, is_exported
 from spider.config import ConfigError, ModelConfig
@@ -75,7 +76,7 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
 def _write(
     output: Path, config: ModelConfig, tensors: dict[str, Tensor], window: int | None, card: dict[str, Any]
 ) -> Checkpoint:
-    """Make the folder ``output``: these tensors of a model, and what is known of them in config.json."""
+    """Make the folder ``output`` of these tensors and what is known of them."""
     beside = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     described = {
         "format": Exported.FORMAT,
@@ -97,8 +98,8 @@ def _write(
         shutil.rmtree(beside, ignore_errors=True)
         why = error.strerror if isinstance(error, OSError) else None
         raise CheckpointError(
-            f"{output}: cannot be written: {why or error}; it needs {size_of(tensors):,} bytes, "
-            f"{free_bytes(output.parent):,} are free. Nothing was left there or changed"
+            f"{output}: cannot be written: {why or error}; {room(tensors, output.parent)}. "
+            "Nothing was left there or changed"
         ) from error
     return Checkpoint(output, Exported.parse(plain, output / EXPORTED))
 
@@ -166,14 +167,13 @@ def import_file(source: Path, output: Path) -> Checkpoint:
 def _check_complete(source: Path, state: dict[str, Tensor], expected: dict[str, Tensor], whose: str) -> None:
     """Refuse tensors that are not a model's, one for one, by name, shape and kind."""
 
-    def fits(name: str, tensor: Tensor) -> bool:
-        home = expected.get(name)
-        if home is None or home.shape != tensor.shape:
-            return False
-        return home.dtype == tensor.dtype or (home.is_floating_point() and tensor.is_floating_point())
+    def fits(here: Tensor, there: Tensor) -> bool:
+        alike = here.dtype == there.dtype or (here.is_floating_point() and there.is_floating_point())
+        return alike and here.shape == there.shape
 
-    homeless = [f"{name} {list(t.shape)}" for name, t in state.items() if not fits(name, t)]
-    missing = [name for name, t in expected.items() if not (name in state and fits(name, state[name]))]
+    placed = {name for name in state.keys() & expected.keys() if fits(state[name], expected[name])}
+    homeless = [f"{name} {list(t.shape)}" for name, t in state.items() if name not in placed]
+    missing = [name for name in expected if name not in placed]
     if homeless or missing:
         raise CheckpointError(
             f"{source}: not a model of {whose}: {len(homeless)} of its {len(state)} tensors have no place in "
@@ -192,24 +192,24 @@ def _read_pt(path: Path) -> dict[str, Any]:
     try:
         unknown = get_unsafe_globals_in_checkpoint(path)
         inert = [name for name in unknown if name.rpartition(".")[2] == "SpiderConfig"]
-        if refused := sorted(set(unknown) - set(inert)):
-            raise CheckpointError(
-                f"{path}: refused, nothing of it was run: it holds more than tensors and plain values, it "
-                f"names {', '.join(refused[:3])}{' and more' if refused[3:] else ''}. Such a pickle can run "
-                "any code when it is loaded. If you trust where it comes from, load it there and save "
-                "model_state_dict, step and the configuration as plain values"
-            )
-        with safe_globals([(_Settings, name) for name in inert]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of storage types that torch no longer likes
-            saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except CheckpointError:
-        raise
+        refused, saved = sorted(set(unknown) - set(inert)), None
+        if not refused:
+            with safe_globals([(_Settings, name) for name in inert]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of storage types that torch no longer likes
+                saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:
         # The unpickler meets malformed bytes with whatever exception they lead to.
         raise CheckpointError(
             f"{path}: refused, it is not a checkpoint of tensors and plain values "
-            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'})"
+            f"({type(error).__name__}: {str(error).partition(chr(10))[0] or 'no details'})"
         ) from None
+    if refused:
+        raise CheckpointError(
+            f"{path}: refused, nothing of it was run: it holds more than tensors and plain values, it names "
+            f"{', '.join(refused[:3])}{' and more' if refused[3:] else ''}. Such a pickle can run any code "
+            "when it is loaded. If you trust where it comes from, load it there and save model_state_dict, "
+            "step and the configuration as plain values"
+        )
     if not isinstance(saved, dict) or not isinstance(saved.get("model_state_dict"), dict):
         held = f"the keys {', '.join(map(str, saved))}" if isinstance(saved, dict) else type(saved).__name__
         raise CheckpointError(f"{path}: of another layout: a model_state_dict is needed, it holds {held}")
@@ -221,20 +221,18 @@ def _check_archive(path: Path) -> None:
 
     torch.save makes a zip archive without compression. One that unpacks to more than its size is a trap.
     """
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        try:
-            archive = zipfile.ZipFile(file)
+    try:
+        with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             packed = any(e.compress_type != zipfile.ZIP_STORED for e in entries)
-            trap = packed or sum(e.file_size for e in entries) > size
+            trap = packed or sum(e.file_size for e in entries) > path.stat().st_size
             damaged = None if trap else archive.testzip()
-        except Exception as error:
-            # zipfile meets malformed bytes with more than BadZipFile: UnicodeDecodeError, OSError, ...
-            raise CheckpointError(
-                f"{path}: not a whole file written by torch.save ({error}); older or plain pickles are not "
-                "read. If it is a download, fetch it again"
-            ) from None
+    except Exception as error:
+        # zipfile meets malformed bytes with more than BadZipFile: UnicodeDecodeError, OSError, ...
+        raise CheckpointError(
+            f"{path}: not a whole file written by torch.save ({error}); older or plain pickles are not read. "
+            "If it is a download, fetch it again"
+        ) from None
     if trap:
         raise CheckpointError(f"{path}: refused: a compressed archive, torch.save writes none")
     if damaged:
@@ -268,11 +266,9 @@ def _state_dict(path: Path, saved: dict[str, Any]) -> dict[str, Tensor]:
 def _config(cfg: Any) -> tuple[ModelConfig, str]:
     """The architecture to compare with, and whose sizes it has: the file's own where ``cfg`` is a model's
     block, else those of the default family."""
-    try:
-        if isinstance(cfg, dict):
+    if isinstance(cfg, dict):
+        with contextlib.suppress(ConfigError, ValidationError):
             return family_block(cfg), "the sizes in its cfg"
-    except (ConfigError, ValidationError):
-        pass
     return family_block({}), "its default sizes (the file's cfg is no model block)"
 
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +41,6 @@ from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, step_of, steps
 from spider.errors import CheckpointError
 
-_HIDDEN = re.compile(r"\.step-\d+\..*")
 _FILE_BYTES = 2 << 30
 
 
@@ -77,8 +75,8 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
     except OSError as error:
         shutil.rmtree(hidden, ignore_errors=True)
         raise CheckpointError(
-            f"{final}: saving failed: {error.strerror or error}; it needs {size_of(tensors):,} bytes, "
-            f"{free_bytes(root):,} are free. Earlier checkpoints are intact: make room and run again to go on"
+            f"{final}: saving failed: {error.strerror or error}; {room(tensors, root)}. "
+            f"Earlier checkpoints are intact: make room and run again to go on"
         ) from error
     return Checkpoint(final, manifest)
 
@@ -117,16 +115,9 @@ def _sort_header(file: Path) -> None:
 
 def seal(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """Finish a folder of tensor files: write its manifest with their sizes and hashes, and flush everything.
-
-    A checkpoint's manifest is hashed too, an exported folder's is not.
-
-    Returns:
-        the manifest as it was written.
-    """
-    listed = {
-        file.name: {"size": file.stat().st_size, "sha256": files.sha256(file)}
-        for file in sorted(folder.iterdir())
-    }
+    A checkpoint's manifest is hashed too, an exported folder's is not. Returns it as it was written."""
+    present = sorted(folder.iterdir())
+    listed = {f.name: {"size": f.stat().st_size, "sha256": files.sha256(f)} for f in present}
     manifest = {**manifest, "files": listed}
     if name == MANIFEST:
         manifest["digest"] = files.digest(manifest)
@@ -143,11 +134,10 @@ def size_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-def free_bytes(path: Path) -> int:
-    """Bytes free on the disk that will hold ``path``."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
+def room(tensors: Mapping[str, Tensor], folder: Path) -> str:
+    """What a person has to know where they could not be written into ``folder``."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return f"it needs {size_of(tensors):,} bytes, {shutil.disk_usage(there).free:,} are free"
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -179,11 +169,9 @@ def retain(root: Path, keep_last: int, keep_every: int | None = None, began: int
 
 
 def clean(root: Path) -> None:
-    """Remove what a killed process left behind under hidden names. Only for the holder of the run folder's
-    lock."""
-    for path in root.glob(".step-*"):
-        if _HIDDEN.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+    """Remove what a killed process left under hidden names; only for the holder of the folder's lock."""
+    for path in root.glob(".step-[0-9]*.*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def quarantine(path: Path) -> Path:

@@ -25,9 +25,6 @@ from spider.config import StageSettings
 from spider.processes.parallel import whole
 from spider.processes.world import ALONE, World
 
-#: A Linux thread has a priority of its own; elsewhere ``nice`` would slow the whole process.
-_THREADS_ARE_NICE = sys.platform == "linux"
-
 
 class Saver:
     """Write checkpoints into ``root`` in the background and delete those that ``settings`` keeps no longer.
@@ -38,17 +35,15 @@ class Saver:
     """
 
     def __init__(
-        self,
-        root: Path,
-        settings: StageSettings,
-        newest: Checkpoint | None,
-        world: World = ALONE,
+        self, root: Path, settings: StageSettings, newest: Checkpoint | None, world: World = ALONE
     ) -> None:
         self.newest = newest
         self.begun: int | None = newest.manifest.global_step if newest else None
         self._root, self._settings, self._world = root, settings, world
         self._copies: dict[str, Tensor] = {}
-        yielding: dict[str, Any] = {"initializer": os.nice, "initargs": (10,)} if _THREADS_ARE_NICE else {}
+        # A Linux thread has a priority of its own; elsewhere ``nice`` would slow the whole process.
+        yielding: dict[str, Any] = {"initializer": os.nice, "initargs": (10,)}
+        yielding = yielding if sys.platform == "linux" else {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver", **yielding)
         self._pending: Future[Checkpoint] | None = None
 
@@ -59,18 +54,15 @@ class Saver:
         for name, tensor in tensors.items():
             held = whole(tensor.detach())
             if self._world.first:
-                self._copy(name, held)
+                if name not in self._copies:
+                    self._copies[name] = torch.empty_like(held, device="cpu", pin_memory=held.is_cuda)
+                self._copies[name].copy_(held, non_blocking=True)
         if not self._world.first:
             return
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
         copies = {name: self._copies[name] for name in tensors}
         self._pending = self._thread.submit(self._save, copies, record)
-
-    def _copy(self, name: str, held: Tensor) -> None:
-        if name not in self._copies:
-            self._copies[name] = torch.empty_like(held, device="cpu", pin_memory=held.is_cuda)
-        self._copies[name].copy_(held, non_blocking=True)
 
     def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> Checkpoint:
         saved = save(self._root, tensors, record)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -56,11 +57,8 @@ def exchange_gradients(called: nn.Module, when: bool) -> Iterator[None]:
     """Whether a backward pass in here sends gradients: only that of a step's last micro-batch needs to."""
     if isinstance(called, FSDPModule):
         called.set_requires_gradient_sync(when)
-        yield
-    elif isinstance(called, DistributedDataParallel) and not when:
-        with called.no_sync():
-            yield
-    else:
+    skips = isinstance(called, DistributedDataParallel) and not when
+    with cast(DistributedDataParallel, called).no_sync() if skips else contextlib.nullcontext():
         yield
 
 

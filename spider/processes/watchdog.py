@@ -20,7 +20,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 
 from spider.errors import RESUME_ME
 
@@ -47,8 +46,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Watch what happens inside, the run's ``number``-th step; between steps nothing is watched, so that
-        a large checkpoint may take its time."""
+        """Watch the run's ``number``-th step in here. Between steps a checkpoint may take its time."""
         self._begun += 1
         self._number = number
         try:
@@ -61,9 +59,7 @@ class Watchdog:
             threading.Thread(target=self._watch, args=(self._limit,), name="watchdog", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._left.set()
 
     def _watch(self, limit: float) -> None:
@@ -81,21 +77,14 @@ class Watchdog:
 
 def _end(number: int, waited: float) -> None:
     threading.Timer(_LAST_WORDS, os._exit, [RESUME_ME]).start()
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file)  # reads no source file, as the traceback module would
+        file.seek(0)
+        stacks = file.read().decode(errors="replace")
     log.error(
         "step %d stalled: it has not ended for %.3g minutes. Leaving with status %d; run again to go on from "
         "the last checkpoint. The stacks below show what each thread waits for (data, another process, the "
         "GPU); where a step may really take that long, raise stall_minutes.\n%s",
-        number,
-        waited / 60,
-        RESUME_ME,
-        _stacks(),
+        *(number, waited / 60, RESUME_ME, stacks),
     )
     os._exit(RESUME_ME)
-
-
-def _stacks() -> str:
-    """The Python stacks of all threads, innermost call first; reads no source file."""
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read().decode(errors="replace")

@@ -57,16 +57,14 @@ class World:
         if self.size == 1:
             return make()
         outcome: list[Any] = [None, True]
-        if not self.first:
+        try:
+            if self.first:
+                outcome = [make(), False]
+        finally:
             with together():
                 dist.broadcast_object_list(outcome, device=torch.device("cpu"))
-            if outcome[1]:
-                raise Ended("the first process stopped")
-            return outcome[0]
-        try:
-            outcome = [make(), False]
-        finally:
-            dist.broadcast_object_list(outcome, device=torch.device("cpu"))
+        if outcome[1]:
+            raise Ended("the first process stopped")
         return outcome[0]
 
     def first_before_others(self, make: Callable[[], T]) -> T:

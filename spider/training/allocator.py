@@ -20,10 +20,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, _NEVER)
         mallopt(_MMAP_MAX, 0)
-
-
-def return_freed_memory() -> None:
-    """Hand it back once, so that what is measured next does not include it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -109,14 +109,12 @@ class Precision:
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether the device multiplies fp8 matrices: Ada, Hopper and later (compute capability 8.9)."""
+    """Whether the device multiplies fp8 matrices: Ada, Hopper and later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def has_bf16(device: torch.device) -> bool:
-    return device.type == "cpu" or (
-        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def device_name(device: torch.device) -> str:
@@ -125,11 +123,8 @@ def device_name(device: torch.device) -> str:
 
 
 def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup | None) -> Precision:
-    """Turn ``precision`` and ``fp8_recipe`` of the configuration into a decision for this device.
-
-    Args:
-        recipe: how fp8 scales, where it comes to that.
-        warmup: used by ``auto`` when it was measured on this kind of device.
+    """Turn ``precision`` and ``fp8_recipe`` of the configuration into a decision for this device; ``auto``
+    goes by the warm-up if that was made on this kind of device.
 
     Raises:
         TrainingError: the device cannot do what was asked for.
@@ -170,15 +165,12 @@ def _fits(layer: nn.Module) -> bool:
 @contextlib.contextmanager
 def quiet_torchao() -> Iterator[None]:
     """Importing torchao warns of its parts for other machines, which concern nobody here."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def to_fp8(
@@ -194,17 +186,13 @@ def to_fp8(
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
 
-    config = Float8LinearConfig.from_recipe_name(recipe)
-    convert_to_float8_training(
-        model,
-        module_filter_fn=lambda _, name: name in layers,
-        config=dataclasses.replace(
-            config,
-            pad_inner_dim=True,
-            emulate=emulate,
-            enable_fsdp_float8_all_gather=gather and recipe == "tensorwise",
-        ),
+    config = dataclasses.replace(
+        Float8LinearConfig.from_recipe_name(recipe),
+        pad_inner_dim=True,
+        emulate=emulate,
+        enable_fsdp_float8_all_gather=gather and recipe == "tensorwise",
     )
+    convert_to_float8_training(model, module_filter_fn=lambda _, name: name in layers, config=config)
     for module in model.modules():
         if emulate and isinstance(module, Float8Linear):
             module.register_forward_pre_hook(_autocast_input)

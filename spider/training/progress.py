@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+
+from spider.checkpoints.records import Manifest
 
 
 class Means:
@@ -38,15 +40,14 @@ class Means:
     def restore(cls, state: dict, device: torch.device) -> Means:
         means = cls()
         means.count = state["count"]
-        means._sums = {
-            n: torch.tensor(s, dtype=torch.float64, device=device) for n, s in state["sums"].items()
-        }
+        sums = state["sums"].items()
+        means._sums = {name: torch.tensor(s, dtype=torch.float64, device=device) for name, s in sums}
         return means
 
 
 @dataclass
 class Progress:
-    """What a checkpoint brings back besides tensors; every field is plain JSON."""
+    """Every field is plain JSON, under its name in the manifest."""
 
     step: int = 0
     """Steps of this stage that are done, skipped ones included."""
@@ -71,6 +72,11 @@ class Progress:
     position: dict[str, Any] | None = None
     """The loader's: which sample of which order of which data comes next."""
     means: dict[str, Any] = field(default_factory=lambda: Means().state())
+
+    @classmethod
+    def saved(cls, manifest: Manifest) -> Self:
+        """How far the training had come that this was saved in."""
+        return cls(**{name: getattr(manifest, name) for name in cls.__dataclass_fields__})
 
     def saw(self, loss: float) -> None:
         """Take note of a log interval's mean."""

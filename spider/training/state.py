@@ -1,4 +1,4 @@
-"""All that training moves, and how checkpoints bring it back: weights, optimizer state, their average.
+"""All that training moves, and how checkpoints bring it back: weights, optimizer state, average, progress.
 
 A stage that goes on takes everything from its own newest checkpoint. One that begins takes weights from its
 parent, the stage before or what ``--resume`` names, and the optimizer's state where that is of this
@@ -60,18 +60,15 @@ class State:
     def resume(self, good: Checkpoint, processes: int) -> Progress:
         """Load this stage's own checkpoint, and return how far it had come."""
         self._load(good)
-        now = {"CPU threads": torch.get_num_threads(), "processes": processes}
-        before = {"CPU threads": good.training.threads, "processes": good.training.processes}
-        for what, number in before.items():
-            if number != now[what]:
+        threads = ("CPU threads", good.training.threads, torch.get_num_threads())
+        for what, before, now in (threads, ("processes", good.training.processes, processes)):
+            if before != now:
                 log.warning(
                     "this stage began with %d %s and goes on with %d: sums round differently, the result "
                     "will not be bit-equal to an uninterrupted run",
-                    number,
-                    what,
-                    now[what],
+                    *(before, what, now),
                 )
-        return _saved_progress(good)
+        return Progress.saved(good.training)
 
     def start(self, parent: Checkpoint | None, end: int | None) -> Progress:
         """Load what a stage of ``end`` steps begins from, if anything, and return where it begins.
@@ -101,7 +98,7 @@ class State:
 
     def _go_on(self, parent: Checkpoint, end: int | None) -> Progress:
         """Take over another folder's training where it stood, towards an end of our own."""
-        before = _saved_progress(parent)
+        before = Progress.saved(parent.training)
         if end is not None and before.step >= end:
             raise TrainingError(
                 f"{parent.path}: is at step {before.step}, and this stage ends after {end}; give it more "
@@ -142,7 +139,3 @@ def read_parent(spec: StageSpec, start: Path) -> Checkpoint:
     if changed := differences(before, now, "model"):
         raise TrainingError(f"{start}: trained another model:\n  " + "\n  ".join(changed))
     return parent
-
-
-def _saved_progress(checkpoint: Checkpoint) -> Progress:
-    return Progress(**{name: getattr(checkpoint.training, name) for name in Progress.__dataclass_fields__})

@@ -7,7 +7,8 @@ bf16 and in fp8. Then it times whole training steps in the candidates that are l
 wins alone may lose in company (a CPU spends more on bf16's casts of everything else than it saves). `decide`
 in ``precision.py`` reads the outcome.
 
-Every measurement stops after its share of a time budget, one repetition at least.
+Every measurement is the least time of several calls: it stops after its share of a time budget, one call at
+least.
 
 The steps of a compiled run begin with nothing compiled, so the first is timed cold, and what the compiler
 made is kept in an archive beside the record (``compilecache.py``): a training stage of this shape, on
@@ -18,8 +19,10 @@ together, because each compiles the forward pass of a single device.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import platform
+import resource
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -39,20 +42,10 @@ from spider.tokens import Tokens
 from spider.training import compilecache
 from spider.training.measurements import Kind, Parts, Product, Step, Warmup
 from spider.training.optim import build_optimizer, narrow_weights
-from spider.training.precision import (
-    Precision,
-    decide,
-    device_name,
-    eligible,
-    has_bf16,
-    has_fp8,
-    to_fp8,
-)
-from spider.training.timing import forget_peak, milliseconds, peak_memory_mb, seconds_of, wait
+from spider.training.precision import Precision, decide, device_name, eligible, has_bf16, has_fp8, to_fp8
 
+#: Budgets: of all products together; of whole steps of one candidate.
 _GEMM_SECONDS, _STEP_SECONDS = 2.0, 2.0
-"""Budgets on a machine where one repetition is shorter: all products together; whole steps of one
-candidate."""
 _CLEARLY = 0.95
 
 Shape = tuple[int, int, int]
@@ -86,7 +79,7 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
     archive = compilecache.archive_of(output)
     with compilecache.kept(archive) if compiled else contextlib.nullcontext():
         step = {
-            kind: _time_steps(spec, _precision(kind, plan, recipe), device, compiled)
+            kind: _time_steps(spec, Precision(kind, "measured", plan, recipe), device, compiled)
             for kind in _candidates(asked, device, fp8_layers)
             if not spec.model.problems(kind, compiled)
         }
@@ -112,10 +105,6 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
         compile=compilecache.describe(archive, device) if compiled else None,
         seconds=round(time.perf_counter() - began, 2),
     ).write(output)
-
-
-def _precision(kind: Kind, layers: frozenset[str] | None, recipe: Fp8Recipe) -> Precision:
-    return Precision(kind, "measured", layers, recipe) if kind == "fp8" else Precision(kind, "measured")
 
 
 def _candidates(asked: str, device: torch.device, fp8_layers: list[str]) -> list[Kind]:
@@ -189,9 +178,10 @@ def _time_products(
     timed = []
     for (m, k, n), layers in sorted(products.items()):
         ms: dict[Kind, float] = {}
-        for kind in cast(tuple[Kind, ...], ("fp32", "bf16", "fp8")):
-            if kind == "fp8" and not (has_fp8(device) and may & layers.keys()):
-                continue
+        kinds: list[Kind] = ["fp32", "bf16"]
+        if has_fp8(device) and may & layers.keys():
+            kinds.append("fp8")
+        for kind in kinds:
             layer = nn.Sequential(nn.Linear(k, n, bias=False, device=device))
             if kind == "fp8":
                 to_fp8(layer, recipe, ["0"])
@@ -210,9 +200,9 @@ def _time_parts(spec: StageSpec, device: torch.device, compiled: bool) -> Parts 
     if own is None or not own.runs_on(device):
         return None
     ms: dict[Kind, float] = {}
-    for kind in cast(tuple[Kind, ...], ("bf16", "fp8")):
-        windows = spec.micro_batch(spec.processes)
-        part, x_MK = own.example(windows, spec.settings.seq_len, device)
+    kinds: tuple[Kind, ...] = ("bf16", "fp8")
+    for kind in kinds:
+        part, x_MK = own.example(spec.micro_batch(spec.processes), spec.settings.seq_len, device)
         part.fp8 = kind == "fp8"  # type: ignore[assignment]
         ms[kind] = milliseconds(part, x_MK, kind, compiled, _GEMM_SECONDS / 10)
     layers, fastest = sorted(own.layers), min(ms, key=lambda kind: ms[kind])
@@ -262,3 +252,65 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device, com
         for depth in range(1, 2 * spec.loops):
             once(depth)
     return measured
+
+
+# ------------------------------------------------------------------------------------------ time and memory
+
+
+def seconds_of(once: Callable[[], None], device: torch.device, budget: float) -> float:
+    """Least time of one call, over calls until ``budget`` seconds are spent, one at least."""
+    best, deadline = float("inf"), time.perf_counter() + budget
+    while True:
+        began = time.perf_counter()
+        once()
+        wait(device)
+        ended = time.perf_counter()
+        best = min(best, ended - began)
+        if ended > deadline:
+            return best
+
+
+def milliseconds(part: nn.Module, x_MK: Tensor, kind: Kind, compiled: bool, budget: float) -> float:
+    """Of forward and backward of a part of the model, for as many random rows as ``x_MK`` has."""
+    if compiled:
+        # Else the shapes count as recompilations of one function, which soon falls back to eager.
+        torch.compiler.reset()
+        part.compile()
+    # Under autocast a real layer meets bf16 activations: the cast of its input is not its own cost.
+    x_MK = x_MK.to(torch.float32 if kind == "fp32" else torch.bfloat16).requires_grad_()
+    precision = Precision("fp32" if kind == "fp32" else "bf16", "measured")
+    with precision.autocast(x_MK.device):
+        dy_MN = torch.randn_like(part(x_MK))
+
+    def once() -> None:
+        with precision.autocast(x_MK.device):
+            y_MN = part(x_MK)
+        y_MN.backward(dy_MN)
+
+    once()
+    wait(x_MK.device)
+    return round(1000 * seconds_of(once, x_MK.device, budget), 4)
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def forget_peak(device: torch.device) -> None:
+    """Count the most memory in use anew; the process's goes on where the kernel does not let it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with contextlib.suppress(AttributeError):  # freed memory is not handed back (`allocator`) but here
+            ctypes.CDLL(None).malloc_trim(0)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Of the allocator on a GPU; of the whole process on a CPU."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1)

@@ -7,7 +7,7 @@ from spider import files
 from spider.errors import TrainingError
 from spider.model import build_model
 from spider.model.spider import experts
-from spider.training import precision, timing, warmup
+from spider.training import precision, warmup
 from spider.training.allocator import keep_freed_memory
 from spider.training.measurements import Product, Step, Warmup
 from spider.training.precision import decide
@@ -103,13 +103,13 @@ def test_it_says_what_each_choice_costs(tmp_path, make_spec, quick):
 
 def test_memory_is_counted_for_each_choice_by_itself():
     keep_freed_memory()
-    timing.forget_peak(torch.device("cpu"))
-    before = timing.peak_memory_mb(torch.device("cpu"))
+    warmup.forget_peak(torch.device("cpu"))
+    before = warmup.peak_memory_mb(torch.device("cpu"))
     block = torch.ones(25_000_000)
-    assert timing.peak_memory_mb(torch.device("cpu")) > before + 90
+    assert warmup.peak_memory_mb(torch.device("cpu")) > before + 90
     del block
-    timing.forget_peak(torch.device("cpu"))
-    assert timing.peak_memory_mb(torch.device("cpu")) < before + 50
+    warmup.forget_peak(torch.device("cpu"))
+    assert warmup.peak_memory_mb(torch.device("cpu")) < before + 50
 
 
 def test_layers_whose_every_product_wins_in_fp8_make_up_the_plan(make_spec):
