@@ -51,10 +51,9 @@ def load(warmup: Path, device: torch.device) -> None:
         return
     try:
         unpack(archive)
+        log.info("compile: found what the warm-up compiled (%.1f MB)", archive.stat().st_size / 1e6)
     except ValueError as error:
         log.warning("compile: %s; compiling again", error)
-        return
-    log.info("compile: found what the warm-up compiled (%.1f MB)", archive.stat().st_size / 1e6)
 
 
 def _processors(device: torch.device) -> str:

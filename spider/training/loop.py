@@ -16,6 +16,7 @@ optimizer's kernels are then queued together with the next forward pass, so the 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -37,20 +38,17 @@ from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward, exchange_gradients, replica, shard, whole
-from spider.processes.signals import StopSignals
-from spider.processes.watchdog import Watchdog
+from spider.processes.stopping import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, together
 from spider.results import StageFolder
 from spider.training import compilecache
-from spider.training.draws import draw_depth, seed_of
-from spider.training.ema import Ema
 from spider.training.measurements import Warmup
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, decide, device_name
 from spider.training.progress import Means, Progress
 from spider.training.schedule import end_in_time, horizon, lr_factor
-from spider.training.state import State, read_parent
+from spider.training.state import Ema, State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 
 log = logging.getLogger(__name__)
@@ -60,8 +58,7 @@ class Trainer:
     """One stage's live objects: model, optimizer, loader, progress.
 
     Args:
-        origin: ``data_digest`` and ``parent_weights``, for the manifest. ``resumed``, where it is there, says
-            what to take from the parent: its ``weights``, or all of its ``training``, step count included.
+        origin: ``data_digest`` and ``parent_weights``, for the manifest; ``resumed`` as `State` takes it.
         parent: receipt of the stage before, or what is resumed; None to start from nothing.
         good: checkpoint of this stage to go on from, None to begin.
         warmup: what was measured for this stage's shape.
@@ -85,9 +82,7 @@ class Trainer:
         self.micro_batch = world.from_first(lambda: spec.micro_batch(world.size))
         self.windows = spec.windows_per_step // world.size
         self.micro_batches = self.windows // self.micro_batch
-        self.precision = world.from_first(
-            lambda: self._decide_precision(Warmup.read(warmup) if warmup else None)
-        )
+        self.precision = world.from_first(lambda: self._decide_precision(warmup))
 
         choose_kernels(spec.kernels)
         torch.manual_seed(seed_of(spec.seed, "weights"))
@@ -95,30 +90,23 @@ class Trainer:
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)
         self.called = self._share()
+        compiled = spec.compiled_on(self.device.type)
         self.optimizer = build_optimizer(
-            self.model,
-            spec.optimizer,
-            self.settings.lr,
-            self.precision.compute,
-            compiled=spec.compiled_on(self.device.type),
+            self.model, spec.optimizer, self.settings.lr, self.precision.compute, compiled=compiled
         )
         self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
         self.state = State(spec, origin, self.model, self.optimizer, self.ema)
         self.progress = self._begin(parent)
         self.means = Means.restore(self.progress.means, self.device)
         self.loader = self._open(data)
-        if spec.compiled_on(self.device.type):
+        if compiled:
             if warmup:
                 compilecache.load(warmup, self.device)
             compile_forward(self.model, spec.depths)
         self.metrics = MetricsLog(StageFolder(folder).metrics) if world.first else None
         self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world)
-        self.telemetry = Telemetry(
-            self.device,
-            device_name(self.device),
-            self.precision.kind,
-            self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / world.size,
-        )
+        flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / world.size
+        self.telemetry = Telemetry(self.device, device_name(self.device), self.precision.kind, flops)
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -200,15 +188,8 @@ class Trainer:
         """Accumulate the gradient of the mean loss over all the step's targets.
 
         A micro-batch weighs by its share of the targets, so that padding does not make ``grad_accum`` change
-        the loss.
-
-        Args:
-            rows_BT1: this process's windows.
-            counted_B: targets of each that count.
-            targets: those of the step, in all processes.
-
-        Returns:
-            this process's share of the means over the step.
+        the loss. Of this process's windows ``counted_B`` targets count, of the whole step's ``targets``;
+        returned is this process's share of the means over the step.
         """
         self._draw("depth")
         n_loops = draw_depth(self.spec)
@@ -330,9 +311,10 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ beginning
 
-    def _decide_precision(self, warmup: Warmup | None) -> Precision:
+    def _decide_precision(self, warmup: Path | None) -> Precision:
         """The configuration's choice; a resumed stage keeps the arithmetic that it began with."""
-        chosen = decide(self.spec.precision, self.spec.fp8_recipe, self.device, warmup)
+        measured = Warmup.read(warmup) if warmup else None
+        chosen = decide(self.spec.precision, self.spec.fp8_recipe, self.device, measured)
         if self.good is not None:
             before = self.good.training.precision
             layers = frozenset(before.layers) if before.layers else None
@@ -344,14 +326,10 @@ class Trainer:
         """Share the model with the other processes; returns what to call in its place."""
         if self.world.size == 1:
             return self.model
-        parallel = self.spec.parallel
+        parallel, share = self.spec.parallel, (self.windows, self.spec.windows_per_step, self.micro_batch)
         log.info(
             "%d processes (%s): each takes %d of a step's %d windows, in micro-batches of %d",
-            self.world.size,
-            parallel,
-            self.windows,
-            self.spec.windows_per_step,
-            self.micro_batch,
+            *(self.world.size, parallel, *share),
         )
         if parallel == "fsdp":
             shard(self.model, self.world)
@@ -390,3 +368,13 @@ class Trainer:
             f"{s.seq_len}, grad_accum {s.grad_accum}: halve micro_batch and double grad_accum (the same "
             f"batch in more pieces), or lower seq_len{hint} ({error})"
         )
+
+
+def seed_of(*parts: object) -> int:
+    """A 63-bit seed from a list of names and numbers; unlike sums of them, no two lists meet."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+def draw_depth(spec: StageSpec) -> int:
+    """Loops of one step's forward passes: the stage's, or drawn from torch's RNG with the stage's as mean."""
+    return int(torch.randint(1, 2 * spec.loops, ())) if spec.model.samples_loops else spec.loops

@@ -35,13 +35,8 @@ _SMALLEST_MOMENT, _SMALLEST_BLOCK = 4096, 32
 
 
 class LowBitAdamW:
-    """`Optimizer`'s interface around ``torchao.optim.AdamW8bit`` or ``AdamW4bit``.
-
-    Args:
-        groups: with ``params``, ``peak_lr``, ``betas``, ``eps`` and ``weight_decay``.
-        bits: 8 or 4.
-        compiled: let torchao compile its update.
-    """
+    """`Optimizer`'s interface around ``torchao.optim.AdamW8bit`` or ``AdamW4bit``; groups have ``params``,
+    ``peak_lr``, ``betas``, ``eps`` and ``weight_decay``. ``compiled`` lets torchao compile its update."""
 
     def __init__(self, groups: list[dict[str, Any]], bits: int, *, compiled: bool = False) -> None:
         with quiet_torchao():
@@ -95,10 +90,10 @@ class LowBitAdamW:
         return named
 
     def _parts(self, p: Tensor, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-        if not _is_quantized(value):
+        if not hasattr(value, "__tensor_flatten__"):  # it is not quantized
             yield "", cut_like(value, p) if value.ndim else value
             return
-        parts, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+        parts, _ = value.__tensor_flatten__()
         for part in parts:
             held: Tensor = getattr(value, part)
             if part != "qmap":  # codes and scales, by the parameter's rows
@@ -111,10 +106,5 @@ class LowBitAdamW:
         for p, slice_ in self._slices.items():
             slice_.data = local(p.detach())
             slice_.grad = None if p.grad is None or not slice_.numel() else local(p.grad)
-        eager = contextlib.nullcontext() if self.compiled else torch.compiler.set_stance("force_eager")
-        with eager:
+        with contextlib.nullcontext() if self.compiled else torch.compiler.set_stance("force_eager"):
             self._inner.step()
-
-
-def _is_quantized(tensor: Tensor) -> bool:
-    return hasattr(tensor, "__tensor_flatten__")

@@ -59,11 +59,7 @@ _SCRATCH_NUMEL = 1 << 26
 def polar(g_Nrc: Tensor, coefficients: Coefficients = POLAR_EXPRESS, safety: float = _SAFETY) -> Tensor:
     """Approximate polar factor of each matrix of a batch: ``U V^T`` where ``g = U S V^T``.
 
-    Args:
-        g_Nrc: (N, rows, cols).
-
-    Returns:
-        (N, rows, cols) in the dtype of ``g_Nrc``; singular values within about 0.1 of 1.
+    Takes and returns (N, rows, cols) in one dtype; the result's singular values are within about 0.1 of 1.
     """
     tall = g_Nrc.size(-2) > g_Nrc.size(-1)
     x = g_Nrc.mT if tall else g_Nrc
@@ -84,12 +80,7 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         super().__init__(
             groups,
-            defaults={
-                "cautious": True,
-                "coefficients": POLAR_EXPRESS,
-                "safety": _SAFETY,
-                "compute": torch.float32,
-            },
+            {"cautious": True, "coefficients": POLAR_EXPRESS, "safety": _SAFETY, "compute": torch.float32},
         )
         for group in self.param_groups:
             group["lr"] = group["peak_lr"]
@@ -105,11 +96,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The live state as ``{parameter name}.{state name}``: save it, or copy a saved one into it."""
-        return {
-            f"{name}.{key}": value
-            for name, p in model.named_parameters()
-            for key, value in self.state.get(p, {}).items()
-        }
+        named = model.named_parameters()
+        return {f"{name}.{key}": t for name, p in named for key, t in self.state.get(p, {}).items()}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -169,10 +157,8 @@ class Optimizer(torch.optim.Optimizer):
             update = directions(torch.stack(steps)).unbind()
         else:
             # Rows first, so that one gathering serves the whole batch of matrices.
-            by_row = torch.stack(steps, dim=1)
-            update = apply_whole(
-                lambda u: directions(u.transpose(0, 1)).transpose(0, 1), by_row, pattern
-            ).unbind(1)
+            by_row, turned = torch.stack(steps, 1), lambda u: directions(u.transpose(0, 1)).transpose(0, 1)
+            update = apply_whole(turned, by_row, pattern).unbind(1)
         lr, decay = group["lr"], group["weight_decay"]
         for p, u in zip(map(local, params), update, strict=True):
             if decay:
@@ -241,12 +227,7 @@ def narrow_weights(model: nn.Module, config: OptimizerConfig) -> None:
 
 def matrix_ids(model: nn.Module) -> set[int]:
     """``id`` of each parameter that multiplies: matrices and stacks of them, not tables, not convolutions."""
-    lookups = {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
-    for module in model.modules():
-        if isinstance(module, (nn.Embedding, nn.Conv1d)):
-            lookups.add(id(module.weight))
-    return {
-        id(p)
-        for p in model.parameters()
-        if p.ndim in (2, 3) and min(p.shape[-2:]) > 1 and id(p) not in lookups
-    }
+    others = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.Conv1d))}
+    others |= {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
+    wide = [p for p in model.parameters() if p.ndim in (2, 3) and min(p.shape[-2:]) > 1]
+    return {id(p) for p in wide} - others

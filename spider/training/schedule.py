@@ -24,20 +24,12 @@ from __future__ import annotations
 
 import math
 from itertools import count
-from typing import Protocol
 
 from spider.config import StageSettings, StageSpec
+from spider.model.interface import Model
 
 
-class Sized(Protocol):
-    """What the length of a stage asks of a model."""
-
-    def num_parameters(self) -> int: ...
-
-    def flops_per_token(self, length: int, n_loops: int | None = None) -> float: ...
-
-
-def horizon(spec: StageSpec, model: Sized) -> int | None:
+def horizon(spec: StageSpec, model: Model) -> int | None:
     """Optimizer steps of a stage: the least that its limits come to, at least 1; None if only a clock tells.
 
     Raises:
@@ -62,18 +54,11 @@ def horizon(spec: StageSpec, model: Sized) -> int | None:
 
 
 def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
-    """Share of the peak learning rate to train step ``step`` of ``steps`` (counted from 0) with.
-
-    Args:
-        steps: of the stage; None while ``max_hours`` has not yet fixed its end.
-
-    Raises:
-        ValueError: the step is not one of the stage's.
-    """
+    """Share of the peak learning rate to train step ``step`` of ``steps`` (counted from 0) with; ``steps`` is
+    None while ``max_hours`` has not yet fixed the end. ``ValueError`` for a step that the stage has not."""
     if step < 0 or (steps is not None and step >= steps):
-        raise ValueError(
-            f"step {step} is not one of the stage's steps 0..{'' if steps is None else steps - 1}"
-        )
+        last = "" if steps is None else steps - 1
+        raise ValueError(f"step {step} is not one of the stage's steps 0..{last}")
     warmup = settings.warmup_steps if steps is None else min(settings.warmup_steps, steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -88,12 +73,8 @@ def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
 def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSettings) -> int | None:
     """The stage's number of steps, if ``max_hours`` fixes it now; None: not now.
 
-    Never before the warm-up is over, nor where a stage of ``steps`` steps has begun its decay already.
-
-    Args:
-        step: steps done.
-        seconds: that they took.
-        steps: of the stage by its other limits, if it has any.
+    Never before the warm-up is over, nor where a stage of ``steps`` steps, by its other limits, has begun its
+    decay already. ``seconds`` is what the ``step`` steps that are done took.
     """
     if settings.max_hours is None or step < settings.warmup_steps:
         return None

@@ -17,7 +17,7 @@ from spider.checkpoints.records import Origin, Receipt
 from spider.config import StageSpec
 from spider.data.metadata import load_metadata
 from spider.errors import TrainingError
-from spider.processes.signals import StopSignals
+from spider.processes.stopping import StopSignals
 from spider.processes.world import ALONE, World
 from spider.results import StageFolder
 from spider.training.loop import Trainer
@@ -41,15 +41,12 @@ def train(
         folder: ``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there.
         data: ``shards/{dataset}``.
         previous: receipt of the stage before; its weights and optimizer state are where this one starts.
-        resume: start from this instead, anything that `Checkpoint.at` takes; where it holds this
-            optimizer's state, its step count goes on as well.
+        resume: start from this instead, anything that `Checkpoint.at` takes; with this optimizer's state
+            its step count goes on as well.
         reset_steps: of ``resume`` take the weights only.
         warmup: what was measured for this stage's shape.
         on_step: called after every step (and its checkpoint) with the number of steps done in this stage.
         world: the processes that train it together; each calls this with the same arguments.
-
-    Returns:
-        the receipt.
 
     Raises:
         TrainingError: cannot start or go on; says why and what to do.
@@ -80,9 +77,8 @@ def train(
 
             def finish() -> Receipt:
                 assert good is not None, "the first process holds what it saved"
-                stage = StageFolder(folder)
-                checkpoint = good.path.relative_to(folder).as_posix()
-                return Receipt.of(good.training, checkpoint).write(stage.receipt)
+                receipt = Receipt.of(good.training, good.path.relative_to(folder).as_posix())
+                return receipt.write(StageFolder(folder).receipt)
 
             return world.from_first(finish)
         except OSError as error:

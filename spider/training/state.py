@@ -13,20 +13,60 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spider.checkpoints.claim import differences
-from spider.checkpoints.load import Checkpoint, model_tensors
+from spider.checkpoints.load import AVERAGE, Checkpoint, model_tensors
 from spider.checkpoints.records import Manifest
-from spider.config import StageSpec
+from spider.config import EmaConfig, StageSpec
 from spider.errors import TrainingError
 from spider.model.interface import Model
-from spider.training.ema import Ema
+from spider.processes.parallel import local
 from spider.training.lowbit import LowBitAdamW
 from spider.training.optim import Optimizer
 from spider.training.progress import Progress
 
 log = logging.getLogger(__name__)
+
+
+class Ema:
+    """A running average of the weights: ``average <- decay average + (1 - decay) weights`` after every step.
+
+    It smooths the noise of the last thousands of steps, which is what lowering the learning rate does too, so
+    it tells early what an anneal would bring (Polyak and Juditsky, 1992). It is empty until `begin`, and
+    begins as a copy of the weights of that moment, hence without a bias towards zero. It is fp32 whatever the
+    weights are. Buffers are not averaged.
+
+    A checkpoint holds both: ``model.{parameter}``, which training goes on from, in this stage and the next,
+    and ``ema.{parameter}``, which evaluation, generation and export read (`Checkpoint.model`).
+    """
+
+    def __init__(self, model: nn.Module, config: EmaConfig) -> None:
+        self._parameters = dict(model.named_parameters())
+        self._config = config
+        self._averages: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Start from the weights as they are."""
+        weights = self._parameters.items()
+        self._averages = {name: p.detach().to(torch.float32, copy=True) for name, p in weights}
+
+    @torch.no_grad()
+    def update(self, steps: int) -> None:
+        """Take in the weights after so many steps of the stage."""
+        if steps < self._config.start_step:
+            return
+        if not self._averages:
+            self.begin()
+            return
+        weights = [local(p.detach()).float() for p in self._parameters.values()]
+        averages = [local(average) for average in self._averages.values()]
+        torch._foreach_lerp_(averages, weights, 1 - self._config.decay)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The live averages as ``ema.{parameter}``: save them, or copy saved ones into them."""
+        return {f"{AVERAGE}{name}": average for name, average in self._averages.items()}
 
 
 class State:

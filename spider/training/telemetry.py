@@ -26,44 +26,26 @@ from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
-#: Dense bf16 FLOP/s with sums in fp32, from the data sheets. A device is the first entry all of whose words
+#: Dense bf16 TFLOP/s with sums in fp32, from the data sheets. A device is the first entry all of whose words
 #: are in its name.
-_PEAK_BF16 = {
-    "GB200": 2500e12,
-    "B200": 2250e12,
-    "GH200": 989e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "MI300X": 1307e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "A10G": 70e12,
-    "RTX PRO 6000 Max Q": 439e12,
-    "RTX PRO 6000": 503e12,
-    "RTX 6000 Ada": 364e12,
-    "RTX A6000": 155e12,
-    "RTX 5090": 210e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
+_PEAK_BF16 = """
+    GB200 2500, B200 2250, GH200 989, H200 NVL 835, H200 989, H100 NVL 835, H100 PCIe 756, H100 989, A100 312,
+    MI300X 1307, L40S 362, L40 181, L4 121, A10G 70, RTX PRO 6000 Max Q 439, RTX PRO 6000 503,
+    RTX 6000 Ada 364, RTX A6000 155, RTX 5090 210, RTX 4090 165, RTX 3090 71
+"""
 #: A slower chip, or a share of one, under the same name.
 _OTHER_CHIPS = {"Laptop", "MIG"}
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Dense FLOP/s that a device could reach in ``bf16`` or ``fp8`` (twice that); None where we do not
-    know."""
+    """Dense FLOP/s that a device could reach in ``bf16`` or ``fp8`` (twice that); None where unknown."""
     words = set(re.findall(r"\w+", device))
-    if precision == "fp32" or words & _OTHER_CHIPS:
-        return None
-    peaks = (peak for name, peak in _PEAK_BF16.items() if words.issuperset(name.split()))
-    peak = next(peaks, None)
-    return peak and peak * (2 if precision == "fp8" else 1)
+    if precision != "fp32" and not words & _OTHER_CHIPS:
+        for entry in _PEAK_BF16.split(","):
+            *name, peak = entry.split()
+            if words.issuperset(name):
+                return float(peak) * 1e12 * (2 if precision == "fp8" else 1)
+    return None
 
 
 @dataclass
@@ -99,9 +81,8 @@ class Telemetry:
         if self.peak is None:
             log.info("mfu: unknown, there is no peak FLOP/s on record for %s on %s", precision, name)
         else:
-            log.info(
-                "mfu: of %.0f TFLOP/s, dense %s by the data sheet of %s", self.peak / 1e12, precision, name
-            )
+            peak = self.peak / 1e12
+            log.info("mfu: of %.0f TFLOP/s, dense %s by the data sheet of %s", peak, precision, name)
         self._process = psutil.Process()
         self._process.cpu_percent()  # counts from here to the first row
 
@@ -116,9 +97,9 @@ class Telemetry:
         """All figures of a log interval.
 
         Args:
-            means: of what the model measured over the interval; empty if every update was skipped.
-            lr: learning rates of the interval's last step by the name to log them under.
-            skipped: updates that were skipped since the stage began.
+            means: of what the model measured; empty if every update of the interval was skipped.
+            lr: learning rates of the interval's last step, by name.
+            skipped: updates since the stage began.
 
         Returns:
             ``train/*`` and ``system/*``: losses in nats a byte, ``bpb`` in bits; megabytes of 10^6 bytes;
@@ -156,12 +137,7 @@ _GROUPS = (
 
 
 def line(row: Mapping[str, float], step: int, end: int, shown: Mapping[str, str]) -> str:
-    """A row for a reader.
-
-    Args:
-        step, end: steps that are done, and that there will be.
-        shown: of the model's own metrics (`spider.model.interface.LanguageModel`).
-    """
+    """A row for a reader, after ``step`` of ``end`` steps; ``shown`` is the model's own part of it."""
     own = tuple((f"train/{name}", form) for name, form in shown.items())
 
     def tell(name: str, form: str) -> list[str]:

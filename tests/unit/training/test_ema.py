@@ -17,9 +17,9 @@ from spider.checkpoints.records import Receipt, read_manifest, steps
 from spider.config import EmaConfig
 from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate, validation_stream
-from spider.training.ema import Ema
 from spider.training.loop import Trainer
 from spider.training.stage import train
+from spider.training.state import Ema
 from spider.training.telemetry import Window
 from tests.unit.training.disturb import Stop, crash_at, read_until
 from tests.unit.training.outcomes import outcome

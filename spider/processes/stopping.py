@@ -1,10 +1,14 @@
-"""A step that never ends, ended: a stuck collective, a hung GPU or a dead disk under the data costs half an
-hour, not the weekend.
+"""Two ways to leave before the end: when asked, and when stuck.
 
-Nothing inside the process can interrupt such a step, so a thread beside it watches. Where no step has ended
-for the limit, it logs which one and the stacks of all threads, and leaves without clean-up by the status that
-says "run me again"; a scheduler starts the job again, and that goes on from the last checkpoint. What is lost
-is what a SIGKILL would have cost.
+`StopSignals` notes SIGTERM (a scheduler's preemption), SIGUSR1 (its warning before) and SIGINT (Ctrl-C). The
+first is only remembered; the loop finishes its step, saves, and leaves. A second Ctrl-C stops at once, which
+is safe at any moment, because checkpoints are whole or absent.
+
+`Watchdog` ends a step that never ends: a stuck collective, a hung GPU or a dead disk under the data costs
+half an hour, not the weekend. Nothing inside the process can interrupt such a step, so a thread beside it
+watches. Where no step has ended for the limit, it logs which one and the stacks of all threads, and leaves
+without clean-up by the status that says "run me again"; a scheduler starts the job again, and that goes on
+from the last checkpoint. What is lost is what a SIGKILL would have cost.
 
 Time is counted in the thread's own short waits, each worth what it asked for, however late it returns. A
 process that was stopped, or whose machine slept, has therefore not stalled. The price: code that hangs
@@ -17,18 +21,45 @@ import contextlib
 import faulthandler
 import logging
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 from spider.errors import RESUME_ME
 
 log = logging.getLogger(__name__)
 
+_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 #: How much longer than the limit the first step may take: it also compiles and allocates.
 FIRST_STEP = 4
 #: Seconds for writing the log, which may go to the very disk that hangs.
 _LAST_WORDS = 30.0
+
+
+class StopSignals:
+    """While entered, ``received`` is the number of the signal that asked to stop, or None."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, self._remember) for s in _WATCHED}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _remember(self, signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGINT and self.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signum
+        log.warning("%s: saving after this step, then leaving", signal.Signals(signum).name)
 
 
 class Watchdog:
