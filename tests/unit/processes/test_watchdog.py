@@ -20,10 +20,10 @@ import threading
 from spider.data import loader
 loader.BLOCK = 4
 read = loader.Loader._block
-def block(self, sample):
-    if sample >= 4 * 7:
+def block(self):
+    if self._next_sample >= 4 * 7:
         threading.Event().wait()
-    return read(self, sample)
+    return read(self)
 loader.Loader._block = block
 """
 
