@@ -113,8 +113,7 @@ def _check_replaceable(output: Path) -> None:
     present = {file.name for file in output.iterdir()}
     if present and not is_exported(output):
         raise CheckpointError(f"{output}: is not empty and not an exported folder; name another")
-    strange = present - {EXPORTED, *(Exported.read(output / EXPORTED).files if present else ())}
-    if strange:
+    if strange := present and present - {EXPORTED, *Exported.read(output / EXPORTED).files}:
         raise CheckpointError(f"{output}: holds {min(strange)}, which no export wrote; name another folder")
 
 

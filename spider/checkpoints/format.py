@@ -45,12 +45,8 @@ _FILE_BYTES = 2 << 30
 
 
 def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> Checkpoint:
-    """Write ``root/step-{record["global_step"]}`` and return it.
-
-    Args:
-        root: the stage's ``checkpoints`` folder.
-        tensors: ``model.*``, ``optimizer.*`` and ``ema.*``, on any device.
-        record: what the manifest says besides its files: plain JSON with ``step`` and ``global_step``.
+    """Write ``root/step-{record["global_step"]}`` and return it. The tensors are ``model.*``, ``optimizer.*``
+    and ``ema.*``, on any device; the record is what the manifest says besides its files, as plain JSON.
 
     Raises:
         CheckpointError: the file system refused; nothing of the attempt is left, earlier ones are untouched.
@@ -86,11 +82,10 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     file_of: dict[str, int] = {}
     index, filled, previous = 1, 0, ""
     for name, tensor in tensors.items():
-        size, kind = tensor.nbytes, name.partition(".")[0]
-        if filled and (filled + size > _FILE_BYTES or kind != previous):
+        kind = name.partition(".")[0]
+        if filled and (filled + tensor.nbytes > _FILE_BYTES or kind != previous):
             index, filled = index + 1, 0
-        file_of[name] = index
-        filled, previous = filled + size, kind
+        file_of[name], filled, previous = index, filled + tensor.nbytes, kind
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=file_of)
     try:
         dcp.save(dict(tensors), storage_writer=writer, no_dist=True)
@@ -157,12 +152,8 @@ def _remove(path: Path) -> None:
 
 
 def retain(root: Path, keep_last: int, keep_every: int | None = None, began: int = 0) -> None:
-    """Delete all but the newest ``keep_last`` checkpoints and every ``keep_every``-th step's; called right
-    after a save, whose result is among those kept.
-
-    Args:
-        began: the run's step at which the stage began; ``keep_every`` counts from there, as saving does.
-    """
+    """Delete all but the newest ``keep_last`` checkpoints and every ``keep_every``-th step's, counted from
+    ``began``, the run's step at which the stage began, as saving does."""
     for path in steps(root)[:-keep_last]:
         if not keep_every or (step_of(path) - began) % keep_every:
             _remove(path)

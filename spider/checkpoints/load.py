@@ -56,11 +56,8 @@ class Checkpoint:
 
     @classmethod
     def at(cls, path: Path, *, quick: bool = False) -> Self:
-        """The checkpoint that a path names, each of its files checked, and checked once.
-
-        Args:
-            quick: compare sizes, not contents, where the path names one checkpoint; of a stage's folder the
-                newest good one is found by contents in any case.
+        """The checkpoint that a path names, each of its files checked once: with ``quick`` by size only, but
+        of a stage's folder the newest good one is found by contents in any case.
 
         Raises:
             CheckpointError: there is none, or it is damaged; says which files differ, and how.

@@ -63,11 +63,8 @@ def exchange_gradients(called: nn.Module, when: bool) -> Iterator[None]:
 
 
 def compile_forward(model: nn.Module, graphs: int = 1) -> None:
-    """Compile the forward pass, without what FSDP or DDP hang around it.
-
-    Args:
-        graphs: numbers of loops that it will be called with: each is a graph of its own.
-    """
+    """Compile the forward pass, without what FSDP or DDP hang around it. It will be called with ``graphs``
+    numbers of loops: each is a graph of its own."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs)
     # DDP would have the graph cut where its buckets end; one graph is what the warm-up has compiled.
     torch._dynamo.config.optimize_ddp = False
@@ -85,11 +82,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def cut_like(slice_: Tensor, pattern: Tensor) -> Tensor:
-    """The tensor of which ``slice_`` is this process's, if it is cut along its first axis as ``pattern`` is.
-
-    Args:
-        slice_: as many rows as `local` of the pattern has; other axes as they like.
-    """
+    """The tensor of which ``slice_`` is this process's, if it is cut along its first axis as ``pattern`` is:
+    it has as many rows as `local` of the pattern; other axes as they like."""
     if not isinstance(pattern, DTensor):
         return slice_
     shape = torch.Size([pattern.shape[0], *slice_.shape[1:]])

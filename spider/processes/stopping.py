@@ -63,11 +63,8 @@ class StopSignals:
 
 
 class Watchdog:
-    """While entered, ends the process with `RESUME_ME` where a `step` takes more than ``minutes``.
-
-    Args:
-        minutes: for the first step `FIRST_STEP` times as many; None: any time is right.
-    """
+    """While entered, ends the process with `RESUME_ME` where a `step` takes more than ``minutes``: for the
+    first step `FIRST_STEP` times as many; None: any time is right."""
 
     def __init__(self, minutes: float | None) -> None:
         self._limit = None if minutes is None else 60 * minutes

@@ -183,11 +183,7 @@ def build_optimizer(
 
     Parameters marked ``_is_embedding`` (tables that are looked up) and the weights of convolutions are never
     Muon's; those, vectors, and parameters marked ``_no_weight_decay`` go to AdamW and are not decayed.
-
-    Args:
-        lr: peak learning rate.
-        compute: dtype of Muon's products.
-        compiled: whether the update may be compiled too, where it is torchao's.
+    ``compute`` is the dtype of Muon's products; where the update is torchao's it may be ``compiled`` too.
     """
     matrices = matrix_ids(model)
     dealt: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)

@@ -76,19 +76,14 @@ class Precision:
 
     def prepare(self, model: Model, *, emulate: bool = False, sharded: bool = False) -> None:
         """Swap the chosen linear layers for Float8Linear and set the family's own parts to fp8, in place;
-        parameter names stay as they are.
-
-        Args:
-            sharded: FSDP is going to share the weights. Where one factor scales a whole weight, processes
-                then gather it in fp8, a quarter of the bytes for the same product.
-        """
+        parameter names stay as they are. Where the weights are going to be ``sharded`` by FSDP and one factor
+        scales a whole weight, processes gather it in fp8, a quarter of the bytes for the same product."""
         if self.kind != "fp8":
             return
         assert self.recipe is not None
         linear = eligible(model) if self.layers is None else eligible(model) & self.layers
         to_fp8(model, self.recipe, linear, emulate=emulate, gather=sharded)
-        own = model.fp8_parts()
-        if own is None:
+        if (own := model.fp8_parts()) is None:
             return
         chosen = [part for name, part in own.layers.items() if self.layers is None or name in self.layers]
         device = next(model.parameters()).device
@@ -143,23 +138,19 @@ def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup |
         if warmup.precision == "fp8":
             return Precision("fp8", warmup.reason, frozenset(warmup.fp8_layers), recipe)
         return Precision(warmup.precision, warmup.reason)
-    why = "not measured: no warm-up on this device"
-    if device.type == "cuda" and has_bf16(device):
-        return Precision("bf16", why)
-    return Precision("fp32", why)
+    kind: Kind = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
+    return Precision(kind, "not measured: no warm-up on this device")
 
 
 def eligible(model: Model) -> frozenset[str]:
-    """Names of the linear layers that may run in fp8: the family lets them, and the hardware can."""
-    return frozenset(
-        name for name, layer in model.named_modules() if _fits(layer) and not model.keeps_wide(name)
-    )
+    """Names of the linear layers that may run in fp8: the family lets them, and the hardware can.
 
-
-def _fits(layer: nn.Module) -> bool:
-    """Each side of the weight is an outer dimension of one of the three products, and those have to be
-    multiples of 16. The rows of a batch are only ever summed over, or come first, and are padded."""
-    return isinstance(layer, nn.Linear) and not (layer.in_features % 16 or layer.out_features % 16)
+    Each side of a weight is an outer dimension of one of the three products, and those have to be multiples
+    of 16. The rows of a batch are only ever summed over, or come first, and are padded.
+    """
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    fit = {name for name, m in linear.items() if not (m.in_features % 16 or m.out_features % 16)}
+    return frozenset(name for name in fit if not model.keeps_wide(name))
 
 
 @contextlib.contextmanager

@@ -52,11 +52,8 @@ Shape = tuple[int, int, int]
 
 
 def warm_up(spec: StageSpec, output: Path) -> Warmup:
-    """Measure one shape of a run and write down what came of it; stages of equal shape share it.
-
-    Args:
-        spec: a stage of that shape (`StageSpec.shape`).
-        output: ``runs/{run}/warmup-{shape}.json``.
+    """Measure the shape of a stage and write down what came of it in ``runs/{run}/warmup-{shape}.json``;
+    stages of equal shape (`StageSpec.shape`) share it.
 
     Raises:
         TrainingError: the run asks for a precision that this device does not have.
@@ -240,10 +237,7 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device, com
         model.after_step()
         optimizer.zero_grad()
 
-    began = time.perf_counter()
-    once()
-    wait(device)
-    first = time.perf_counter() - began
+    first = seconds_of(once, device, 0)
     seconds = seconds_of(once, device, _STEP_SECONDS - first)
     measured = Step(
         first_seconds=round(first, 4), seconds=round(seconds, 5), peak_memory_mb=peak_memory_mb(device)
