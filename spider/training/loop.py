@@ -316,9 +316,7 @@ class Trainer:
         measured = Warmup.read(warmup) if warmup else None
         chosen = decide(self.spec.precision, self.spec.fp8_recipe, self.device, measured)
         if self.good is not None:
-            before = self.good.training.precision
-            layers = frozenset(before.layers) if before.layers else None
-            chosen = chosen.unless_began_as(before.kind, layers, before.recipe, self.device)
+            chosen = chosen.unless_began_as(self.good.training.precision, self.device)
         log.info("precision: %s", chosen)
         return chosen
 

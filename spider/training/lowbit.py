@@ -44,18 +44,13 @@ class LowBitAdamW:
         kind = {8: AdamW8bit, 4: AdamW4bit}[bits]
         # torchao's optimizer sees this process's slices, which for a parameter that is not cut is all of it.
         self._slices = {p: nn.Parameter(local(p.detach())) for group in groups for p in group["params"]}
-        for group in groups:
-            group["lr"] = group["peak_lr"]
         self.bits, self.compiled = bits, compiled
+        seen = [[self._slices[p] for p in group["params"]] for group in groups]
+        inner = [{**g, "lr": g["peak_lr"], "params": ps} for g, ps in zip(groups, seen, strict=True)]
         # Where weights are fp32 there is nothing to round and this says nothing.
-        self._inner = kind(
-            [{**group, "params": [self._slices[p] for p in group["params"]]} for group in groups],
-            bf16_stochastic_round=True,
-        )
-        self.param_groups = [
-            {**inner, "params": group["params"]}
-            for group, inner in zip(groups, self._inner.param_groups, strict=True)
-        ]
+        self._inner = kind(inner, bf16_stochastic_round=True)
+        dealt = zip(self._inner.param_groups, groups, strict=True)
+        self.param_groups = [{**theirs, "params": group["params"]} for theirs, group in dealt]
         for p, slice_ in self._slices.items():
             # As torchao does in its first step; a checkpoint is loaded before that.
             self._inner.state[slice_] = {

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from spider.checkpoints.records import SavedPrecision
 from spider.config import Fp8Recipe
 from spider.errors import TrainingError
 from spider.model.interface import Model
@@ -54,14 +55,13 @@ class Precision:
         what = f"{self.kind} {self.recipe}" if self.recipe else self.kind
         return f"{what} ({self.reason})"
 
-    def unless_began_as(
-        self, kind: Kind, layers: frozenset[str] | None, recipe: Fp8Recipe | None, device: torch.device
-    ) -> Precision:
+    def unless_began_as(self, before: SavedPrecision, device: torch.device) -> Precision:
         """What goes on with a training that began so: that, unless it is the same; raises as `decide`."""
-        if (kind, layers, recipe) == (self.kind, self.layers, self.recipe):
+        layers = frozenset(before.layers) if before.layers else None
+        if (before.kind, layers, before.recipe) == (self.kind, self.layers, self.recipe):
             return self
-        decide(kind, recipe or "tensorwise", device, None)
-        return Precision(kind, "this stage began so", layers, recipe)
+        decide(before.kind, before.recipe or "tensorwise", device, None)
+        return Precision(before.kind, "this stage began so", layers, before.recipe)
 
     @property
     def compute(self) -> torch.dtype:
