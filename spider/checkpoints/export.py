@@ -38,7 +38,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from spider import files
 from spider.checkpoints.format import room, seal, size_of, weights_digest
 from spider.checkpoints.load import Checkpoint, model_tensors, some
-from spider.checkpoints.records import EXPORTED, Exported, is_exported
+from spider.checkpoints.records import EXPORTED, Exported
 from spider.config import ConfigError, ModelConfig
 from spider.config.model import family_block
 from spider.errors import CheckpointError
@@ -111,7 +111,7 @@ def _check_replaceable(output: Path) -> None:
     if not output.is_dir():
         raise CheckpointError(f"{output}: is a file; name a folder that is new or empty")
     present = {file.name for file in output.iterdir()}
-    if present and not is_exported(output):
+    if present and not Exported.lies_in(output):
         raise CheckpointError(f"{output}: is not empty and not an exported folder; name another")
     if strange := present and present - {EXPORTED, *Exported.read(output / EXPORTED).files}:
         raise CheckpointError(f"{output}: holds {min(strange)}, which no export wrote; name another folder")
@@ -142,7 +142,7 @@ def import_file(source: Path, output: Path) -> Checkpoint:
     if not source.exists():
         raise CheckpointError(f"{source}: no such file")
     if source.suffix == ".safetensors":
-        if not is_exported(source.parent):
+        if not Exported.lies_in(source.parent):
             raise CheckpointError(
                 f"{source}: safetensors say nothing of the architecture; it must lie in an exported folder, "
                 f"beside its {EXPORTED}"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spider.checkpoints.load import damage
-from spider.checkpoints.records import MANIFEST, is_exported, read_manifest, steps
+from spider.checkpoints.records import MANIFEST, Exported, read_manifest, steps
 from spider.errors import CheckpointError
 from spider.results import StageFolder
 
@@ -46,7 +46,7 @@ def below(path: Path) -> list[Path]:
     Raises:
         CheckpointError: there is none.
     """
-    if (path / MANIFEST).is_file() or is_exported(path):
+    if (path / MANIFEST).is_file() or Exported.lies_in(path):
         return [path]
     name = StageFolder(path).checkpoints.name
     roots = sorted(root for root in path.rglob(name) if root.is_dir()) if path.is_dir() else []
@@ -65,7 +65,7 @@ def examine(path: Path, *, quick: bool = False) -> Entry:
         problems = damage(path, manifest, quick=quick)
     except CheckpointError as error:
         manifest, problems = None, [str(error)]
-    folder = path.resolve() if is_exported(path) else path.resolve().parents[1]
+    folder = path.resolve() if Exported.lies_in(path) else path.resolve().parents[1]
     known = vars(manifest) if manifest else {}
     step = known.get("global_step")
     return Entry(

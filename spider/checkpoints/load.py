@@ -20,16 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from spider import files
-from spider.checkpoints.records import (
-    EXPORTED,
-    MANIFEST,
-    Exported,
-    Manifest,
-    Receipt,
-    is_exported,
-    read_manifest,
-    steps,
-)
+from spider.checkpoints.records import EXPORTED, MANIFEST, Exported, Manifest, Receipt, read_manifest, steps
 from spider.config import ConfigError, ModelConfig
 from spider.config.explain import key_path
 from spider.config.model import family_block
@@ -69,7 +60,7 @@ class Checkpoint:
             if good is None:
                 raise CheckpointError(f"{root}: no usable checkpoint; train the stage first")
             return good
-        elif not is_exported(path) and not (path / MANIFEST).is_file():
+        elif not Exported.lies_in(path) and not (path / MANIFEST).is_file():
             raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor an exported folder")
         return cls._verified(path, quick)
 
@@ -133,13 +124,12 @@ class Checkpoint:
         try:
             return family_block(described)
         except ConfigError as error:
-            raise CheckpointError(f"{self.path}: {error}") from None
+            why = str(error)
         except ValidationError as error:
             first = error.errors()[0]
-            raise CheckpointError(
-                f"{self.path}: a checkpoint of another architecture or of another version of Spider "
-                f"({key_path(('model', *first['loc']))}: {first['msg']})"
-            ) from None
+            what = f"{key_path(('model', *first['loc']))}: {first['msg']}"
+            why = f"a checkpoint of another architecture or of another version of Spider ({what})"
+        raise CheckpointError(f"{self.path}: {why}")
 
     def model(self, device: str | torch.device = "cpu") -> Model:
         """The model in evaluation mode; of averaged weights, if there is an average.

@@ -146,6 +146,11 @@ class Exported(Artifact):
     weights: str
     files: dict[str, TensorFile]
 
+    @staticmethod
+    def lies_in(path: Path) -> bool:
+        """Whether a folder is an exported one rather than a checkpoint, by what it holds."""
+        return (path / EXPORTED).is_file() and not (path / MANIFEST).exists()
+
 
 class Origin(Artifact):
     """Whose the checkpoints and metrics in a stage's folder are: its spec, the digests of its data and of the
@@ -165,18 +170,13 @@ class Origin(Artifact):
         return StageSpec.model_validate(own)
 
 
-def is_exported(path: Path) -> bool:
-    """Whether a folder is an exported one rather than a checkpoint, by what it holds."""
-    return (path / EXPORTED).is_file() and not (path / MANIFEST).exists()
-
-
 def read_manifest(path: Path) -> Manifest | Exported:
     """What a checkpoint or an exported folder says of itself, its files not yet checked.
 
     Raises:
         CheckpointError: missing, malformed, of another format version, or altered.
     """
-    return Exported.read(path / EXPORTED) if is_exported(path) else Manifest.read(path / MANIFEST)
+    return Exported.read(path / EXPORTED) if Exported.lies_in(path) else Manifest.read(path / MANIFEST)
 
 
 def steps(root: Path) -> list[Path]:

@@ -29,9 +29,8 @@ class Means:
     def read(self) -> dict[str, float]:
         if not self.count:
             return {}
-        names = list(self._sums)
-        values = (torch.stack([self._sums[n] for n in names]) / self.count).tolist()
-        return dict(zip(names, values, strict=True))
+        values = (torch.stack([*self._sums.values()]) / self.count).tolist()
+        return dict(zip(self._sums, values, strict=True))
 
     def state(self) -> dict[str, object]:
         return {"count": self.count, "sums": {n: s.item() for n, s in self._sums.items()}}

@@ -158,19 +158,14 @@ def progress_bar(step: int, end: int | None, *, hidden: bool = False) -> Iterato
     While it is there, what is logged to the terminal is written above it, except this module's lines, whose
     place it takes.
     """
-    with tqdm(total=end, initial=step, unit="step", disable=hidden or not sys.stderr.isatty()) as bar:
-        diverted = [
-            (handler, functools.partial(_write_above, handler))
-            for handler in logging.getLogger().handlers
-            if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr and not bar.disable
-        ]
-        for handler, divert in diverted:
-            handler.addFilter(divert)
-        try:
-            yield bar
-        finally:
-            for handler, divert in diverted:
-                handler.removeFilter(divert)
+    off = hidden or not sys.stderr.isatty()
+    with tqdm(total=end, initial=step, unit="step", disable=off) as bar, contextlib.ExitStack() as after:
+        for handler in () if off else logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
+                divert = functools.partial(_write_above, handler)
+                handler.addFilter(divert)
+                after.callback(handler.removeFilter, divert)
+        yield bar
 
 
 def _write_above(handler: logging.Handler, record: logging.LogRecord) -> bool:

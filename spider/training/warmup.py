@@ -26,6 +26,7 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -80,17 +81,13 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
             for kind in _candidates(asked, device, fp8_layers)
             if not spec.model.problems(kind, compiled)
         }
-    versions = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchao": version("torchao"),
-    }
+    python, torchao = platform.python_version(), version("torchao")
     return Warmup(
         format=Warmup.FORMAT,
         run=spec.run,
         device=device_name(device),
         threads=torch.get_num_threads(),
-        versions=versions,
+        versions={"python": python, "torch": torch.__version__, "torchao": torchao},
         precision=_fastest(step) if asked == "auto" else asked,
         reason=_reason(asked, step, device),
         fp8_recipe=recipe,
@@ -138,17 +135,13 @@ def _products(spec: StageSpec, device: torch.device) -> tuple[dict[Shape, dict[s
     products: dict[Shape, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     model = build_model(spec.model).to(device)
 
-    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            assert isinstance(module, nn.Linear)
-            rows = args[0].numel() // module.in_features
-            products[rows, module.in_features, module.out_features][name] += 1
-
-        return hook
+    def note(name: str, module: nn.Linear, args: tuple[Tensor, ...]) -> None:
+        rows = args[0].numel() // module.in_features
+        products[rows, module.in_features, module.out_features][name] += 1
 
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(note(name))
+            module.register_forward_pre_hook(partial(note, name))
     tokens_BT, _ = _random_text(spec, model.tokens, device)
     # A GPU groups experts in bf16 only; the shapes are the same in any arithmetic.
     with torch.no_grad(), decide("auto", spec.fp8_recipe, device, None).autocast(device):
