@@ -29,13 +29,9 @@ _GRACE = "600"
 
 
 def launch(processes: int, arguments: Sequence[str], nodes: int = 1, threads: int | None = None) -> int:
-    """Run ``python ARGUMENTS`` in so many processes that know of each other, and wait for them. Returns the
-    exit status: 0 if all succeeded, `RESUME_ME` if they were told to stop, else 1.
-
-    Args:
-        processes: on all nodes together.
-        nodes: machines of the Slurm job that this one is in.
-        threads: CPUs of each node that the processes may use; ``srun`` would give one.
+    """Run ``python ARGUMENTS`` in so many processes that know of each other, on all nodes of this Slurm job
+    together, and wait for them. They may use ``threads`` CPUs of each node; ``srun`` would give one. Returns
+    the exit status: 0 if all succeeded, `RESUME_ME` if they were told to stop, else 1.
 
     Raises:
         ValueError: the nodes cannot share the processes evenly, or there is no ``srun``.

@@ -67,13 +67,8 @@ class Window:
 
 
 class Telemetry:
-    """Makes the rows of one training.
-
-    Args:
-        device: where it trains; `name` is what its peak is looked up by.
-        precision: ``fp32``, ``bf16`` or ``fp8``.
-        flops_per_token: of forward and backward.
-    """
+    """Makes the rows of one training; the device's peak is looked up by its ``name`` and the precision, and
+    ``flops_per_token`` are those of forward and backward."""
 
     def __init__(self, device: torch.device, name: str, precision: str, flops_per_token: float) -> None:
         self.device, self.flops_per_token = device, flops_per_token
@@ -94,16 +89,13 @@ class Telemetry:
         lr: Mapping[str, float],
         skipped: int,
     ) -> dict[str, float]:
-        """All figures of a log interval.
+        """All figures of a log interval, ``train/*`` and ``system/*``: losses in nats a byte, ``bpb`` in
+        bits; megabytes of 10^6 bytes; shares of 1. ``train/mfu`` only where the peak is known.
 
         Args:
             means: of what the model measured; empty if every update of the interval was skipped.
             lr: learning rates of the interval's last step, by name.
             skipped: updates since the stage began.
-
-        Returns:
-            ``train/*`` and ``system/*``: losses in nats a byte, ``bpb`` in bits; megabytes of 10^6 bytes;
-            shares of 1. ``train/mfu`` only where the peak is known.
         """
         row = {f"train/{name}": value for name, value in means.items()}
         if row:
