@@ -24,7 +24,7 @@ from spider.report.provenance import chain, read_datasets
 from spider.report.stages import StageRecord, read_stages
 from spider.report.templates import render as render_template
 from spider.results import Results
-from spider.tracking.spool import folder, redact
+from spider.tracking import spool
 
 
 def write_report(config: Config, results: Results, run: str, output: Path) -> None:
@@ -41,7 +41,7 @@ def render(config: Config, results: Results, run: str) -> str:
     stages = read_stages(config, results, run)
     datasets = read_datasets(results, stages)
     names = [data.name for data in datasets]
-    records = [files.read_json(path) for path in sorted(folder(results.root, "jobs").glob("*.json"))]
+    records = [files.read_json(path) for _, path in spool.records(results.root, ["jobs"])]
     jobs = [job for job in records if job["tags"].get("spider.name", "").partition("/")[0] in (run, *names)]
     evaluated = [stage for stage in stages if stage.evaluation]
     last = evaluated[-1] if evaluated else None
@@ -160,7 +160,7 @@ def _config(config: Config, run: str, datasets: list[str]) -> str:
         del changes["family"]
     block = {**plain["runs"][run], "model": changes if list(changes) != ["preset"] else preset}
     kept = {"datasets": used, "runs": {run: block}}
-    text, escaped = (yaml.safe_dump(redact(kept), sort_keys=False, allow_unicode=plainly, width=100)
+    text, escaped = (yaml.safe_dump(spool.redact(kept), sort_keys=False, allow_unicode=plainly, width=100)
                      for plainly in (True, False))  # fmt: skip
     return text if printable(text) == text else escaped
 

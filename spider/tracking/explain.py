@@ -1,14 +1,18 @@
-"""What a store's errors mean and what to do about them, in one line each.
+"""What is wrong with a store and what to do about it, in one line each.
 
-Errors come from MLflow, requests, SQLAlchemy and database drivers, none of which is imported here; they are
-told apart by what they carry: an HTTP status, an error code, or a text that has been stable for years. What
-is not known here is passed on as it is, shortened to its first line.
+A database is looked at before MLflow opens it. Other errors come from MLflow, requests, SQLAlchemy and
+database drivers, and are told apart by what they carry: an HTTP status, an error code, or a text that has
+been stable for years. What is not known here is passed on as it is, shortened to its first line.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
+
+from spider.tracking.target import is_server
 
 _OF_SERVER = {
     401: "the server refuses this user name or password (401); set MLFLOW_TRACKING_USERNAME and "
@@ -39,8 +43,7 @@ def explain(error: BaseException, uri: str) -> str:
         return str(error)
     chain = list(_causes(error))
     said = "\n".join(str(one) for one in chain)
-    server = uri.startswith(("http://", "https://"))
-    meaning = _of_server(error, chain, said) if server else _of_database(said)
+    meaning = _of_server(error, chain, said) if is_server(uri) else _of_database(said)
     return f"{uri}: {meaning}" if meaning else one_line(error)
 
 
@@ -71,3 +74,33 @@ def _of_server(error: BaseException, chain: list[BaseException], said: str) -> s
 def _of_database(said: str) -> str | None:
     matches = ((re.search(pattern, said), meaning) for pattern, meaning in _OF_DATABASE.items())
     return next((meaning.format(match[0]) for match, meaning in matches if match), None)
+
+
+def check_database(uri: str) -> None:
+    """Raise what is wrong with a database before MLflow opens it.
+
+    MLflow tries ten times to connect, which takes minutes, and brings some older databases up to date without
+    asking, which everybody else's MLflow may not survive.
+    """
+    import mlflow
+    import sqlalchemy
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+
+    with sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool).connect() as connection:
+        revision = MigrationContext.configure(connection).get_current_revision()
+    known = ScriptDirectory(str(Path(mlflow.__file__).parent / "store/db_migrations"))
+    if revision in (None, known.get_current_head()):  # nothing in it yet, or up to date
+        return
+    try:
+        known.get_revision(revision)
+    except CommandError:
+        raise ValueError(
+            f"{uri}: the database was made by a newer MLflow than this one ({mlflow.__version__}); install "
+            "the same here"
+        ) from None
+    raise ValueError(
+        f"{uri}: the database was made by an older MLflow. If all who use it can go to MLflow "
+        f"{mlflow.__version__}, make a copy of it and run `mlflow db upgrade {shlex.quote(uri)}`"
+    )

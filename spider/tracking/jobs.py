@@ -3,13 +3,14 @@
 A job is known by its *identity*, the hash of its rule, name (wildcards), parameters and input digests. The
 same work done again is the same job, once more attempted: it finds its record, and its run in the store, and
 goes on with it; figures of several attempts are one curve over the attempts, or over the seconds spent. In a
-workflow a job only writes its record, which costs it nothing: the workflow's own sender process delivers it.
-By hand, a job delivers its record itself when it ends, and waits for that a few seconds at most.
+workflow a job only writes its record, and the workflow's own sender process delivers it. By hand, a job
+delivers its record itself when it ends, and waits for that a few seconds at most.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections import defaultdict
@@ -17,12 +18,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from spider.files import digest
 from spider.tracking import spool
 from spider.tracking.machine import Sampler
-from spider.tracking.records import Run, Status, file_list, plain
+from spider.tracking.records import Run, Status, file_list
 from spider.tracking.sender import Sender
-from spider.tracking.target import Target, belong_to, configure
+from spider.tracking.target import Target, configure
 
 
 @contextlib.contextmanager
@@ -37,22 +40,17 @@ def job(
 ) -> Iterator[Run]:
     """Record one rule job from start to end; what it raises passes through, recorded in one line.
 
-    Args:
-        rule: the rule's name, ``encode``.
-        name: what its wildcards say, ``demo/000``; may be empty.
-        results: root of the results folder.
-        params: what decides the job's output besides its inputs; JSON-like.
-        inputs, outputs: files or folders, recorded by path and digest (`records.file_digest`).
+    ``name`` is what the rule's wildcards say, ``demo/000``, or empty; ``params`` what decides the output
+    besides the inputs. Inputs and outputs, files or folders, are recorded by `records.file_digest`.
     """
     target = Target.here()
-    values = spool.redact(plain(params or {}))
+    values = spool.redact(to_jsonable_python(params or {}))
     read = file_list(results, inputs)
     identity = digest([rule, name, values, [file.digest for file in read]])
     record = Run(kind="job", identity=identity, name=f"{rule} {name}".strip(), params=values, inputs=read)
     record.workflow, record._results = target.workflow, results
     record.tags |= {"spider.rule": rule, "spider.name": name, "spider.spec": digest(values)}
-    with contextlib.suppress(ValueError, OSError):  # attempts before it, if their record can be read
-        before = Run.read(spool.path_of(results, record))
+    if before := spool.before(results, record):
         # Their figures may not have been sent yet; their seconds are as far as they could tell.
         record.attempt, record.spent, record.metrics = before.attempt + 1, before.spent, before.metrics
     if not target.enabled:
@@ -60,7 +58,7 @@ def job(
         return
     spool.mark_dead(results)
     spool.write(results, record)
-    sampler = Sampler().start()
+    sampler = Sampler()
     try:
         with record.until_its_end():
             yield record
@@ -87,20 +85,16 @@ _senders: dict[str, Sender] = {}
 def open_pipeline(results: Path, config: Any) -> str:
     """Open an invocation of the workflow (``onstart``) and start the process that sends its records.
 
-    Tells the jobs, by environment, what `configure` takes from ``config`` (a `spider.config.Config` or a
-    mapping), and to which invocation they belong. Does not import mlflow: the sender creates the store where
-    there is none, alone.
-
-    Returns:
-        The invocation's id, for `close_pipeline`.
+    Tells the jobs, by environment, what `configure` takes from ``config``, and to which invocation they
+    belong. Returns the invocation's id, for `close_pipeline`.
     """
     identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     configure(config)
-    belong_to(identity)
+    os.environ["SPIDER_WORKFLOW"] = identity
     if not Target.here().enabled:
         return identity
     spool.mark_dead(results)
-    record = Run(kind="workflow", identity=identity, name=identity, config=plain(config))
+    record = Run(kind="workflow", identity=identity, name=identity, config=to_jsonable_python(config))
     record.tag("spider.config", digest(record.config))
     spool.write(results, record)
     _senders[identity] = Sender(results)
@@ -115,7 +109,7 @@ def close_pipeline(results: Path, workflow_id: str, status: Status, *, timeout: 
     """
     if status not in ("finished", "failed", "killed"):
         raise ValueError(f"status of a workflow: finished, failed or killed (got {status!r})")
-    belong_to(None)
+    os.environ.pop("SPIDER_WORKFLOW", None)
     path = spool.record_path(results, "workflows", workflow_id)
     if not Target.here().enabled or not path.exists():
         return
@@ -124,7 +118,7 @@ def close_pipeline(results: Path, workflow_id: str, status: Status, *, timeout: 
     record.end(status)
     assert record.ended is not None
     totals: dict[str, float] = defaultdict(float)
-    for file in spool.folder(results, "jobs").glob("*.json"):
+    for _, file in spool.records(results, ["jobs"]):
         one = Run.read(file)
         if one.workflow == workflow_id:
             totals[f"seconds/{one.tags['spider.rule']}"] += (one.ended or record.ended) - one.started

@@ -4,9 +4,8 @@ A thread takes a row every few seconds. Of a job that runs for days at most `LIM
 are that many every second one goes, and from then on they are taken half as often. So the memory is bounded,
 the whole of the job is covered, and nothing is written before it ends.
 
-This is the one place that measures a job. GPUs are read through NVML, those that ``CUDA_VISIBLE_DEVICES``
-leaves to this process; where there is no driver there are none. Their energy is counted by the device,
-whoever uses it.
+GPUs are read through NVML, those that ``CUDA_VISIBLE_DEVICES`` leaves to this process; where there is no
+driver there are none. Their energy is counted by the device, whoever uses it.
 """
 
 from __future__ import annotations
@@ -20,20 +19,21 @@ from typing import Any
 
 import psutil
 
-INTERVAL = 5.0
-"""Seconds between rows, at first."""
 LIMIT = 120
 #: What CUDA_VISIBLE_DEVICES says of no device.
 NO_DEVICE = ("", "-1", "NoDevFiles")
 
 
 class Sampler:
-    """Rows of ``system/*`` figures from `start` to `stop`, and what it was in all.
+    """Rows of ``system/*`` figures from when it is made to `stop`, and what it was in all.
 
     Megabytes are 10^6 bytes, percentages of one processor for this process, of all for the machine.
+
+    Args:
+        interval: seconds between rows, at first.
     """
 
-    def __init__(self, interval: float = INTERVAL) -> None:
+    def __init__(self, interval: float = 5.0) -> None:
         import pynvml
 
         self.rows: list[tuple[float, dict[str, float]]] = []
@@ -41,8 +41,6 @@ class Sampler:
         self._interval, self._process, self._nvml = interval, psutil.Process(), pynvml
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system metrics", daemon=True)
-
-    def start(self) -> Sampler:
         self._process.cpu_percent()  # counts from here to the first row
         psutil.cpu_percent()
         self._gpus: list[Any] = []
@@ -50,10 +48,11 @@ class Sampler:
             self._nvml.nvmlInit()
             told = os.environ.get("CUDA_VISIBLE_DEVICES")  # as CUDA numbers them: positions, or UUIDs
             names = map(str, range(self._nvml.nvmlDeviceGetCount())) if told is None else told.split(",")
-            self._gpus = [self._handle(n) for name in names if (n := name.strip()) not in NO_DEVICE]
+            by_index, by_uuid = self._nvml.nvmlDeviceGetHandleByIndex, self._nvml.nvmlDeviceGetHandleByUUID
+            used = [n for name in names if (n := name.strip()) not in NO_DEVICE]
+            self._gpus = [by_index(int(n)) if n.isdigit() else by_uuid(n) for n in used]
         self._before = self._counters()
         self._thread.start()
-        return self
 
     def stop(self) -> dict[str, float]:
         """Processor seconds and peak memory (bytes), of this process and its children that ended, and joules
@@ -63,11 +62,6 @@ class Sampler:
         now, before = self._counters(), self._before
         totals = {name: now[name] - before[name] for name in now.keys() & before.keys()}
         return totals | {"system/peak_rss_bytes": max(usage.ru_maxrss for usage in _usage()) * 1024.0}
-
-    def _handle(self, name: str) -> Any:
-        if name.isdigit():
-            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
-        return self._nvml.nvmlDeviceGetHandleByUUID(name)
 
     def _counters(self) -> dict[str, float]:
         """What only grows; the GPUs count since their driver was loaded."""

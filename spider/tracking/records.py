@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import to_jsonable_python
 
 from spider.artifacts import Artifact
 from spider.errors import RESUME_ME
@@ -44,8 +43,7 @@ class Metric(BaseModel, frozen=True):
     key: str
     value: float
     step: int
-    time: float
-    """Seconds since the epoch."""
+    time: float  # seconds since the epoch
 
 
 class Dataset(BaseModel, frozen=True):
@@ -213,8 +211,9 @@ class Run(Record):
         self.artifacts += shown(self._results, [path])
 
     def dataset(self, name: str, digest: str, source: str, *, context: str = "input") -> None:
-        """Name a dataset that was read; ``source`` says where it came from (path, or repo@revision)."""
-        self.datasets.append(Dataset(name=name, digest=digest, source=source, context=context))
+        """Name a dataset that was read, once; ``source`` says where from (path, or repo@revision)."""
+        use = Dataset(name=name, digest=digest, source=source, context=context)
+        self.datasets += [use] if use not in self.datasets else []
 
     def end(self, status: Status, error: str | None = None) -> None:
         self.status, self.error, self.ended = status, error, time.time()
@@ -224,17 +223,17 @@ class Run(Record):
         """End as the block ends; what the block raises passes through, recorded in one line."""
         try:
             yield
-            self.end("finished")
         except BaseException as error:
             exits = isinstance(error, SystemExit)
             code = getattr(error, "code" if exits else "exit_code", None)
             stopped = isinstance(error, KeyboardInterrupt) or code == RESUME_ME
-            if exits and not code:
-                self.end("finished")
-            else:
+            if code or not exits:
                 said = f"exit code {code}" if exits else one_line(error)
                 self.end("killed" if stopped else "failed", said)
             raise
+        finally:
+            if self.ended is None:
+                self.end("finished")
 
 
 class Checkpoint(Record):
@@ -253,7 +252,6 @@ class Evaluation(Record):
     """The scores of one checkpoint, whose identity is theirs."""
 
     kind: Literal["evaluation"] = "evaluation"
-    model: str
     training: str
     stage: str
     step: int
@@ -263,11 +261,6 @@ class Evaluation(Record):
     """Name, digest, source."""
     curves: dict[str, list[tuple[int, float]]] = {}
     artifacts: list[Shown] = []
-
-
-def plain(value: Any) -> Any:
-    """``value`` as JSON holds it: paths become text, tuples lists, pydantic models mappings."""
-    return to_jsonable_python(value, fallback=str)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

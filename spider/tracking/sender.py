@@ -8,7 +8,6 @@ If it closes without one, the parent was killed, and the sender ends once no job
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -26,8 +25,6 @@ POLL = 5.0
 SLOWEST_POLL = 60.0
 LONGEST_ATTEMPT = 60.0
 """Seconds that one sync may take, the last one of a sender told to end included."""
-PENDING = 3
-"""Exit code of a process that could not send everything."""
 
 
 class Sender:
@@ -54,23 +51,19 @@ class Sender:
         """
         if self._process is None:
             return
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it may have ended by itself
-            self._process.stdin.write(b"x")
-            self._process.stdin.close()
         try:
-            code = self._process.wait(timeout)
+            self._process.communicate(b"x", timeout)
         except subprocess.TimeoutExpired:
             log.warning("the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY)
             return
-        if code:
+        if code := self._process.returncode:
             said = self._log.read_text(errors="replace").splitlines()
             reason = said[-1].partition(": ")[2] if said else f"exit code {code}"  # past time, level and name
             log.warning("not everything reached the tracking store: %s", reason)
 
 
-def follow(results: Path) -> int:
-    """Sync every few seconds until told to end; the body of a sender process. Returns its exit code."""
+def follow(results: Path) -> bool:
+    """Sync every few seconds until told to end, as a process of its own; returns whether anything is left."""
     os.nice(5)
     syncer = Syncer(results)
     pause, failures, orphaned, complaint = 0.0, 0, False, None
@@ -95,4 +88,4 @@ def follow(results: Path) -> int:
     report = syncer.attempt(LONGEST_ATTEMPT)
     if report.pending:
         log.warning("%s; %s", report, spool.REMEDY)
-    return PENDING if report.pending else 0
+    return report.pending > 0

@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,9 @@ REMEDY = "`spider track sync` sends what is missing"
 
 #: Folders of the records, in the order they must be sent: parents before children.
 RUN_KINDS = ("workflows", "training", "jobs")
-KINDS: dict[str, type[Record]] = dict.fromkeys(RUN_KINDS, Run) | {
-    "models": Checkpoint,
-    "evaluations": Evaluation,
-}
+KINDS: dict[str, type[Record]] = {
+    **dict.fromkeys(RUN_KINDS, Run), "models": Checkpoint, "evaluations": Evaluation
+}  # fmt: skip
 
 
 def folder_identity(results: Path) -> str:
@@ -51,12 +50,8 @@ def folder_identity(results: Path) -> str:
     return read_json(path)["identity"]
 
 
-def folder(results: Path, kind: str) -> Path:
-    return results / "tracking" / kind
-
-
 def record_path(results: Path, kind: str, identity: str) -> Path:
-    return folder(results, kind) / f"{identity}.json"
+    return results / "tracking" / kind / f"{identity}.json"
 
 
 def path_of(results: Path, record: Record) -> Path:
@@ -73,10 +68,18 @@ def write(results: Path, record: Record) -> None:
         log.warning("%s: cannot write the tracking record (%s); this job goes untracked", path, error)
 
 
-def records(results: Path) -> Iterator[tuple[str, Path]]:
+def before(results: Path, record: Run) -> Run | None:
+    """What an earlier process wrote of the same; None where nothing can be read."""
+    try:
+        return Run.read(path_of(results, record))
+    except (ValueError, OSError):
+        return None
+
+
+def records(results: Path, kinds: Iterable[str] = KINDS) -> Iterator[tuple[str, Path]]:
     """Kind and path of every record, parents first and oldest names first."""
-    for kind in KINDS:
-        for path in sorted(folder(results, kind).glob("*.json")):
+    for kind in kinds:
+        for path in sorted((results / "tracking" / kind).glob("*.json")):
             yield kind, path
 
 
@@ -87,17 +90,16 @@ def mark_dead(results: Path, *, workflow: str | None = None) -> int:
     over, so its jobs are.
     """
     running = 0
-    for kind in RUN_KINDS:
-        for path in folder(results, kind).glob("*.json"):
-            if (run := _if_running(path)) is None:
-                continue
-            lives = run.process.alive()
-            if lives or (lives is None and (workflow is None or run.workflow != workflow)):
-                running += bool(lives)
-            # It may have ended well between our two looks; now that it is gone the file is its last word.
-            elif run := _if_running(path):
-                run.end("killed", "the process ended without a word (killed, or the machine stopped)")
-                write(results, run)
+    for _, path in records(results, RUN_KINDS):
+        if (run := _if_running(path)) is None:
+            continue
+        lives = run.process.alive()
+        if lives or (lives is None and (workflow is None or run.workflow != workflow)):
+            running += bool(lives)
+        # It may have ended well between our two looks; now that it is gone the file is its last word.
+        elif run := _if_running(path):
+            run.end("killed", "the process ended without a word (killed, or the machine stopped)")
+            write(results, run)
     return running
 
 
@@ -114,15 +116,12 @@ def _if_running(path: Path) -> Run | None:
 _SECRET_NAME = re.compile(
     r"passw|secret|credential|api_?key|access_?key|private_?key|authori[sz]ation|token$", re.I
 )
-_SECRET_TEXT = [
-    (re.compile(r"(://)[^/\s:@]*:[^/\s@]*@"), r"\1***@"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*"), r"\1 ***"),
-    (re.compile(r"(?i)((?:password|passwd|secret|api_?key|token)[=:]\s*)[^\s&'\",;]+"), r"\1***"),
-    (
-        re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|sk-|glpat-|xox[bap]-)[\w-]{16,}|\bAKIA[0-9A-Z]{16}\b"),
-        "***",
-    ),
-]
+_SECRET_TEXT = {
+    r"(://)[^/\s:@]*:[^/\s@]*@": r"\1***@",
+    r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*": r"\1 ***",
+    r"(?i)((?:password|passwd|secret|api_?key|token)[=:]\s*)[^\s&'\",;]+": r"\1***",
+    r"\b(?:hf_|gh[pousr]_|github_pat_|sk-|glpat-|xox[bap]-)[\w-]{16,}|\bAKIA[0-9A-Z]{16}\b": "***",
+}
 
 
 def redact(value: Any) -> Any:
@@ -131,21 +130,21 @@ def redact(value: Any) -> Any:
     ``tokens: 5000`` and ``eos_token: 258`` are numbers of the data, and stay.
     """
     held = sorted((v for k, v in os.environ.items() if _SECRET_NAME.search(k) and len(v) >= 8), key=len)
-    return _redact(value, held[::-1])
 
-
-def _redact(value: Any, held: list[str]) -> Any:
-    if isinstance(value, dict):
-        return {k: "***" if _is_secret(str(k), v) else _redact(v, held) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_redact(v, held) for v in value]
-    if not isinstance(value, str):
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: "***" if _is_secret(str(k), v) else clean(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [clean(v) for v in value]
+        if not isinstance(value, str):
+            return value
+        for secret in reversed(held):  # the longest first: it may hold another
+            value = value.replace(secret, "***")
+        for pattern, instead in _SECRET_TEXT.items():
+            value = re.sub(pattern, instead, value)
         return value
-    for secret in held:
-        value = value.replace(secret, "***")
-    for pattern, instead in _SECRET_TEXT:
-        value = pattern.sub(instead, value)
-    return value
+
+    return clean(value)
 
 
 def _is_secret(name: str, value: Any) -> bool:

@@ -9,7 +9,7 @@ results folder it was made in. A training run's is random, and needs none.
 
 Runs become MLflow runs (jobs nested below their workflow), checkpoints become LoggedModels made with
 ``create_external_model`` (path and digest, no weights), their scores metrics of that model. mlflow is
-imported here and in `database`, when something is sent.
+imported when something is sent, and kept quiet.
 """
 
 from __future__ import annotations
@@ -18,23 +18,17 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from spider.files import sha256
 from spider.tracking import spool
-from spider.tracking.database import check_database, create_database, quiet
-from spider.tracking.records import (
-    Checkpoint,
-    Dataset,
-    Evaluation,
-    Record,
-    RefusedError,
-    Run,
-    Shown,
-    flatten,
-)
+from spider.tracking.explain import check_database
+from spider.tracking.records import Checkpoint, Dataset, Evaluation, Record, RefusedError, Run, Shown, flatten
 from spider.tracking.target import Target, is_server
 
 if TYPE_CHECKING:
@@ -51,6 +45,47 @@ _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOE
 
 Point = tuple[str, float, int, int]
 """Key, value, milliseconds since the epoch, step."""
+
+#: mlflow reads these when imported: no calls home, no chatter, no threads, errors within a minute.
+_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "PGCONNECT_TIMEOUT": "15",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+def quiet() -> None:
+    """Tell mlflow, before it is imported, to keep to itself."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of what we report
+
+
+def create_database(path: Path) -> None:
+    """Make a SQLite store whole or not at all: migrated under another name, then renamed.
+
+    MLflow migrates in place, so processes that meet on a new file fail, and one killed midway leaves a file
+    that no later MLflow opens.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        if path.exists():
+            return
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as beside:
+            new = Path(beside) / path.name
+            SqlAlchemyStore(f"sqlite:///{new}", (path.parent / "mlartifacts").as_uri()).engine.dispose()
+            os.replace(new, path)
 
 
 class Store:
@@ -87,13 +122,10 @@ class Store:
         self.client: MlflowClient = mlflow.MlflowClient(uri)
         beside = database.parent if database is not None else results.absolute()
         artifacts = None if is_server(uri) else (beside / "mlartifacts").as_uri()
-        self.experiments: dict[str, str] = {}
-        self.fingerprint: list[list[Any]] = []
+        there = {n: self._experiment(target.prefix + n, artifacts) for n in sorted({*EXPERIMENTS.values()})}
+        self.experiments = {name: one.experiment_id for name, one in there.items()}
+        self.fingerprint = [[one.experiment_id, one.creation_time] for one in there.values()]
         """Differs once the store behind the same URI was made anew."""
-        for name in sorted(set(EXPERIMENTS.values())):
-            experiment = self._experiment(target.prefix + name, artifacts)
-            self.experiments[name] = experiment.experiment_id
-            self.fingerprint.append([experiment.experiment_id, experiment.creation_time])
         self._runs: dict[str, str] = {}
 
     def stale(self, target: Target) -> bool:
@@ -122,7 +154,6 @@ class Store:
         return experiment
 
     def _known_by(self, identity: str, experiment: str = "") -> str:
-        """What a run or model is known by in this store."""
         return identity if experiment == "Training" else f"{self.folder}/{identity}"
 
     def find_run(self, identity: str, experiment: str) -> str | None:
@@ -151,6 +182,8 @@ class Store:
             self._send_evaluation(record)
 
     def _send_run(self, run: Run) -> str:
+        from mlflow.entities import Param, RunTag
+
         experiment = EXPERIMENTS[run.kind]
         self._runs.pop(run.identity, None)  # it may have been deleted since
         tags = self._tags(run)
@@ -158,11 +191,14 @@ class Store:
         if run_id := self.find_run(run.identity, experiment):
             known = self.client.get_run(run_id).data.params
         else:
-            made = self.client.create_run(
-                self.experiments[experiment], int(run.started * 1000), tags, run_name=run.name
-            )
+            within, started = self.experiments[experiment], int(run.started * 1000)
+            made = self.client.create_run(within, started, tags, run_name=run.name)
             run_id = self._runs[run.identity] = made.info.run_id
-        self._log_params(run_id, run.params, known, tags)
+        # A parameter cannot change: one that has (how often to save, say) goes to a tag instead.
+        params = {_key(k): _text(v) for k, v in flatten(run.params).items()}
+        tags |= {f"changed.{k}"[:250]: v for k, v in params.items() if known.get(k, v) != v}
+        new = [Param(k, v) for k, v in params.items() if k not in known]
+        self.client.log_batch(run_id, params=new, tags=[RunTag(k, v) for k, v in tags.items()])
         self.log_points(run_id, [(m.key, m.value, int(m.time * 1000), m.step) for m in run.metrics])
         self._log_datasets(run_id, run.datasets)
         for entry in run.artifacts:
@@ -189,35 +225,21 @@ class Store:
                 tags["mlflow.parentRunId"] = parent
         return {_key(k): str(v)[:5000] for k, v in tags.items()}
 
-    def _log_params(
-        self, run_id: str, params: dict[str, Any], known: dict[str, str], tags: dict[str, str]
-    ) -> None:
-        """Write params not yet there; one that has changed (how often to save, say) goes to a tag instead."""
-        from mlflow.entities import Param, RunTag
-
-        texts = {_key(k): _text(v) for k, v in flatten(params).items()}
-        changed = {f"changed.{k}"[:250]: v for k, v in texts.items() if k in known and known[k] != v}
-        for some in _chunks([Param(k, v) for k, v in texts.items() if k not in known], 100):
-            self.client.log_batch(run_id, params=some)
-        for labels in _chunks([RunTag(k, v) for k, v in (tags | changed).items()], 100):
-            self.client.log_batch(run_id, tags=labels)
-
     def log_points(self, run_id: str, points: Sequence[Point], **on: str) -> None:
         """Log points, on a model and dataset too where ``on`` names them."""
         from mlflow.entities import Metric
 
         metrics = [Metric(_key(key), value, at, step, **on) for key, value, at, step in points]
-        for some in _chunks(metrics, 1000):
-            self.client.log_batch(run_id, metrics=some)
+        self.client.log_batch(run_id, metrics=metrics)
 
     def _log_datasets(self, run_id: str, datasets: Sequence[Dataset]) -> None:
-        from mlflow.entities import Dataset as MlflowDataset
-        from mlflow.entities import DatasetInput, InputTag
+        from mlflow import entities
 
         inputs = []
         for d in datasets:
-            dataset = MlflowDataset(d.name, d.digest[:36], "spider", json.dumps({"uri": d.source}))
-            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", d.context)]))
+            dataset = entities.Dataset(d.name, d.digest[:36], "spider", json.dumps({"uri": d.source}))
+            context = entities.InputTag("mlflow.data.context", d.context)
+            inputs.append(entities.DatasetInput(dataset, [context]))
         if inputs:
             self.client.log_inputs(run_id, inputs)
 
@@ -270,16 +292,15 @@ class Store:
         other.
         """
         run_id, _ = self.training_run(record.training)
-        model = self.find_model(record.model)
+        model = self.find_model(record.identity)
         if model is None:
-            raise RefusedError(f"the model {record.model} is not in the store yet")
+            raise RefusedError(f"the model {record.identity} is not in the store yet")
         on = {"model_id": model.model_id}
         if record.dataset:
             name, digest, source = record.dataset
             on |= {"dataset_name": name, "dataset_digest": digest[:36]}
-            self._log_datasets(
-                run_id, [Dataset(name=name, digest=digest, source=source, context="validation")]
-            )
+            scored_on = Dataset(name=name, digest=digest, source=source, context="validation")
+            self._log_datasets(run_id, [scored_on])
         at, step = int(record.time * 1000), record.step
         points = [(k if k in RANKING else f"val/{k}", v, at, step) for k, v in record.metrics.items()]
         for curve, steps in record.curves.items():
@@ -314,7 +335,3 @@ def _key(name: str) -> str:
 
 def _text(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:6000]
-
-
-def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
-    return (items[i : i + size] for i in range(0, len(items), size))

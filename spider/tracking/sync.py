@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from spider.files import read_json, write_json
 from spider.results import Results
 from spider.tracking import spool
 from spider.tracking.explain import explain, one_line
+from spider.tracking.records import relative
 from spider.tracking.store import Point, Store, is_refusal
 from spider.tracking.target import Target
 from spider.training.metrics import parse_row
@@ -31,11 +32,10 @@ from spider.training.metrics import parse_row
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SyncReport:
+class SyncReport(NamedTuple):
     """What a sync did: records and metric points sent by kind, what is left, and why it stopped early."""
 
-    sent: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, int] = {}
     pending: int = 0
     error: str | None = None
 
@@ -65,23 +65,17 @@ _EVERYWHERE = TypeAdapter(dict[str, Sent])
 
 
 class Item(NamedTuple):
-    """A record or a curve of which the store lacks something."""
+    """A record of which the store lacks something, or a curve of the training run with that ``key``."""
 
     kind: str
     path: Path
     name: str
     """Path below the results folder, as in `Sent`."""
     key: str = ""
-    """Training key of a curve."""
 
 
-def sync(results: Path, *, timeout: float | None = None) -> SyncReport:
-    """Send everything the store lacks. Never raises for a store that is down, slow or refuses.
-
-    Args:
-        timeout: seconds after which to stop, while waiting for another sender or between two calls to the
-            store (one call may take 30 s on its own).
-    """
+def sync(results: Path, *, timeout: float = math.inf) -> SyncReport:
+    """Send everything the store lacks; see `Syncer.attempt`."""
     return Syncer(results).attempt(timeout)
 
 
@@ -93,19 +87,24 @@ class Syncer:
         self._store: Store | None = None
         self._complained: set[str] = set()
 
-    def attempt(self, timeout: float | None = None) -> SyncReport:
+    def attempt(self, timeout: float = math.inf) -> SyncReport:
+        """Send what is missing. Never raises for a store that is down, slow or refuses.
+
+        Args:
+            timeout: seconds after which to stop, while waiting for another sender or between two calls to the
+                store (one call may take 30 s on its own).
+        """
         target = Target.here()
         if not target.enabled:
             return SyncReport()
-        deadline = time.monotonic() + (timeout if timeout is not None else float("inf"))
+        deadline = time.monotonic() + timeout
         spool.mark_dead(self.results)
         sent: Counter[str] = Counter()
         error, uri = None, ""
         try:
             uri = target.store(self.results)
             (self.results / "tracking").mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.results / "tracking" / ".sync.lock")
-            with lock.acquire(timeout=-1 if timeout is None else timeout):
+            with FileLock(self.results / "tracking" / ".sync.lock", timeout):
                 error = self._send_all(target, sent, deadline)
         except Timeout:
             error = "another process is sending"
@@ -176,45 +175,38 @@ def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, lis
         for line in f:
             if not line.endswith(b"\n"):
                 break
-            row = _row(line, path, offset)
-            if points and len(points) + len(row) > size:
+            try:
+                row = parse_row(line)
+                new = [(key, value, int(row.time * 1000), row.step) for key, value in row.metrics.items()]
+            except ValueError as error:
+                log.warning("%s: skipped a malformed row at byte %d (%s)", path, offset, error)
+                new = []
+            if points and len(points) + len(new) > size:
                 yield offset, points
                 points = []
-            points += row
+            points += new
             offset += len(line)
     if offset > start:
         yield offset, points
 
 
-def _row(line: bytes, path: Path, offset: int) -> list[Point]:
-    try:
-        row = parse_row(line)
-        return [(key, value, int(row.time * 1000), row.step) for key, value in row.metrics.items()]
-    except ValueError as error:
-        log.warning("%s: skipped a malformed row at byte %d (%s)", path, offset, error)
-        return []
-
-
 def rows_were_replaced(results: Path, path: Path) -> bool:
     """Whether rows of a ``metrics.jsonl`` were sent that it no longer holds."""
-    name = path.relative_to(results).as_posix()
+    name = relative(results, path)
     heads = {sent.curves[name].head for sent in _load_sent(results).values() if name in sent.curves}
     return bool(heads) and (not path.exists() or _head(path) not in heads)
 
 
 def _unsent(results: Path, known: Sent) -> list[Item]:
-    items = []
-    for kind, path in spool.records(results):
-        name = path.relative_to(results).as_posix()
-        if known.records.get(name) != _state(path):
-            items.append(Item(kind, path, name))
+    items = [Item(kind, path, relative(results, path)) for kind, path in spool.records(results)]
+    items = [item for item in items if known.records.get(item.name) != _state(item.path)]
     folder = Results(results)
     for run in folder.runs:
         if not folder.pointer(run).exists():
             continue
         key = read_json(folder.pointer(run))["key"]
         for path in [stage.metrics for stage in folder.stages(run) if stage.metrics.exists()]:
-            item = Item("curves", path, path.relative_to(results).as_posix(), key)
+            item = Item("curves", path, relative(results, path), key)
             with open(path, "rb") as f:
                 f.seek(_offset(item, known))
                 if any(line.endswith(b"\n") for line in f):

@@ -1,20 +1,19 @@
 """Where records go: which store, whose experiments in it, and whether at all.
 
-The environment carries it, so that a workflow says it once for all its jobs; it is read and written here and
-nowhere else. MLflow's own variable goes before the configuration's ``tracking:`` block, which goes before a
-file in the results folder.
+The environment carries it, so that a workflow says it once for all its jobs. MLflow's own variable goes
+before the configuration's ``tracking:`` block, which goes before a file in the results folder.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from spider.files import digest
-from spider.tracking.records import plain
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,8 @@ class Target:
 
     uri: str | None = None
     """None: a SQLite file in the results folder."""
-    experiment: str | None = None
+    prefix: str = ""
+    """What stands before the names of the experiments."""
     enabled: bool = True
     """False: nothing is recorded and nothing sent."""
     workflow: str | None = None
@@ -31,20 +31,14 @@ class Target:
 
     @classmethod
     def here(cls) -> Target:
-        """As the environment says now: ``MLFLOW_TRACKING_URI``, else ``SPIDER_TRACKING_URI``;
-        ``SPIDER_TRACKING_EXPERIMENT``, ``SPIDER_TRACKING=off``, ``SPIDER_WORKFLOW``."""
+        """As the environment says now."""
         told = os.environ.get
         return cls(
             uri=told("MLFLOW_TRACKING_URI") or told("SPIDER_TRACKING_URI") or None,
-            experiment=told("SPIDER_TRACKING_EXPERIMENT") or None,
+            prefix=f"{experiment}/" if (experiment := told("SPIDER_TRACKING_EXPERIMENT")) else "",
             enabled=told("SPIDER_TRACKING", "").lower() != "off",
             workflow=told("SPIDER_WORKFLOW") or None,
         )
-
-    @property
-    def prefix(self) -> str:
-        """What stands before the names of the experiments."""
-        return f"{self.experiment}/" if self.experiment else ""
 
     def store(self, results: Path) -> str:
         """The MLflow tracking URI of what ``results`` holds.
@@ -72,20 +66,12 @@ def configure(config: Any) -> None:
 
     ``config`` is a `spider.config.Config`, or a mapping as YAML has it. What the environment says wins.
     """
-    block: Mapping[str, Any] = plain(config).get("tracking") or {}
+    block = to_jsonable_python(config).get("tracking") or {}
     told = {"": None if block.get("enabled", True) else "off"}
     told |= {"_URI": block.get("uri"), "_EXPERIMENT": block.get("experiment")}
     for name, value in told.items():
         if value:
             os.environ.setdefault(f"SPIDER_TRACKING{name}", value)
-
-
-def belong_to(workflow: str | None) -> None:
-    """Make the processes that are started from here jobs of an invocation of the workflow, or of none."""
-    if workflow is None:
-        os.environ.pop("SPIDER_WORKFLOW", None)
-    else:
-        os.environ["SPIDER_WORKFLOW"] = workflow
 
 
 def is_server(uri: str) -> bool:

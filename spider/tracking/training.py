@@ -23,7 +23,7 @@ from spider.config import StageSpec
 from spider.files import digest, read_json, write_json
 from spider.results import Results, StageFolder
 from spider.tracking import spool
-from spider.tracking.records import Checkpoint, Dataset, Evaluation, Run, flatten, plain, relative, shown
+from spider.tracking.records import Checkpoint, Evaluation, Run, flatten, relative, shown
 from spider.tracking.sender import Sender
 from spider.tracking.sync import rows_were_replaced
 from spider.tracking.target import Target
@@ -38,10 +38,7 @@ SCORES = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "compressors", "mode
 def training(results: Path, spec: StageSpec, *, dataset: tuple[str, str, str]) -> Iterator[None]:
     """Track the training of one stage: its spec, its state, and its curves while they grow.
 
-    Args:
-        results: root of the results folder; the stage's rows are in ``runs/{run}/{stage}/metrics.jsonl``.
-        spec: the resolved stage.
-        dataset: (name, digest, source) of what it trains on.
+    ``results`` is the root of the results folder, ``dataset`` (name, digest, source) of what it trains on.
     """
     target = Target.here()
     if not target.enabled:
@@ -66,9 +63,10 @@ class Pointer(BaseModel):
     stages: dict[str, str] = {}
 
     @classmethod
-    def read(cls, results: Path, run: str) -> Pointer | None:
+    def read(cls, results: Path, run: str) -> Pointer:
+        """The run's; a new one where it has none."""
         path = Results(results).pointer(run)
-        return cls.model_validate(read_json(path)) if path.exists() else None
+        return cls.model_validate(read_json(path)) if path.exists() else cls()
 
     def write(self, results: Path, run: str) -> str:
         path = Results(results).pointer(run)
@@ -81,13 +79,12 @@ class Pointer(BaseModel):
 
 def _key_for(results: Path, spec: StageSpec) -> str:
     """The key this stage's rows belong to: the run's, or a new one where they would cross rows sent."""
-    pointer = Pointer.read(results, spec.run) or Pointer()
+    pointer = Pointer.read(results, spec.run)
     folder = Results(results).stage(spec.run, spec.stage)
     known = pointer.stages.get(spec.stage)
     same = known == spec.identity or _began_as(folder, spec)
     if known is not None and (not same or rows_were_replaced(results, folder.metrics)):
-        said = "run %s: stage %s is trained anew, so its curves begin a new tracked run"
-        log.info(said, spec.run, spec.stage)
+        log.info("run %s: stage %s is trained anew, its curves begin a new tracked run", spec.run, spec.stage)
         pointer.key = secrets.token_hex(8)
     pointer.stages[spec.stage] = spec.identity
     return pointer.write(results, spec.run)
@@ -106,35 +103,30 @@ def _begin(results: Path, spec: StageSpec, key: str, dataset: tuple[str, str, st
     settings = spec.model_dump(mode="json", exclude={"format", "run", "stage", "index"})
     settings[spec.stage] = {name: settings.pop(name) for name in ("settings", "data")}
     record = Run(kind="training", identity=key, name=spec.run, params=settings)
-    with contextlib.suppress(ValueError, OSError):  # there is none yet, or none that can be read
-        before = Run.read(spool.path_of(results, record))
+    if before := spool.before(results, record):
         record.started, record.datasets = before.started, before.datasets
         record.params, record.tags = before.params | record.params, before.tags | record.tags
-    name, data_digest, source = dataset
-    use = Dataset(name=name, digest=data_digest, source=source, context=f"train {spec.stage}")
-    if use not in record.datasets:
-        record.datasets.append(use)
+    record.dataset(*dataset, context=f"train {spec.stage}")
     record.tags |= {"spider.run": spec.run, "spider.stage": spec.stage}
-    record.tag(f"spider.spec.{spec.stage}", spec.identity)
+    record.tags[f"spider.spec.{spec.stage}"] = spec.identity
     return record
 
 
 def _key_of(results: Path, run: str) -> str:
     """Key of a run, made here for one that was trained with tracking off."""
-    if pointer := Pointer.read(results, run):
-        return pointer.key
-    record = Run(kind="training", identity=Pointer().write(results, run), name=run)
-    record.tag("spider.run", run)
-    record.end("finished")
-    spool.write(results, record)
-    return record.identity
+    pointer = Pointer.read(results, run)
+    if not spool.record_path(results, "training", pointer.key).exists():
+        record = Run(kind="training", identity=pointer.write(results, run), name=run)
+        record.tag("spider.run", run)
+        record.end("finished")
+        spool.write(results, record)
+    return pointer.key
 
 
 def log_checkpoint(results: Path, run: str, stage: str, receipt: Receipt) -> None:
     """Record a stage's last checkpoint as a model, by path, step and digest; no weights are copied.
 
-    Args:
-        receipt: the stage's; every number or text in it becomes a parameter of the model.
+    Every number or text in the receipt becomes a parameter of the model.
     """
     if not Target.here().enabled:
         return
@@ -155,20 +147,18 @@ def log_evaluation(
     results: Path,
     run: str,
     stage: str,
-    evaluation: Any,
+    evaluation: Mapping[str, Any],
     artifacts: Sequence[Path] = (),
     *,
     dataset: tuple[str, str, str] | None = None,
-    curves: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+    curves: dict[str, list[tuple[int, float]]] | None = None,
 ) -> None:
     """Record the scores of a stage's checkpoint, on its model and so on its training run.
 
     Args:
         evaluation: of its numbers those under `SCORES` are logged, nested ones as ``val/compressors/xz``.
-        artifacts: plots, the sample, ``evaluation.json`` itself.
         dataset: (name, digest, source) of the text that was scored.
-        curves: (step, value) points of the checkpoint, over something else than steps of training; shown as
-            ``val/{name}/{stage}``.
+        curves: (step, value) over something else than steps of training; shown as ``val/{name}/{stage}``.
 
     Raises:
         ValueError: the stage has no receipt (``train.json``).
@@ -179,22 +169,17 @@ def log_evaluation(
     identity = digest([run, stage, receipt.weights])
     if not spool.record_path(results, "models", identity).exists():
         log_checkpoint(results, run, stage, receipt)
-    scores = {name: value for name, value in plain(evaluation).items() if name in SCORES}
-    numbers = {
-        key.replace(".", "/"): float(value)
-        for key, value in flatten(scores).items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
+    scores = flatten({name: value for name, value in evaluation.items() if name in SCORES})
+    numbers = {k.replace(".", "/"): v for k, v in scores.items() if type(v) in (int, float)}
     record = Evaluation(
         identity=identity,
-        model=identity,
         training=_key_of(results, run),
         stage=stage,
         step=receipt.global_step,
         time=time.time(),
         metrics=numbers,
         dataset=dataset,
-        curves={name: list(points) for name, points in (curves or {}).items()},
+        curves=curves or {},
         artifacts=shown(results, artifacts),
     )
     spool.write(results, record)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from spider.tracking import spool
-from spider.tracking.database import quiet
+from spider.tracking.store import quiet
 from spider.tracking.target import Target, is_server
 
 log = logging.getLogger("spider")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from spider.config import StageSpec, load_config
-from spider.tracking.database import create_database, quiet
-from spider.tracking.store import Store
+from spider.tracking.store import Store, create_database, quiet
 from spider.tracking.target import Target
 
 

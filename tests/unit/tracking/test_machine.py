@@ -13,7 +13,7 @@ from spider.tracking.machine import Sampler
 
 
 def sampled(interval, seconds):
-    sampler = Sampler(interval).start()
+    sampler = Sampler(interval)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         sum(range(10_000))
