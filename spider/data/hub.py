@@ -22,10 +22,9 @@ import logging
 import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +40,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFolder
+from tqdm import tqdm
 
 from spider.files import fsync_dir, read_json, replacing, sha256, write_json
 
@@ -103,16 +103,16 @@ def download_file(
     file: str,
     output: Path,
     *,
-    progress: bool = True,
     attempts: int = 6,
     backoff: float = 1.0,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> dict[str, Any]:
     """Bring one file of a dataset repository to ``output``; nothing is transferred where it is already whole.
 
+    A terminal shows a bar, a log a line every ten seconds.
+
     Args:
         repo, revision, file: ``owner/name``, commit (or branch or tag), path inside the repository.
-        progress: a bar on a terminal, else a log line every ten seconds.
         attempts: tries in a row without a byte of progress before giving up.
         backoff: seconds before the second try.
         chunk_bytes: bytes a request.
@@ -131,7 +131,7 @@ def download_file(
             if constants.HF_HUB_OFFLINE:
                 _from_cache(repo, revision, file, output)
             else:
-                _from_hub(repo, revision, file, output, Patience(attempts, backoff), progress, chunk_bytes)
+                _from_hub(repo, revision, file, output, Patience(attempts, backoff), chunk_bytes)
             return {"name": file, "bytes": output.stat().st_size, "sha256": sha256(output)}
     except (HTTPError, HFValidationError, EntryNotFoundError, ConnectionError, TimeoutError) as error:
         raise DownloadError(explain(error, repo, revision, file)) from None
@@ -155,7 +155,7 @@ def _alone(output: Path, what: str) -> Iterator[None]:
 
 
 def _from_hub(
-    repo: str, revision: str, file: str, output: Path, patience: Patience, progress: bool, chunk_bytes: int
+    repo: str, revision: str, file: str, output: Path, patience: Patience, chunk_bytes: int
 ) -> None:
     remote = look_up(repo, revision, file, patience)
     if output.exists():
@@ -166,7 +166,7 @@ def _from_hub(
     partial = output.with_name(f".{output.name}.partial")
     state = output.with_name(f".{output.name}.partial.json")
     for corrupt_before in (False, True):
-        _transfer(remote, partial, state, patience, progress, chunk_bytes)
+        _transfer(remote, partial, state, patience, chunk_bytes)
         got = _hash_of(partial, remote)
         if got == remote.hash:
             break
@@ -187,12 +187,12 @@ def look_up(repo: str, revision: str, file: str, patience: Patience) -> Remote:
     """Size and hash of one file in the hub's own words; raises `DownloadError` or an error for `explain`."""
     api = HfApi()
     what = f"{file} of {repo}@{revision}"
-    found = patience.call(
+    infos = patience.call(
         what, lambda: api.get_paths_info(repo, [file], repo_type="dataset", revision=revision)
     )
-    if not found:
+    if not infos:
         raise DownloadError(f"{what}: no such file in the repository{_similar(api, repo, revision, file)}")
-    info = found[0]
+    info = infos[0]
     if isinstance(info, RepoFolder):
         raise DownloadError(f"{what}: is a folder; name the files in it")
     digest = f"sha256:{info.lfs.sha256}" if info.lfs else f"git:{info.blob_id}"
@@ -210,18 +210,15 @@ def _similar(api: HfApi, repo: str, revision: str, file: str) -> str:
     return f"; did you mean {hint}?" if hint else f" (it holds {len(names)} others)"
 
 
-def _transfer(
-    remote: Remote, partial: Path, state: Path, patience: Patience, progress: bool, chunk_bytes: int
-) -> None:
+def _transfer(remote: Remote, partial: Path, state: Path, patience: Patience, chunk_bytes: int) -> None:
     """Append to the partial file until it has the size of the remote one, then flush it to disk."""
-    owner = {"repo": remote.repo, "revision": remote.revision, "file": remote.file}
-    content = {"size": remote.size, "hash": remote.hash}
     if partial.exists():
         known = _known(state)
-        if {key: known.get(key) for key in content} != content or partial.stat().st_size > remote.size:
+        same = (known.get("size"), known.get("hash")) == (remote.size, remote.hash)
+        if not same or partial.stat().st_size > remote.size:
             log.warning("%s: discarding a partial download of other content", remote)
             partial.unlink()
-    write_json(state, owner | content)
+    write_json(state, asdict(remote))
     done = partial.stat().st_size if partial.exists() else 0
     free = shutil.disk_usage(partial.parent).free
     if remote.size - done > free:
@@ -231,9 +228,12 @@ def _transfer(
     filesystem = HfFileSystem()
     path = f"datasets/{remote.repo}/{remote.file}"
     options = {"revision": remote.revision, "size": remote.size, "cache_type": "none"}
-    meter = _Meter(remote, done, progress)
-    with meter, open(partial, "ab") as out:
-        at_last_failure = done
+    bar = tqdm(
+        total=remote.size, initial=done, unit="B", unit_scale=True, desc=remote.file, disable=None
+    )  # shown on a terminal only
+    began = spoke = time.monotonic()
+    at_last_failure = at_start = done
+    with bar, open(partial, "ab") as out:
 
         def progressed() -> bool:
             nonlocal at_last_failure
@@ -253,7 +253,11 @@ def _transfer(
             out.write(data)
             out.flush()
             done += len(data)
-            meter.advance(len(data))
+            bar.update(len(data))
+            if bar.disable and time.monotonic() - spoke >= 10:
+                spoke = time.monotonic()
+                rate = (done - at_start) / (spoke - began) / 1e6
+                log.info("%s: %.0f of %.0f MB, %.1f MB/s", remote, done / 1e6, remote.size / 1e6, rate)
         os.fsync(out.fileno())
 
 
@@ -292,43 +296,9 @@ def _from_cache(repo: str, revision: str, file: str, output: Path) -> None:
 def _hash_of(path: Path, remote: Remote) -> str:
     if remote.hash.startswith("sha256:"):
         return f"sha256:{sha256(path)}"
-    blob = hashlib.sha1(f"blob {path.stat().st_size}\0".encode())
+    begun = hashlib.sha1(f"blob {path.stat().st_size}\0".encode())
     with open(path, "rb") as f:
-        while block := f.read(1 << 20):
-            blob.update(block)
-    return f"git:{blob.hexdigest()}"
-
-
-class _Meter:
-    """Progress: a bar on a terminal, else a line every ten seconds."""
-
-    def __init__(self, remote: Remote, done: int, show: bool) -> None:
-        self.remote, self.done, self.started_at = remote, done, done
-        self.began = self.spoke = time.monotonic()
-        self.bar = None
-        self.show = show
-        if show and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self.bar = tqdm(total=remote.size, initial=done, unit="B", unit_scale=True, desc=remote.file)
-
-    def advance(self, count: int) -> None:
-        self.done += count
-        now = time.monotonic()
-        if self.bar is not None:
-            self.bar.update(count)
-        elif self.show and now - self.spoke >= 10:
-            self.spoke = now
-            rate = (self.done - self.started_at) / (now - self.began) / 1e6
-            total = self.remote.size
-            log.info("%s: %.0f of %.0f MB, %.1f MB/s", self.remote, self.done / 1e6, total / 1e6, rate)
-
-    def __enter__(self) -> _Meter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        return f"git:{hashlib.file_digest(f, lambda: begun).hexdigest()}"
 
 
 # ------------------------------------------------------------------------------------------------ errors

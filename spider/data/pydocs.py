@@ -46,12 +46,7 @@ log = logging.getLogger(__name__)
 #: The columns of FineWeb-Edu. Ours are not rated, and our tokens are bytes.
 SCHEMA = pa.schema(
     [
-        ("text", pa.string()),
-        ("id", pa.string()),
-        ("dump", pa.string()),
-        ("url", pa.string()),
-        ("file_path", pa.string()),
-        ("language", pa.string()),
+        *((name, pa.string()) for name in ("text", "id", "dump", "url", "file_path", "language")),
         ("language_score", pa.float64()),
         ("token_count", pa.int64()),
         ("score", pa.float64()),
@@ -93,7 +88,7 @@ def requirements(root: str = "spider") -> dict[str, importlib.metadata.Distribut
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    found: dict[str, importlib.metadata.Distribution] = {}
+    needed: dict[str, importlib.metadata.Distribution] = {}
     try:
         queue = [(r, "") for r in importlib.metadata.requires(root) or []]
     except importlib.metadata.PackageNotFoundError:
@@ -112,9 +107,9 @@ def requirements(root: str = "spider") -> dict[str, importlib.metadata.Distribut
                 continue
             seen.add((name, wanted))
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found[name] = importlib.metadata.distribution(name)
-                queue += [(r, wanted) for r in found[name].requires or []]
-    return dict(sorted(found.items()))
+                needed[name] = importlib.metadata.distribution(name)
+                queue += [(r, wanted) for r in needed[name].requires or []]
+    return dict(sorted(needed.items()))
 
 
 def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -> Iterator[SourceFile]:
@@ -216,29 +211,19 @@ def module_texts(source: bytes, name: str) -> Iterator[tuple[str, str]]:
             if isinstance(value, str):
                 yield path, inspect.cleandoc(value)
                 body = body[1:]
-        inner = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        at_top = (*inner, ast.Assign, ast.Expr) if node is tree else inner
         for child in reversed(body):
-            if isinstance(child, at_top):
-                stack.append(
-                    (
-                        (f"{path}.{child.name}" if node is not tree else child.name)
-                        if isinstance(child, inner)
-                        else path,
-                        child,
-                    )
-                )
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                stack.append((child.name if node is tree else f"{path}.{child.name}", child))
+            elif node is tree and isinstance(child, (ast.Assign, ast.Expr)):
+                stack.append((path, child))
 
 
 def _constants(value: ast.expr) -> Iterator[str]:
     if isinstance(value, (ast.Call, ast.Dict, ast.Constant)):
         for node in ast.walk(value):
-            if (
-                isinstance(node, ast.Constant)
-                and isinstance(node.value, str)
-                and len(node.value) >= MIN_CONSTANT
-            ):
-                yield inspect.cleandoc(node.value)
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and len(text) >= MIN_CONSTANT:
+                yield inspect.cleandoc(text)
 
 
 def description_text(source: str) -> str:
@@ -345,12 +330,6 @@ def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
         table = pa.Table.from_pylist(rows, schema=schema)
         pq.write_table(table, beside, row_group_size=ROW_GROUP, compression="zstd")
     total = sum(row["token_count"] for row in rows)
-    log.info(
-        "pydocs %d/%d: %d documents, %.1f MB from %d packages",
-        piece,
-        pieces,
-        len(rows),
-        total / 1e6,
-        len(harvested),
-    )
+    counts = len(rows), total / 1e6, len(harvested)
+    log.info("pydocs %d/%d: %d documents, %.1f MB from %d packages", piece, pieces, *counts)
     return {"name": output.name, "documents": len(rows), "bytes": total}
