@@ -39,7 +39,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spider.config import Dataset
-from spider.data.metadata import DTYPE, SPLITS, settings_of
+from spider.data.metadata import COUNTS, DTYPE, SPLITS, settings_of
 from spider.data.split import hash_keys, validation_mask
 from spider.files import replacing, write_json
 from spider.tokens import BYTES
@@ -92,16 +92,9 @@ def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dic
         logger.warning("%s: %d documents repeat an earlier id; they are kept", parquet, rows["duplicates"])
     records = {}
     for split, writer in writers.items():
-        records[split] = {
-            "format": FORMAT,
-            "file": f"{split}/{part}.bin",
-            "part": part,
-            "tokens": writer.tokens,
-            "documents": writer.documents,
-            "bytes": writer.bytes,
-            **settings_of(dataset),
-            "rows": rows,
-        }
+        records[split] = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part}
+        records[split] |= {name: getattr(writer, name) for name in COUNTS}
+        records[split] |= {**settings_of(dataset), "rows": rows}
         with _explained(folder, part):
             write_json(names[split].with_suffix(".json"), records[split])
     return records
@@ -126,10 +119,9 @@ def _explained(folder: Path, part: str) -> Iterator[None]:
 
 def _batches(parquet: Path, text_column: str, id_column: str) -> Iterator[tuple[pa.Array, pa.Array | None]]:
     """Batches of (texts, ids) as string or large_string arrays; ids is None where there is no such column."""
-    row_group = 0
+    row_group, wanted = 0, [text_column]
     try:
         with pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20) as file:
-            wanted = [text_column]
             _require(file.schema_arrow, parquet, "text_column", text_column)
             if id_column in file.schema_arrow.names:
                 _require(file.schema_arrow, parquet, "id_column", id_column)
@@ -139,15 +131,14 @@ def _batches(parquet: Path, text_column: str, id_column: str) -> Iterator[tuple[
             for row_group in range(file.num_row_groups):
                 size = _rows_a_batch(file.metadata.row_group(row_group), text_column)
                 for batch in file.iter_batches(size, [row_group], wanted, use_threads=False):
-                    columns = [_strings(column) for column in batch.columns]
-                    yield columns[0], columns[1] if len(columns) == 2 else None
+                    texts, *ids = map(_strings, batch.columns)
+                    yield texts, ids[0] if ids else None
     except FileNotFoundError:
         raise ValueError(f"{parquet}: no such file; download it first") from None
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
+        where = f"row group {row_group}: {str(error).splitlines()[0]}"
         raise ValueError(
-            f"{parquet}: not a whole parquet file (row group {row_group}: {reason}); "
-            "delete it and download it again"
+            f"{parquet}: not a whole parquet file ({where}); delete it and download it again"
         ) from None
 
 

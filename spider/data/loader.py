@@ -175,14 +175,11 @@ class Loader(Batches):
         starts = np.empty_like(index)
         for epoch in np.unique(epochs).tolist():
             of = epochs == epoch
-            *keys, offset = np.random.SeedSequence([self._order["seed"], epoch]).generate_state(
-                ROUNDS + 1, np.uint64
-            )
-            window = permute(index[of], self.windows, keys)
-            starts[of] = (
-                int(offset) % self._shards.tokens + window * self._order["seq_len"]
-            ) % self._shards.tokens
-        return starts
+            seeds = np.random.SeedSequence([self._order["seed"], epoch])
+            *keys, offset = seeds.generate_state(ROUNDS + 1, np.uint64)
+            first = int(offset) % self._shards.tokens
+            starts[of] = first + permute(index[of], self.windows, keys) * self._order["seq_len"]
+        return starts % self._shards.tokens
 
 
 def permute(index: np.ndarray, size: int, keys: list[np.uint64]) -> np.ndarray:

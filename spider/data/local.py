@@ -5,6 +5,7 @@ A parquet is linked, never copied; everything else is streamed into parquet a fe
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -88,22 +89,20 @@ def _write_documents(
 ) -> int:
     count = 0
     with replacing(output) as beside, pq.ParquetWriter(beside, schema, compression="zstd") as writer:
-        texts: list[str | None] = []
-        ids: list[str | None] = []
+        rows: list[tuple[str | None, str | None]] = []
         held = 0
 
         def flush() -> None:
-            writer.write_table(pa.table([texts, ids], schema=schema))
-            texts.clear()
-            ids.clear()
+            columns = zip(*rows, strict=True) if rows else ([], [])
+            writer.write_table(pa.table(list(columns), schema=schema))
 
-        for text, id in documents:
-            texts.append(text)
-            ids.append(id)
-            held += len(text or "")
+        for row in documents:
+            rows.append(row)
+            held += len(row[0] or "")
             count += 1
-            if held >= FLUSH_BYTES or len(texts) >= FLUSH_ROWS:
+            if held >= FLUSH_BYTES or len(rows) >= FLUSH_ROWS:
                 flush()
+                rows.clear()
                 held = 0
         flush()
     return count
@@ -128,12 +127,8 @@ class _Decoder:
 
     def report(self) -> None:
         if self.count:
-            log.warning(
-                "%s: %d documents held invalid UTF-8, now U+FFFD (first: %s)",
-                self.source,
-                self.count,
-                self.first,
-            )
+            counted = self.source, self.count, self.first
+            log.warning("%s: %d documents held invalid UTF-8, now U+FFFD (first: %s)", *counted)
 
 
 def _txt_folder(folder: Path) -> Iterator[tuple[str | None, str | None]]:
@@ -178,34 +173,17 @@ def _jsonl(path: Path, text_column: str, id_column: str) -> Iterator[tuple[str |
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    if path.suffix != ".zst":
-        with path.open("rb") as f:
-            yield from f
-        return
-    tail = b""
-    for block in _decompressed(path):
-        *lines, tail = (tail + block).split(b"\n")
-        yield from lines
-    if tail:
-        yield tail
-
-
-def _decompressed(path: Path) -> Iterator[bytes]:
-    """Blocks of a .zst file of any number of frames; zstandard's reader takes a cut one for whole."""
-    import zstandard
-
-    decompressor = zstandard.ZstdDecompressor()
-    frame = decompressor.decompressobj()
-    started = False
+    """Lines of a file, decompressed where its name ends in .zst: any number of frames, each to its end."""
     with path.open("rb") as f:
-        while block := f.read(1 << 16):
-            while block:
-                if frame.eof:
-                    frame = decompressor.decompressobj()
-                try:
-                    yield frame.decompress(block)
-                except zstandard.ZstdError as error:
-                    raise ValueError(f"{path}: not a valid zstd file ({error}); fetch it again") from None
-                started, block = True, frame.unused_data
-    if started and not frame.eof:
-        raise ValueError(f"{path}: the zstd file is truncated; fetch it again")
+        if path.suffix != ".zst":
+            yield from f
+            return
+        try:
+            yield from io.BufferedReader(pa.CompressedInputStream(f, "zstd"))
+        except OSError as error:
+            if error.errno:
+                raise
+            wrong = f"not a valid zstd file ({error})"
+            if "Truncated" in str(error):
+                wrong = "the zstd file is truncated"
+            raise ValueError(f"{path}: {wrong}; fetch it again") from None

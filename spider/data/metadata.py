@@ -109,13 +109,13 @@ def build_metadata(
         **settings,
         splits=splits,
     )
-    content = digest(content_of(metadata.plain()))
+    content = content_digest(metadata.plain())
     return metadata.model_copy(update={"digest": content}).write(folder / "metadata.json")
 
 
-def content_of(plain: dict[str, Any]) -> dict[str, Any]:
-    """What the digest of a description is of."""
-    return {key: value for key, value in plain.items() if key != "digest"}
+def content_digest(plain: dict[str, Any]) -> str:
+    """The digest of a description: of all that stands in it but the digest itself."""
+    return digest({key: value for key, value in plain.items() if key != "digest"})
 
 
 def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from spider.data.metadata import COUNTS, DTYPE, Shard, check_size, content_of, load_metadata
+from spider.data.metadata import COUNTS, DTYPE, Shard, check_size, content_digest, load_metadata
 from spider.files import digest, read_json, sha256
 from spider.tokens import BYTES, Tokens
 
@@ -35,7 +35,7 @@ class Shards:
 
     ``files`` and ``borders`` say where token i lies: ``files[s]`` holds tokens ``borders[s]`` to
     ``borders[s + 1]``. ``alphabet`` says what its ids stand for, ``digest`` identifies the content for a
-    resume; ``documents`` is None where unknown. Every size is checked against ``metadata.json`` at opening.
+    resume. Every size is checked against ``metadata.json`` at opening.
     Safe to use from several threads.
     """
 
@@ -49,8 +49,7 @@ class Shards:
             path = folder / shard.file
             check_size(path, shard.tokens * DTYPE.itemsize)
             maps.append((path, _map(path, 0, shard.tokens)))
-        self.alphabet = metadata.alphabet
-        self._view(f"{folder} ({split})", maps, described.documents, f"{metadata.digest}/{split}")
+        self._view(f"{folder} ({split})", maps, metadata.alphabet, f"{metadata.digest}/{split}")
 
     @classmethod
     def from_files(cls, paths: Iterable[Path]) -> Shards:
@@ -73,21 +72,17 @@ class Shards:
         if not maps:
             raise ValueError("no headered shard was named")
         view = cls.__new__(cls)
-        view.alphabet = BYTES
-        view._view(str(maps[0][0].parent), maps, None, digest([[path.name, len(t)] for path, t in maps]))
+        view._view(str(maps[0][0].parent), maps, BYTES, digest([[path.name, len(t)] for path, t in maps]))
         return view
 
     def _view(
-        self, name: str, maps: Sequence[tuple[Path, np.ndarray]], documents: int | None, content: str
+        self, name: str, maps: Sequence[tuple[Path, np.ndarray]], alphabet: Tokens, content: str
     ) -> None:
-        filled = [(path, tokens) for path, tokens in maps if len(tokens)]
-        self.name = name
-        self.files = [path for path, _ in filled]
-        self._maps = [tokens for _, tokens in filled]
+        self.name, self.alphabet, self.digest = name, alphabet, content
+        self.files = [path for path, tokens in maps if len(tokens)]
+        self._maps = [tokens for _, tokens in maps if len(tokens)]
         self.borders = np.cumsum([0, *map(len, self._maps)])
         self.tokens = int(self.borders[-1])
-        self.documents = documents
-        self.digest = content
 
     def locate(self, token: int) -> str:
         """Where a token lies, for messages: its shard, and its place there."""
@@ -144,7 +139,7 @@ def verify(folder: Path, full: bool = True) -> dict[str, int]:
     """
     metadata, path = load_metadata(folder), folder / "metadata.json"
     problems = []
-    if digest(content_of(read_json(path))) != metadata.digest:  # of all that stands there, ours or not
+    if content_digest(read_json(path)) != metadata.digest:  # of all that stands there, ours or not
         problems.append(f"{path}: edited since it was written, its digest does not match")
     checked = dict.fromkeys(("shards", *COUNTS), 0)
     for split, described in metadata.splits.items():
@@ -182,7 +177,7 @@ def _shard_problems(folder: Path, shard: Shard, alphabet: Tokens, full: bool) ->
     tokens = _map(path, 0, shard.tokens)
     index = np.fromfile(index_path, dtype="<u8")
     problems += _token_problems(path, tokens, alphabet)
-    return problems + list(_index_problems(index_path, tokens, index, alphabet))
+    return [*problems, *_index_problems(index_path, tokens, index, alphabet)]
 
 
 CHUNK = 1 << 22
@@ -240,7 +235,7 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
     for split, described in metadata.splits.items():
         view = Shards(folder, split)
         counts = np.zeros(alphabet.size, dtype=np.int64)
-        lengths = [np.zeros(0, dtype=np.int64)]
+        lengths = []
         for shard in described.shards:
             path = folder / shard.file
             sample = _map(path, 0, shard.tokens)[: 1 << 24]
@@ -248,16 +243,16 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
             index = np.fromfile(path.with_suffix(".idx"), dtype="<u8").astype(np.int64)
             lengths.append(np.diff(np.append(index, shard.tokens * DTYPE.itemsize)) // DTYPE.itemsize - 2)
         counts[alphabet.bytes_of == 0] = 0
-        length = np.concatenate(lengths)
+        length = np.concatenate(lengths) if view.tokens else np.zeros(1, np.int64)
         share = counts / max(1, counts.sum())
         present = share[share > 0]
         report["splits"][split] = {
             **{key: getattr(described, key) for key in COUNTS},
             "shards": len(described.shards),
             "document_bytes": {
-                "mean": float(length.mean()) if len(length) else 0.0,
-                "median": float(np.median(length)) if len(length) else 0.0,
-                "max": int(length.max()) if len(length) else 0,
+                "mean": float(length.mean()),
+                "median": float(np.median(length)),
+                "max": int(length.max()),
             },
             "top_bytes": [
                 [int(b), float(share[b])] for b in np.argsort(-share, kind="stable")[:10] if share[b]

@@ -60,15 +60,9 @@ class StreamLoader(Batches):
         source = dataset.source
         self._repo, self._revision, self._files = source.repo, source.revision, source.files
         self._dataset = dataset
-        order = {
-            "repo": source.repo,
-            "revision": source.revision,
-            "files": source.files,
-            "validation": dataset.validation,
-            "max_document_bytes": dataset.max_document_bytes,
-            "seq_len": seq_len,
-            "seed": seed,
-        }
+        order = source.model_dump(include={"repo", "revision", "files"})
+        order |= dataset.model_dump(include={"validation", "max_document_bytes"})
+        order |= {"seq_len": seq_len, "seed": seed}
         super().__init__("stream", order, position=position, **share)
         self._columns = self._look_up(Patience(attempts, backoff))
         start: dict[str, Any] = position or {"epoch": 0, "state": None, "offset": 0}
@@ -86,9 +80,8 @@ class StreamLoader(Batches):
         first = self._rank * self._rows
         for i in range(self._world * self._rows):
             while self._tokens <= length:
-                epoch, state, tokens = next(self._documents)
-                self._held.append((epoch, state, tokens))
-                self._tokens += len(tokens)
+                self._held.append(next(self._documents))
+                self._tokens += len(self._held[-1][2])
             if first <= i < first + self._rows:
                 self._copy(rows[i - first])
             self._offset += length
@@ -198,10 +191,10 @@ class StreamLoader(Batches):
         if isinstance(cause, HTTPError):
             return DownloadError(explain(cause, self._repo, self._revision, self._files[0]))
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        where = f"{self._repo}@{self._revision}"
         return DownloadError(
-            f"{where}: the stream broke while {when} ({first}); run again to go on. Where it breaks at the "
-            "same place again, that file is damaged: leave it out, or name a revision where it is whole"
+            f"{self._repo}@{self._revision}: the stream broke while {when} ({first}); run again to go on. "
+            "Where it breaks at the same place again, that file is damaged: leave it out, or name a revision "
+            "where it is whole"
         )
 
     def _name(self) -> str:

@@ -58,6 +58,12 @@ def cross_entropy(logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor
     return nats_BT, nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
 
 
+def swiglu(x: Tensor) -> Tensor:
+    """``silu(gate) * up`` of ``[gate; up]`` in the last axis."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm with one weight a feature."""
 
@@ -107,5 +113,4 @@ class SwiGLU(nn.Module):
         self.down = Linear(hidden, dim, std=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(swiglu(self.up(x)))

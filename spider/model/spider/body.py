@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from spider.model import interface
 from spider.model.layers import RMSNorm, SwiGLU, embedding_like, rms_norm
-from spider.model.spider.attention import LatentAttention, LatentCache, Rope
+from spider.model.spider.attention import LatentAttention, LatentCache, Rope, rope_table
 from spider.model.spider.chunking import Chunker, Patches
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.engram import NgramEmbedding, primes_from
@@ -77,6 +77,11 @@ class Body(interface.Model):
     def init_weights(self) -> None:
         nn.init.normal_(self.embed_tokens, std=0.02)
         embedding_like(self.embed_tokens)
+
+    def rope(self, length: int) -> Rope:
+        """The angles of positions 0..length-1."""
+        a = self.config.attention
+        return rope_table(length, a.rope_dim, a.rope_base, self.embed_tokens.device)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """What enters the prelude, (B, T, D)."""

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay, rms_norm
+from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay, rms_norm, wide
 from spider.model.spider.config import BoundaryConfig
 from spider.tokens import BYTES
 
@@ -125,8 +125,7 @@ class BoundaryPredictor(nn.Module):
             embedding_like(self.prior)
 
     def forward(self, h_BTD: Tensor, tokens_BT: Tensor, after_space_BT: Tensor) -> Tensor:
-        logit_BT = self.logit(F.silu(self.hidden(rms_norm(h_BTD, self.eps)))).squeeze(-1)
-        logit_BT = logit_BT.to(torch.promote_types(logit_BT.dtype, torch.float32))
+        logit_BT = wide(self.logit(F.silu(self.hidden(rms_norm(h_BTD, self.eps)))).squeeze(-1))
         if self.prior is None:
             return logit_BT
         kind_BT = tokens_BT + BYTES.size * after_space_BT
@@ -205,14 +204,12 @@ class Chunker(nn.Module):
         B, T, D = h_BTD.shape
         L = patches.filled_BL.shape[1]
         row = torch.arange(B, device=h_BTD.device)[:, None] * (L + 1) + patches.member_BT
-        wide = torch.promote_types(h_BTD.dtype, torch.float32)
-        sums = h_BTD.new_zeros(B * (L + 1), D, dtype=wide).index_add(
-            0, row.flatten(), h_BTD.flatten(0, 1).to(wide)
-        )
+        h_ND = wide(h_BTD.flatten(0, 1))
+        sums = h_ND.new_zeros(B * (L + 1), D).index_add(0, row.flatten(), h_ND)
         sizes = sums.new_zeros(B * (L + 1)).index_add(0, row.flatten(), sums.new_ones(B * T))
         mean_BLD = (sums / sizes.clamp(min=1)[:, None]).view(B, L + 1, D)[:, :L]
         first = torch.arange(L, device=h_BTD.device)[:, None] == 0
-        return self.down_norm(torch.where(first, self.null.to(wide), mean_BLD))
+        return self.down_norm(torch.where(first, self.null.to(sums.dtype), mean_BLD))
 
     def up(self, z_BLD: Tensor, patches: Patches) -> Tensor:
         """What each byte reads: the patch last closed, normalised, (B, T, D)."""
@@ -244,18 +241,18 @@ class Chunker(nn.Module):
         count_N = hard_N.long().cumsum(0).clamp(max=stream.capacity - stream.closed)
         before_N = F.pad(count_N, (1, 0))[:-1]
         K = int(count_N[-1])
-        wide = torch.promote_types(h_1ND.dtype, torch.float32)
-        sums = h_1ND.new_zeros(K + 1, h_1ND.shape[-1], dtype=wide)
+        h_ND = wide(h_1ND[0])
+        sums = h_ND.new_zeros(K + 1, h_ND.shape[-1])
         sizes = sums.new_zeros(K + 1, 1)
         if stream.sum_1D is not None and stream.size_1 is not None:
             sums[:1], sizes[:1] = stream.sum_1D, stream.size_1
-        sums = sums.index_add(0, before_N, h_1ND[0].to(wide))
+        sums = sums.index_add(0, before_N, h_ND)
         sizes = sizes.index_add(0, before_N, sizes.new_ones(N, 1))
         stream.sum_1D, stream.size_1, stream.closed = sums[K:], sizes[K:], stream.closed + K
         mean_KD = sums[:K] / sizes[:K]
         close_K = torch.searchsorted(count_N, torch.arange(1, K + 1, device=h_1ND.device))
         if first:
-            mean_KD = torch.cat([self.null[None].to(wide), mean_KD])
+            mean_KD = torch.cat([self.null[None].to(sums.dtype), mean_KD])
             close_K, count_N = F.pad(close_K, (1, 0), value=-1), count_N + 1
         return self.down_norm(mean_KD)[None], close_K, count_N
 

@@ -23,6 +23,7 @@ rows of a position.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -50,13 +51,9 @@ def multiplier(index: int) -> int:
 
 def primes_from(start: int, count: int) -> list[int]:
     """The first ``count`` primes that are at least ``start``."""
-    found: list[int] = []
-    n = max(start, 2)
-    while len(found) < count:
-        if all(n % d for d in range(2, int(n**0.5) + 1)):
-            found.append(n)
-        n += 1
-    return found
+    numbers = itertools.count(max(start, 2))
+    primes = (n for n in numbers if all(n % d for d in range(2, int(n**0.5) + 1)))
+    return list(itertools.islice(primes, count))
 
 
 def ngram_rows(tokens_BT: Tensor, orders: list[int], primes: list[int]) -> Tensor:

@@ -31,7 +31,7 @@ from kernels.reduce_fused import reduce_fused
 from kernels.route import Routing, route_torch
 from kernels.switch import use_triton
 from spider.model.interface import Fp8Parts
-from spider.model.layers import compute_dtype
+from spider.model.layers import compute_dtype, swiglu
 from spider.model.spider.config import MoEConfig, SpiderConfig
 
 _Product = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -70,7 +70,7 @@ class Experts(nn.Module):
         chosen_NK = routing.chosen_NK.clamp(min=0)
         if dtype == torch.float64:
             n_N = torch.arange(len(x_ND), device=x_ND.device)
-            y_NKD = (_swiglu(x_ND @ up) @ down)[chosen_NK, n_N[:, None]]
+            y_NKD = (swiglu(x_ND @ up) @ down)[chosen_NK, n_N[:, None]]
         else:
             y_NKD = self._sorted(x_ND, up, down, chosen_NK)
         return (routing.gates_NK[:, :, None].to(dtype) * y_NKD).sum(1)
@@ -78,7 +78,7 @@ class Experts(nn.Module):
     def _by_ops(self, x_ND: Tensor, up: Tensor, down: Tensor, routing: Routing, product: _Product) -> Tensor:
         mapping = get_fused_mapping(routing.chosen_NK, len(up), _ALIGNMENT)
         places = mapping.token_to_pos_NK, mapping.pos_to_expert_P
-        h_PF = _swiglu(product(expand_to_fused(x_ND, *places), up, mapping.end_E))
+        h_PF = swiglu(product(expand_to_fused(x_ND, *places), up, mapping.end_E))
         y_PD = product(h_PF, down, mapping.end_E)
         return reduce_fused(y_PD, routing.gates_NK, *places)
 
@@ -90,20 +90,15 @@ class Experts(nn.Module):
         x_PD, counts_E = x_ND.index_select(0, order_P // K), _count(chosen_NK, len(up))
         if self.implementation == "loop":
             parts = zip(x_PD.split(counts_E.tolist()), up, down, strict=True)
-            y_PD = torch.cat([_swiglu(x @ u) @ d for x, u, d in parts])
+            y_PD = torch.cat([swiglu(x @ u) @ d for x, u, d in parts])
         else:
             ends_E = counts_E.cumsum(0).to(torch.int32)
-            y_PD = _grouped_mm(_swiglu(_grouped_mm(x_PD, up, ends_E)), down, ends_E)
+            y_PD = _grouped_mm(swiglu(_grouped_mm(x_PD, up, ends_E)), down, ends_E)
         return y_PD.index_select(0, place_P).unflatten(0, (-1, K))
 
 
 def _grouped_mm(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
     return F.grouped_mm(x_PD, w_EDF, offs=end_E)
-
-
-def _swiglu(x: Tensor) -> Tensor:
-    gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate) * up
 
 
 def _count(chosen_NK: Tensor, experts: int) -> Tensor:

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from spider.model.spider.attention import LatentCache, rope_table
+from spider.model.layers import wide
+from spider.model.spider.attention import LatentCache
 from spider.model.spider.body import Body
 from spider.model.spider.chunking import Stream
 from spider.model.spider.engram import Memory
@@ -42,25 +43,19 @@ class Incremental:
     def __init__(self, model: Body, context: int, n_loops: int | None = None) -> None:
         self.model, self.context, self.loops = model, context, model.loops(n_loops)
         config = model.config
-        device = model.embed_tokens.device
         slots = model.chunker.slots(context)
         self.ids: list[int] = []
         self.stream = Stream(capacity=model.chunker.capacity(context))
         self.blocks = [LatentCache(context) for _ in [*model.prelude, *model.coda]]
         self.core = [[LayerCache(slots) for _ in model.core.layers] for _ in range(self.loops)]
-        rope_dim, base = config.attention.rope_dim, config.attention.rope_base
-        self.rope = rope_table(max(context, slots), rope_dim, base, device)
+        self.rope = model.rope(max(context, slots))
         self.orders = config.engram.orders if config.engram.layers else []
         # As many ids before a piece as the longest n-gram that ends in it can reach.
         self.reach = max([1, *self.orders, *config.engram.byte_orders]) - 1
 
     @torch.inference_mode()
     def extend(self, ids: Sequence[int]) -> Tensor:
-        """Read N more ids; returns the logits of what follows each of them, (N, V) float32.
-
-        Raises:
-            ValueError: nothing to read, or more than the context holds.
-        """
+        """`spider.model.interface.Reader.extend`."""
         N, start = len(ids), len(self.ids)
         if not N or start + N > self.context:
             raise ValueError(f"cannot read {N} ids after {start} with a context of {self.context}")
@@ -85,7 +80,7 @@ class Incremental:
         h_1ND = h_1ND + model.chunker.up_next(z_1KD, count_N, self.stream)
         for block in model.coda:
             h_1ND = block(h_1ND, rope, next(blocks))
-        return model.head(h_1ND)[0].to(torch.promote_types(h_1ND.dtype, torch.float32))
+        return wide(model.head(h_1ND)[0])
 
     def _memories(self, tokens_1T: Tensor, N: int, close_K: Tensor) -> list[Memory | None]:
         """What the core's Engrams hold for the patches that this piece closes."""

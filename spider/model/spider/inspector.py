@@ -61,17 +61,12 @@ class SpiderInspector:
 
     def figures(self) -> list[dict[str, Any]]:
         """Lengths, halting depth, load of the experts; a note for a part that is switched off."""
-        patches = None if self.kind == "none" else self.lengths
+        lengths = None if self.kind == "none" else self.lengths
+        no_patches = "patches are switched off:\nevery byte is its own"
+        no_halting = "halting is switched off:\nevery patch uses all loops"
         return [
-            _histogram(
-                "Bytes per patch", "bytes", patches, "patches are switched off:\nevery byte is its own"
-            ),
-            _histogram(
-                "Loops a patch uses",
-                "loops",
-                self.loops,
-                "halting is switched off:\nevery patch uses all loops",
-            ),
+            _histogram("Bytes per patch", "bytes", lengths, no_patches),
+            _histogram("Loops a patch uses", "loops", self.loops, no_halting),
             self._experts(),
         ]
 

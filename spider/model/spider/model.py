@@ -28,7 +28,6 @@ from torch import Tensor
 from spider.model.interface import Fp8Parts, LanguageModel, ModelOutput
 from spider.model.layers import cross_entropy, wide
 from spider.model.spider import cost
-from spider.model.spider.attention import rope_table
 from spider.model.spider.body import Body, Trace
 from spider.model.spider.engram import Memory
 from spider.model.spider.experts import fp8_parts
@@ -64,9 +63,7 @@ class Spider(Body):
         """Predict, at every position, the id that follows (`LanguageModel.__call__`); ``trace`` asks for a
         `Trace`."""
         n_loops = self.loops(n_loops)
-        rope_dim, base = self.config.attention.rope_dim, self.config.attention.rope_base
-        rope = rope_table(tokens_BT.shape[1], rope_dim, base, tokens_BT.device)
-
+        rope = self.rope(tokens_BT.shape[1])
         h_BTD = self.embed(tokens_BT)
         for block in self.prelude:
             h_BTD = block(h_BTD, rope)
@@ -75,8 +72,7 @@ class Spider(Body):
         memories: list[Memory | None] = [None] * len(self.core.layers)
         if self.config.engram.layers:
             memories = self.core.read_memories(tokens_BT, patches.close_BL, patches.filled_BL)
-        patch_rope = rope_table(e_BLD.shape[1], rope_dim, base, tokens_BT.device)
-        core = self.core(e_BLD, memories, patch_rope, patches.valid_BL, n_loops)
+        core = self.core(e_BLD, memories, self.rope(e_BLD.shape[1]), patches.valid_BL, n_loops)
         h_BTD = h_BTD + self.chunker.up(core.z_BLD, patches)
         for block in self.coda:
             h_BTD = block(h_BTD, rope)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from kernels.route import Routing, route, route_torch
 from kernels.switch import use_triton
-from spider.model.layers import Linear, SwiGLU
+from spider.model.layers import Linear, SwiGLU, wide
 from spider.model.spider.config import MoEConfig
 from spider.model.spider.experts import Experts
 
@@ -60,8 +60,8 @@ class MoE(nn.Module):
         """
         x_ND, valid_N = x_BLD.flatten(0, 1), valid_BL.flatten()
         with torch.autocast(x_BLD.device.type, enabled=False):
-            wide = torch.promote_types(x_ND.dtype, torch.float32)
-            logits_NE = x_ND.to(wide) @ self.router.weight.to(wide).T
+            x_wide = wide(x_ND)
+            logits_NE = x_wide @ self.router.weight.to(x_wide.dtype).T
             router = route if use_triton(logits_NE) else route_torch
             routing = router(logits_NE, self.balance_bias, self.config.top_k, valid_N=valid_N)
             stats = _stats(routing, valid_N)
