@@ -89,12 +89,10 @@ class Spider(Body):
         return ModelOutput(loss, None, metrics, inside)
 
     def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
-        """A stream of at most ``context`` ids that this model reads piece by piece."""
         return Incremental(self, context, n_loops)
 
     def after_step(self, *, updated: bool = True) -> None:
-        """Balance the experts; call once after every step, with ``updated`` false if its update was skipped:
-        then their load is forgotten."""
+        """Balance the experts; where the update was skipped their load is forgotten."""
         for module in self.modules():
             if isinstance(module, MoE):
                 module.rebalance() if updated else module.load.zero_()
