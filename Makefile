@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONFIG ?=
 ARGS ?=
 BIN := .venv/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt
 
 .PHONY: help run test test-long lint format ui report clean
 

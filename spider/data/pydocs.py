@@ -139,7 +139,9 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
                 if file.hash.value in contents:
                     continue
                 contents.add(file.hash.value)
-            yield SourceFile(package, file.as_posix(), Path(str(file.locate())), file.size or 0)
+            path = Path(str(file.locate()))
+            if file.hash is not None or path.exists():  # without a RECORD, what the source tree had is listed
+                yield SourceFile(package, file.as_posix(), path, file.size or 0)
 
 
 def share_out(files: Iterable[SourceFile], pieces: int) -> list[list[SourceFile]]:

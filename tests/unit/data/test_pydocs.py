@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.data import pydocs as corpus
-from spider.data.pydocs import SCHEMA, Harvest, SourceFile, share_out, write_pydocs
+from spider.data.pydocs import SCHEMA, Harvest, SourceFile, installed_files, share_out, write_pydocs
 
 PROSE = (
     "The reader of this text is told what the function does and when it is to be called with a list of names."
@@ -119,6 +120,18 @@ def test_real_harvest_is_reproducible_and_has_fineweb_columns(harvested):
     assert record["piece"] == "20/24" and {r["url"].split("==")[0][7:] for r in rows} <= set(
         record["packages"]
     )
+
+
+def test_an_install_without_a_record_lists_files_that_it_has_not(tmp_path):
+    """`setup.py install`, which an old pip still runs, leaves the list of the source tree."""
+    info = tmp_path / "old-1.0.egg-info"
+    info.mkdir()
+    (info / "PKG-INFO").write_text("Metadata-Version: 1.0\nName: old\nVersion: 1.0\n")
+    (info / "SOURCES.txt").write_text("README.rst\nold.py\n")
+    (tmp_path / "old.py").write_text(f'"""{PROSE}"""\n')
+    (distribution,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    files = [file for file in installed_files({"old": distribution}) if file.package == "old"]
+    assert [file.relative for file in files] == ["old.py"]
 
 
 def test_piece_out_of_range_is_refused(tmp_path):
