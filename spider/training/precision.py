@@ -156,12 +156,15 @@ def eligible(model: Model) -> frozenset[str]:
 @contextlib.contextmanager
 def quiet_torchao() -> Iterator[None]:
     """Importing torchao warns of its parts for other machines, which concern nobody here."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
+    loggers = [logging.getLogger(name) for name in ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logging.disable(before)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def to_fp8(
