@@ -15,26 +15,23 @@ from spider.artifacts import Artifact
 
 
 class Histogram(BaseModel, frozen=True):
-    """How many things have 0, 1, 2, ... of something."""
+    """How many ``things`` (patches) have 0, 1, 2, ... of a ``unit`` (bytes)."""
 
     kind: Literal["histogram"] = "histogram"
     title: str
-    """``Bytes per patch``"""
     unit: str
-    """Of what is counted along the axis: ``bytes``."""
     things: str
-    """``patches``"""
     counts: list[int]
 
 
 class HeatMap(BaseModel, frozen=True):
-    """A table of numbers as colours: ``middle`` is neutral, ``most`` and beyond has the strongest colour."""
+    """A table of numbers as colours: ``middle`` is neutral, ``most`` and beyond has the strongest colour.
+    What a ``column`` is (an expert) has a number from 1."""
 
     kind: Literal["heatmap"] = "heatmap"
     title: str
     rows: list[str]
     column: str
-    """What the columns are: ``expert``; they are numbered from 1."""
     values: list[list[float]]
     middle: float
     most: float
@@ -62,22 +59,19 @@ class Piece:
 
 @dataclass(frozen=True)
 class Segment:
-    """What a model takes together."""
+    """What a model takes together, of ``size`` bytes and special ids; what follows the last boundary is not
+    ``closed``. The probability is of the boundary that closes it, where boundaries are predicted."""
 
     pieces: tuple[Piece, ...]
     size: int
-    """Bytes and special ids."""
     closed: bool
-    """False for the open tail: what follows the last boundary."""
     probability: float | None
-    """Of the boundary that closes it; None for an open one or where boundaries are not predicted."""
 
 
 class CutText(BaseModel, frozen=True):
-    """A text as a model cuts it."""
+    """A text as a model cuts it, into ``unit`` (patches)."""
 
     unit: str
-    """What it cuts text into: ``patches``."""
     caption: str
     segments: list[Segment]
 

@@ -3,13 +3,11 @@
     bpb        = nats of targets that stand for text    / (ln 2 * bytes they stand for)
     bpb_strict = the same, and those of EOS and BOS     / (ln 2 * bytes they stand for)
 
-How many bytes an id stands for is the alphabet's to say (`spider.tokens.Tokens.bytes_of`), so that models of
-different alphabets compare.
+How many bytes an id stands for is the alphabet's to say, so that models of different alphabets compare.
 
 Documents stand back to back in the stream, as in training, and a window of ``seq_len`` targets slides over
 it. Each window but the first spends its first ``overlap`` share on context alone, so that no byte is
-predicted from an empty past merely because a window began there; the first window scores its head too, for
-nothing comes before it. Every target is scored exactly once:
+predicted from an empty past merely because a window began there. Every target is scored exactly once:
 
     targets    0 ........................................ M-1
     window 0   [SSSSSSSSSSSS]                               S scored, c context only, p padding
@@ -28,8 +26,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,14 +43,13 @@ KINDS = ("byte", "eos", "bos", "other")
 
 @dataclass(frozen=True)
 class Score:
-    """Nats and counts of the scored targets, by kind, and what they come to."""
+    """Nats and counts of the scored targets, by `KINDS`, and what they come to."""
 
     nats: dict[str, float]
-    """Total, of each of `KINDS`."""
     counts: dict[str, int]
     """Targets; for ``byte`` the bytes that they stand for."""
     seconds: float
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float]
     """The model's own figures (patches, loops, ...), averaged over windows."""
 
     @property
@@ -81,14 +79,9 @@ def clip_stream(tokens_N: np.ndarray, max_bytes: int, alphabet: Tokens = BYTES) 
 def windows(
     tokens_N: np.ndarray, seq_len: int, overlap: float, batch: int, pad: int = BYTES.pad
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of ``(inputs_BT, labels_BT)``, int64; each label but the `IGNORED` ones is scored.
-
-    Over all batches the labels that are not ignored are exactly ``tokens_N[1:]``, in order.
-    """
-    if seq_len < 1 or batch < 1 or not 0 <= overlap < 1:
-        raise ValueError(
-            f"windows need seq_len >= 1, batch >= 1 and 0 <= overlap < 1 (got {seq_len}, {batch}, {overlap})"
-        )
+    """Batches of ``(inputs_BT, labels_BT)``, int64; over all of them the labels that are not `IGNORED` are
+    exactly ``tokens_N[1:]``, in order."""
+    assert seq_len >= 1 and batch >= 1 and 0 <= overlap < 1, "checked where they are set"
     targets = len(tokens_N) - 1
     context = int(seq_len * overlap)
     stride = seq_len - context
@@ -119,9 +112,7 @@ def score(
     """Score every target of a uint16 stream that begins with BOS (see `clip_stream`) exactly once.
 
     Args:
-        model: called as ``model(tokens_BT, labels_BT, n_loops=..., reduction="none")``; its ``.loss`` is
-            (B, T) nats. It is scored in evaluation mode, on the device of its parameters, and left in the
-            mode it came in.
+        model: scored in evaluation mode, on the device of its parameters, and left in the mode it came in.
         seq_len: window, in targets.
         overlap: share of a window that is context only.
         n_loops: recurrent depth (None: the model's own).
@@ -132,13 +123,17 @@ def score(
     Raises:
         ValueError: no byte to score, an id outside the vocabulary, or a loss that is not finite.
     """
-    alphabet = model.tokens
-    _check_stream(tokens_N, alphabet)
-    device = next(model.parameters()).device
+    alphabet, device = model.tokens, next(model.parameters()).device
+    if np.any(foreign_N := tokens_N >= alphabet.size):
+        at = int(np.argmax(foreign_N))
+        raise ValueError(
+            f"token {at} of the stream is {int(tokens_N[at])}, outside the vocabulary of {alphabet.size}"
+        )
+    if not np.any(alphabet.bytes_of[tokens_N[1:]]):
+        raise ValueError("there is nothing to score: the stream holds no byte after its first token")
     traced = {"trace": True} if observe is not None else {}
-    nats, counts = np.zeros(len(KINDS)), np.zeros(len(KINDS), np.int64)
-    sums: dict[str, float] = {}
-    done = rows = text_bytes = 0
+    nats, counts, sums = np.zeros(len(KINDS)), np.zeros(len(KINDS)), defaultdict[str, float](float)
+    done = rows = 0
     was_training = model.training
     model.eval()
     began = time.perf_counter()
@@ -147,13 +142,9 @@ def score(
             inputs, labels = (torch.from_numpy(ids_BT).to(device) for ids_BT in (inputs_BT, labels_BT))
             with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
                 output = model(inputs, labels, n_loops=n_loops, reduction="none", **traced)
-            nats_BT = output.loss.float().cpu().numpy().astype(np.float64)
-            if nats_BT.shape != labels_BT.shape:
-                raise ValueError(
-                    f"the model gave a loss of shape {nats_BT.shape} for labels of {labels_BT.shape}"
-                )
             scored_BT = labels_BT != IGNORED
-            label_S, nats_S = labels_BT[scored_BT], nats_BT[scored_BT]
+            label_S = labels_BT[scored_BT]
+            nats_S = output.loss.float().cpu().numpy().astype(np.float64)[scored_BT]
             if not np.isfinite(nats_S).all():
                 at = 1 + done + int(np.argmin(np.isfinite(nats_S)))
                 raise ValueError(
@@ -162,29 +153,18 @@ def score(
             bytes_S = alphabet.bytes_of[label_S]
             kind_S = np.select([bytes_S > 0, label_S == alphabet.eos, label_S == alphabet.bos], [0, 1, 2], 3)
             nats += np.bincount(kind_S, weights=nats_S, minlength=len(KINDS))
-            counts += np.bincount(kind_S, minlength=len(KINDS))
-            text_bytes += int(bytes_S.sum(dtype=np.int64))
+            counts += np.bincount(kind_S, weights=np.maximum(bytes_S, 1), minlength=len(KINDS))
             done += len(label_S)
-            for name, value in output.metrics.items():
-                sums[name] = sums.get(name, 0.0) + float(value) * len(inputs_BT)
             rows += len(inputs_BT)
+            for name, value in output.metrics.items():
+                sums[name] += float(value) * len(inputs_BT)
             if observe is not None:
                 observe(output.trace, scored_BT)
     finally:
         model.train(was_training)
     return Score(
         nats=dict(zip(KINDS, nats.tolist(), strict=True)),
-        counts=dict(zip(KINDS, counts.tolist(), strict=True)) | {"byte": text_bytes},
+        counts=dict(zip(KINDS, counts.astype(int).tolist(), strict=True)),
         seconds=time.perf_counter() - began,
         metrics={name: value / rows for name, value in sums.items()},
     )
-
-
-def _check_stream(tokens_N: np.ndarray, alphabet: Tokens) -> None:
-    if len(tokens_N) and int(tokens_N.max()) >= alphabet.size:
-        at = int(np.argmax(tokens_N >= alphabet.size))
-        raise ValueError(
-            f"token {at} of the stream is {int(tokens_N[at])}, outside the vocabulary of {alphabet.size}"
-        )
-    if not np.any(alphabet.bytes_of[tokens_N[1:]]):
-        raise ValueError("there is nothing to score: the stream holds no byte after its first token")

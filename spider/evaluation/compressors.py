@@ -1,9 +1,9 @@
 """What general-purpose compressors make of the text a model is scored on.
 
 A model's bits per byte can be read as a compression rate, so the fair yardstick is a compressor at a strong
-setting on *the same bytes*: those of the very array that is scored, special ids dropped. No second reading of
-the data, hence no way to compare different texts. A compressor pays for its container (some tens of bytes)
-and needs no decoder of megabytes as a model does; neither is corrected for.
+setting on *the same bytes*: those of the very array that is scored, special ids dropped. A compressor pays
+for its container (some tens of bytes) and needs no decoder of megabytes as a model does; neither is corrected
+for.
 """
 
 from __future__ import annotations
@@ -22,16 +22,12 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "zlib": partial(zlib.compress, level=9),
     "bz2": bz2.compress,  # at its strongest, 9
     "xz": partial(lzma.compress, preset=9),
-    "zstd": lambda text: zstandard.ZstdCompressor(level=22).compress(text),  # which keeps much memory
+    "zstd": partial(zstandard.compress, level=22),
 }
 
 
 def bits_per_byte(text: bytes) -> dict[str, float]:
-    """Compressed bits for each byte, by compressor, in the order of `SETTINGS`.
-
-    Raises:
-        ValueError: there are no bytes.
-    """
+    """Compressed bits for each byte, by compressor, in the order of `SETTINGS`; `ValueError` without text."""
     if not text:
         raise ValueError("there is no text to compress: the token stream holds special ids only")
     return {name: 8 * len(compress(text)) / len(text) for name, compress in _COMPRESS.items()}

@@ -1,14 +1,13 @@
 """One stage's last checkpoint, measured: bits per byte, compressors on the same text, a sample, its inside.
 
 The text is the beginning of the validation split, at most ``max_bytes`` of it; the bytes of the very array
-that the model is scored on go to the compressors. What was measured on what is written beside the figures
-(data digest, hash of the text, window, overlap, loops, weights digest), so that two evaluations can be told
-comparable or not. Where the stage averaged its weights, the average is what is measured (``averaged``), and
-the digest its.
+that the model is scored on go to the compressors. What was measured on what is written beside the figures, so
+that two evaluations can be told comparable or not. Where the stage averaged its weights, the average is what
+is measured, and the digest its.
 
-The pass that scores also feeds the model's inspector (`spider.model.interface.Inspector`). The curve over
-loops reads a shorter beginning of the text once for each number of loops: compare its figures with each
-other, not with those of the whole text. Nothing is drawn here: `spider.report.draw` does it from the files.
+The pass that scores also feeds the model's inspector. The curve over loops reads a shorter beginning of the
+text once for each number of loops: compare its figures with each other, not with those of the whole text.
+Nothing is drawn here: `spider.report.draw` does it from the files.
 """
 
 from __future__ import annotations
@@ -45,15 +44,12 @@ _SHOWN_BYTES = 1500
 def evaluate(
     receipt: Path, spec: StageSpec, data: Path, output: Path, *, device: str | None = None
 ) -> Evaluation:
-    """Measure the checkpoint that a receipt names; write sample.txt and evaluation.json.
+    """Measure the checkpoint that a receipt names; write sample.txt and, last, evaluation.json.
 
     Args:
-        receipt: the stage's train.json.
-        spec: the stage; only ``evaluation``, ``settings`` (window and loops where evaluation does not say;
-            loops trained with), ``kernels`` and ``seed`` (of the sample) are read. The model's own
-            configuration is in the checkpoint.
+        spec: the stage; the model's own configuration is in the checkpoint.
         data: shards folder of ``spec.evaluation.data``.
-        output: folder to write into; evaluation.json comes last.
+        output: folder to write into.
         device: where to run (default: the GPU where there is one).
 
     Raises:
@@ -106,7 +102,7 @@ def evaluate(
             "device": device,
             "precision": "bf16" if autocast else "fp32",
             **_of_checkpoint(trained, model, spec),
-            "loops": _loops_curve(model, tokens_N, spec, reading),
+            "loops": _loops_curve(model, tokens_N, spec, **reading),
             "prompt": asked.prompt,
             "sample": sample,
             "figures": inspector.figures() if inspector else [],
@@ -134,32 +130,18 @@ def _of_checkpoint(trained: Receipt, model: Model, spec: StageSpec) -> dict[str,
     }
 
 
-def _loops_curve(
-    model: Model, tokens_N: np.ndarray, spec: StageSpec, reading: dict[str, Any]
-) -> LoopsCurve | None:
+def _loops_curve(model: Model, tokens_N: np.ndarray, spec: StageSpec, **reading: Any) -> LoopsCurve | None:
     """Up to twice the loops trained with; None where none is asked for or the model has no loops."""
     if not spec.evaluation.loops_bytes or model.config.LOOPS is None:
         return None
     begin_N = clip_stream(tokens_N, spec.evaluation.loops_bytes, model.tokens)
-    curve = loops_curve(model, begin_N, 2 * spec.loops, **reading)
+    curve = [score(model, begin_N, n_loops=n, **reading).bpb for n in range(1, 2 * spec.loops + 1)]
     return LoopsCurve(bytes=len(model.tokens.raw(begin_N)), trained=spec.loops, bpb=curve)
 
 
-def loops_curve(model: Model, tokens_N: np.ndarray, deepest: int, **scoring: Any) -> list[float]:
-    """bpb on a stream with 1, 2, ... ``deepest`` loops; one pass each, so give it a short stream.
-
-    Args:
-        scoring: the other arguments of `spider.evaluation.bpb.score`.
-    """
-    return [score(model, tokens_N, n_loops=n, **scoring).bpb for n in range(1, deepest + 1)]
-
-
 def validation_stream(data: Path, max_bytes: int) -> tuple[np.ndarray, str]:
-    """The first ``max_bytes`` bytes of the validation split as a uint16 stream, and the dataset's digest.
-
-    Raises:
-        ValueError: the dataset has no validation text.
-    """
+    """The first ``max_bytes`` bytes of the validation split as a uint16 stream, and the dataset's digest;
+    `ValueError` where there is no validation text."""
     metadata = load_metadata(data)
     split = metadata.splits.get("validation")
     if split is None or not split.bytes:

@@ -5,14 +5,14 @@ new one with the last half of it, so that the cost of a byte stays constant and 
 between half the context and all of it.
 
 The draw happens on the host in float64 with a generator of its own, so a seed gives one text whatever else
-uses torch's random state. Only ids that stand for text and EOS can be drawn. EOS ends the stream and is not
+uses torch's random state. Only ids that stand for text and EOS can be drawn; EOS ends the stream and is not
 part of it.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -45,8 +45,7 @@ def generate(
         context: ids the model reads at most; best the window it was trained on.
 
     Raises:
-        ValueError: an argument out of range, a prompt that is not text, or one longer than the context (at
-            the call, before the first byte is drawn).
+        ValueError: at the call: an argument out of range, a prompt that is not text or exceeds the context.
     """
     if max_bytes < 0 or temperature < 0 or context < 1:
         raise ValueError(
@@ -70,10 +69,27 @@ def generate(
     writable_W = np.append(np.flatnonzero(alphabet.bytes_of), alphabet.eos)
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(logits_V: torch.Tensor) -> int:
-        return sample(logits_V, temperature, top_k, top_p, generator, writable_W)
+    def stream(ids: list[int]) -> Iterator[int]:
+        reader, unread, written = model.incremental(context, n_loops), ids, 0
+        while written < max_bytes:
+            if len(ids) > context:
+                ids = unread = ids[-max(1, context // 2) :]
+                reader = model.incremental(context, n_loops)
+            # Between ids the caller has the model back in the mode that it left it in.
+            if was_training := model.training:
+                model.eval()
+            logits_V = reader.extend(unread)[-1]
+            if was_training:
+                model.train()
+            drawn = sample(logits_V, temperature, top_k, top_p, generator, writable_W)
+            written += int(alphabet.bytes_of[drawn])
+            if drawn == alphabet.eos or written > max_bytes:  # what would go beyond is left out
+                return
+            unread = [drawn]
+            ids = ids + unread
+            yield drawn
 
-    return _stream(model, ids, draw, n_loops, context, max_bytes)
+    return stream(ids)
 
 
 def _utf8(prompt: str) -> bytes:
@@ -86,36 +102,6 @@ def _utf8(prompt: str) -> bytes:
             f"the prompt is not valid UTF-8: {wrong} (hexadecimal) after {prompt[: error.start][-20:]!r}; "
             "raw bytes can be given as bytes, on the command line by --prompt-file"
         ) from None
-
-
-def _stream(
-    model: Model,
-    ids: list[int],
-    draw: Callable[[torch.Tensor], int],
-    n_loops: int | None,
-    context: int,
-    max_bytes: int,
-) -> Iterator[int]:
-    """Draw id after id until EOS or so many bytes; one that would go beyond is left out."""
-    reader, unread, written = model.incremental(context, n_loops), ids, 0
-    while written < max_bytes:
-        if len(ids) > context:
-            ids = unread = ids[-max(1, context // 2) :]
-            reader = model.incremental(context, n_loops)
-        # Between ids the caller has the model back in the mode that it left it in.
-        was_training = model.training
-        if was_training:
-            model.eval()
-        logits_V = reader.extend(unread)[-1]
-        if was_training:
-            model.train()
-        drawn = draw(logits_V)
-        written += int(model.tokens.bytes_of[drawn])
-        if drawn == model.tokens.eos or written > max_bytes:
-            return
-        unread = [drawn]
-        ids = ids + unread
-        yield drawn
 
 
 def sample(

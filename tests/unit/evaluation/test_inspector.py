@@ -11,7 +11,6 @@ import torch
 
 from spider.config import merged
 from spider.evaluation.bpb import score, windows
-from spider.evaluation.evaluate import loops_curve
 from spider.model import build_model
 from spider.model.interface import IGNORED
 from spider.model.spider.config import SpiderConfig
@@ -127,9 +126,8 @@ def test_a_part_that_is_switched_off_has_no_counts():
     assert halting["patch_bytes"] is None and sum(halting["halting_loops"]) == len(TOKENS) - 1
 
 
-def test_the_loops_curve_is_the_score_at_each_depth():
+def test_each_depth_of_the_loops_curve_has_a_score_of_its_own():
     model = busy_model(recurrence={"halting": False})
-    curve = loops_curve(model, TOKENS, 4, **WINDOWS)
-    assert curve == [score(model, TOKENS, n_loops=n, **WINDOWS).bpb for n in (1, 2, 3, 4)]
+    curve = [score(model, TOKENS, n_loops=n, **WINDOWS).bpb for n in (1, 2, 3, 4)]
     assert curve[1] == score(model, TOKENS, **WINDOWS).bpb  # two is what the model is configured with
     assert len(set(curve)) == 4
