@@ -44,7 +44,7 @@ from variants import ROOT, prepare_data
 
 from spider import tracking
 from spider.checkpoints.load import model_tensors
-from spider.checkpoints.saver import Saver
+from spider.checkpoints.save import Saver
 from spider.config import StageSettings, StageSpec, load_config
 from spider.model import build_model
 from spider.tracking.sync import sync

@@ -27,9 +27,9 @@ from typing import Any
 import filelock
 
 from spider import files
-from spider.checkpoints.format import clean, quarantine
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, steps
+from spider.checkpoints.save import clean, quarantine
 from spider.config import StageSpec
 from spider.errors import CheckpointError, TrainingError
 from spider.results import StageFolder
@@ -52,7 +52,10 @@ def hold(folder: Path) -> Iterator[None]:
         lock.acquire()
         files.write_json(stage.holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now})
     except filelock.Timeout:
-        who = _holder(stage.holder)
+        who = "another trainer is at work here"
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # it may not have said yet
+            card = files.read_json(stage.holder)
+            who += f": process {card['pid']} on {card['host']}, since {card['since']}"
         raise TrainingError(f"{folder}: {who}; wait for it, or stop it, and run again") from None
     except OSError as error:
         lock.release(force=True)
@@ -65,19 +68,9 @@ def hold(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _holder(card: Path) -> str:
-    try:
-        who = files.read_json(card)
-        return f"another trainer is at work here: process {who['pid']} on {who['host']}, since {who['since']}"
-    except (ValueError, KeyError, TypeError):
-        return "another trainer is at work here"
-
-
 def claim(folder: Path, origin: Origin) -> Checkpoint | None:
-    """Apply the rule above; the caller holds the lock.
-
-    Returns:
-        the checkpoint to go on from, or None to start at the stage's beginning.
+    """Apply the rule above, by the holder of the lock: the checkpoint to go on from, or None to start at the
+    stage's beginning.
 
     Raises:
         TrainingError: the folder holds unfinished work of another origin, or was made by another version.
@@ -107,7 +100,10 @@ def claim(folder: Path, origin: Origin) -> Checkpoint | None:
 def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
     """Move a finished training of another origin out of the way."""
     folder, saved, told = stage.path, steps(stage.checkpoints), "\n  ".join(changed)
-    if saved and not _finished(saved[-1]):
+    finished = not saved
+    with contextlib.suppress(CheckpointError):  # of which nobody knows: it may not have been
+        finished = finished or Manifest.read(saved[-1] / MANIFEST).final
+    if not finished:
         raise TrainingError(
             f"{folder}: holds unfinished training (up to {saved[-1].name}) under other settings:\n  {told}\n"
             f"Restore these settings to go on with it, move {folder} away to start afresh, or train in "
@@ -124,13 +120,6 @@ def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
     log.warning(
         "%s: settings changed, starting afresh; the old training is in %s:\n  %s", folder, aside.name, told
     )
-
-
-def _finished(path: Path) -> bool:
-    try:
-        return Manifest.read(path / MANIFEST).final
-    except CheckpointError:
-        return False
 
 
 def differences(before: Any, now: Any, at: str = "") -> list[str]:

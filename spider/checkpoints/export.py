@@ -7,8 +7,8 @@ An exported folder is what other programs can read without Spider::
     config.json                    written last: format, architecture, where the weights come from, and the
                                    files' sizes and SHA-256
 
-It holds no optimizer state, and equal weights give equal bytes. It is read like a checkpoint
-(`spider.checkpoints.load.Checkpoint`). It is written beside its place, flushed and renamed.
+It holds no optimizer state, and equal weights give equal bytes. Written beside its place, flushed and
+renamed, it is read like a checkpoint (`spider.checkpoints.load.Checkpoint`).
 
 Import reads the ``.pt`` layout of the first Spider (``model_state_dict``, ``optimizer_state_dict``, ``step``,
 ``epoch``, ``cfg``, ``best_loss``) and writes such a folder, if the tensors are a model's by name and shape. A
@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import shutil
 import warnings
 import zipfile
@@ -32,13 +33,13 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from spider import files
-from spider.checkpoints.format import room, seal, size_of, weights_digest
 from spider.checkpoints.load import Checkpoint, model_tensors, some
 from spider.checkpoints.records import EXPORTED, Exported
+from spider.checkpoints.save import room, seal, weights_digest
 from spider.config import ConfigError, ModelConfig
 from spider.config.model import family_block
 from spider.errors import CheckpointError
@@ -47,10 +48,7 @@ from spider.version import VERSION
 
 _SHARD_BYTES = 5_000_000_000
 #: What DDP and torch.compile put before the names of a state dict.
-_WRAPPERS = ("module.", "_orig_mod.")
-
-
-# ------------------------------------------------------------------------------------------------- export
+_WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 def export(source: Path, output: Path) -> Checkpoint:
@@ -65,12 +63,7 @@ def export(source: Path, output: Path) -> Checkpoint:
     model, manifest = checkpoint.model(), checkpoint.manifest
     told = manifest.model_fields_set - {"format", "spider", "model", "window", "weights", "files"}
     card = {name: getattr(manifest, name) for name in Exported.model_fields if name in told}
-    return _write(output, model.config, _named(model), manifest.window, card)
-
-
-def _named(model: nn.Module) -> dict[str, Tensor]:
-    """A model's tensors by their names in its state dict, a tied one once."""
-    return {name.removeprefix("model."): tensor for name, tensor in model_tensors(model).items()}
+    return _write(output, model.config, model_tensors(model, prefix=""), manifest.window, card)
 
 
 def _write(
@@ -96,9 +89,9 @@ def _write(
         _replace(output, beside)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
-        why = error.strerror if isinstance(error, OSError) else None
+        why = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"{output}: cannot be written: {why or error}; {room(tensors, output.parent)}. "
+            f"{output}: cannot be written: {why}; {room(tensors, output.parent)}. "
             "Nothing was left there or changed"
         ) from error
     return Checkpoint(output, Exported.parse(plain, output / EXPORTED))
@@ -128,9 +121,6 @@ def _replace(output: Path, beside: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-# ------------------------------------------------------------------------------------------------- import
-
-
 def import_file(source: Path, output: Path) -> Checkpoint:
     """Bring a ``.pt`` file, or a folder that was exported before, into the folder ``output``.
 
@@ -138,7 +128,6 @@ def import_file(source: Path, output: Path) -> Checkpoint:
         CheckpointError: the file is missing, damaged, carries code, is of another layout or no model's, or
             ``output`` cannot be written.
     """
-    output = output.resolve()
     if not source.exists():
         raise CheckpointError(f"{source}: no such file")
     if source.suffix == ".safetensors":
@@ -150,12 +139,16 @@ def import_file(source: Path, output: Path) -> Checkpoint:
         source = source.parent
     if source.is_dir():
         return export(source, output)
+    output = output.resolve()
     _check_replaceable(output)
     saved = _read_pt(source)
     state = _state_dict(source, saved)
-    config, sizes = _config(saved.get("cfg"))
+    config, sizes = family_block({}), "its default sizes (the file's cfg is no model block)"
+    if isinstance(saved.get("cfg"), dict):
+        with contextlib.suppress(ConfigError, ValidationError):
+            config, sizes = family_block(saved["cfg"]), "the sizes in its cfg"
     with torch.device("meta"):
-        expected = _named(build_model(config))
+        expected = model_tensors(build_model(config), prefix="")
     _check_complete(source, state, expected, f"family {config.family} with {sizes}")
     numbers = {name: _number(saved.get(name)) for name in ("step", "epoch", "best_loss")}
     # Copied: tensors that were tied there share their memory, and a file would hold one of them only.
@@ -166,11 +159,10 @@ def import_file(source: Path, output: Path) -> Checkpoint:
 def _check_complete(source: Path, state: dict[str, Tensor], expected: dict[str, Tensor], whose: str) -> None:
     """Refuse tensors that are not a model's, one for one, by name, shape and kind."""
 
-    def fits(here: Tensor, there: Tensor) -> bool:
-        alike = here.dtype == there.dtype or (here.is_floating_point() and there.is_floating_point())
-        return alike and here.shape == there.shape
+    def kind(tensor: Tensor) -> Any:
+        return tensor.shape, "float" if tensor.is_floating_point() else tensor.dtype
 
-    placed = {name for name in state.keys() & expected.keys() if fits(state[name], expected[name])}
+    placed = {name for name in state.keys() & expected.keys() if kind(state[name]) == kind(expected[name])}
     homeless = [f"{name} {list(t.shape)}" for name, t in state.items() if name not in placed]
     missing = [name for name in expected if name not in placed]
     if homeless or missing:
@@ -188,11 +180,11 @@ class _Settings:
 def _read_pt(path: Path) -> dict[str, Any]:
     """The mapping in a ``.pt`` file, its tensors still on disk (memory-mapped)."""
     _check_archive(path)
+    saved = None
     try:
         unknown = get_unsafe_globals_in_checkpoint(path)
         inert = [name for name in unknown if name.rpartition(".")[2] == "SpiderConfig"]
-        refused, saved = sorted(set(unknown) - set(inert)), None
-        if not refused:
+        if not (refused := sorted(set(unknown) - set(inert))):
             with safe_globals([(_Settings, name) for name in inert]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of storage types that torch no longer likes
                 saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -216,10 +208,8 @@ def _read_pt(path: Path) -> dict[str, Any]:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse what torch.save did not write, or not to the end, before anything looks inside.
-
-    torch.save makes a zip archive without compression. One that unpacks to more than its size is a trap.
-    """
+    """Refuse what torch.save did not write, or not to the end, before anything looks inside. It makes a zip
+    archive without compression; one that unpacks to more than its size is a trap."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -239,36 +229,22 @@ def _check_archive(path: Path) -> None:
 
 
 def _state_dict(path: Path, saved: dict[str, Any]) -> dict[str, Tensor]:
-    """The model's tensors under their names without wrappers.
-
-    Raises:
-        CheckpointError: something in it is no plain tensor, or claims more elements than the file holds.
-    """
+    """The model's tensors under their names without wrappers; refuses what is no plain tensor, or claims more
+    elements than the file holds."""
     state: dict[str, Tensor] = {}
     for key, tensor in saved["model_state_dict"].items():
-        name = str(key)
-        while wrapper := next((w for w in _WRAPPERS if name.startswith(w)), None):
-            name = name.removeprefix(wrapper)
+        name = _WRAPPERS.sub("", str(key))
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu"
-        if not plain or tensor.is_quantized or size_of({name: tensor}) > tensor.untyped_storage().nbytes():
+        if not plain or tensor.is_quantized or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise CheckpointError(f"{path}: refused: {name} in its model_state_dict is not a plain tensor")
         state[name] = tensor.detach()
-    # A tied tensor stands there twice and is stored once.
-    if not state or size_of(state) > 2 * path.stat().st_size:
+    claimed, size = sum(tensor.nbytes for tensor in state.values()), path.stat().st_size
+    if not state or claimed > 2 * size:  # a tied tensor stands there twice and is stored once
         raise CheckpointError(
-            f"{path}: refused: its model_state_dict claims {size_of(state):,} bytes of tensors, the file has "
-            f"{path.stat().st_size:,}"
+            f"{path}: refused: its model_state_dict claims {claimed:,} bytes of tensors, the file "
+            f"has {size:,}"
         )
     return state
-
-
-def _config(cfg: Any) -> tuple[ModelConfig, str]:
-    """The architecture to compare with, and whose sizes it has: the file's own where ``cfg`` is a model's
-    block, else those of the default family."""
-    if isinstance(cfg, dict):
-        with contextlib.suppress(ConfigError, ValidationError):
-            return family_block(cfg), "the sizes in its cfg"
-    return family_block({}), "its default sizes (the file's cfg is no model block)"
 
 
 def _number(value: Any) -> int | float | None:

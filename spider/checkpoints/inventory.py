@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +14,9 @@ from spider.errors import CheckpointError
 from spider.results import StageFolder
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One checkpoint or exported folder; what its manifest does not say, or cannot any more, is None."""
-
-    path: Path
-    stage: str
-    """Its run and stage, by folder names."""
-    step: float | None
-    """Of the run."""
-    bytes: int | None
-    """Of text that the stage had trained on."""
-    size: int
-    """Bytes on disk."""
-    final: bool
-    best_loss: float | None
-    """Lowest logged cross entropy of the stage, nats per byte."""
-    problems: list[str]
-    """What is wrong with its files; none: good."""
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {**asdict(self), "path": str(self.path), "good": not self.problems}
-
-
 def below(path: Path) -> list[Path]:
-    """Checkpoints at or below a checkpoint, an exported folder, a stage, a run or a results folder: stage by
-    stage, oldest first.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Checkpoints at or below a checkpoint, an exported folder, a stage, a run or a results folder, stage by
+    stage, oldest first; `CheckpointError` where there is none."""
     if (path / MANIFEST).is_file() or Exported.lies_in(path):
         return [path]
     name = StageFolder(path).checkpoints.name
@@ -58,8 +29,13 @@ def below(path: Path) -> list[Path]:
     return saved
 
 
-def examine(path: Path, *, quick: bool = False) -> Entry:
-    """Read one checkpoint's manifest and compare its files with it, contents included unless ``quick``."""
+def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
+    """Read one checkpoint's manifest and compare its files with it, contents included unless ``quick``.
+
+    Returns, as plain JSON: run and stage by folder names, the run's step, the ``bytes`` of text that the
+    stage had trained on, the ``size`` on disk, whether it is final, the stage's lowest logged cross entropy
+    (nats per byte), what is wrong with its files. What its manifest does not say, or cannot, is None.
+    """
     try:
         manifest = read_manifest(path)
         problems = damage(path, manifest, quick=quick)
@@ -68,32 +44,29 @@ def examine(path: Path, *, quick: bool = False) -> Entry:
     folder = path.resolve() if Exported.lies_in(path) else path.resolve().parents[1]
     known = vars(manifest) if manifest else {}
     step = known.get("global_step")
-    return Entry(
-        path=path,
-        stage="/".join(folder.parts[-2:]),
-        step=known.get("step") if step is None else step,
-        bytes=known.get("bytes"),
-        size=sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
-        final=bool(known.get("final")),
-        best_loss=known.get("best_loss"),
-        problems=problems,
-    )
+    return {
+        "path": str(path),
+        "stage": "/".join(folder.parts[-2:]),
+        "step": known.get("step") if step is None else step,
+        "bytes": known.get("bytes"),
+        "size": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        "final": bool(known.get("final")),
+        "best_loss": known.get("best_loss"),
+        "problems": problems,
+        "good": not problems,
+    }
 
 
-def render(entries: list[Entry]) -> None:
-    """Print a table, a line for each checkpoint."""
+def render(entries: list[dict[str, Any]]) -> None:
+    """Print a table, a line for each of what `examine` returned."""
     table = Table(box=None, pad_edge=False)
     table.add_column("stage", overflow="fold")
     for title in ("step", "MB trained", "MB on disk", "best loss"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
+    numbers = (("step", 1, ",.0f"), ("bytes", 1e6, ",.2f"), ("size", 1e6, ",.1f"), ("best_loss", 1, ".3f"))
     for entry in entries:
-        table.add_row(
-            entry.stage,
-            "?" if entry.step is None else f"{entry.step:,}",
-            "?" if entry.bytes is None else f"{entry.bytes / 1e6:,.2f}",
-            f"{entry.size / 1e6:,.1f}",
-            "?" if entry.best_loss is None else f"{entry.best_loss:.3f}",
-            "[red]damaged[/]" if entry.problems else "good, final" if entry.final else "good",
-        )
+        cells = ["?" if (n := entry[name]) is None else f"{n / unit:{form}}" for name, unit, form in numbers]
+        state = "good, final" if entry["final"] else "good"
+        table.add_row(entry["stage"], *cells, state if entry["good"] else "[red]damaged[/]")
     Console(highlight=False).print(table)

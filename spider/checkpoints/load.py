@@ -48,13 +48,18 @@ class Checkpoint:
     @classmethod
     def at(cls, path: Path, *, quick: bool = False) -> Self:
         """The checkpoint that a path names, each of its files checked once: with ``quick`` by size only, but
-        of a stage's folder the newest good one is found by contents in any case.
+        of a stage's folder the newest good one is looked for by contents in any case.
 
         Raises:
             CheckpointError: there is none, or it is damaged; says which files differ, and how.
         """
         if path.is_file():
-            path = path.parent / _receipt(path).checkpoint
+            plain = files.read_json(path) if path.suffix == ".json" else None
+            if not isinstance(plain, dict) or "checkpoint" not in plain:
+                raise CheckpointError(
+                    f"{path}: not a training receipt; give a checkpoint, a stage folder, or its train.json"
+                )
+            path = path.parent / Receipt.parse(plain, path).checkpoint
         elif (root := StageFolder(path).checkpoints).is_dir():
             good, _ = cls.newest_good(root)
             if good is None:
@@ -86,12 +91,11 @@ class Checkpoint:
 
     @property
     def exported(self) -> bool:
-        """Whether it is a folder of weights made by export or import."""
         return isinstance(self.manifest, Exported)
 
     @property
     def training(self) -> Manifest:
-        """What it says of the training that it was saved in; an exported folder says nothing of one."""
+        """What it says of the training that it was saved in, which an exported folder does not."""
         assert isinstance(self.manifest, Manifest), f"{self.path} holds weights only"
         return self.manifest
 
@@ -110,19 +114,16 @@ class Checkpoint:
     def config(self) -> ModelConfig:
         """The architecture of the model in it.
 
-        Only that is read of what a manifest says: settings of training may have changed their names since.
-
         Raises:
             CheckpointError: described in words that this Spider does not know, or no model of Spider's.
         """
-        described = self.manifest.model
-        if described is None:
-            raise CheckpointError(
-                f"{self.path}: tensors of another program that an earlier Spider imported to look at; "
+        try:
+            if self.manifest.model is not None:
+                return family_block(self.manifest.model)
+            why = (
+                "tensors of another program that an earlier Spider imported to look at; "
                 f"{EXPORTED} there lists them, no model here can hold them"
             )
-        try:
-            return family_block(described)
         except ConfigError as error:
             why = str(error)
         except ValidationError as error:
@@ -132,11 +133,7 @@ class Checkpoint:
         raise CheckpointError(f"{self.path}: {why}")
 
     def model(self, device: str | torch.device = "cpu") -> Model:
-        """The model in evaluation mode; of averaged weights, if there is an average.
-
-        Raises:
-            CheckpointError: the tensors are not those of the architecture that it says.
-        """
+        """The model in evaluation mode; of averaged weights, if there are any. Raises as `load_into`."""
         model = build_model(self.config).to(device)
         self.load_into(model_tensors(model))
         if isinstance(self.manifest, Manifest) and self.manifest.averaged_weights:
@@ -175,15 +172,6 @@ class Checkpoint:
         return HuggingFaceStorageReader(str(self.path))
 
 
-def _receipt(path: Path) -> Receipt:
-    plain = files.read_json(path) if path.suffix == ".json" else None
-    if not isinstance(plain, dict) or "checkpoint" not in plain:
-        raise CheckpointError(
-            f"{path}: not a training receipt; give a checkpoint, a stage folder, or its train.json"
-        )
-    return Receipt.parse(plain, path)
-
-
 def damage(path: Path, manifest: Manifest | Exported, *, quick: bool = False) -> list[str]:
     """Each file that is not as the manifest says, and how; ``quick`` compares sizes, not contents."""
     damaged = []
@@ -198,11 +186,11 @@ def damage(path: Path, manifest: Manifest | Exported, *, quick: bool = False) ->
     return damaged
 
 
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters (a tied one once) and persistent buffers, as ``model.{name}``."""
+def model_tensors(model: nn.Module, prefix: str = "model.") -> dict[str, Tensor]:
+    """Parameters (a tied one once) and persistent buffers, as ``{prefix}{name}``."""
     kept = model.state_dict()
     named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
-    return {f"model.{name}": tensor.detach() for name, tensor in named.items()}
+    return {prefix + name: tensor.detach() for name, tensor in named.items()}
 
 
 def some(names: list[str]) -> str:

@@ -7,7 +7,6 @@ Nothing here imports torch: reports read these files without it.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,7 +19,6 @@ from spider.errors import CheckpointError, TrainingError
 
 MANIFEST = "manifest.json"
 EXPORTED = "config.json"
-_NAME = re.compile(r"step-\d+")
 
 
 class TensorFile(BaseModel, frozen=True):
@@ -61,25 +59,23 @@ class Trained(Artifact):
 
 
 class Receipt(Trained):
-    """Of a finished stage: what it came to, and where its final checkpoint is."""
+    """Of a finished stage: what it came to in ``steps`` of its own, and where in its folder the final
+    ``checkpoint`` is."""
 
     WHAT, REMEDY, ERROR = "a receipt", "train that stage again", TrainingError
 
     steps: int
-    """Of the stage."""
     precision: str
     checkpoint: str
-    """Relative to the stage's folder."""
 
     @classmethod
     def of(cls, final: Manifest, checkpoint: str) -> Self:
-        """The receipt of a stage by its final checkpoint."""
         repeated = {name: getattr(final, name) for name in Trained.model_fields} | {"format": cls.FORMAT}
         return cls(**repeated, steps=final.step, precision=final.precision.kind, checkpoint=checkpoint)
 
 
 class Manifest(Trained):
-    """Of a checkpoint. It is hashed too: a flipped bit in a position does as much harm as one in a weight."""
+    """Of a checkpoint. It is hashed: a flipped bit in a position does as much harm as one in a weight."""
 
     FORMAT, WHAT, ERROR = 2, "a checkpoint", CheckpointError
     REMEDY = "use the version that wrote it, or name another folder"
@@ -113,7 +109,6 @@ class Manifest(Trained):
 
     @property
     def model(self) -> dict[str, Any]:
-        """The model's block of the configuration."""
         return self.spec["model"]
 
     @property
@@ -153,37 +148,30 @@ class Exported(Artifact):
 
 
 class Origin(Artifact):
-    """Whose the checkpoints and metrics in a stage's folder are: its spec, the digests of its data and of the
-    weights that it began with."""
+    """Whose the checkpoints and metrics in a stage's folder are: its ``fields`` are the spec, the digests of
+    its data and of the weights that it began with."""
 
     WHAT, ERROR = "results", TrainingError
     REMEDY = "move its folder away, or use the version that made it"
 
     identity: str
     fields: dict[str, Any]
-    """What the identity stands for, and what else decides the weights."""
 
     @property
     def spec(self) -> StageSpec:
         """The stage that was to be trained; raises `ValueError` where this version does not know its keys."""
-        own = {name: value for name, value in self.fields.items() if name in StageSpec.model_fields}
-        return StageSpec.model_validate(own)
+        return StageSpec.model_validate({k: v for k, v in self.fields.items() if k in StageSpec.model_fields})
 
 
 def read_manifest(path: Path) -> Manifest | Exported:
-    """What a checkpoint or an exported folder says of itself, its files not yet checked.
-
-    Raises:
-        CheckpointError: missing, malformed, of another format version, or altered.
-    """
+    """What a checkpoint or an exported folder says of itself, its files not yet checked; raises as `read`."""
     return Exported.read(path / EXPORTED) if Exported.lies_in(path) else Manifest.read(path / MANIFEST)
 
 
 def steps(root: Path) -> list[Path]:
     """The checkpoints below ``root``, oldest first, by number."""
-    if not root.is_dir():
-        return []
-    return sorted((path for path in root.iterdir() if _NAME.fullmatch(path.name)), key=step_of)
+    named = (path for path in root.glob("step-*") if path.name.removeprefix("step-").isdecimal())
+    return sorted(named, key=step_of)
 
 
 def step_of(path: Path) -> int:

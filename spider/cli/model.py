@@ -146,7 +146,7 @@ def checkpoint_ls(path: Path, quick: bool, as_json: bool) -> None:
     from spider.checkpoints.inventory import below, examine, render
 
     entries = [examine(one, quick=quick) for one in below(path)]
-    click.echo(json.dumps([entry.plain() for entry in entries], indent=2)) if as_json else render(entries)
+    click.echo(json.dumps(entries, indent=2)) if as_json else render(entries)
 
 
 @checkpoint.command("verify")
@@ -158,8 +158,8 @@ def checkpoint_verify(path: Path, quick: bool) -> None:
 
     entries = [examine(one, quick=quick) for one in below(path)]
     for entry in entries:
-        click.echo("\n".join(entry.problems) or f"{entry.path}: good")
-    if any(entry.problems for entry in entries):
+        click.echo("\n".join(entry["problems"]) or f"{entry['path']}: good")
+    if not all(entry["good"] for entry in entries):
         sys.exit(1)
 
 

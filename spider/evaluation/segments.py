@@ -52,8 +52,8 @@ def cut(
     batch: int = 16,
     autocast: bool = False,
 ) -> CutText:
-    """The segments of a stream whose first id, a BOS, is read and not shown; the model, in evaluation mode, is
-    the inspector's. The rest is as for `spider.evaluation.bpb.score`."""
+    """The segments of a stream whose first id, a BOS, is read and not shown. The model is the inspector's and
+    in evaluation mode; the rest is as for `spider.evaluation.bpb.score`."""
     alphabet, device = model.tokens, next(model.parameters()).device
     closes, probabilities = [], []
     # One more id makes the last of the stream a position whose successor is scored, as every other is.

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.saver import Saver
+from spider.checkpoints.save import Saver
 from spider.config import StageSpec
 from spider.data.batch import to_device
 from spider.data.loader import Batches, Loader

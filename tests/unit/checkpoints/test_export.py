@@ -20,8 +20,8 @@ import spider
 from spider import files
 from spider.checkpoints import export as exporting
 from spider.checkpoints.export import export, import_file
-from spider.checkpoints.format import weights_digest
 from spider.checkpoints.load import Checkpoint, model_tensors
+from spider.checkpoints.save import weights_digest
 from spider.cli import cli
 from spider.errors import CheckpointError
 from spider.model import build_model

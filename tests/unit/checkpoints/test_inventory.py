@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from spider.checkpoints.format import save
+from spider.checkpoints.save import save
 from spider.cli import cli
 from spider.errors import CheckpointError
 from tests.unit.records import saved

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from spider import load_model
-from spider.checkpoints.format import save
 from spider.checkpoints.load import model_tensors
+from spider.checkpoints.save import save
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata

@@ -15,8 +15,8 @@ import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from spider.checkpoints.format import save as save_checkpoint
 from spider.checkpoints.load import model_tensors
+from spider.checkpoints.save import save as save_checkpoint
 from spider.cli import cli
 from spider.config import load_config, merged
 from spider.evaluation.artifact import CutText, Piece, Segment

@@ -11,9 +11,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from spider.checkpoints.format import weights_digest
 from spider.checkpoints.load import Checkpoint, model_tensors
 from spider.checkpoints.records import Receipt, read_manifest, steps
+from spider.checkpoints.save import weights_digest
 from spider.config import EmaConfig
 from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate, validation_stream

@@ -6,9 +6,9 @@ import torch
 
 import spider
 from spider import files
-from spider.checkpoints.format import clean, retain, save, weights_digest
 from spider.checkpoints.load import Checkpoint, model_tensors
 from spider.checkpoints.records import read_manifest, steps
+from spider.checkpoints.save import clean, retain, save, weights_digest
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.training.stage import train

@@ -10,15 +10,16 @@ Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``; w
 weights, the average stands in a third file as ``ema.{parameter}``, and is what is evaluated. They go
 through DCP (so that each of several processes reads only its slices) but through its safetensors storage, not
 its default one: the default keeps its index in ``.metadata``, which DCP reads with a plain ``pickle.load``,
-and that would run whatever a checkpoint someone gave you says. All that is not a tensor stands in the
-manifest as JSON. One process writes, whole tensors: a checkpoint does not tell how many trained.
+and that would run whatever a checkpoint someone gave you says. One process writes, whole tensors: a
+checkpoint does not tell how many trained.
 
 A checkpoint is written into a hidden sibling, flushed to disk, and renamed. It is deleted the other way
 round: renamed to a hidden name, then removed. So whatever the moment of a kill, a directory named
 ``step-...`` was complete once; that it still is, the hashes tell.
 
-An exported folder (`spider.checkpoints.export`) is read as a checkpoint too: its ``config.json`` is the
-manifest, it holds weights only, and their names lack the ``model.``.
+Hashing and flushing take seconds, during which training goes on from its own tensors (`Saver`): it waits
+while the state is copied. The copy costs its size once more in host memory, which is kept from one save to
+the next (pinned, for a GPU copies into such memory several times as fast).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +42,78 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from spider import files
 from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, step_of, steps
+from spider.config import StageSettings
 from spider.errors import CheckpointError
+from spider.processes.parallel import whole
+from spider.processes.world import ALONE, World
 
 _FILE_BYTES = 2 << 30
 
 
+class Saver:
+    """Write checkpoints into ``root`` in the background and delete those that ``settings`` keeps no longer.
+
+    Of several processes the first one writes, and the others help to gather what it does not hold. At most
+    one save is under way. Whether it failed is known at the next step after its end; a kill before its end
+    leaves the checkpoint before it as the newest. ``newest`` is the newest checkpoint that is safely on disk,
+    as far as this process knows; ``begun`` the run's step of the last one that was begun, in every process.
+    """
+
+    def __init__(
+        self, root: Path, settings: StageSettings, newest: Checkpoint | None, world: World = ALONE
+    ) -> None:
+        self.newest = newest
+        self.begun: int | None = newest.manifest.global_step if newest else None
+        self._root, self._settings, self._world = root, settings, world
+        self._copies: dict[str, Tensor] = {}
+        # It takes what the steps leave of the processor. A Linux thread has a priority of its own; elsewhere
+        # ``nice`` would slow the whole process.
+        nice: dict[str, Any] = {"initializer": os.nice, "initargs": (10,)} if sys.platform == "linux" else {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver", **nice)
+        self._pending: Future[Checkpoint] | None = None
+
+    def start(self, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
+        """Copy the tensors and begin to save the copy, after the save before has ended."""
+        self.settle()
+        self.begun = record["global_step"]
+        for name, tensor in tensors.items():
+            held = whole(tensor.detach())
+            if self._world.first:
+                if name not in self._copies:
+                    self._copies[name] = torch.empty_like(held, device="cpu", pin_memory=held.is_cuda)
+                self._copies[name].copy_(held, non_blocking=True)
+        if not self._world.first:
+            return
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+        copies = {name: self._copies[name] for name in tensors}
+        self._pending = self._thread.submit(self._save, copies, record)
+
+    def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> Checkpoint:
+        saved = save(self._root, tensors, record)
+        began = record["global_step"] - record["step"]
+        retain(self._root, self._settings.keep_last, self._settings.keep_every, began)
+        return saved
+
+    def poll(self) -> None:
+        """Take note of a save that has ended; raises what went wrong in it."""
+        if self._pending is not None and self._pending.done():
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the save under way; raises what went wrong in it."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.newest = pending.result()
+
+    def close(self) -> None:
+        """Wait for the save under way, whatever comes of it."""
+        self._thread.shutdown(wait=True)
+
+
 def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> Checkpoint:
-    """Write ``root/step-{record["global_step"]}`` and return it. The tensors are ``model.*``, ``optimizer.*``
-    and ``ema.*``, on any device; the record is what the manifest says besides its files, as plain JSON.
+    """Write ``root/step-{record["global_step"]}``, with the tensors in it and a manifest that says of the
+    training what the record does.
 
     Raises:
         CheckpointError: the file system refused; nothing of the attempt is left, earlier ones are untouched.
@@ -54,8 +121,7 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
     final = root / f"step-{record['global_step']:08d}"
     hidden = root / f".{final.name}.{os.getpid()}.tmp"
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        hidden.mkdir()
+        hidden.mkdir(parents=True)
         _write_tensors(hidden, tensors)
         averaged = {n.replace(AVERAGE, "model.", 1): t for n, t in tensors.items() if n.startswith(AVERAGE)}
         digests = {
@@ -116,23 +182,18 @@ def seal(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
     manifest = {**manifest, "files": listed}
     if name == MANIFEST:
         manifest["digest"] = files.digest(manifest)
-    files.write_json(folder / name, manifest)
-    for file in folder.iterdir():
+    for file in present:
         with open(file, "rb") as f:
             os.fsync(f.fileno())
-    files.fsync_dir(folder)
+    files.write_json(folder / name, manifest)
     return manifest
-
-
-def size_of(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of them all."""
-    return sum(t.nbytes for t in tensors.values())
 
 
 def room(tensors: Mapping[str, Tensor], folder: Path) -> str:
     """What a person has to know where they could not be written into ``folder``."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return f"it needs {size_of(tensors):,} bytes, {shutil.disk_usage(there).free:,} are free"
+    needed = sum(t.nbytes for t in tensors.values())
+    return f"it needs {needed:,} bytes, {shutil.disk_usage(there).free:,} are free"
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -168,6 +229,5 @@ def clean(root: Path) -> None:
 def quarantine(path: Path) -> Path:
     """Move a bad checkpoint out of the numbered ones, so that retention does not take it for a good one."""
     aside = path.with_name(f"corrupt-{path.name}")
-    if aside.exists():
-        shutil.rmtree(aside)
+    shutil.rmtree(aside, ignore_errors=True)
     return path.rename(aside)
