@@ -138,7 +138,7 @@ def sync(session: Session) -> None:
 @click.pass_obj
 def ui(session: Session, port: int) -> None:
     """Show all runs in MLflow, on loopback only."""
-    from spider.tracking.ui import serve
+    from spider.tracking.store import serve
 
     tracking.configure(session.config)
     report = tracking.sync(session.results.root, timeout=60)

@@ -11,6 +11,7 @@ driver there are none. Their energy is counted by the device, whoever uses it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import threading
@@ -20,17 +21,13 @@ from typing import Any
 import psutil
 
 LIMIT = 120
-#: What CUDA_VISIBLE_DEVICES says of no device.
-NO_DEVICE = ("", "-1", "NoDevFiles")
+NO_DEVICE = ("", "-1", "NoDevFiles")  # what CUDA_VISIBLE_DEVICES says of none
 
 
 class Sampler:
-    """Rows of ``system/*`` figures from when it is made to `stop`, and what it was in all.
+    """Rows of ``system/*`` figures from when it is made to `stop`, ``interval`` seconds apart at first.
 
     Megabytes are 10^6 bytes, percentages of one processor for this process, of all for the machine.
-
-    Args:
-        interval: seconds between rows, at first.
     """
 
     def __init__(self, interval: float = 5.0) -> None:
@@ -44,11 +41,11 @@ class Sampler:
         self._process.cpu_percent()  # counts from here to the first row
         psutil.cpu_percent()
         self._gpus: list[Any] = []
-        with contextlib.suppress(self._nvml.NVMLError):  # no driver: no figures of GPUs
-            self._nvml.nvmlInit()
+        with contextlib.suppress(pynvml.NVMLError):  # no driver: no figures of GPUs
+            pynvml.nvmlInit()
             told = os.environ.get("CUDA_VISIBLE_DEVICES")  # as CUDA numbers them: positions, or UUIDs
-            names = map(str, range(self._nvml.nvmlDeviceGetCount())) if told is None else told.split(",")
-            by_index, by_uuid = self._nvml.nvmlDeviceGetHandleByIndex, self._nvml.nvmlDeviceGetHandleByUUID
+            names = map(str, range(pynvml.nvmlDeviceGetCount())) if told is None else told.split(",")
+            by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
             used = [n for name in names if (n := name.strip()) not in NO_DEVICE]
             self._gpus = [by_index(int(n)) if n.isdigit() else by_uuid(n) for n in used]
         self._before = self._counters()
@@ -72,30 +69,26 @@ class Sampler:
         return counters
 
     def _run(self) -> None:
-        while not self._done.wait(self._interval):
-            self.rows.append((time.time(), self._row()))
-            if len(self.rows) == LIMIT:
-                self.rows = self.rows[1::2]
-                self._interval *= 2
-
-    def _row(self) -> dict[str, float]:
-        row = {
-            "system/cpu_percent": self._process.cpu_percent(),
-            "system/rss_mb": self._process.memory_info().rss / 1e6,
-            "system/machine_cpu_percent": psutil.cpu_percent(),
-            "system/machine_memory_percent": psutil.virtual_memory().percent,
-        }
         gauges = {
             "memory_mb": lambda gpu: self._nvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6,
             "percent": lambda gpu: self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
             "watts": lambda gpu: self._nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
         }
-        for n, gpu in enumerate(self._gpus):
-            for name, read in gauges.items():
+        while not self._done.wait(self._interval):
+            row = {
+                "system/cpu_percent": self._process.cpu_percent(),
+                "system/rss_mb": self._process.memory_info().rss / 1e6,
+                "system/machine_cpu_percent": psutil.cpu_percent(),
+                "system/machine_memory_percent": psutil.virtual_memory().percent,
+            }
+            for (n, gpu), (name, read) in itertools.product(enumerate(self._gpus), gauges.items()):
                 # One that is cut into parts (MIG) or cannot measure its power tells what it can.
                 with contextlib.suppress(self._nvml.NVMLError):
                     row[f"system/gpu_{n}_{name}"] = read(gpu)
-        return row
+            self.rows.append((time.time(), row))
+            if len(self.rows) == LIMIT:
+                self.rows = self.rows[1::2]
+                self._interval *= 2
 
 
 def _usage() -> list[resource.struct_rusage]:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from spider.artifacts import Artifact
 from spider.errors import RESUME_ME
 from spider.files import digest, sha256
-from spider.tracking.explain import one_line
+from spider.tracking.target import one_line
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class File(BaseModel, frozen=True):
     """What a job read or made, by path (below the results folder where it lies there) and digest."""
 
     path: str
-    digest: str | None
+    digest: str | None  # None: there is no such file
 
 
 class Shown(BaseModel, frozen=True):
@@ -79,8 +79,7 @@ class Process(BaseModel, frozen=True):
     def alive(self) -> bool | None:
         """Whether it still runs; None for one on another host, of which nothing is known.
 
-        A pid alone is not enough, since pids are used again: the time of creation must fit too (within the
-        drift that a clock adjustment gives it).
+        Pids are used again: the time of creation must fit too, within the drift of an adjusted clock.
         """
         if self.host != socket.gethostname():
             return None
@@ -117,19 +116,19 @@ def file_digest(path: Path) -> str | None:
     """What identifies a file or folder, in microseconds to milliseconds whatever its size; None if absent.
 
     ``sha256:`` of the content up to 1 MiB. Beyond, ``record:`` of the small JSON that Spider writes beside a
-    large file (``000.json`` for ``000.bin``) or inside a folder (``metadata.json``, ``manifest.json``), which
-    holds the content's hash. Failing that ``stat:`` of names, sizes and modification times.
+    large file (``000.json`` for ``000.bin``) or inside a folder, which holds the content's hash. Failing that
+    ``stat:`` of names, sizes and modification times.
     """
     if not path.exists():
         return None
-    whole = path.is_dir()
-    if not whole and path.stat().st_size <= HASH_LIMIT:
+    folder = path.is_dir()
+    if not folder and path.stat().st_size <= HASH_LIMIT:
         return f"sha256:{sha256(path)}"
-    described = [path / "metadata.json", path / "manifest.json"] if whole else [path.with_suffix(".json")]
+    described = [path / "metadata.json", path / "manifest.json"] if folder else [path.with_suffix(".json")]
     for description in described:
         if description.is_file() and description != path:
             return f"record:{sha256(description)}"
-    parts = sorted(filter(Path.is_file, path.rglob("*"))) if whole else [path]
+    parts = sorted(filter(Path.is_file, path.rglob("*"))) if folder else [path]
     stats = [(str(p.relative_to(path.parent)), p.stat().st_size, p.stat().st_mtime_ns) for p in parts]
     return f"stat:{digest(stats)}"
 
@@ -145,7 +144,7 @@ def file_list(results: Path, paths: Sequence[Path]) -> list[File]:
 
 
 def shown(results: Path, paths: Sequence[Path]) -> list[Shown]:
-    """Small files to show in the store; without, and a warning, those too large or absent."""
+    """Small files to show in the store; of those too large or absent a warning."""
     entries = []
     for path in paths:
         if not path.is_file():
@@ -187,15 +186,12 @@ class Run(Record):
     metrics: list[Metric] = []
     datasets: list[Dataset] = []
     artifacts: list[Shown] = []
-    workflow: str | None = None
-    """Of a job: the invocation it belongs to."""
+    workflow: str | None = None  # of a job: the invocation it belongs to
     inputs: list[File] = []
     outputs: list[File] = []
     attempt: int = 0
-    spent: float = 0.0
-    """Seconds that the attempts so far took."""
-    config: dict[str, Any] | None = None
-    """Of an invocation of the workflow."""
+    spent: float = 0.0  # seconds that the attempts so far took
+    config: dict[str, Any] | None = None  # of an invocation of the workflow
     _results: Path = Path()
 
     def metric(self, key: str, value: float, step: int | None = None, at: float | None = None) -> None:
@@ -213,7 +209,7 @@ class Run(Record):
     def dataset(self, name: str, digest: str, source: str, *, context: str = "input") -> None:
         """Name a dataset that was read, once; ``source`` says where from (path, or repo@revision)."""
         use = Dataset(name=name, digest=digest, source=source, context=context)
-        self.datasets += [use] if use not in self.datasets else []
+        self.datasets += [] if use in self.datasets else [use]
 
     def end(self, status: Status, error: str | None = None) -> None:
         self.status, self.error, self.ended = status, error, time.time()
@@ -241,8 +237,7 @@ class Checkpoint(Record):
 
     kind: Literal["model"] = "model"
     name: str
-    training: str
-    """Identity of its training run."""
+    training: str  # identity of its training run
     step: int
     params: dict[str, Any]
     tags: dict[str, str] = Field(default_factory=origin)
@@ -257,8 +252,7 @@ class Evaluation(Record):
     step: int
     time: float
     metrics: dict[str, float]
-    dataset: tuple[str, str, str] | None = None
-    """Name, digest, source."""
+    dataset: tuple[str, str, str] | None = None  # name, digest, source
     curves: dict[str, list[tuple[int, float]]] = {}
     artifacts: list[Shown] = []
 

@@ -8,9 +8,6 @@ One file a record (`records`), each whole or absent, each overwritten in place a
     tracking/models/{identity}.json       one checkpoint
     tracking/evaluations/{identity}.json  the scores of one checkpoint
 
-A run whose process died without a word (SIGKILL) keeps saying "running" until `mark_dead` finds its process
-gone.
-
 Trade-off: a file a record costs a directory scan a sync (milliseconds for thousands), and buys that no two
 processes ever write the same file and that a person can read, copy or delete a record with plain tools.
 """
@@ -20,7 +17,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,45 +30,34 @@ REMEDY = "`spider track sync` sends what is missing"
 
 #: Folders of the records, in the order they must be sent: parents before children.
 RUN_KINDS = ("workflows", "training", "jobs")
-KINDS: dict[str, type[Record]] = {
-    **dict.fromkeys(RUN_KINDS, Run), "models": Checkpoint, "evaluations": Evaluation
-}  # fmt: skip
-
-
-def folder_identity(results: Path) -> str:
-    """What tells this results folder from any other, wherever it is moved; made here the first time.
-
-    To be called by one process at a time (`sync` holds its lock).
-    """
-    path = results / "tracking" / "folder.json"
-    if not path.exists():
-        write_json(path, {"format": 1, "identity": secrets.token_hex(6)})
-    return read_json(path)["identity"]
+KINDS: dict[str, type[Record]] = {**dict.fromkeys(RUN_KINDS, Run), "models": Checkpoint}
+KINDS["evaluations"] = Evaluation
 
 
 def record_path(results: Path, kind: str, identity: str) -> Path:
     return results / "tracking" / kind / f"{identity}.json"
 
 
-def path_of(results: Path, record: Record) -> Path:
-    kind = record.kind if record.kind == "training" else f"{record.kind}s"
-    return record_path(results, kind, record.identity)
-
-
-def write(results: Path, record: Record) -> None:
-    """Put a record in the spool, secrets removed. A full or read-only disk costs the record, not the job."""
-    path = path_of(results, record)
+def put(path: Path, value: Any) -> None:
+    """Write JSON. A full or read-only disk costs the record, not the job."""
     try:
-        write_json(path, redact(record.plain()))
+        write_json(path, value)
     except OSError as error:
         log.warning("%s: cannot write the tracking record (%s); this job goes untracked", path, error)
 
 
-def before(results: Path, record: Run) -> Run | None:
-    """What an earlier process wrote of the same; None where nothing can be read."""
+def write(results: Path, record: Record) -> None:
+    """Put a record in the spool, secrets removed."""
+    kind = record.kind if record.kind == "training" else f"{record.kind}s"
+    put(record_path(results, kind, record.identity), redact(record.plain()))
+
+
+def read_run(path: Path, *, if_running: bool = False) -> Run | None:
+    """None where none can be read, of which `sync` says why; if so asked, also where it says it has ended."""
     try:
-        return Run.read(path_of(results, record))
-    except (ValueError, OSError):
+        plain = read_json(path)
+        return None if if_running and plain["status"] != "running" else Run.parse(plain, path)
+    except (ValueError, KeyError, TypeError, OSError):
         return None
 
 
@@ -84,31 +69,23 @@ def records(results: Path, kinds: Iterable[str] = KINDS) -> Iterator[tuple[str, 
 
 
 def mark_dead(results: Path, *, workflow: str | None = None) -> int:
-    """Mark as killed each running record whose process is gone; returns how many still run.
+    """Mark as killed each record that says "running" of a process that is gone; returns how many still run.
 
     With ``workflow``, a running job of that invocation on another host counts as gone too: the invocation is
     over, so its jobs are.
     """
     running = 0
     for _, path in records(results, RUN_KINDS):
-        if (run := _if_running(path)) is None:
+        if (run := read_run(path, if_running=True)) is None:
             continue
         lives = run.process.alive()
         if lives or (lives is None and (workflow is None or run.workflow != workflow)):
             running += bool(lives)
         # It may have ended well between our two looks; now that it is gone the file is its last word.
-        elif run := _if_running(path):
+        elif run := read_run(path, if_running=True):
             run.end("killed", "the process ended without a word (killed, or the machine stopped)")
             write(results, run)
     return running
-
-
-def _if_running(path: Path) -> Run | None:
-    try:
-        plain = read_json(path)
-        return Run.parse(plain, path) if plain["status"] == "running" else None
-    except (ValueError, KeyError, TypeError, OSError):
-        return None  # gone, or none of ours, which `sync` says
 
 
 # -------------------------------------------------------------------------------------------------- secrets

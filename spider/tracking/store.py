@@ -1,4 +1,4 @@
-"""Puts spooled records into an MLflow store, each call safe to repeat.
+"""Puts spooled records into an MLflow store, each call safe to repeat; and shows one.
 
 A run is recognized by its tag ``spider.identity``, a model likewise; params are written once (MLflow never
 lets one change), tags and states overwritten, metrics re-sent freely, since an identical (key, step,
@@ -7,9 +7,9 @@ timestamp, value) is stored once. So the same record may arrive twice, or half, 
 What two people do alike on one store stays apart: the identity of a job or model is preceded by that of the
 results folder it was made in. A training run's is random, and needs none.
 
-Runs become MLflow runs (jobs nested below their workflow), checkpoints become LoggedModels made with
-``create_external_model`` (path and digest, no weights), their scores metrics of that model. mlflow is
-imported when something is sent, and kept quiet.
+Runs become MLflow runs (jobs nested below their workflow), checkpoints become external LoggedModels (path and
+digest, no weights), their scores metrics of that model. mlflow is imported when something is sent, and kept
+quiet.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ import json
 import logging
 import os
 import re
-import tempfile
+import secrets
+import shlex
+import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from spider.files import sha256
+from spider.files import read_json, replacing, sha256, write_json
 from spider.tracking import spool
-from spider.tracking.explain import check_database
 from spider.tracking.records import Checkpoint, Dataset, Evaluation, Record, RefusedError, Run, Shown, flatten
 from spider.tracking.target import Target, is_server
 
@@ -38,13 +40,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"}
-#: Metrics by which checkpoints are compared.
-RANKING = ("bpb", "bpb_strict")
+RANKING = ("bpb", "bpb_strict")  # metrics by which checkpoints are compared
 #: Answers that blame the record and not the store: the others may still be sent.
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
 
-Point = tuple[str, float, int, int]
-"""Key, value, milliseconds since the epoch, step."""
+Point = tuple[str, float, int, int]  # key, value, milliseconds since the epoch, step
 
 #: mlflow reads these when imported: no calls home, no chatter, no threads, errors within a minute.
 _QUIET = {
@@ -78,41 +78,64 @@ def create_database(path: Path) -> None:
     """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        if path.exists():
-            return
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as beside:
-            new = Path(beside) / path.name
-            SqlAlchemyStore(f"sqlite:///{new}", (path.parent / "mlartifacts").as_uri()).engine.dispose()
-            os.replace(new, path)
+        if not path.exists():
+            with replacing(path) as new:
+                SqlAlchemyStore(f"sqlite:///{new}", (path.parent / "mlartifacts").as_uri()).engine.dispose()
+
+
+def check_database(uri: str) -> None:
+    """Raise what is wrong with a database before MLflow opens it.
+
+    MLflow tries ten times to connect, which takes minutes, and brings some older databases up to date without
+    asking, which everybody else's MLflow may not survive.
+    """
+    import mlflow
+    import sqlalchemy
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+
+    with sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool).connect() as connection:
+        revision = MigrationContext.configure(connection).get_current_revision()
+    known = ScriptDirectory(str(Path(mlflow.__file__).parent / "store/db_migrations"))
+    if revision in (None, known.get_current_head()):  # nothing in it yet, or up to date
+        return
+    try:
+        known.get_revision(revision)
+    except CommandError:
+        raise ValueError(
+            f"{uri}: the database was made by a newer MLflow than this one ({mlflow.__version__}); install "
+            "the same here"
+        ) from None
+    raise ValueError(
+        f"{uri}: the database was made by an older MLflow. If all who use it can go to MLflow "
+        f"{mlflow.__version__}, make a copy of it and run `mlflow db upgrade {shlex.quote(uri)}`"
+    )
 
 
 class Store:
-    """A connection to an MLflow store with Spider's two experiments in it.
+    """A connection to the MLflow store of a results folder, with Spider's two experiments in it.
 
-    Args:
-        target: which store.
-        results: the folder that is sent. Without a server its artifacts are copied beside it, or beside the
-            SQLite file: a database holds no files.
+    Without a server artifacts are copied beside the SQLite file, or into the results: a database holds none.
     """
 
-    def __init__(self, target: Target, results: Path) -> None:
+    def __init__(self, results: Path) -> None:
         quiet()
-        uri = target.store(results)
+        target = Target.here()
+        self.uri = uri = target.store(results)
+        self.key, self.results = target.key(results), results
         sqlite = uri.startswith("sqlite:///")
         self.database = database = Path(uri.removeprefix("sqlite:///")) if sqlite else None
         if database is not None:
             # A pooled connection would go on writing into a file that was deleted or replaced.
             os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
-        import mlflow
-
-        self.uri, self.key, self.results = uri, target.key(results), results
-        self.folder = spool.folder_identity(results)
-        if database is not None and not database.exists():
-            create_database(database)
+            if not database.exists():
+                create_database(database)
         if not is_server(uri):
             check_database(uri)
+        import mlflow
+
         # Only create_external_model needs the global URI; mlflow also puts it into the environment, where
         # `Target` would take it for the user's wish.
         wished = {k: v for k, v in os.environ.items() if k == "MLFLOW_TRACKING_URI"}
@@ -120,6 +143,11 @@ class Store:
         os.environ.pop("MLFLOW_TRACKING_URI", None)
         os.environ |= wished
         self.client: MlflowClient = mlflow.MlflowClient(uri)
+        identity = results / "tracking" / "folder.json"
+        if not identity.exists():  # one process at a time comes here: `sync` holds a lock
+            write_json(identity, {"format": 1, "identity": secrets.token_hex(6)})
+        self.folder = read_json(identity)["identity"]
+        """What tells this results folder from any other, wherever it is moved."""
         beside = database.parent if database is not None else results.absolute()
         artifacts = None if is_server(uri) else (beside / "mlartifacts").as_uri()
         there = {n: self._experiment(target.prefix + n, artifacts) for n in sorted({*EXPERIMENTS.values()})}
@@ -128,10 +156,9 @@ class Store:
         """Differs once the store behind the same URI was made anew."""
         self._runs: dict[str, str] = {}
 
-    def stale(self, target: Target) -> bool:
-        """Whether records now go elsewhere, or the SQLite file was removed under us."""
-        gone = self.database is not None and not self.database.exists()
-        return gone or target.key(self.results) != self.key
+    def stale(self) -> bool:
+        """Whether the SQLite file was removed under us."""
+        return self.database is not None and not self.database.exists()
 
     def _experiment(self, name: str, artifacts: str | None) -> Any:
         from mlflow.exceptions import MlflowException
@@ -211,18 +238,16 @@ class Store:
         return run_id
 
     def _tags(self, run: Run) -> dict[str, str]:
-        known_by = self._known_by(run.identity, EXPERIMENTS[run.kind])
-        tags = run.tags | _origin(run.name, run.tags, run.kind)
-        tags |= {"spider.identity": known_by, "spider.kind": run.kind}
-        if run.error:
-            tags["spider.error"] = run.error
-        for name, files in (("inputs", run.inputs), ("outputs", run.outputs)):
-            if files:
-                tags[f"spider.{name}"] = "\n".join(f"{file.path} {file.digest}" for file in files)
-        if run.workflow:
-            tags["spider.workflow"] = run.workflow
-            if parent := self.find_run(run.workflow, EXPERIMENTS["workflow"]):
-                tags["mlflow.parentRunId"] = parent
+        told = {
+            "spider.identity": self._known_by(run.identity, EXPERIMENTS[run.kind]),
+            "spider.kind": run.kind,
+            "spider.error": run.error,
+            "spider.inputs": "\n".join(f"{file.path} {file.digest}" for file in run.inputs),
+            "spider.outputs": "\n".join(f"{file.path} {file.digest}" for file in run.outputs),
+            "spider.workflow": run.workflow,
+            "mlflow.parentRunId": self.find_run(run.workflow, "Pipeline") if run.workflow else None,
+        }
+        tags = run.tags | _origin(run.name, run.tags, run.kind) | {k: v for k, v in told.items() if v}
         return {_key(k): str(v)[:5000] for k, v in tags.items()}
 
     def log_points(self, run_id: str, points: Sequence[Point], **on: str) -> None:
@@ -235,13 +260,10 @@ class Store:
     def _log_datasets(self, run_id: str, datasets: Sequence[Dataset]) -> None:
         from mlflow import entities
 
-        inputs = []
         for d in datasets:
             dataset = entities.Dataset(d.name, d.digest[:36], "spider", json.dumps({"uri": d.source}))
             context = entities.InputTag("mlflow.data.context", d.context)
-            inputs.append(entities.DatasetInput(dataset, [context]))
-        if inputs:
-            self.client.log_inputs(run_id, inputs)
+            self.client.log_inputs(run_id, [entities.DatasetInput(dataset, [context])])
 
     def _log_artifact(self, run_id: str, entry: Shown, under: str = "") -> None:
         """Upload a small file if it still is what the job made; text goes without secrets."""
@@ -261,7 +283,7 @@ class Store:
         return next(iter(self.client.search_logged_models([self.experiments["Training"]], tagged)), None)
 
     def _send_model(self, record: Checkpoint) -> None:
-        """Create the LoggedModel of a checkpoint, as an output of its training run."""
+        """The LoggedModel of a checkpoint, as an output of its training run."""
         import mlflow
         from mlflow.entities import LoggedModelOutput
 
@@ -286,10 +308,9 @@ class Store:
     def _send_evaluation(self, record: Evaluation) -> None:
         """Scores of a checkpoint, on its model and with the dataset.
 
-        Whatever is logged on a model appears on its run as well, at the step where the stage ended. MLflow's
-        charts are grouped by the part before the slash and sorted: the scores alone have none and come first.
-        A curve over something else than steps has the stage in its name: those of a run would lie over each
-        other.
+        Whatever is logged on a model appears on its run as well, at the step where the stage ended. MLflow
+        groups charts by what is before the slash: the scores have none and come first. A curve over something
+        else than steps has the stage in its name, or those of a run would lie over each other.
         """
         run_id, _ = self.training_run(record.training)
         model = self.find_model(record.identity)
@@ -299,8 +320,8 @@ class Store:
         if record.dataset:
             name, digest, source = record.dataset
             on |= {"dataset_name": name, "dataset_digest": digest[:36]}
-            scored_on = Dataset(name=name, digest=digest, source=source, context="validation")
-            self._log_datasets(run_id, [scored_on])
+            scored = Dataset(name=name, digest=digest, source=source, context="validation")
+            self._log_datasets(run_id, [scored])
         at, step = int(record.time * 1000), record.step
         points = [(k if k in RANKING else f"val/{k}", v, at, step) for k, v in record.metrics.items()]
         for curve, steps in record.curves.items():
@@ -335,3 +356,40 @@ def _key(name: str) -> str:
 
 def _text(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:6000]
+
+
+# --------------------------------------------------------------------------------------------------- pages
+
+HOST = "127.0.0.1"
+#: MLflow opens its pages for language-model applications; this leads to the ones for trainings.
+FRONT = "/#/experiments?workflowType=machine_learning"
+
+
+def serve(results: Path, port: int) -> None:
+    """Become MLflow's server, on loopback; of a store that is a server itself, say where its pages are.
+
+    The address of the store is told by the environment: a command line is there for everybody to read.
+
+    Raises:
+        ValueError: the port is taken.
+    """
+    uri = Target.here().store(results)
+    if is_server(uri):
+        return log.info("the store is a server, its pages are at %s", spool.redact(uri.rstrip("/")) + FRONT)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            raise ValueError(
+                f"port {port} is taken; name another: spider track ui --port {port + 1}"
+            ) from None
+    quiet()
+    os.environ |= {
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_ARTIFACTS_DESTINATION": str((results / "mlartifacts").absolute()),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+    log.info("MLflow starts; in some seconds: http://%s:%d%s   (Ctrl-C ends it)", HOST, port, FRONT)
+    command = ["-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    os.execv(sys.executable, [sys.executable, *command])

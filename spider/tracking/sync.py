@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,10 +25,9 @@ from pydantic import BaseModel, TypeAdapter
 from spider.files import read_json, write_json
 from spider.results import Results
 from spider.tracking import spool
-from spider.tracking.explain import explain, one_line
 from spider.tracking.records import relative
 from spider.tracking.store import Point, Store, is_refusal
-from spider.tracking.target import Target
+from spider.tracking.target import Target, explain, one_line
 from spider.training.metrics import parse_row
 
 log = logging.getLogger(__name__)
@@ -69,9 +70,44 @@ class Item(NamedTuple):
 
     kind: str
     path: Path
-    name: str
-    """Path below the results folder, as in `Sent`."""
+    name: str  # path below the results folder, as in `Sent`
     key: str = ""
+
+
+class Sender:
+    """Starts the process that sends ``results`` (``python -m spider.tracking``), so that what computes never
+    waits for a store nor imports mlflow; it ends soon after this one."""
+
+    def __init__(self, results: Path) -> None:
+        self._log = results / "tracking" / "sender.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        command = [sys.executable, "-m", "spider.tracking", str(results.absolute())]
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._log, "ab") as said:
+                # Its own session: Ctrl-C in the terminal is for the job, which then tells its sender.
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True
+                )
+        except OSError as error:
+            log.warning("cannot start the tracking sender (%s); %s", error, spool.REMEDY)
+
+    def stop(self, timeout: float = 5) -> None:
+        """Let it send the rest and end, waiting ``timeout`` seconds at most.
+
+        One that is not done by then goes on by itself for up to a minute; one warning says what to do.
+        """
+        if self._process is None:
+            return
+        try:
+            self._process.communicate(b"x", timeout)
+        except subprocess.TimeoutExpired:
+            log.warning("the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY)
+            return
+        if code := self._process.returncode:
+            said = self._log.read_text(errors="replace").splitlines()
+            reason = said[-1].partition(": ")[2] if said else f"exit code {code}"  # past time, level and name
+            log.warning("not everything reached the tracking store: %s", reason)
 
 
 def sync(results: Path, *, timeout: float = math.inf) -> SyncReport:
@@ -90,9 +126,8 @@ class Syncer:
     def attempt(self, timeout: float = math.inf) -> SyncReport:
         """Send what is missing. Never raises for a store that is down, slow or refuses.
 
-        Args:
-            timeout: seconds after which to stop, while waiting for another sender or between two calls to the
-                store (one call may take 30 s on its own).
+        ``timeout`` is in seconds, and ends the wait for another sender and the sending between two calls to
+        the store, of which one may take 30 s on its own.
         """
         target = Target.here()
         if not target.enabled:
@@ -103,9 +138,10 @@ class Syncer:
         error, uri = None, ""
         try:
             uri = target.store(self.results)
-            (self.results / "tracking").mkdir(parents=True, exist_ok=True)
             with FileLock(self.results / "tracking" / ".sync.lock", timeout):
-                error = self._send_all(target, sent, deadline)
+                if self._store is None or self._store.stale():
+                    self._store = Store(self.results)
+                error = self._send_all(self._store, sent, deadline)
         except Timeout:
             error = "another process is sending"
         except Exception as failure:  # whatever a store does must not reach the job
@@ -121,11 +157,9 @@ class Syncer:
             known = Sent()
         return len(_unsent(self.results, known))
 
-    def _send_all(self, target: Target, sent: Counter[str], deadline: float) -> str | None:
-        """Send, keeping ``sent.json`` current; returns the first refusal."""
-        if self._store is None or self._store.stale(target):
-            self._store = Store(target, self.results)
-        store, everywhere, refusal = self._store, _load_sent(self.results), None
+    def _send_all(self, store: Store, sent: Counter[str], deadline: float) -> str | None:
+        """Send, keeping ``sent.json`` current; returns the last refusal."""
+        everywhere, refusal = _load_sent(self.results), None
         known = everywhere.get(store.key, Sent())
         if known.fingerprint != store.fingerprint:
             known = Sent(fingerprint=store.fingerprint)
@@ -175,12 +209,12 @@ def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, lis
         for line in f:
             if not line.endswith(b"\n"):
                 break
+            new = []
             try:
                 row = parse_row(line)
                 new = [(key, value, int(row.time * 1000), row.step) for key, value in row.metrics.items()]
             except ValueError as error:
                 log.warning("%s: skipped a malformed row at byte %d (%s)", path, offset, error)
-                new = []
             if points and len(points) + len(new) > size:
                 yield offset, points
                 points = []
@@ -201,9 +235,7 @@ def _unsent(results: Path, known: Sent) -> list[Item]:
     items = [Item(kind, path, relative(results, path)) for kind, path in spool.records(results)]
     items = [item for item in items if known.records.get(item.name) != _state(item.path)]
     folder = Results(results)
-    for run in folder.runs:
-        if not folder.pointer(run).exists():
-            continue
+    for run in filter(lambda run: folder.pointer(run).exists(), folder.runs):
         key = read_json(folder.pointer(run))["key"]
         for path in [stage.metrics for stage in folder.stages(run) if stage.metrics.exists()]:
             item = Item("curves", path, relative(results, path), key)

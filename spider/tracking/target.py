@@ -1,33 +1,32 @@
-"""Where records go: which store, whose experiments in it, and whether at all.
+"""Where records go: which store, whose experiments in it, whether at all; and what is wrong with a store.
 
 The environment carries it, so that a workflow says it once for all its jobs. MLflow's own variable goes
 before the configuration's ``tracking:`` block, which goes before a file in the results folder.
+
+Errors come from MLflow, requests, SQLAlchemy and database drivers, and are told apart by what they carry: an
+HTTP status, an error code, or a text that has been stable for years. What is not known here is passed on as
+it is, shortened to its first line.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
 from spider.files import digest
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """What this process was told of the store."""
 
-    uri: str | None = None
-    """None: a SQLite file in the results folder."""
-    prefix: str = ""
-    """What stands before the names of the experiments."""
-    enabled: bool = True
-    """False: nothing is recorded and nothing sent."""
-    workflow: str | None = None
-    """The invocation of the workflow that this process is a job of."""
+    uri: str | None  # None: a SQLite file in the results folder
+    prefix: str  # stands before the names of the experiments
+    enabled: bool  # if not, nothing is recorded and nothing sent
+    workflow: str | None  # the invocation of the workflow that this process is a job of
 
     @classmethod
     def here(cls) -> Target:
@@ -46,15 +45,13 @@ class Target:
         Raises:
             ValueError: the results path holds a ``?``, which ends the path in a database URI.
         """
-        if self.uri:
-            return self.uri
         path = results.absolute() / "mlflow.db"
-        if "?" in str(path):
+        if not self.uri and "?" in str(path):
             raise ValueError(
                 f"{path}: no SQLite store can lie below a folder with '?' in its name; rename it"
             )
         # Spaces, % and # go as they are: neither MLflow nor SQLAlchemy unquotes the path of a SQLite URI.
-        return f"sqlite:///{path}"
+        return self.uri or f"sqlite:///{path}"
 
     def key(self, results: Path) -> str:
         """What tells this store, and whose experiments, from any other in ``sent.json``."""
@@ -76,3 +73,61 @@ def configure(config: Any) -> None:
 
 def is_server(uri: str) -> bool:
     return uri.startswith(("http://", "https://"))
+
+
+_OF_SERVER = {
+    401: "the server refuses this user name or password (401); set MLFLOW_TRACKING_USERNAME and "
+    "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+    403: "this user may not write there (403); ask for permission on the experiment, or log to one of your "
+    "own: `tracking: {experiment: NAME}`",
+    404: "what answers there does not know MLflow's addresses (404); is it an MLflow server?",
+}
+_CODES = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403, "TEMPORARILY_UNAVAILABLE": 503}
+_OF_DATABASE = {
+    "password authentication failed|no password supplied": "the database refuses this user or password; set "
+    "PGPASSWORD, or MLFLOW_TRACKING_URI whole",
+    "connection to server.*|could not translate host name.*|server closed.*": "no connection ({}); is the "
+    "database running, and its address right?",
+    "an mlflow-artifacts URI": "this experiment was made by an MLflow server, which keeps its files; send to "
+    "the server's address instead of its database, or to another experiment: `tracking: {{experiment: "
+    "NAME}}`",
+    r"(?<=No module named ')\w+": "the driver {} is not installed; for PostgreSQL: pip install "
+    "'spider[server]'",
+    "file is not a database|malformed": "the file is damaged or no SQLite database; move it away and sync "
+    "again, which makes a new one",
+}
+
+
+def explain(error: BaseException, uri: str) -> str:
+    """One line on why the store at ``uri`` could not be used. May hold secrets, as ``uri`` may."""
+    if isinstance(error, ValueError):  # one of our own, whole
+        return str(error)
+    chain = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(cause)
+    said = "\n".join(map(str, chain))
+    meaning = _of_server(chain, said) if is_server(uri) else _of_database(said)
+    return f"{uri}: {meaning}" if meaning else one_line(error)
+
+
+def one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}"[:500] if lines else type(error).__name__
+
+
+def _of_server(chain: list[BaseException], said: str) -> str | None:
+    told = re.search(r"failed with error code (\d{3})", said)
+    status = int(told[1]) if told else _CODES.get(str(getattr(chain[0], "error_code", None)), 0)
+    if status >= 500:
+        return f"the server is in trouble ({status}); its own log says why"
+    if status in _OF_SERVER and not (status == 404 and "RESOURCE_DOES_NOT_EXIST" in said):
+        return _OF_SERVER[status]
+    if "failed with exception" in said or any("ConnectionError" in type(one).__name__ for one in chain):
+        reason = next((one for one in chain[::-1] if isinstance(one, OSError)), chain[-1])
+        return f"no answer ({one_line(reason)}); is the server running, and its address right?"
+    return None
+
+
+def _of_database(said: str) -> str | None:
+    matches = ((re.search(pattern, said), meaning) for pattern, meaning in _OF_DATABASE.items())
+    return next((meaning.format(match[0]) for match, meaning in matches if match), None)

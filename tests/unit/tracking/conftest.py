@@ -11,7 +11,6 @@ import pytest
 
 from spider.config import StageSpec, load_config
 from spider.tracking.store import Store, create_database, quiet
-from spider.tracking.target import Target
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +41,7 @@ def results(tmp_path: Path, empty_database: Path) -> Path:
 @pytest.fixture
 def store(results: Path) -> Callable[[], Store]:
     """Connects to the store of ``results``, to look at what arrived."""
-    return lambda: Store(Target.here(), results)
+    return lambda: Store(results)
 
 
 @pytest.fixture

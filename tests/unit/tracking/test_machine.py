@@ -78,7 +78,7 @@ def test_the_gpus_of_this_process_are_read_and_their_energy_counted(monkeypatch,
 
 
 def test_figures_of_all_attempts_at_a_job_are_one_curve_each(results, store, in_workflow, monkeypatch):
-    monkeypatch.setattr("spider.tracking.jobs.Sampler", lambda: Sampler(0.3))
+    monkeypatch.setattr("spider.tracking.runs.Sampler", lambda: Sampler(0.3))
     for fails in (True, True, False):
         ends = pytest.raises(RuntimeError) if fails else nullcontext()
         with ends, job("train", "x", results=results) as running:

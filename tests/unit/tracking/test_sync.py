@@ -170,7 +170,7 @@ def test_eight_processes_at_once_on_a_store_not_yet_made_lose_nothing(tmp_path, 
     assert (report.error, report.pending) == (None, 0)
     from spider.tracking.store import Store
 
-    there = Store(Target.here(), results)
+    there = Store(results)
     runs = there.client.search_runs([there.experiments["Pipeline"]])
     assert sorted(r.data.tags["spider.name"] for r in runs) == [f"d/{i}" for i in range(8)]
     for run in runs:

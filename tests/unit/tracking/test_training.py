@@ -8,7 +8,6 @@ from spider.checkpoints.records import Receipt
 from spider.files import read_json, write_json
 from spider.tracking import job, log_checkpoint, log_evaluation, sync, training
 from spider.tracking.store import Store
-from spider.tracking.target import Target
 from tests.unit.records import receipt
 
 DATA = ("pydocs", "0123456789abcdef", "pydocs")
@@ -208,7 +207,7 @@ def test_the_same_work_of_two_people_stays_two_runs_and_two_models(two_people, r
     for folder in (*two_people, *two_people):
         (folder / "tracking/sent.json").unlink(missing_ok=True)
         assert sync(folder).error is None
-    store = Store(Target.here(), two_people[0])
+    store = Store(two_people[0])
     jobs, trainings, models = everything(store)
     for found in (jobs, trainings):
         assert sorted(run.data.tags["mlflow.user"] for run in found) == ["ada", "bob"]
@@ -224,7 +223,7 @@ def test_with_names_of_their_own_their_experiments_are_apart(two_people, results
         monkeypatch.setenv("SPIDER_TRACKING_EXPERIMENT", name)
         assert sync(folder).error is None
         assert sync(folder).sent == {}
-        store = Store(Target.here(), folder)
+        store = Store(folder)
         assert [len(found) for found in everything(store)] == [1, 1, 1]
     names = {e.name for e in store.client.search_experiments()}
     assert {"ada/Training", "ada/Pipeline", "bob/Training", "bob/Pipeline"} <= names
@@ -236,6 +235,6 @@ def test_a_results_folder_that_was_moved_goes_on_with_its_runs(two_people, resul
     moved = ada.rename(ada.with_name("moved"))
     (moved / "tracking/sent.json").unlink()
     assert sync(moved).error is None
-    store = Store(Target.here(), moved)
+    store = Store(moved)
     assert [len(found) for found in everything(store)] == [1, 1, 1]
     assert DATA[0] in str(everything(store)[1][0].inputs.dataset_inputs[0].dataset.name)

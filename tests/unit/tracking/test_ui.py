@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from spider.tracking.ui import serve
+from spider.tracking.store import serve
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,275 @@
+"""What is tracked: jobs, the invocations of the workflow that hold them, trainings and their checkpoints.
+
+A job is known by its *identity*, the hash of its rule, name (wildcards), parameters and input digests. The
+same work done again is the same job, once more attempted: it finds its record, and its run in the store, and
+goes on with it; figures of several attempts are one curve over the attempts, or over the seconds spent. In a
+workflow a job only writes its record, and the workflow's own sender process delivers it. By hand, a job
+delivers its record itself when it ends, and waits for that a few seconds at most.
+
+A training is one top-level run in the store whatever its stages and restarts. Its key is kept in
+``runs/{run}/tracking.json``; the curves are the stages' ``metrics.jsonl``, which `sync` follows. A stage
+trained anew (another spec, or its rows that were already sent are gone) would draw a second line over the
+first: it begins a new key, and the stages before it are drawn there again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from spider.checkpoints.records import Origin, Receipt
+from spider.config import StageSpec
+from spider.files import digest, read_json
+from spider.results import Results
+from spider.tracking import records, spool
+from spider.tracking.machine import Sampler
+from spider.tracking.records import Checkpoint, Evaluation, Run, Status, file_list
+from spider.tracking.sync import Sender, rows_were_replaced
+from spider.tracking.target import Target, configure
+
+log = logging.getLogger(__name__)
+
+#: What of an evaluation says how good a checkpoint is; the rest says how it was scored.
+SCORES = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "compressors", "model")
+
+
+@contextlib.contextmanager
+def job(
+    rule: str,
+    name: str,
+    *,
+    results: Path,
+    params: dict[str, Any] | None = None,
+    inputs: Sequence[Path] = (),
+    outputs: Sequence[Path] = (),
+) -> Iterator[Run]:
+    """Record one rule job from start to end; what it raises passes through, recorded in one line.
+
+    ``name`` is what the rule's wildcards say, ``demo/000``, or empty; ``params`` what decides the output
+    besides the inputs. Inputs and outputs, files or folders, are recorded by `records.file_digest`.
+    """
+    target = Target.here()
+    values = spool.redact(to_jsonable_python(params or {}))
+    read = file_list(results, inputs)
+    identity = digest([rule, name, values, [file.digest for file in read]])
+    record = Run(kind="job", identity=identity, name=f"{rule} {name}".strip(), params=values, inputs=read)
+    record.workflow, record._results = target.workflow, results
+    record.tags |= {"spider.rule": rule, "spider.name": name, "spider.spec": digest(values)}
+    if before := spool.read_run(spool.record_path(results, "jobs", identity)):
+        # Their figures may not have been sent yet; their seconds are as far as they could tell.
+        record.attempt, record.spent, record.metrics = before.attempt + 1, before.spent, before.metrics
+    if not target.enabled:
+        yield record
+        return
+    spool.mark_dead(results)
+    spool.write(results, record)
+    sampler = Sampler()
+    try:
+        with record.until_its_end():
+            yield record
+    finally:
+        totals = sampler.stop()
+        record.outputs = [file for file in file_list(results, outputs) if file.digest]
+        seconds = (record.ended or time.time()) - record.started
+        for key, value in {"seconds": seconds, **totals}.items():
+            record.metric(key, value)
+        for at, row in sampler.rows:
+            for key, value in row.items():
+                record.metric(key, value, int(record.spent + at - record.started), at)
+        record.spent += seconds
+        spool.write(results, record)
+        if record.workflow is None:
+            Sender(results).stop()
+
+
+# ------------------------------------------------------------------------------------------------ pipeline
+
+_senders: dict[str, Sender] = {}
+
+
+def open_pipeline(results: Path, config: Any) -> str:
+    """Open an invocation of the workflow (``onstart``), start the process that sends its records, and return
+    its id. Tells the jobs, by environment, what `configure` takes from ``config``, and where they belong.
+    """
+    identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    configure(config)
+    os.environ["SPIDER_WORKFLOW"] = identity
+    if not Target.here().enabled:
+        return identity
+    spool.mark_dead(results)
+    record = Run(kind="workflow", identity=identity, name=identity, config=to_jsonable_python(config))
+    record.tag("spider.config", digest(record.config))
+    spool.write(results, record)
+    _senders[identity] = Sender(results)
+    return identity
+
+
+def close_pipeline(results: Path, workflow_id: str, status: Status, *, timeout: float = 20) -> None:
+    """Close an invocation (``onsuccess``: status "finished"; ``onerror``: "failed") and deliver what is left.
+
+    Its jobs that still say "running" and whose process is gone are marked as killed. Waits for the store
+    ``timeout`` seconds at most; what is then missing stays in the spool, and one warning says so.
+    """
+    if status not in ("finished", "failed", "killed"):
+        raise ValueError(f"status of a workflow: finished, failed or killed (got {status!r})")
+    os.environ.pop("SPIDER_WORKFLOW", None)
+    path = spool.record_path(results, "workflows", workflow_id)
+    if not Target.here().enabled or not path.exists():
+        return
+    spool.mark_dead(results, workflow=workflow_id)
+    record = Run.read(path)
+    record.end(status)
+    ended = record.ended or time.time()
+    totals = defaultdict(float, seconds=ended - record.started)
+    for _, file in spool.records(results, ["jobs"]):
+        one = Run.read(file)
+        if one.workflow == workflow_id:
+            totals[f"seconds/{one.tags['spider.rule']}"] += (one.ended or ended) - one.started
+            totals[f"jobs/{one.status}"] += 1
+    for key, value in totals.items():
+        record.metric(key, value, at=ended)
+    spool.write(results, record)
+    (_senders.pop(workflow_id, None) or Sender(results)).stop(timeout)
+
+
+# ----------------------------------------------------------------------------------------------- trainings
+
+
+def _pointer(results: Path, run: str) -> dict[str, Any]:
+    """``tracking.json`` of a run: its key, and the identity that each stage was last trained under."""
+    path = Results(results).pointer(run)
+    return read_json(path) if path.exists() else {"key": secrets.token_hex(8), "stages": {}}
+
+
+@contextlib.contextmanager
+def training(results: Path, spec: StageSpec, *, dataset: tuple[str, str, str]) -> Iterator[None]:
+    """Track the training of one stage: its spec, its state, and its curves while they grow.
+
+    ``dataset`` is (name, digest, source) of what it trains on.
+    """
+    target = Target.here()
+    if not target.enabled:
+        yield
+        return
+    record = _begin(results, spec, dataset)
+    spool.write(results, record)
+    sender = Sender(results) if target.workflow is None else None  # a workflow has its own
+    try:
+        with record.until_its_end():
+            yield
+    finally:
+        spool.write(results, record)
+        if sender is not None:
+            sender.stop()
+
+
+def _begin(results: Path, spec: StageSpec, dataset: tuple[str, str, str]) -> Run:
+    """The run's record as this stage begins, under a new key where its rows would cross rows sent."""
+    pointer, folder = _pointer(results, spec.run), Results(results).stage(spec.run, spec.stage)
+    if known := pointer["stages"].get(spec.stage):
+        same = known == spec.identity or _began_as(folder.origin, spec)
+        if not same or rows_were_replaced(results, folder.metrics):
+            log.info("run %s: stage %s is trained anew, in a new tracked run", spec.run, spec.stage)
+            pointer["key"] = secrets.token_hex(8)
+    pointer["stages"][spec.stage] = spec.identity
+    spool.put(Results(results).pointer(spec.run), pointer)
+    settings = spec.model_dump(mode="json", exclude={"format", "run", "stage", "index"})
+    settings[spec.stage] = {name: settings.pop(name) for name in ("settings", "data")}
+    record = Run(kind="training", identity=pointer["key"], name=spec.run, params=settings)
+    if before := spool.read_run(spool.record_path(results, "training", record.identity)):
+        record.started, record.datasets = before.started, before.datasets
+        record.params, record.tags = before.params | record.params, before.tags | record.tags
+    record.dataset(*dataset, context=f"train {spec.stage}")
+    record.tags |= {"spider.run": spec.run, "spider.stage": spec.stage}
+    record.tags[f"spider.spec.{spec.stage}"] = spec.identity
+    return record
+
+
+def _began_as(origin: Path, spec: StageSpec) -> bool:
+    """Whether what lies in the stage's folder is of this spec, under the identity of a version before."""
+    try:
+        fields = StageSpec.deciding_in(Origin.read(origin).fields)
+    except ValueError:
+        return False
+    return {k: v for k, v in fields.items() if k in StageSpec.model_fields} == spec.deciding()
+
+
+def _key_of(results: Path, run: str) -> str:
+    """Key of a run, made here for one that was trained with tracking off."""
+    pointer = _pointer(results, run)
+    if not spool.record_path(results, "training", pointer["key"]).exists():
+        spool.put(Results(results).pointer(run), pointer)
+        record = Run(kind="training", identity=pointer["key"], name=run)
+        record.tag("spider.run", run)
+        record.end("finished")
+        spool.write(results, record)
+    return pointer["key"]
+
+
+def log_checkpoint(results: Path, run: str, stage: str, receipt: Receipt) -> None:
+    """Record a stage's last checkpoint as a model, by path, step and digest; no weights are copied.
+
+    Every number or text in the receipt becomes a parameter of the model.
+    """
+    if not Target.here().enabled:
+        return
+    checkpoint = Results(results).stage(run, stage).path / receipt.checkpoint
+    scalars = {k: v for k, v in receipt if isinstance(v, (str, int, float)) and k != "format"}
+    record = Checkpoint(
+        identity=digest([run, stage, receipt.weights]),
+        name=f"{run}-{stage}",
+        training=_key_of(results, run),
+        step=receipt.global_step,
+        params=scalars | {"path": records.relative(results, checkpoint)},
+        tags=records.origin() | {"spider.run": run, "spider.stage": stage, "spider.digest": receipt.weights},
+    )
+    spool.write(results, record)
+
+
+def log_evaluation(
+    results: Path,
+    run: str,
+    stage: str,
+    evaluation: Mapping[str, Any],
+    artifacts: Sequence[Path] = (),
+    *,
+    dataset: tuple[str, str, str] | None = None,
+    curves: dict[str, list[tuple[int, float]]] | None = None,
+) -> None:
+    """Record the scores of a stage's checkpoint, on its model and so on its training run.
+
+    Of the evaluation's numbers those under `SCORES` are logged, nested ones as ``val/compressors/xz``;
+    ``dataset`` is (name, digest, source) of the text. ``curves`` are (step, value) over something else than
+    steps of training, shown as ``val/{name}/{stage}``.
+
+    Raises:
+        ValueError: the stage has no receipt (``train.json``).
+    """
+    if not Target.here().enabled:
+        return
+    receipt = Receipt.read(Results(results).stage(run, stage).receipt)
+    identity = digest([run, stage, receipt.weights])
+    if not spool.record_path(results, "models", identity).exists():
+        log_checkpoint(results, run, stage, receipt)
+    scores = records.flatten({name: value for name, value in evaluation.items() if name in SCORES})
+    record = Evaluation(
+        identity=identity,
+        training=_key_of(results, run),
+        stage=stage,
+        step=receipt.global_step,
+        time=time.time(),
+        metrics={k.replace(".", "/"): v for k, v in scores.items() if type(v) in (int, float)},
+        dataset=dataset,
+        curves=curves or {},
+        artifacts=records.shown(results, artifacts),
+    )
+    spool.write(results, record)
