@@ -19,7 +19,7 @@ from spider.cli.session import FILE, NEW_FILE, THREADS, Session, log, prepare_to
 def evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Score a stage's last checkpoint in bits per byte, against compressors; write a sample and figures."""
     from spider.evaluation.evaluate import evaluate
-    from spider.report.draw import FIGURES, draw_stage
+    from spider.report.figures import FIGURES, draw_stage
 
     results, spec = session.results, session.config.stage(run, stage)
     folder = results.stage(run, stage)
@@ -48,7 +48,7 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
 @click.pass_obj
 def draw(session: Session, run: str, stage: str | None) -> None:
     """Draw the figures of a stage (default: of all of RUN that are evaluated) again, without the model."""
-    from spider.report.draw import draw_stage
+    from spider.report.figures import draw_stage
 
     results = session.results
     evaluated = [one for one in results.stages(run) if one.evaluation.exists()]

@@ -7,7 +7,7 @@ is measured, and the digest its.
 
 The pass that scores also feeds the model's inspector. The curve over loops reads a shorter beginning of the
 text once for each number of loops: compare its figures with each other, not with those of the whole text.
-Nothing is drawn here: `spider.report.draw` does it from the files.
+Nothing is drawn here: `spider.report.figures` does it from the files.
 """
 
 from __future__ import annotations

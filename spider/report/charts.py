@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from statistics import fmean
+from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
@@ -64,9 +65,12 @@ class Series:
     dashed: bool = False
     values: Format | None = None
 
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        return list(zip(self.x, self.y, strict=True))
 
-@dataclass(frozen=True)
-class Band:
+
+class Band(NamedTuple):
     """A named stretch of the x axis."""
 
     name: str
@@ -74,8 +78,7 @@ class Band:
     end: float
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """A dashed line across, or from ``begin`` to ``end``."""
 
     name: str
@@ -88,12 +91,9 @@ class Level:
 class Chart:
     """Points over two axes; ``instead`` is said where there is none.
 
-    Attributes:
-        bands: shaded by turns, named where there is room.
-        levels: only those within the reach of the points, unless ``far_levels``.
-        rulers: dashed lines upright, named.
-        say: how a value is read out (default: as beside the axis).
-        corner: a sentence in the free corner of a picture.
+    ``bands`` are shaded by turns, and named where there is room. ``levels``: only those within the reach of
+    the points, unless ``far_levels``. ``rulers``: dashed lines upright, named. ``say``: how a value is read
+    out (default: as beside the axis). ``corner``: a sentence in the free corner of a picture.
     """
 
     title: str
@@ -112,8 +112,7 @@ class Chart:
 Figure = Chart | HeatMap | Note
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     """Text at shares of the box, from its left and its bottom; what it is decides how it hangs there."""
 
     kind: Literal["x", "y", "band", "level", "ruler", "cell", "value", "corner"]
@@ -125,15 +124,14 @@ class Label:
 
 @dataclass
 class Drawing:
-    """What is drawn of a figure."""
+    """What is drawn of a figure; ``said`` is what a page reads out at each point of a series."""
 
+    under: str
+    beside: str = ""
+    legend: Sequence[Series] = ()
     shapes: list[Markup] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
-    legend: list[Series] = field(default_factory=list)
-    under: str = ""
-    beside: str = ""
     said: list[dict[str, object]] = field(default_factory=list)
-    """What a page reads out: name, colour, x in per cent, and a text for each point."""
 
 
 def draw(figure: Chart | HeatMap, width: float, height: float, *, stretched: bool) -> Drawing | None:
@@ -144,87 +142,83 @@ def draw(figure: Chart | HeatMap, width: float, height: float, *, stretched: boo
     """
     if isinstance(figure, HeatMap):
         return _draw_cells(figure, width, height)
-    drawn = [one if one.style in ("dots", "bars") else _thinned(one) for one in figure.series if len(one.x)]
+    drawn = [_thinned(one) for one in figure.series if len(one.x)]
     if not drawn:
         return None
     box = _Box(figure, drawn, width, height)
-    result = Drawing(under=figure.x.label, beside=figure.y.label, legend=_named(drawn))
-    for band in figure.bands[1::2]:
-        shape = Markup('<rect class="band" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>')
-        begin, end = box.x(band.begin), box.x(band.end)
-        result.shapes.append(shape.format(begin, end - begin, height))
-    _draw_axes(figure, box, result)
-    for level in box.levels:
-        begin, end = (box.x(at) if at is not None else edge
-                      for at, edge in ((level.begin, 0.0), (level.end, width)))  # fmt: skip
-        shape = Markup('<path class="level" d="M{:.1f} {:.1f}H{:.1f}"/>')
-        result.shapes.append(shape.format(begin, height - box.y(level.value), end))
-        result.labels.append(Label("level", end / width, box.y(level.value) / height, level.name))
-    for name, at in figure.rulers:
-        result.shapes.append(Markup('<path class="level" d="M{:.1f} 0V{}"/>').format(box.x(at), height))
-        result.labels.append(Label("ruler", box.x(at) / width, 1, name))
+    result = Drawing(figure.x.label, figure.y.label, named(drawn))
+    _draw_frame(figure, box, result)
     for one in drawn:
         result.shapes.append(_draw_bars(one, box) if one.style == "bars" else _draw_line(one, box, stretched))
-        if one.values:
+        if values := one.values:
             result.labels += [
-                Label("value", box.x(x) / width, box.y(y) / height, one.values(y), one.colour)
-                for x, y in zip(one.x, one.y, strict=True)
+                Label("value", box.x(x), box.y(y), values(y), one.colour) for x, y in one.points
             ]
     if figure.corner:
         rises = drawn[0].y[-1] > drawn[0].y[0]  # then the left corner is the free one
         result.labels.append(Label("corner", 0 if rises else 1, 1, figure.corner))
     say = figure.say or figure.y.format
-    result.said = [
-        {
-            "name": one.name,
-            "colour": one.colour,
-            "x": [round(100 * box.x(x) / width, 2) for x in one.x],
-            "said": [f"{say(y)} at {figure.x.format(x)}" for x, y in zip(one.x, one.y, strict=True)],
-        }
-        for one in result.legend
-        if one.style != "bars"
-    ]
+    for one in result.legend:
+        if one.style != "bars":
+            x = [round(100 * box.x(x), 2) for x in one.x]
+            said = [f"{say(y)} at {figure.x.format(x)}" for x, y in one.points]
+            result.said.append({"name": one.name, "colour": one.colour, "x": x, "said": said})
     return result
 
 
 class _Box:
-    """Where values lie in it: `x` from the left, `y` from the bottom."""
+    """Where values lie in it: `x` from the left, `y` from the bottom, as shares; `place` from the top."""
 
     def __init__(self, chart: Chart, drawn: list[Series], width: float, height: float) -> None:
         self.chart, self.width, self.height = chart, width, height
         bars = any(one.style == "bars" for one in drawn)
-        xs = [x for one in drawn for x in one.x] + [edge for b in chart.bands for edge in (b.begin, b.end)]
+        xs = [x for one in drawn for x in one.x] + [edge for _, *edges in chart.bands for edge in edges]
         xs += [edge for level in chart.levels for edge in (level.begin, level.end) if edge is not None]
         ys = [y for one in drawn for y in one.y]
         self.low_x, self.high_x = min(xs) - 0.6 * bars, max(xs) + 0.6 * bars
         low, high = min(ys), max(ys)
-        near = low - 0.3 * (high - low), high
-        self.levels = [one for one in chart.levels if chart.far_levels or near[0] <= one.value <= near[1]]
+        reach = low - 0.3 * (high - low)
+        self.levels = [one for one in chart.levels if chart.far_levels or reach <= one.value <= high]
         ys += [level.value for level in self.levels]
-        low, high = min(ys), max(ys)
-        low = 0.0 if chart.y.zero else low
+        low, high = 0.0 if chart.y.zero else min(ys), max(ys)
         if (short := chart.y.least_span * high - (high - low)) > 0:
             low, high = low - short / 2, high + short / 2
         self.low_y, self.high_y = low, high
-        end = 0.0 if chart.x.log or chart.x.margin or bars else 0.012
-        margin = chart.x.margin
-        self.x = _scale(self.low_x, self.high_x, width, chart.x.log, (margin, margin + end))
+        margin, end = chart.x.margin, 0.0 if chart.x.log or chart.x.margin or bars else 0.012
+        self.x = _scale(self.low_x, self.high_x, chart.x.log, margin, margin + end)
         margin = chart.y.margin or 0.06
-        self.y = _scale(low, high, height, chart.y.log, (0.0 if bars else margin, margin))
+        self.y = _scale(low, high, chart.y.log, 0.0 if bars else margin, margin)
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        return self.x(x) * self.width, self.height - self.y(y) * self.height
 
 
-def _draw_axes(chart: Chart, box: _Box, result: Drawing) -> None:
-    shape = Markup('<path class="grid" d="M0 {:.1f}H{}"/>')
-    for value in ticks(box.low_y, box.high_y, 6, chart.y.log):
-        if 0 <= (at := box.y(value)) <= box.height:
-            result.shapes.append(shape.format(box.height - at, box.width))
-            result.labels.append(Label("y", 0, at / box.height, chart.y.format(value)))
-    for value in chart.x.ticks or ticks(box.low_x, box.high_x, 5, chart.x.log):
-        result.labels.append(Label("x", box.x(value) / box.width, 0, chart.x.format(value)))
-    for band in chart.bands:
-        begin, end = (box.x(at) / box.width for at in (band.begin, band.end))
+def _draw_frame(chart: Chart, box: _Box, result: Drawing) -> None:
+    """What lies behind the points: bands, axes, levels and rulers."""
+    shapes, labels, width, height = result.shapes, result.labels, box.width, box.height
+    names = []
+    for number, band in enumerate(chart.bands):
+        begin, end = box.x(band.begin), box.x(band.end)
+        if number % 2:
+            shape = Markup('<rect class="band" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>')
+            shapes.append(shape.format(begin * width, (end - begin) * width, height))
         if 100 * (end - begin) >= 1.3 * len(band.name):  # else there is no room for it on a narrow page
-            result.labels.append(Label("band", (begin + end) / 2, 0, band.name))
+            names.append(Label("band", (begin + end) / 2, 0, band.name))
+    for value in ticks(box.low_y, box.high_y, 6, chart.y.log):
+        if 0 <= (at := box.y(value)) <= 1:
+            shapes.append(Markup('<path class="grid" d="M0 {:.1f}H{}"/>').format(height - at * height, width))
+            labels.append(Label("y", 0, at, chart.y.format(value)))
+    for value in chart.x.ticks or ticks(box.low_x, box.high_x, 5, chart.x.log):
+        labels.append(Label("x", box.x(value), 0, chart.x.format(value)))
+    labels += names
+    for name, value, *ends in box.levels:
+        begin, end = (edge if at is None else box.x(at) for at, edge in zip(ends, (0.0, 1.0), strict=True))
+        line = begin * width, height - box.y(value) * height, end * width
+        shapes.append(Markup('<path class="level" d="M{:.1f} {:.1f}H{:.1f}"/>').format(*line))
+        labels.append(Label("level", end, box.y(value), name))
+    for name, value in chart.rulers:
+        shapes.append(Markup('<path class="level" d="M{:.1f} 0V{}"/>').format(box.x(value) * width, height))
+        labels.append(Label("ruler", box.x(value), 1, name))
 
 
 def _draw_bars(one: Series, box: _Box) -> Markup:
@@ -232,43 +226,40 @@ def _draw_bars(one: Series, box: _Box) -> Markup:
         '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" style="fill:var(--c{})">'
         "<title>{}: {}</title></rect>"
     )
-    half = 0.42 * (box.x(1) - box.x(0))
-    said = box.chart.x.format, box.chart.y.format
-    return Markup("").join(
-        shape.format(
-            box.x(x) - half, box.height - box.y(y), 2 * half, box.y(y), one.colour, said[0](x), said[1](y)
-        )
-        for x, y in zip(one.x, one.y, strict=True)
-    )
+    half, parts = 0.42 * (box.x(1) - box.x(0)) * box.width, []
+    for x, y in one.points:
+        (middle, top), said = box.place(x, y), (box.chart.x.format(x), box.chart.y.format(y))
+        parts.append(shape.format(middle - half, top, 2 * half, box.height - top, one.colour, *said))
+    return Markup("").join(parts)
 
 
 def _draw_line(one: Series, box: _Box, stretched: bool) -> Markup:
-    places = [(box.x(x), box.height - box.y(y)) for x, y in zip(one.x, one.y, strict=True)]
-    if one.style == "dots" and not stretched:
-        path = "".join(mark(one.marker, x, y, 10 if one.marker == "*" else 5) for x, y in places)
-        return Markup('<path class="mark" style="fill:var(--c{})" d="{}"/>').format(one.colour, path)
-    if one.style == "dots":  # a line of no length with round ends is a dot whatever the stretching
+    places = [box.place(x, y) for x, y in one.points]
+    kind, paint = one.style + (" dashed" if one.dashed else ""), "stroke"
+    if one.style != "dots":
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    elif stretched:  # a line of no length with round ends is a dot whatever the stretching
         path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places)
     else:
-        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    kind = one.style + (" dashed" if one.dashed else "")
-    return Markup('<path class="{}" style="stroke:var(--c{})" d="{}"/>').format(kind, one.colour, path)
+        path = "".join(mark(one.marker, x, y, 10 if one.marker == "*" else 5) for x, y in places)
+        kind, paint = "mark", "fill"
+    return Markup('<path class="{}" style="{}:var(--c{})" d="{}"/>').format(kind, paint, one.colour, path)
 
 
-_CORNERS = {"s": (4, 45), "D": (4, 0), "^": (3, 90), "v": (3, -90)}
+#: Of markers with equal sides: corners, the angle of the first, and by turns how far they are.
+_CORNERS = {"s": (4, 45, (1.25,)), "D": (4, 0, (1.25,)), "^": (3, 90, (1.25,)), "v": (3, -90, (1.25,)),
+            "*": (10, 90, (1, 0.42))}  # fmt: skip
 
 
 def mark(kind: str, x: float, y: float, r: float) -> str:
     """The outline of a marker, as a path."""
     if kind in _CORNERS:
-        count, turn = _CORNERS[kind]
-        corners = [(1.25 * r, turn + 360 * i / count) for i in range(count)]
+        count, turn, far = _CORNERS[kind]
+        corners = [(far[i % len(far)] * r, turn + 360 * i / count) for i in range(count)]
     elif kind in ("P", "X"):  # a plus, upright or turned
         turn = 45 * (kind == "X")
         corners = [(1.2 * r if i % 3 else 0.5 * r, turn + 45 + 90 * (i // 3) + (0, 25, 65)[i % 3])
                    for i in range(12)]  # fmt: skip
-    elif kind == "*":
-        corners = [(r if i % 2 == 0 else 0.42 * r, 90 + 36 * i) for i in range(10)]
     else:
         return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z"
     points = [(x + s * math.cos(math.radians(a)), y - s * math.sin(math.radians(a))) for s, a in corners]
@@ -277,7 +268,7 @@ def mark(kind: str, x: float, y: float, r: float) -> str:
 
 def _draw_cells(figure: HeatMap, width: float, height: float) -> Drawing:
     rows, columns = len(figure.values), len(figure.values[0])
-    result = Drawing(under=figure.column + (f"; {figure.caption}" if figure.caption else ""))
+    result = Drawing(figure.column + (f"; {figure.caption}" if figure.caption else ""))
     shape = Markup(
         '<rect class="cell" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" '
         'style="fill:color-mix(in oklab, var(--{}) {:.0f}%, var(--middle))"><title>{}</title></rect>'
@@ -300,35 +291,30 @@ def _draw_cells(figure: HeatMap, width: float, height: float) -> Drawing:
     return result
 
 
-def _named(drawn: list[Series]) -> list[Series]:
+def named(drawn: Sequence[Series]) -> list[Series]:
     """What a legend names: not what is faint, and once what is drawn as a line and as dots."""
-    named = {one.name: one for one in reversed(drawn) if one.name and one.style != "faint"}
-    return [*reversed(named.values())]
+    by_name = {one.name: one for one in reversed(drawn) if one.name and one.style != "faint"}
+    return [*reversed(by_name.values())]
 
 
 def _thinned(one: Series) -> Series:
-    """Neighbours averaged, so that a page of a long run stays small."""
+    """Neighbours on a line averaged, so that a page of a long run stays small."""
     every = math.ceil(len(one.x) / _POINTS)
-    if every == 1:
+    if every == 1 or one.style in ("dots", "bars"):
         return one
-    x, y = (
-        [sum(values[i : i + every]) / len(values[i : i + every]) for i in range(0, len(values), every)]
-        for values in (one.x, one.y)
-    )
+    x, y = ([fmean(values[i : i + every]) for i in range(0, len(values), every)] for values in (one.x, one.y))
     return replace(one, x=x, y=y)
 
 
-def _scale(
-    low: float, high: float, length: float, log: bool, margins: tuple[float, float]
-) -> Callable[[float], float]:
-    """From values to 0..length."""
+def _scale(low: float, high: float, log: bool, before: float, after: float) -> Callable[[float], float]:
+    """From values to 0..1, with these shares of them free."""
     turn: Callable[[float], float] = math.log if log and low > 0 else float
     first, last = turn(low), turn(high)
     span = (last - first) or abs(last) or 1.0
     if last == first:
         first -= span / 2
-    first, span = first - margins[0] * span, span * (1 + sum(margins))
-    return lambda value: (turn(value) - first) / span * length
+    first, span = first - before * span, span * (1 + (before + after))
+    return lambda value: (turn(value) - first) / span
 
 
 def ticks(low: float, high: float, count: int, log: bool = False) -> list[float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from spider.results import Results
 
 #: In the order of the flow.
 RULES = ("download", "encode", "index", "warmup", "train", "evaluate")
-ENERGY = "system/gpu_energy_joules"
 
 
 @dataclass(frozen=True)
@@ -43,29 +42,24 @@ def costs(
     """One row for each rule that has left a benchmark file.
 
     Args:
-        stages: names of the run's stages.
-        datasets: names of those it trains on or is scored on.
-        jobs: tracking records of the jobs of both.
+        datasets: names of those that the run trains on or is scored on.
+        jobs: tracking records of the jobs of the run and of these.
     """
-    of_stages = [f"{run}/{stage}.tsv" for stage in stages]
-    of_parts = [f"{dataset}/*.tsv" for dataset in datasets]
-    patterns = {
-        "download": of_parts,
-        "encode": of_parts,
-        "index": [f"{dataset}.tsv" for dataset in datasets],
-        "warmup": [f"{run}/*.tsv"],
-        "train": of_stages,
-        "evaluate": of_stages,
-    }
     joules: dict[str, float] = defaultdict(float)
     for job in jobs:
         for metric in job["metrics"]:
-            if metric["key"] == ENERGY:
+            if metric["key"] == "system/gpu_energy_joules":
                 joules[job["tags"]["spider.rule"]] += metric["value"]
     table = []
     for rule in RULES:
+        patterns = {
+            "index": [f"{dataset}.tsv" for dataset in datasets],
+            "warmup": [f"{run}/*.tsv"],
+            "train": (of_stages := [f"{run}/{stage}.tsv" for stage in stages]),
+            "evaluate": of_stages,
+        }.get(rule, [f"{dataset}/*.tsv" for dataset in datasets])
         folder = results.root / "benchmarks" / rule
-        files = [path for pattern in patterns[rule] for path in sorted(folder.glob(pattern))]
+        files = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
         if rows := [row for path in files for row in _rows(path)]:
             sampled = _over(sum, rows, "cpu_time"), _over(max, rows, "max_rss")
             table.append(RuleCost(rule, len(files), _seconds(rows), *sampled, joules.get(rule)))
@@ -76,8 +70,7 @@ def seconds_by_rule(benchmarks: Path) -> dict[str, float]:
     """Wall seconds of all jobs of each rule, most expensive first, from ``{benchmarks}/{rule}/**.tsv``."""
     seconds: dict[str, float] = defaultdict(float)
     for path in sorted(benchmarks.glob("*/**/*.tsv")):
-        rule = path.relative_to(benchmarks).parts[0]
-        seconds[rule] += _seconds(_rows(path))
+        seconds[path.relative_to(benchmarks).parts[0]] += _seconds(_rows(path))
     return {rule: round(s, 2) for rule, s in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
@@ -95,7 +88,9 @@ def _seconds(rows: list[dict[str, str]]) -> float:
     return sum(float(row["s"]) for row in rows)
 
 
-def _over(combine: Any, rows: list[dict[str, str]], column: str) -> float | None:
+def _over(
+    combine: Callable[[Iterable[float]], float], rows: list[dict[str, str]], column: str
+) -> float | None:
     """The column's sum or maximum; Snakemake writes NA for a job that ended before it looked."""
     values = [row.get(column, "NA") for row in rows]
     known = [float(value) for value in values if value not in ("NA", "-", "")]

@@ -8,20 +8,47 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from spider.evaluation import artifact
-from spider.evaluation.artifact import Histogram, LoopsCurve, Note
+from spider.evaluation.artifact import Evaluation, Histogram, LoopsCurve, Note
 from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, Level, Series
-from spider.report.curves import Curve, points, smoothed
 from spider.report.formatting import bits, bytes_label, number, percent, plain
-from spider.report.stages import StageRecord
+from spider.report.render import picture
+from spider.report.stages import Curve, StageRecord, curve_of, points, smoothed
+from spider.report.text_view import write_page
+from spider.results import StageFolder
 
+#: What is drawn into a stage's folder.
+FIGURES = ("loss.svg", "loops.svg", "inside.svg", "boundaries.html")
 #: Last bar of a histogram; what is longer is in it as well.
 _LONGEST = 32
 #: Points of a line at most that have their values beside them.
 _VALUED = 12
+_BYTES = Axis("bytes trained", bytes_label)
+
+
+def draw_stage(folder: StageFolder) -> list[Path]:
+    """Draw `FIGURES` into a stage's folder, from its evaluation.json, train.json and metrics.jsonl.
+
+    Raises:
+        ValueError: one of them is missing or damaged, or the evaluation is from before figures were kept.
+    """
+    measured = Evaluation.read(folder.evaluation)
+    if measured.figures is None:
+        raise ValueError(f"{folder.evaluation}: made by a Spider that kept no figures in it; evaluate again")
+    where = f"{measured.run}, stage {measured.stage}"
+    paths = [folder.path / name for name in FIGURES]
+    picture(paths[0], [(1, [loss([curve_of(folder, 0, measured.bpb)], where)])], 800, 440, "")
+    shown = loops({measured.stage: measured.loops})
+    picture(paths[1], [(1, [shown])], 800, 460, f"{where}: what more loops are worth")
+    columns = [(1.0, [panel]) for panel in inside(measured.figures)]
+    picture(paths[2], columns, max(800, 430 * len(columns)), 440, f"{where}: inside the model")
+    unit = f" in {measured.text.unit}" if measured.text else ""
+    write_page(measured.text, paths[3], f"{where}: held-out text{unit}")
+    return paths
 
 
 def loss(curves: Sequence[Curve], title: str, levels: Sequence[Level] = ()) -> Chart:
@@ -36,20 +63,22 @@ def loss(curves: Sequence[Curve], title: str, levels: Sequence[Level] = ()) -> C
         own = [curve for curve in curves if curve.run == run]
         colour, marker = index % COLOURS, MARKERS[index % len(MARKERS)]
         x, y_S = [float(b) for c in own for b in c.bytes_S], np.concatenate([c.bpb_S for c in own])
-        series.append(Series("", x, y_S.tolist(), colour, "faint"))
-        series.append(Series("training" if alone else f"{run}: training", x, smoothed(y_S).tolist(), colour))
         scored = [(c.end, c.held_out) for c in own if c.held_out is not None]
-        name = "held-out text" if alone else f"{run}: held-out"
+        names = ("training", "held-out text") if alone else (f"{run}: training", f"{run}: held-out")
         ends, bpb = [end for end, _ in scored], [value for _, value in scored]
-        series.append(Series(name, ends, bpb, 1 if alone else colour, "dots", marker))
+        series += [
+            Series("", x, y_S.tolist(), colour, "faint"),
+            Series(names[0], x, smoothed(y_S).tolist(), colour),
+            Series(names[1], ends, bpb, 1 if alone else colour, "dots", marker),
+        ]
     return Chart(
         title,
-        Axis("bytes trained", bytes_label),
+        _BYTES,
         Axis("bits per byte (log scale)", log=True),
         series,
         bands=[Band(c.stage, c.begin, c.end) for c in curves] if alone else (),
         levels=levels,
-        say=lambda v: f"{v:.3f} bits per byte",
+        say="{:.3f} bits per byte".format,
         instead="no step was logged",
     )
 
@@ -59,54 +88,56 @@ def training(stages: list[StageRecord]) -> list[Chart]:
     begun = [stage for stage in stages if stage.rows]
     if not begun:
         return []
-    scored = [stage.evaluation for stage in stages if stage.evaluation and stage.receipt]
     levels = []
-    if scored:
+    if scored := [stage.evaluation for stage in stages if stage.evaluation and stage.receipt]:
         name, rate = min(scored[-1].compressors.items(), key=lambda item: item[1])
         levels = [Level(scored[-1].compressor_settings.get(name, name), rate)]
-    curves = [stage.curve() for stage in stages if stage.rows or stage.evaluation]
+    bands = [Band(stage.name, stage.begin, stage.begin + stage.span.bytes) for stage in begun]
 
     def logged(name: str, key: str, colour: int) -> Series:
         pairs = [points(s.rows, s.span, s.begin, lambda m: m.get(f"train/{key}", math.nan)) for s in begun]
         x, y = ([float(v) for pair in pairs for v in pair[i]] for i in (0, 1))
         return Series(name, x, y, colour)
 
-    bands = [Band(stage.name, stage.begin, stage.begin + stage.span.bytes) for stage in begun]
-    x = Axis("bytes trained", bytes_label)
-    rates = [logged("AdamW", "lr", 0), logged("Muon", "muon_lr", 2)]
-    norm, speed = [logged("norm", "grad_norm", 3)], [logged("speed", "bytes_per_second", 4)]
+    def chart(title: str, y: Axis, said: str, *series: Series) -> Chart:
+        return Chart(title, _BYTES, y, series, bands, say=said.format)
+
+    rates = logged("AdamW", "lr", 0), logged("Muon", "muon_lr", 2)
+    speed = logged("speed", "bytes_per_second", 4)
     return [
-        loss(curves, "Bits per byte", levels),
-        Chart("Learning rate", x, Axis("", number, zero=True), rates, bands, say=lambda v: f"{v:.2e}"),
-        Chart("Norm of the gradient", x, Axis(log=True), norm, bands, say=lambda v: f"{v:.3g}"),
-        Chart(
-            "Bytes a second", x, Axis("", bytes_label, zero=True), speed, bands, say="{:,.0f} bytes/s".format
-        ),
+        loss([stage.curve() for stage in stages if stage.rows or stage.evaluation], "Bits per byte", levels),
+        chart("Learning rate", Axis("", number, zero=True), "{:.2e}", *rates),
+        chart("Norm of the gradient", Axis(log=True), "{:.3g}", logged("norm", "grad_norm", 3)),
+        chart("Bytes a second", Axis("", bytes_label, zero=True), "{:,.0f} bytes/s", speed),
     ]
 
 
 def loops(curves: Mapping[str, LoopsCurve | None]) -> Figure:
     """bpb over the number of loops after one stage or several, by name, and the number trained with."""
     series: list[Series] = []
+    last = None
     for index, (name, curve) in enumerate(curves.items()):
         if curve:
-            values = bits if len(curves) == 1 and len(curve.bpb) <= _VALUED else None
-            line = Series(name, range(1, len(curve.bpb) + 1), curve.bpb, index % COLOURS)
+            last, count = curve, len(curve.bpb)
+            values = bits if len(curves) == 1 and count <= _VALUED else None
+            line = Series(name, range(1, count + 1), curve.bpb, index % COLOURS)
             series += [line, replace(line, style="dots", values=values)]
-    last = next((curve for curve in reversed([*curves.values()]) if curve), None)
     if last is None:
         why = "no curve was asked for\n(evaluation.loops_bytes is 0),\nor there are no loops"
         return Note(title="What more loops are worth", text=why)
-    count = len(last.bpb)
-    ticks = range(1, count + 1, -(-count // _VALUED))
     return Chart(
         f"Bits per byte of {last.bytes:,} held-out bytes",
-        Axis(f"loops (trained with {last.trained})", ticks=ticks, margin=0.05),
-        Axis("bits per byte", lambda v: f"{v:.4g}", least_span=0.02, margin=0.1),
+        Axis(f"loops (trained with {last.trained})", ticks=_some(count), margin=0.05),
+        Axis("bits per byte", "{:.4g}".format, least_span=0.02, margin=0.1),
         series,
         rulers=[("trained with", last.trained)],
-        say=lambda v: f"{v:.4f} bits per byte",
+        say="{:.4f} bits per byte".format,
     )
+
+
+def _some(count: int) -> range:
+    """Whole numbers to ``count``, or some of them, to stand along an axis."""
+    return range(1, count + 1, -(-count // _VALUED))
 
 
 def inside(figures: Sequence[artifact.Figure] | None) -> list[Figure]:
@@ -126,18 +157,16 @@ def _bars(one: Histogram, colour: int) -> Figure:
     if counts.count(0) == len(counts) - 1:
         return Note(title=one.title, text=f"all {total:,} {one.things}: {len(counts) - 1} {one.unit}")
     mean = sum(n * count for n, count in enumerate(counts)) / total
-    shares = [100 * count / total for count in counts[1:]]
-    folded = len(shares) > _LONGEST
-    if folded:
+    shares, under, last = [100 * count / total for count in counts[1:]], one.unit, ""
+    if len(shares) > _LONGEST:
         shares = [*shares[: _LONGEST - 1], sum(shares[_LONGEST - 1 :])]
-    names = [*map(str, range(1, len(shares))), f"{_LONGEST}+" if folded else str(len(shares))]
-    under = f"{one.unit} (last bar: {_LONGEST} and more)" if folded else one.unit
-    ticks = range(1, len(shares) + 1, -(-len(shares) // 12))
+        under, last = f"{one.unit} (last bar: {_LONGEST} and more)", "+"
+    count = len(shares)
     return Chart(
         f"{one.title} (mean {mean:.2f})",
-        Axis(under, lambda x: names[int(x) - 1], ticks=ticks),
+        Axis(under, lambda x: f"{int(x)}{last if x == count else ''}", ticks=_some(count)),
         Axis(f"share of {total:,} {one.things}", percent, zero=True),
-        [Series("", range(1, len(shares) + 1), shares, colour, "bars")],
+        [Series("", range(1, count + 1), shares, colour, "bars")],
     )
 
 
@@ -159,20 +188,20 @@ def bits_by_stage(
     names: dict[float, str] = {}
     at = 0.0
     for index, (run, stages) in enumerate(runs.items()):
-        x, values = [at + i for i in range(len(stages))], [value for _, value in stages]
-        colour, marker = index % COLOURS, MARKERS[index % len(MARKERS)]
-        line = Series(run, x, values, colour)
-        series += [line, replace(line, style="dots", marker=marker, values=bits)]
-        names |= dict(zip(x, (name for name, _ in stages), strict=True))
+        places = {at + i: stage for i, (stage, _) in enumerate(stages)}
+        line = Series(run, [*places], [value for _, value in stages], index % COLOURS)
+        series += [line, replace(line, style="dots", marker=MARKERS[index % len(MARKERS)], values=bits)]
+        names |= places
+        begin, end = at, at + len(stages) - 1
         named = not same_text or index == len(runs) - 1
         levels += [
-            Level(f"{name} {rate:.3f}" if named else "", rate, x[0] - 0.4, x[-1] + 0.6)
+            Level(f"{name} {rate:.3f}" if named else "", rate, begin - 0.4, end + 0.6)
             for name, rate in compressors[run].items()
         ]
-        at = x[-1] + (1.6 if same_text else 2.4)
+        at = end + (1.6 if same_text else 2.4)
     return Chart(
         f"Held-out text: bits per byte by stage, against compressors{which}",
-        Axis("after stage", lambda x: names[x], ticks=[*names], margin=0.02),
+        Axis("after stage", names.__getitem__, ticks=[*names], margin=0.02),
         Axis("bits per byte (lower is better)", plain, margin=0.1),
         series,
         levels=levels,

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
-
-def plain(value: float) -> str:
-    return f"{value:g}"
-
-
-def bits(value: float) -> str:
-    """Bits per byte: ``1.842``."""
-    return f"{value:.3f}"
-
-
-def percent(value: float) -> str:
-    return f"{value:.3g}%"
+plain = "{:g}".format
+percent = "{:.3g}%".format
+#: Bits per byte: ``1.842``.
+bits = "{:.3f}".format
 
 
 def quantity(value: float, unit: str) -> str:
@@ -28,18 +21,15 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:.{digits}f} {prefixes[0]}{unit}".strip()
 
 
-def _short(value: float, units: tuple[tuple[float, str], ...]) -> str:
-    return next((f"{value / size:g}{unit}" for size, unit in units if abs(value) >= size), f"{value:g}")
+def _short(units: dict[str, float], value: float) -> str:
+    return next(
+        (f"{value / size:g}{unit}" for unit, size in units.items() if abs(value) >= size), plain(value)
+    )
 
 
-def bytes_label(value: float) -> str:
-    """A round number of bytes beside an axis: ``1.5 MB``."""
-    return _short(value, ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB")))
-
-
-def count_label(value: float) -> str:
-    """A round number beside an axis: ``200k``, ``1.5M``."""
-    return _short(value, ((1e9, "B"), (1e6, "M"), (1e3, "k")))
+#: A round number beside an axis: ``1.5 MB``, ``200k``.
+bytes_label = partial(_short, {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3})
+count_label = partial(_short, {"B": 1e9, "M": 1e6, "k": 1e3})
 
 
 def flops_label(value: float) -> str:
@@ -52,7 +42,7 @@ def number(value: float) -> str:
     if isinstance(value, float) and 0 < abs(value) < 0.01:
         mantissa, _, power = f"{value:.3e}".partition("e")
         return f"{float(mantissa):g}e{int(power)}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else plain(value)
 
 
 def duration(seconds: float) -> str:
@@ -66,8 +56,9 @@ def duration(seconds: float) -> str:
 
 def printable(text: str) -> str:
     """Text without what would move a terminal's cursor or change its colours."""
-    shown = (c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.expandtabs(4))
-    return "".join(shown)
+    return "".join(
+        c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.expandtabs(4)
+    )
 
 
 def markdown_table(header: str, rows: list[list[str]]) -> str:

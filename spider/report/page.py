@@ -15,14 +15,15 @@ from typing import Any
 import yaml
 
 from spider import files
-from spider.config import Config, presets
+from spider.config import Config
 from spider.evaluation.artifact import Evaluation
 from spider.report import figures
+from spider.report.charts import Figure
 from spider.report.costs import RULES, costs
 from spider.report.formatting import printable
 from spider.report.provenance import chain, read_datasets
+from spider.report.render import html
 from spider.report.stages import StageRecord, read_stages
-from spider.report.templates import render as render_template
 from spider.results import Results
 from spider.tracking import spool
 
@@ -43,14 +44,13 @@ def render(config: Config, results: Results, run: str) -> str:
     names = [data.name for data in datasets]
     records = [files.read_json(path) for _, path in spool.records(results.root, ["jobs"])]
     jobs = [job for job in records if job["tags"].get("spider.name", "").partition("/")[0] in (run, *names)]
-    evaluated = [stage for stage in stages if stage.evaluation]
-    last = evaluated[-1] if evaluated else None
-    measured = last.evaluation if last else None
-    inside: list[Any] = []
+    measured = {stage.name: stage.evaluation for stage in stages if stage.evaluation}
+    last, inside = None, list[Figure]()
     if measured:
-        inside.append(figures.loops({s.name: s.evaluation.loops for s in evaluated if s.evaluation}))
-        inside += figures.inside(measured.figures)
-    return render_template(
+        last = [*measured.values()][-1]
+        loops = figures.loops({name: one.loops for name, one in measured.items()})
+        inside = [loops, *figures.inside(last.figures)]
+    return html(
         "page.html.j2",
         script="page.js",
         run=run,
@@ -61,12 +61,11 @@ def render(config: Config, results: Results, run: str) -> str:
         stages=stages,
         last=last,
         totals=_totals(stages),
-        ranking=_ranking(run, measured) if measured else [],
-        others=_others(config, results, measured) if measured else [],
+        ranking=_ranking(run, last) if last else [],
+        others=_others(config, results, last) if last else [],
         curves=figures.training(stages),
         inside=inside,
-        cut=measured.text if measured else None,
-        samples=[(s.name, s.evaluation) for s in evaluated if s.evaluation and s.evaluation.sample],
+        samples={name: one for name, one in measured.items() if one.sample},
         datasets=datasets,
         links=chain(stages, datasets),
         costs=costs(results, run, [stage.name for stage in stages], names, jobs),
@@ -76,9 +75,6 @@ def render(config: Config, results: Results, run: str) -> str:
         config=_config(config, run, names) if run in config.runs else None,
         commands=_commands(config, run) if run in config.runs else [],
     )
-
-
-# ------------------------------------------------------------------------------------- what was trained
 
 
 def _totals(stages: list[StageRecord]) -> dict[str, Any]:
@@ -93,7 +89,7 @@ def _totals(stages: list[StageRecord]) -> dict[str, Any]:
         "parts": sized[-1].parameters_by_part if sized else None,
         "flops": sum(tokens * (one.flops_per_token or 0) for tokens, one in measured),
         "bytes": sum(stage.span.bytes for stage in stages),
-        "steps": sum(stage.steps for stage in stages),
+        "steps": sum(stage.span.steps for stage in stages),
         "seconds": sum(m.seconds for m in manifests),
         "devices": sorted({m.device for m in manifests}),
         "precisions": sorted({m.precision.kind for m in manifests}),
@@ -101,29 +97,21 @@ def _totals(stages: list[StageRecord]) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------- how good
-
-
 def _ranking(run: str, last: Evaluation) -> list[dict[str, Any]]:
     """The run among the compressors, on the text that its last evaluated stage was scored on."""
-    rows: list[dict[str, Any]] = [
-        {"name": last.compressor_settings.get(name, name), "bits": rate, "own": False}
-        for name, rate in last.compressors.items()
-    ]
-    rows.append({"name": run, "bits": last.bpb, "own": True})
-    rows.sort(key=lambda row: row["bits"])
-    return [{**row, "share": 100 * row["bits"] / rows[-1]["bits"]} for row in rows]
+    rates = {last.compressor_settings.get(name, name): rate for name, rate in last.compressors.items()}
+    rows = sorted([*rates.items(), (run, last.bpb)], key=lambda row: row[1])
+    share = 100 / rows[-1][1]
+    return [{"name": name, "bits": bits, "own": name == run, "share": bits * share} for name, bits in rows]
 
 
-def _others(config: Config, results: Results, last: Evaluation) -> list[dict[str, Any]]:
+def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluation]:
     """The configuration's runs whose last stage was scored on the same text, best first."""
-    rows = []
-    for name, run in config.runs.items():
-        path = results.stage(name, run.stages[-1].name).evaluation
-        one = Evaluation.read(path) if path.exists() else None
-        if one and one.text_sha256 == last.text_sha256:
-            rows.append({"run": name, **one.model_dump(include={"stage", "bpb", "bpb_strict", "training"})})
-    return sorted(rows, key=lambda row: row["bpb"]) if len(rows) > 1 else []
+    paths = [results.stage(name, run.stages[-1].name).evaluation for name, run in config.runs.items()]
+    scored = [
+        one for one in map(Evaluation.read, filter(Path.exists, paths)) if one.text_sha256 == last.text_sha256
+    ]
+    return sorted(scored, key=lambda one: one.bpb) if len(scored) > 1 else []
 
 
 # -------------------------------------------------------------------------------- costs and doing it again
@@ -151,50 +139,29 @@ def _versions(results: Results, run: str, stages: list[StageRecord]) -> dict[str
 
 def _config(config: Config, run: str, datasets: list[str]) -> str:
     """The part of the configuration that made this run, as YAML; secrets removed."""
-    plain = config.model_dump(mode="json", exclude_unset=True)
-    used = {name: plain["datasets"][name] for name in datasets if name in plain["datasets"]}
-    model = plain["runs"][run]["model"]
-    preset = model.get("preset")
-    changes = _beyond(presets(model["family"]).get(preset, {}), model)
-    if preset:  # which implies the family
-        del changes["family"]
-    block = {**plain["runs"][run], "model": changes if list(changes) != ["preset"] else preset}
-    kept = {"datasets": used, "runs": {run: block}}
-    text, escaped = (yaml.safe_dump(spool.redact(kept), sort_keys=False, allow_unicode=plainly, width=100)
+    written = config.written
+    used = {name: written["datasets"][name] for name in datasets if name in written["datasets"]}
+    kept = spool.redact({"datasets": used, "runs": {run: written["runs"][run]}})
+    text, escaped = (yaml.safe_dump(kept, sort_keys=False, allow_unicode=plainly, width=100)
                      for plainly in (True, False))  # fmt: skip
     return text if printable(text) == text else escaped
 
 
-def _beyond(preset: dict[str, Any], block: dict[str, Any]) -> dict[str, Any]:
-    """What a block says that its preset does not."""
-    beyond = {}
-    for key, value in block.items():
-        inner = preset.get(key)
-        if isinstance(inner, dict) and isinstance(value, dict):
-            if changed := _beyond(inner, value):
-                beyond[key] = changed
-        elif key not in preset or value != inner:
-            beyond[key] = value
-    return beyond
-
-
 def _commands(config: Config, run: str) -> list[str]:
     """The workflow's jobs as one would type them, the parts of a dataset by example."""
-    spec = config.runs[run]
-    names = {stage.data or spec.defaults.data or spec.data for stage in spec.stages}
-    names.add(spec.evaluation.data or spec.data)
+    spec, stages = config.runs[run], [config.stage(run, one.name) for one in config.runs[run].stages]
     lines = []
-    for name in sorted(names):
+    for name in sorted({stage.data for stage in stages} | {spec.evaluation.data or spec.data}):
         if parts := config.datasets[name].source.parts():
             each = f"   # and so on, to {parts[-1]}" if len(parts) > 1 else ""
             raw = f"results/raw/{name}/{parts[0]}.parquet"
             lines += [
                 f"download {name} {parts[0]} --output {raw}{each}",
                 f"encode {name} {parts[0]} {raw}{each}",
+                f"index {name} --output results/shards/{name}/metadata.json",
             ]
-            lines += [f"index {name} --output results/shards/{name}/metadata.json"]
     shapes: set[str] = set()
-    for stage in (config.stage(run, one.name) for one in spec.stages):
+    for stage in stages:
         lines += [f"warmup {run} {stage.stage}"] if stage.shape not in shapes else []
         shapes.add(stage.shape)
         processes = f" --processes {stage.processes}" if stage.processes > 1 else ""

@@ -10,19 +10,14 @@ checkpoint verify`` do that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spider.checkpoints.records import Manifest, Receipt
 from spider.data.metadata import Metadata, Shard
-from spider.evaluation.artifact import Evaluation
 from spider.files import digest
 from spider.report.stages import StageRecord
 from spider.results import Results
-
-#: Files of a dataset that a page lists; the rest are in its metadata.json.
-LISTED = 24
 
 
 @dataclass(frozen=True)
@@ -34,23 +29,19 @@ class Link:
     name: str
     digest: str
     made_from: str
-    """What it was made from, in words."""
-    problem: str | None = None
-    """Why the link does not hold; None: it does."""
+    problem: str
+    """Why the link does not hold; empty: it does."""
 
 
 @dataclass(frozen=True)
 class DatasetRecord:
-    """A dataset as its metadata.json has it."""
+    """A dataset as its metadata.json has it; without a digest where that is not there."""
 
     name: str
     digest: str | None
-    """None where it is not there."""
     made_from: str
     raw: Sequence[dict[str, Any]] = ()
     shards: Sequence[Shard] = ()
-    left_out: int = 0
-    """Files beyond the first `LISTED` of each kind."""
 
 
 def read_datasets(results: Results, stages: list[StageRecord]) -> list[DatasetRecord]:
@@ -79,62 +70,54 @@ def _dataset(results: Results, name: str, stream: dict[str, Any] | None) -> Data
         "hub": f"{source.get('repo')} at {source.get('revision')}",
     }
     shards = [shard for split in metadata.splits.values() for shard in split.shards]
-    raw = source.get("files", [])
-    left_out = max(0, len(raw) - LISTED) + max(0, len(shards) - LISTED)
-    origin = kinds.get(source["kind"], source["kind"])
+    raw, origin = source.get("files", []), kinds.get(source["kind"], source["kind"])
     said = f"{len(raw)} raw file{'s' * (len(raw) != 1)} ({origin}), encoded into {len(shards)} shards"
-    return DatasetRecord(name, metadata.digest, said, raw[:LISTED], shards[:LISTED], left_out)
+    return DatasetRecord(name, metadata.digest, said, raw, shards)
 
 
-def chain(stages: list[StageRecord], datasets: list[DatasetRecord]) -> list[Link]:
+def chain(stages: list[StageRecord], datasets: list[DatasetRecord]) -> Iterator[Link]:
     """Datasets, then each stage that was trained with its final checkpoint and its evaluation."""
     digests = {data.name: data.digest for data in datasets}
-    links = [
-        Link("dataset", one.name, one.digest or "?", one.made_from,
-             None if one.digest else "its metadata.json is not there")
-        for one in datasets
-    ]  # fmt: skip
+    for data in datasets:
+        problem = "" if data.digest else "its metadata.json is not there"
+        yield Link("dataset", data.name, data.digest or "?", data.made_from, problem)
     for before, stage in zip([None, *stages], stages, strict=False):
-        if stage.manifest:
-            links += [_stage_link(stage, stage.manifest, before, digests)]
-            links += [_checkpoint_link(stage, stage.manifest)]
-        if stage.manifest and stage.receipt and stage.evaluation:
-            links.append(_evaluation_link(stage.receipt, stage.evaluation, digests))
-    return links
+        yield from _links(stage, before, digests)
 
 
-def _stage_link(
-    stage: StageRecord, manifest: Manifest, before: StageRecord | None, digests: dict[str, str | None]
-) -> Link:
+def _links(stage: StageRecord, before: StageRecord | None, digests: dict[str, str | None]) -> Iterator[Link]:
+    """Of a stage, its checkpoint and its evaluation."""
+    if not (manifest := stage.manifest):
+        return
+    receipt, measured = stage.receipt, stage.evaluation
     data, parent = stage.spec["data"], manifest.parent_weights
-    said = f"dataset {data}, " + (f"weights {parent}" if parent else "new weights")
+    made_from = f"dataset {data}, " + (f"weights {parent}" if parent else "new weights")
     problems = []
     if digests.get(data) != manifest.data_digest:
         now = digests.get(data) or "not there"
         problems.append(f"dataset {data} was {manifest.data_digest}, now it is {now}")
     if before and before.receipt and parent != before.receipt.weights:
         problems.append(f"stage {before.name} now ends with weights {before.receipt.weights}")
-    return Link("stage", stage.name, manifest.identity, said, "; ".join(problems) or None)
+    yield Link("stage", stage.name, manifest.identity, made_from, "; ".join(problems))
 
-
-def _checkpoint_link(stage: StageRecord, manifest: Manifest) -> Link:
-    size = sum(one.size for one in manifest.files.values())
-    step = f"step {manifest.global_step:,}"
-    said = f"stage {stage.name} at {step}: weights {manifest.weights}, {size / 1e6:,.1f} MB"
-    problem = None
-    if stage.receipt and stage.receipt.weights != manifest.weights:
-        problem = f"the receipt names weights {stage.receipt.weights}"
-    elif not stage.receipt:
+    size, step = sum(one.size for one in manifest.files.values()), f"step {manifest.global_step:,}"
+    made_from = f"stage {stage.name} at {step}: weights {manifest.weights}, {size / 1e6:,.1f} MB"
+    problem = ""
+    if receipt and receipt.weights != manifest.weights:
+        problem = f"the receipt names weights {receipt.weights}"
+    elif not receipt:
         problem = "not the stage's last one"
-    return Link("checkpoint", f"{stage.name}, {step}", manifest.digest, said, problem)
+    yield Link("checkpoint", f"{stage.name}, {step}", manifest.digest, made_from, problem)
 
-
-def _evaluation_link(receipt: Receipt, one: Evaluation, digests: dict[str, str | None]) -> Link:
-    averaged = "averaged " if one.averaged else ""
-    said = f"{averaged}weights {one.weights} on {one.bytes:,} bytes of {one.data}"
+    if not (receipt and measured):
+        return
+    averaged = "averaged " if measured.averaged else ""
+    made_from = f"{averaged}weights {measured.weights} on {measured.bytes:,} bytes of {measured.data}"
     problems = []
-    if one.weights != (receipt.averaged_weights or receipt.weights):
+    if measured.weights != (receipt.averaged_weights or receipt.weights):
         problems.append("the stage has other weights now")
-    if digests.get(one.data) != one.data_digest:
-        problems.append(f"dataset {one.data} was {one.data_digest} then")
-    return Link("evaluation", one.stage, f"text sha256 {one.text_sha256}", said, "; ".join(problems) or None)
+    if digests.get(measured.data) != measured.data_digest:
+        problems.append(f"dataset {measured.data} was {measured.data_digest} then")
+    yield Link(
+        "evaluation", measured.stage, f"text sha256 {measured.text_sha256}", made_from, "; ".join(problems)
+    )

@@ -1,31 +1,51 @@
-"""Figures in a page, and as files: the two ways in which a drawing is shown.
+"""What is opened: pages from templates, and figures in a page or as files of their own.
 
-    in_page     HTML around an SVG that is stretched to the width there is; colours are the page's variables,
-                which are others in the dark, and a script reads values out
+    html        a page that asks for nothing: one base, one sheet of styles, one way to show a number
+    in_page     a figure of it: HTML around an SVG that is stretched to the width there is; colours are the
+                page's variables, which are others in the dark, and a script reads values out
     picture     an SVG file of a fixed size on white that needs nothing else, of one figure or of several
 
-Both take colours from `page.css`, the one place that names them.
+All take colours from `page.css`, the one place that names them.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from spider.evaluation.artifact import HeatMap, Note
 from spider.files import write_text
-from spider.report.charts import Drawing, Figure, Label, Series, draw, mark
-from spider.report.formatting import printable
+from spider.report.charts import Drawing, Figure, Label, Series, draw, mark, named
+from spider.report.formatting import bits, duration, number, printable, quantity
 
 HERE = Path(__file__).parent
+#: How many tints of a cut text follow one another: the variables ``--t0``... of `page.css`.
+TINTS = 4
 _SIZE = 1000
 #: Which place of a label a page needs; what is missing here only pictures show.
 _PLACES = {"y": "bottom", "x": "left", "band": "left", "level": "bottom", "ruler": "left", "cell": "both"}
+
+
+def html(name: str, *, script: str = "", **values: Any) -> str:
+    """A page by its template; ``script`` is a file, the only one that the page's security policy lets run."""
+    style, code = ((HERE / file).read_text(encoding="utf-8") if file else "" for file in ("page.css", script))
+    values |= {"style": Markup(style), "script": Markup(code)}
+    values["script_hash"] = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    return _TEMPLATES.get_template(name).render(values)
+
+
+def _shown(value: Any) -> Any:
+    """Text without control characters, wherever it comes from; what is markup already stays as it is."""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def in_page(figure: Figure) -> Markup:
@@ -36,10 +56,8 @@ def in_page(figure: Figure) -> Markup:
     drawing = draw(figure, _SIZE, _SIZE, stretched=True)
     if drawing is None:
         return Markup("")
-    keys = [
-        Markup('<li class="{}" style="--own:var(--c{})">{}</li>').format(one.style, one.colour, one.name)
-        for one in drawing.legend
-    ]
+    key = Markup('<li class="{0.style}" style="--own:var(--c{0.colour})">{0.name}</li>')
+    keys = Markup("").join(key.format(one) for one in drawing.legend)
     return Markup(
         '<figure class="chart{kind}" data-values="{values}"><figcaption>{title}</figcaption>{legend}'
         '<div class="plot"><svg viewBox="0 0 {n} {n}" preserveAspectRatio="none" role="img" '
@@ -48,7 +66,7 @@ def in_page(figure: Figure) -> Markup:
         kind=" heat" if isinstance(figure, HeatMap) else "",
         values=json.dumps(drawing.said, separators=(",", ":")),
         title=figure.title,
-        legend=Markup('<ul class="legend">{}</ul>').format(Markup("").join(keys)) if len(keys) > 1 else "",
+        legend=Markup('<ul class="legend">{}</ul>').format(keys) if len(drawing.legend) > 1 else "",
         n=_SIZE,
         shapes=Markup("").join(drawing.shapes),
         labels=Markup("").join(_page_label(label) for label in drawing.labels if label.kind in _PLACES),
@@ -63,18 +81,30 @@ def _page_label(label: Label) -> Markup:
     return Markup('<span class="{}" style="{}">{}</span>').format(label.kind, ";".join(at), label.text)
 
 
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_shown,
+    trim_blocks=True, lstrip_blocks=True,
+)  # fmt: skip
+_TEMPLATES.globals["TINTS"] = TINTS
+_TEMPLATES.filters |= {
+    "quantity": quantity, "duration": duration, "number": number, "bits": bits, "bits4": "{:.4f}".format,
+    "count": "{:,}".format, "draw": in_page,
+}  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------------ pictures
 
-_FONT = 'font-family="DejaVu Sans, Verdana, sans-serif" font-size="13"'
+_FONT = Markup('font-family="DejaVu Sans, Verdana, sans-serif" font-size="13"')
 #: Width of a letter, about, for what has to be kept free.
 _LETTER = 7.5
-_STYLE = """
+_SOFT = 'fill="var(--soft)" font-size="12"'
+_STYLE = Markup("""
 path { fill: none; } .grid { stroke: var(--line); } .axis { stroke: var(--ink); }
 .level { stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 6 3; }
 .line { stroke-width: 2; stroke-linejoin: round; } .faint { stroke-width: 1; opacity: .3; }
 .dashed { stroke-dasharray: 6 4; } .mark { stroke: #fff; } .band { fill: var(--tint); }
 .cell { stroke: #fff; } .lead { stroke: var(--soft); stroke-width: .7; }
-"""
+""")
 
 
 @cache
@@ -102,16 +132,16 @@ def text(x: float, y: float, said: str, style: str = "", anchor: str = "start") 
     return Markup(shape).format(x, y, anchor, Markup(style), printable(said))
 
 
-def svg_file(body: Markup, width: float, height: float, title: str) -> str:
+def write_svg(path: Path, parts: Sequence[Markup], width: float, height: float, title: str) -> None:
     """A file of its own around what is drawn."""
-    return coloured(
-        Markup(
-            '<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0f}" height="{h:.0f}" '
-            'viewBox="0 0 {w:.0f} {h:.0f}" {font} fill="var(--ink)"><title>{title}</title>'
-            '<style>{style}</style><rect width="100%" height="100%" fill="#fff"/>{body}</svg>\n'
-        ).format(
-            w=width, h=height, font=Markup(_FONT), title=printable(title), style=Markup(_STYLE), body=body
-        )
+    shape = Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0f}" height="{h:.0f}" '
+        'viewBox="0 0 {w:.0f} {h:.0f}" {font} fill="var(--ink)"><title>{title}</title>'
+        '<style>{style}</style><rect width="100%" height="100%" fill="#fff"/>{body}</svg>\n'
+    )
+    body, title = Markup("").join(parts), printable(title)
+    write_text(
+        path, coloured(shape.format(w=width, h=height, font=_FONT, title=title, style=_STYLE, body=body))
     )
 
 
@@ -125,13 +155,13 @@ def picture(
         title: above all of them.
     """
     top = 34 if title else 6
-    body = [text(14, 24, title, 'font-size="16" font-weight="bold"')] if title else []
+    parts = [text(14, 24, title, 'font-size="16" font-weight="bold"')] if title else []
     x, total = 0.0, sum(weight for weight, _ in columns)
     for weight, figures in columns:
         wide, high = width * weight / total, (height - top - 4) / len(figures)
-        body += [_panel(one, x, top + i * high, wide, high) for i, one in enumerate(figures)]
+        parts += [_panel(one, x, top + i * high, wide, high) for i, one in enumerate(figures)]
         x += wide
-    write_text(path, svg_file(Markup("").join(body), width, height, title))
+    write_svg(path, parts, width, height, title)
 
 
 def _panel(figure: Figure, x: float, y: float, width: float, height: float) -> Markup:
@@ -140,7 +170,7 @@ def _panel(figure: Figure, x: float, y: float, width: float, height: float) -> M
     if isinstance(figure, HeatMap):
         left = 16 + _LETTER * max(len(name) for name in figure.rows)
     elif not isinstance(figure, Note):
-        top += 20 * (len({one.name for one in figure.series if one.name and one.style != "faint"}) > 1)
+        top += 20 * (len(named(figure.series)) > 1)
         right += 26 * any(one.values for one in figure.series)
         right += max((24 + _LETTER * len(level.name) for level in figure.levels), default=0)
     w, h = width - left - right, height - top - bottom
@@ -165,40 +195,35 @@ def _inner(drawing: Drawing, w: float, h: float, *, axes: bool) -> Markup:
     parts += _level_names([label for label in drawing.labels if label.kind == "level"], w, h)
     parts.append(text(w / 2, h + 38, drawing.under, "", "middle"))
     if drawing.beside:
-        turned = f'transform="rotate(-90 {-54} {h / 2:.1f})"'
-        parts.append(text(-54, h / 2, drawing.beside, turned, "middle"))
+        parts.append(text(-54, h / 2, drawing.beside, f'transform="rotate(-90 -54 {h / 2:.1f})"', "middle"))
     if len(drawing.legend) > 1:
         parts += _legend(drawing.legend)
     return Markup("").join(parts)
 
 
 def _picture_label(label: Label, w: float, h: float) -> Markup:
-    x, y = label.x * w, h - label.y * h
-    soft = 'fill="var(--soft)" font-size="12"'
-    if label.kind == "value":
-        halo = 'paint-order="stroke" stroke="#fff" stroke-width="4" font-weight="bold"'
-        return text(x + 7, y - 8, label.text, f'{halo} fill="var(--c{label.colour})"')
-    if label.kind == "corner":
-        return text(x + (-8 if label.x else 8), 16, label.text, "", "end" if label.x else "start")
+    halo = 'paint-order="stroke" stroke="#fff" stroke-width="4" font-weight="bold"'
     dx, dy, style, anchor = {
         "x": (0, 18, "", "middle"),
         "y": (-8, 4, "", "end"),
-        "band": (0, -7, soft, "middle"),
-        "ruler": (5, 14, soft, "start"),
+        "band": (0, -7, _SOFT, "middle"),
+        "ruler": (5, 14, _SOFT, "start"),
         "cell": (0, 4, 'font-size="12"', "middle"),
+        "value": (7, -8, f'{halo} fill="var(--c{label.colour})"', "start"),
+        "corner": (-8, 16, "", "end") if label.x else (8, 16, "", "start"),
     }[label.kind]
-    return text(x + dx, y + dy, label.text, style, anchor)
+    return text(label.x * w + dx, h - label.y * h + dy, label.text, style, anchor)
 
 
 def _level_names(labels: list[Label], w: float, h: float) -> list[Markup]:
     """At the right ends of their lines, moved apart where they would overlap."""
     parts: list[Markup] = []
+    lead = Markup('<path class="lead" d="M{:.1f} {:.1f}L{:.1f} {:.1f}"/>')
     for end in dict.fromkeys(label.x for label in labels):
         own = sorted((label for label in labels if label.x == end and label.text), key=lambda label: label.y)
         for label, place in zip(own, spread([label.y * h for label in own], 15), strict=True):
-            lead = Markup('<path class="lead" d="M{:.1f} {:.1f}L{:.1f} {:.1f}"/>')
             parts.append(lead.format(end * w, h - label.y * h, end * w + 12, h - place))
-            parts.append(text(end * w + 15, h - place + 4, label.text, 'fill="var(--soft)" font-size="12"'))
+            parts.append(text(end * w + 15, h - place + 4, label.text, _SOFT))
     return parts
 
 
@@ -214,15 +239,14 @@ def spread(values: list[float], gap: float) -> list[float]:
     return placed
 
 
-def _legend(named: list[Series]) -> list[Markup]:
+def _legend(drawn: Sequence[Series]) -> list[Markup]:
     """In a line above the box."""
     parts, x = [], 0.0
-    for one in named:
+    shape = Markup('<path class="{}" style="{}:var(--c{})" d="{}"/>')
+    for one in drawn:
         key, paint, path = "line", "stroke", f"M{x} -13h20"
         if one.style == "dots":
             key, paint, path = "mark", "fill", mark(one.marker, x + 10, -13, 5)
-        shape = Markup('<path class="{}" style="{}:var(--c{})" d="{}"/>')
-        parts.append(shape.format(key, paint, one.colour, path))
-        parts.append(text(x + 26, -9, one.name))
+        parts += [shape.format(key, paint, one.colour, path), text(x + 26, -9, one.name)]
         x += 26 + _LETTER * len(one.name) + 18
     return parts

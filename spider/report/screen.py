@@ -7,7 +7,6 @@ wider than 80 columns, so that it reads the same in a log.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.markup import escape
@@ -15,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spider.report.compare import figures_of, read_summary
+from spider.report.compare import ComparedRun, Summary, figures_of
 from spider.report.formatting import bits, duration, printable
 
 WIDTH = 80
@@ -31,34 +30,30 @@ NEXT_STEPS = {
 }
 
 
-def final_screen(summary: Path, *, console: Console | None = None) -> None:
-    """Print what a finished workflow reached.
+def final_screen(path: Path, *, console: Console | None = None) -> None:
+    """Print what a finished workflow reached, by the summary at ``path``.
 
     Raises:
         ValueError: no summary there, or one of another version.
     """
-    gathered = read_summary(summary)
+    summary = Summary.read(path)
     console = console or Console(highlight=False)
     width = min(WIDTH, console.width)
-    runs = gathered["runs"]
-    best_first = sorted(runs, key=lambda run: _last(runs[run])["bpb"])
+    runs = summary.runs
+    best_first = sorted(runs, key=lambda run: runs[run].last["bpb"])
     if len(runs) > PANELS:
         console.print(_ranking(best_first, runs), width=width)
     for run in best_first[:1] if len(runs) > PANELS else runs:
-        console.print(_run_panel(run, runs[run], gathered), width=width)
-    console.print(_closing(gathered, summary), width=width)
+        console.print(_panel(run, runs[run], summary), width=width)
+    console.print(_closing(summary, path), width=width)
 
 
-def _last(one: dict[str, Any]) -> dict[str, Any]:
-    return one["stages"][one["order"][-1]]
-
-
-def _ranking(best_first: list[str], runs: dict[str, Any]) -> Table:
+def _ranking(best_first: list[str], runs: dict[str, ComparedRun]) -> Table:
     """Many runs, a line each; those scored on other texts are told apart by the text's name."""
     table = _table("run", 36, "bits/byte", "steps", "seconds")
     table.add_column("text", no_wrap=True)
     for run in best_first[:RANKED]:
-        last = _last(runs[run])
+        last = runs[run].last
         figures = (bits(last["bpb"]), f"{last['global_step']:,}", f"{last['seconds']:,.0f}")
         table.add_row(escape(run), *figures, escape(last["text"]))
     if (more := len(best_first) - RANKED) > 0:
@@ -66,21 +61,17 @@ def _ranking(best_first: list[str], runs: dict[str, Any]) -> Table:
     return table
 
 
-def _run_panel(run: str, one: dict[str, Any], summary: dict[str, Any]) -> Panel:
-    last = _last(one)
-    compressors = summary["compressors_by_data"][last["text"]]
-    dataset = last["text"].split(" ")[0]
+def _panel(run: str, one: ComparedRun, summary: Summary) -> Panel:
+    last = one.last
+    compressors, dataset = summary.compressors_by_data[last["text"]], last["text"].split(" ")[0]
+    table = _table("after stage", 24, "bits/byte", "strict", "steps", "MB trained", "seconds")
+    for name in one.order:
+        table.add_row(escape(name), *figures_of(one.stages[name], ".3f", ",.0f"))
+    sample = Text(printable(last["prompt"]), style="bold").append(printable(last["sample"]), style="not bold")
+    verdict, bars = _verdict(last["bpb"], compressors), _bars(run, last["bpb"], compressors)
+    said = Text("A sample, the prompt in bold:", style="dim")
     return Panel(
-        Group(
-            _verdict(last["bpb"], compressors),
-            Text(),
-            _bars(run, last["bpb"], compressors),
-            Text(),
-            _stages(one),
-            Text(),
-            Text("A sample, the prompt in bold:", style="dim"),
-            Text(printable(last["prompt"]), style="bold").append(printable(last["sample"]), style="not bold"),
-        ),
+        Group(verdict, Text(), bars, Text(), table, Text(), said, sample),
         title=f"[bold]{escape(run)}[/]",
         title_align="left",
         subtitle=f"bits per byte on {last['scored_bytes']:,} held-out bytes of {escape(dataset)}",
@@ -112,13 +103,6 @@ def _bars(run: str, bpb: float, compressors: dict[str, float]) -> Table:
     return table
 
 
-def _stages(one: dict[str, Any]) -> Table:
-    table = _table("after stage", 24, "bits/byte", "strict", "steps", "MB trained", "seconds")
-    for name in one["order"]:
-        table.add_row(escape(name), *figures_of(one["stages"][name], ".3f", ",.0f"))
-    return table
-
-
 def _table(first: str, widest: int, *numbers: str) -> Table:
     """A column of names, at most so wide, and columns of numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
@@ -128,16 +112,15 @@ def _table(first: str, widest: int, *numbers: str) -> Table:
     return table
 
 
-def _closing(summary: dict[str, Any], path: Path) -> Group:
+def _closing(summary: Summary, path: Path) -> Group:
     steps = Table.grid(padding=(0, 2))
     steps.add_column(no_wrap=True)
     steps.add_column(overflow="fold")
     folder = path.parent.resolve()
     short = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else path.parent
-    steps.add_row("Tables and figures", Text(f"{short}/", style="cyan"))
-    for what, command in NEXT_STEPS.items():
+    for what, command in {"Tables and figures": f"{short}/", **NEXT_STEPS}.items():
         steps.add_row(what, Text(command, style="cyan"))
-    spent = [f"{rule} {duration(s)}" for rule, s in summary["seconds_by_rule"].items()]
-    total = duration(sum(summary["seconds_by_rule"].values()))
+    spent = [f"{rule} {duration(s)}" for rule, s in summary.seconds_by_rule.items()]
+    total = duration(sum(summary.seconds_by_rule.values()))
     times = Text(f"Time by rule: {', '.join(spent)}; {total} of jobs in all.", style="dim")
     return Group(steps, times) if spent else Group(steps)

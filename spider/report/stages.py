@@ -1,70 +1,129 @@
-"""What the results folder holds of each stage of a run, whether or not the run is finished.
+"""What the results folder holds of each stage of a run, finished or not, and the loss curve of its log.
 
 A stage that the configuration names but nobody has begun is a record too, with what the configuration says of
 it; a run that was trained by hand, with settings of its own, is in no configuration, and is known by its
 folders alone. What was trained is taken from the checkpoint rather than from the configuration, which may
 have changed since; where it has, the stage's notes say so.
+
+A curve is drawn over *bytes trained*, which compares runs of different batch sizes: a stage's bytes are
+spread evenly over its steps.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.config import Config, StageSpec, nearest
 from spider.config.block import identity as identity_of
-from spider.evaluation.artifact import Evaluation
-from spider.report.curves import Curve, Span, stage_curve
+from spider.evaluation.artifact import Evaluation, Training
 from spider.report.formatting import duration
 from spider.results import Results, StageFolder
 from spider.training.metrics import Row, read_rows
 
+#: How far a stage has come.
+Span = Receipt | Training
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one stage's training logged."""
+
+    run: str
+    stage: str
+    begin: float
+    """Bytes of the run before this stage; those until its end are ``end``."""
+    end: float
+    bytes_S: np.ndarray
+    """(S,) where each logged step stands."""
+    bpb_S: np.ndarray
+    """(S,) training loss in bits per byte."""
+    held_out: float | None = None
+    """bpb on the validation text after the stage."""
+
+
+def stage_curve(
+    run: str, stage: str, rows: list[Row], span: Span, begin: float, held_out: float | None = None
+) -> Curve:
+    """The curve of a stage, of the rows of its metrics.jsonl."""
+    drawn = points(rows, span, begin, bits_per_byte)
+    return Curve(run, stage, begin, begin + span.bytes, *drawn, held_out)
+
+
+def curve_of(folder: StageFolder, begin: float, held_out: float) -> Curve:
+    """The same of a finished stage, from its files."""
+    receipt, rows = Receipt.read(folder.receipt), read_rows(folder.metrics)
+    return stage_curve(receipt.run, receipt.stage, rows, receipt, begin, held_out)
+
+
+def points(
+    rows: list[Row], span: Span, begin: float, read: Callable[[dict[str, float]], float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes trained and a value at each row of a stage; ``read`` takes it out, unless it is not finite."""
+    first = span.global_step - span.steps
+    logged = [
+        (row.step - first, value)
+        for row in rows
+        if first < row.step <= span.global_step and math.isfinite(value := read(row.metrics))
+    ]
+    steps_S, value_S = np.array(logged, float).reshape(-1, 2).T
+    return begin + steps_S / max(1, span.steps) * span.bytes, value_S
+
+
+def bits_per_byte(metrics: dict[str, float]) -> float:
+    """Training loss of a row; NaN where it has none."""
+    return metrics.get("train/bpb", metrics.get("train/loss", math.nan) / math.log(2))
+
+
+def smoothed(y_S: np.ndarray) -> np.ndarray:
+    """Mean of about a twentieth of the points, centred so that it does not lag; narrower at both ends."""
+    n = len(y_S)
+    at_S = np.arange(n)
+    half_S = np.minimum(np.minimum(at_S, n - 1 - at_S), 1 + n // 40)
+    sums = np.concatenate([[0.0], np.cumsum(y_S)])
+    return (sums[at_S + half_S + 1] - sums[at_S - half_S]) / (2 * half_S + 1)
+
 
 @dataclass(frozen=True)
 class StageRecord:
-    """One stage on disk. ``spec`` is a `spider.config.StageSpec` as plain JSON."""
+    """One stage on disk."""
 
     name: str
-    folder: Path
+    folder: StageFolder
     spec: dict[str, Any]
+    """A `spider.config.StageSpec` as plain JSON."""
+    configured: str | None
+    """Identity of the stage as it is configured now; None: it is not."""
     receipt: Receipt | None
     manifest: Manifest | None
     """Of the final checkpoint, or of the newest one of a stage that is not finished."""
     evaluation: Evaluation | None
     rows: list[Row]
-    """Of metrics.jsonl."""
     begin: float
     """Bytes trained before it."""
     first_step: int
     """Steps of the run before it."""
-    notes: list[str] = field(default_factory=list)
-    """What is missing or does not fit, in sentences."""
-
-    @property
-    def steps(self) -> int:
-        """Steps done, by the last logged one where the stage is not finished."""
-        if self.receipt:
-            return self.receipt.steps
-        return max((row.step for row in self.rows), default=self.first_step) - self.first_step
 
     @cached_property
-    def span(self) -> Span | Receipt:
-        """How far it has come; bytes of an unfinished one count special ids as well."""
+    def span(self) -> Span:
+        """By the last logged step where it is not finished; the bytes then count special ids as well."""
         if self.receipt:
             return self.receipt
-        s = self.spec["settings"]
-        done = self.steps * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
-        return Span(self.spec["run"], self.name, self.steps, self.first_step + self.steps, done, done)
+        last, s = max((row.step for row in self.rows), default=self.first_step), self.spec["settings"]
+        done = (count := last - self.first_step) * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
+        return Training(steps=count, global_step=last, tokens=done, bytes=done, seconds=0)
 
     def curve(self) -> Curve:
         """Its loss over the bytes of the run; what is not finished has no mark at its end."""
         held_out = self.evaluation.bpb if self.evaluation and self.receipt else None
-        return stage_curve(self.rows, self.span, self.begin, held_out)
+        return stage_curve(self.spec["run"], self.name, self.rows, self.span, self.begin, held_out)
 
     @property
     def state(self) -> str:
@@ -73,31 +132,70 @@ class StageRecord:
             return "evaluated" if self.evaluation else "trained"
         return "begun" if self.rows or self.manifest else "waiting"
 
+    @property
+    def notes(self) -> Iterator[str]:
+        """Sentences on what is missing or does not fit."""
+        at, name = f"{self.folder.path.parent.name} {self.name}", self.name
+        receipt, measured = self.receipt, self.evaluation
+        if self.state == "waiting":
+            yield f"Stage {name} has not begun: `spider train {at}`, or the workflow, trains it."
+        if self.state == "begun":
+            done = f"step {self.span.steps:,}"
+            if self.manifest and self.manifest.end:
+                done += f" of {self.manifest.end:,}"
+            if self.rows:
+                ago = time.time() - self.folder.metrics.stat().st_mtime
+                done += f", logged {duration(max(0, ago))} ago"
+            yield (
+                f"Stage {name} is not finished: {done}. If nothing trains it, `spider train {at}` or the "
+                "workflow goes on."
+            )
+        if receipt is None:
+            return
+        trained = self.manifest and identity_of(StageSpec.deciding_in(self.manifest.spec))  # of any version
+        if self.configured and self.configured not in (trained, receipt.identity):
+            yield (
+                f"Stage {name} was trained with other settings than the configuration says now (digest "
+                f"{receipt.identity}, now {self.configured}); this page shows what was trained."
+            )
+        if self.manifest is None:
+            yield f"The final checkpoint of stage {name} is gone: {self.folder.path / receipt.checkpoint}."
+        if measured is None:
+            yield f"Stage {name} is trained and not evaluated: `spider evaluate {at}`."
+        elif measured.weights != (receipt.averaged_weights or receipt.weights):
+            yield (
+                f"The evaluation of stage {name} is of other weights ({measured.weights}) than those that it "
+                f"has now: `spider evaluate {at}`."
+            )
+        elif measured.figures is None:
+            yield (
+                f"Stage {name} was evaluated before figures were kept: `spider evaluate {at}` shows what is "
+                "inside the model, its size and its work."
+            )
+
 
 def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]:
     """All stages of a run, in the order of training.
 
     Raises:
-        ConfigError: neither the configuration nor the results folder knows the run.
-        ValueError: a file there is damaged; names it.
+        ValueError: neither the configuration nor the results folder knows the run, or a file there is
+            damaged; names it.
     """
-    if run in config.runs:
+    if configured := run in config.runs:
         specs = [config.stage(run, stage.name) for stage in config.runs[run].stages]
     else:
         origins = [Origin.read(s.origin) for s in results.stages(run) if s.origin.exists()]
         if not origins:
-            names = {**dict.fromkeys(config.runs), **dict.fromkeys(results.runs)}
-            raise ValueError(f"no run {run!r} in {results.root / 'runs'}{nearest(run, list(names))}")
+            known = dict.fromkeys([*config.runs, *results.runs])
+            raise ValueError(f"no run {run!r} in {results.root / 'runs'}{nearest(run, known)}")
         specs = sorted((origin.spec for origin in origins), key=lambda spec: spec.index)
     stages: list[StageRecord] = []
     for spec in specs:
-        stage = _read(results.stage(run, spec.stage), spec, stages[-1] if stages else None)
-        notes = _notes(stage, spec.identity if run in config.runs else None)
-        stages.append(replace(stage, notes=[*notes]))
+        stages.append(_read(results.stage(run, spec.stage), spec, configured, stages[-1] if stages else None))
     return stages
 
 
-def _read(folder: StageFolder, spec: StageSpec, before: StageRecord | None) -> StageRecord:
+def _read(folder: StageFolder, spec: StageSpec, configured: bool, before: StageRecord | None) -> StageRecord:
     receipt = Receipt.read(folder.receipt) if folder.receipt.exists() else None
     checkpoints = [folder.path / receipt.checkpoint] if receipt else steps(folder.checkpoints)
     whole = [path / MANIFEST for path in checkpoints if (path / MANIFEST).is_file()]
@@ -105,12 +203,11 @@ def _read(folder: StageFolder, spec: StageSpec, before: StageRecord | None) -> S
     first_step = before.span.global_step if before else 0
     if manifest:
         first_step = manifest.global_step - manifest.step
-    elif receipt:
-        first_step = receipt.global_step - receipt.steps
     return StageRecord(
         name=spec.stage,
-        folder=folder.path,
+        folder=folder,
         spec=manifest.spec if manifest else spec.model_dump(mode="json"),
+        configured=spec.identity if configured else None,
         receipt=receipt,
         manifest=manifest,
         evaluation=Evaluation.read(folder.evaluation) if folder.evaluation.exists() else None,
@@ -118,42 +215,3 @@ def _read(folder: StageFolder, spec: StageSpec, before: StageRecord | None) -> S
         begin=before.begin + before.span.bytes if before else 0,
         first_step=first_step,
     )
-
-
-def _notes(stage: StageRecord, identity: str | None) -> Iterator[str]:
-    """Sentences on what is missing or does not fit the stage as it is configured now (None: it is not)."""
-    at = f"{stage.folder.parent.name} {stage.name}"
-    receipt = stage.receipt
-    if stage.state == "waiting":
-        yield f"Stage {stage.name} has not begun: `spider train {at}`, or the workflow, trains it."
-    if stage.state == "begun":
-        end = stage.manifest and stage.manifest.end
-        done = f"step {stage.steps:,}" + (f" of {end:,}" if end else "")
-        logged = StageFolder(stage.folder).metrics.stat().st_mtime if stage.rows else 0
-        when = f", logged {duration(max(0, time.time() - logged))} ago" if logged else ""
-        yield (
-            f"Stage {stage.name} is not finished: {done}{when}. If nothing trains it, `spider train {at}` or "
-            "the workflow goes on."
-        )
-    if receipt is None:
-        return
-    trained = stage.manifest and identity_of(StageSpec.deciding_in(stage.manifest.spec))  # of any version
-    if identity and identity not in (trained, receipt.identity):
-        yield (
-            f"Stage {stage.name} was trained with other settings than the configuration says now (digest "
-            f"{receipt.identity}, now {identity}); this page shows what was trained."
-        )
-    if stage.manifest is None:
-        yield f"The final checkpoint of stage {stage.name} is gone: {stage.folder / receipt.checkpoint}."
-    if stage.evaluation is None:
-        yield f"Stage {stage.name} is trained and not evaluated: `spider evaluate {at}`."
-    elif stage.evaluation.weights != (receipt.averaged_weights or receipt.weights):
-        yield (
-            f"The evaluation of stage {stage.name} is of other weights ({stage.evaluation.weights}) than "
-            f"those that it has now: `spider evaluate {at}`."
-        )
-    elif stage.evaluation.figures is None:
-        yield (
-            f"Stage {stage.name} was evaluated before figures were kept: `spider evaluate {at}` shows what "
-            "is inside the model, its size and its work."
-        )

@@ -18,8 +18,7 @@ from rich.text import Text
 
 from spider.evaluation.artifact import CutText
 from spider.files import write_text
-from spider.report.render import colours, svg_file, text
-from spider.report.templates import TINTS, render
+from spider.report.render import TINTS, colours, html, text, write_svg
 
 #: Of a picture: characters a line, and pixels of one.
 _COLUMNS, _ADVANCE, _LINE = 100, 8, 18
@@ -52,50 +51,44 @@ def show(cut: CutText, console: Console) -> None:
 
 def write_page(cut: CutText | None, path: Path, title: str) -> None:
     """A web page that needs nothing else; length and boundary probability of a segment are its tooltip."""
-    write_text(path, render("text.html.j2", title=title, cut=cut))
+    write_text(path, html("text.html.j2", title=title, cut=cut))
 
 
 def write_picture(cut: CutText, path: Path, title: str) -> None:
     """The same as an SVG file, in a fixed-width font."""
-    lines = [*_lines(cut)]
     parts = [text(20, 28, title, 'font-size="16" font-weight="bold"')]
     parts.append(text(20, 50, cut.caption, 'fill="var(--soft)"'))
-    for row, cells in enumerate(lines):
-        top, column = 66 + row * _LINE, 0
-        for (number, mark), run in groupby(cells, key=lambda cell: (cell[2], cell[1])):
-            said = "".join(char for char, _, _ in run)
-            x, width = 20 + column * _ADVANCE, cell_len(said) * _ADVANCE
+    tint, bottom = Markup('<rect x="{}" y="{}" width="{}" height="{}" fill="{}"/>'), 66
+    for cells in _lines(cut):
+        x = 20
+        for (number, mark), run in groupby(cells, key=lambda cell: cell[1:]):
+            said = "".join(char for char, *_ in run)
+            width = cell_len(said) * _ADVANCE
             if number is not None:
-                tint = '<rect x="{}" y="{}" width="{}" height="{}" fill="{}"/>'
-                parts.append(Markup(tint).format(x, top, width, _LINE - 2, tints()[number % TINTS]))
+                parts.append(tint.format(x, bottom, width, _LINE - 2, tints()[number % TINTS]))
             # A given length keeps letters on their tints whatever the font.
             style = f'textLength="{width}" lengthAdjust="spacingAndGlyphs" xml:space="preserve" class="mono"'
             if said.strip():
-                parts.append(text(x, top + 13, said, style + (' fill="var(--soft)"' if mark else "")))
-            column += cell_len(said)
+                parts.append(text(x, bottom + 13, said, style + (' fill="var(--soft)"' if mark else "")))
+            x += width
+        bottom += _LINE
     parts.append(Markup('<style>.mono { font: 13px "DejaVu Sans Mono", Menlo, monospace; }</style>'))
-    width, height = 40 + _COLUMNS * _ADVANCE, 80 + len(lines) * _LINE
-    write_text(path, svg_file(Markup("").join(parts), width, height, title))
+    write_svg(path, parts, 40 + _COLUMNS * _ADVANCE, bottom + 14, title)
 
 
-#: A character, whether it is a mark, and the number of its segment (None: the open tail).
-_Cell = tuple[str, bool, int | None]
-
-
-def _lines(cut: CutText) -> Iterator[list[_Cell]]:
-    """The text as lines of at most `_COLUMNS` cells."""
-    cells: list[_Cell] = []
+def _lines(cut: CutText) -> Iterator[list[tuple[str, int | None, bool]]]:
+    """The text as lines of at most `_COLUMNS` cells: a character, the number of its segment (None: the open
+    tail), and whether it is a mark."""
+    cells: list[tuple[str, int | None, bool]] = []
     column = 0
-    numbered = [
-        (n if one.closed else None, piece) for n, one in enumerate(cut.segments) for piece in one.pieces
-    ]
-    for number, piece in numbered:
-        for char in piece.text:
-            if char == "\n" or column + cell_len(char) > _COLUMNS:
-                yield cells
-                cells, column = [], 0
-            if char != "\n":
-                cells.append((char, piece.mark, number))
-                column += cell_len(char)
+    for number, segment in enumerate(cut.segments):
+        for piece in segment.pieces:
+            for char in piece.text:
+                if char == "\n" or column + cell_len(char) > _COLUMNS:
+                    yield cells
+                    cells, column = [], 0
+                if char != "\n":
+                    cells.append((char, number if segment.closed else None, piece.mark))
+                    column += cell_len(char)
     if cells:
         yield cells

@@ -9,7 +9,7 @@ import pytest
 
 from spider import load_model
 from spider.files import read_json
-from spider.report.draw import FIGURES
+from spider.report.figures import FIGURES
 from spider.tokens import BYTES
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE

@@ -26,7 +26,7 @@ from spider.files import write_json
 from spider.model import build_model
 from spider.model.spider.config import BoundaryConfig
 from spider.report.compare import compare
-from spider.report.draw import FIGURES, draw_stage
+from spider.report.figures import FIGURES, draw_stage
 from spider.results import StageFolder
 from spider.tokens import BYTES
 from tests.unit import records
@@ -200,9 +200,9 @@ def test_evaluating_twice_gives_equal_figures_and_the_same_sample(receipt, spec,
 def test_an_evaluation_is_what_the_comparison_reads(evaluated, tmp_path):
     _, found, out = evaluated
     summary = compare([out / "evaluation.json"], benchmarks=None, output=tmp_path / "report")
-    stage = summary["runs"]["demo"]["stages"]["main"]
+    stage = summary.runs["demo"].stages["main"]
     assert (stage["bpb"], stage["steps"], stage["bytes"]) == (found["bpb"], 20, 2500)
-    assert list(summary["compressors_by_data"]) == ["sentences"]
+    assert list(summary.compressors_by_data) == ["sentences"]
 
 
 def test_a_model_reads_what_came_before_and_nothing_after(spec):

@@ -13,7 +13,7 @@ from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.files import sha256, write_json
-from spider.report.draw import draw_stage
+from spider.report.figures import draw_stage
 from spider.results import Results
 from spider.training.stage import train
 from tests.unit.datasets import dataset

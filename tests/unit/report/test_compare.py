@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from spider.report.compare import compare, read_summary
+from spider.report.compare import Summary, compare
 from spider.report.costs import seconds_by_rule
 from tests.unit.evaluation.stages import COMPRESSORS, demo, write_benchmark, write_stage
 
@@ -11,9 +11,10 @@ from tests.unit.evaluation.stages import COMPRESSORS, demo, write_benchmark, wri
 def test_summary_holds_what_was_promised_to_its_readers(tmp_path):
     write_benchmark(tmp_path / "benchmarks", "train", "demo-main", 10.5, 2.0)
     summary = compare(demo(tmp_path / "runs"), benchmarks=tmp_path / "benchmarks", output=tmp_path / "report")
-    assert json.loads((tmp_path / "report" / "summary.json").read_text()) == summary
-    assert read_summary(tmp_path / "report" / "summary.json") == summary
-    run = summary["runs"]["demo"]
+    plain = json.loads((tmp_path / "report" / "summary.json").read_text())
+    assert plain == summary.plain()
+    assert Summary.read(tmp_path / "report" / "summary.json") == summary
+    run = plain["runs"]["demo"]
     assert run["order"] == ["warmup", "main", "anneal"]
     main = run["stages"]["main"]
     assert {
@@ -27,8 +28,8 @@ def test_summary_holds_what_was_promised_to_its_readers(tmp_path):
         "global_step": 500,
         "text": "pydocs",
     }
-    assert summary["compressors"] == COMPRESSORS == summary["compressors_by_data"]["pydocs"]
-    assert summary["seconds_by_rule"] == {"train": 12.5}
+    assert plain["compressors"] == COMPRESSORS == plain["compressors_by_data"]["pydocs"]
+    assert plain["seconds_by_rule"] == {"train": 12.5}
     assert {p.name for p in (tmp_path / "report").iterdir()} == {
         "summary.json",
         "table.md",
@@ -45,12 +46,12 @@ def test_figures_of_a_sweep_show_its_best_runs_and_say_so(tmp_path):
     for i in range(12):
         assert (f">run{i}: held-out<" in loss) == (f">run{i}<" in bpb) == (i >= 4), i
     assert ">Training loss of the best 8 of 12 runs<" in loss and "compressors, the best 8 of 12 runs<" in bpb
-    assert len(summary["runs"]) == 12
+    assert len(summary.runs) == 12
 
 
 def test_stages_are_in_training_order_whatever_the_order_of_the_files(tmp_path):
     summary = compare(demo(tmp_path / "runs")[::-1], benchmarks=None, output=tmp_path / "report")
-    assert summary["runs"]["demo"]["order"] == ["warmup", "main", "anneal"]
+    assert summary.runs["demo"].order == ["warmup", "main", "anneal"]
 
 
 def test_runs_on_different_texts_keep_their_own_compressors_and_tables(tmp_path):
@@ -58,8 +59,8 @@ def test_runs_on_different_texts_keep_their_own_compressors_and_tables(tmp_path)
     paths = demo(tmp_path / "runs")
     paths += demo(tmp_path / "runs", "news", -0.9, data="news", sha="b" * 64, compressors=other)
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
-    assert summary["compressors_by_data"] == {"pydocs": COMPRESSORS, "news": other}
-    assert summary["compressors"] == COMPRESSORS
+    assert summary.compressors_by_data == {"pydocs": COMPRESSORS, "news": other}
+    assert summary.compressors == COMPRESSORS
     markdown = (tmp_path / "report" / "table.md").read_text()
     first, second = markdown.split("## Held-out text of news")
     assert "demo / anneal" in first and "news / anneal" not in first and "1.4000" not in first
@@ -72,8 +73,8 @@ def test_one_dataset_scored_to_two_lengths_counts_as_two_texts(tmp_path):
         write_stage(tmp_path / "runs", "b", "s", 0, 2.0, global_step=100, sha="b" * 64, bytes=9000),
     ]
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
-    assert list(summary["compressors_by_data"]) == ["pydocs (500,000 bytes)", "pydocs (9,000 bytes)"]
-    assert summary["runs"]["b"]["stages"]["s"]["text"] == "pydocs (9,000 bytes)"
+    assert list(summary.compressors_by_data) == ["pydocs (500,000 bytes)", "pydocs (9,000 bytes)"]
+    assert summary.runs["b"].stages["s"]["text"] == "pydocs (9,000 bytes)"
 
 
 def test_markdown_is_a_wellformed_table_with_stages_and_compressors(tmp_path):

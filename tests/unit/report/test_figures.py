@@ -12,8 +12,8 @@ import pytest
 
 from spider.evaluation.artifact import HeatMap, Histogram, LoopsCurve, Note
 from spider.report import figures
-from spider.report.curves import Curve
 from spider.report.render import colours, picture, spread
+from spider.report.stages import Curve
 
 LOOPS = LoopsCurve(bpb=[2.4, 2.1, 2.05, 2.06], trained=2, bytes=10_000)
 LENGTHS = Histogram(title="Lengths", unit="bytes", things="patches", counts=[0, 90, 200, 150, 60, *[3] * 40])

@@ -9,7 +9,7 @@ import yaml
 
 from spider.config import load_config
 from spider.files import read_json, write_json
-from spider.report.draw import draw_stage
+from spider.report.figures import draw_stage
 from spider.report.formatting import quantity
 from spider.report.page import render
 from spider.report.provenance import chain, read_datasets
@@ -229,7 +229,7 @@ import json, sys
 from pathlib import Path
 from spider.config import load_config
 from spider.report.compare import compare
-from spider.report.draw import draw_stage
+from spider.report.figures import draw_stage
 from spider.report.page import write_report
 from spider.report.screen import final_screen
 from spider.report import scaling
