@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from kernels import switch
 from kernels.aux_fi import aux_fi, aux_fi_torch
-from kernels.cast_columns_fp8 import cast_columns_fp8, cast_columns_fp8_torch
-from kernels.cast_rows_fp8 import cast_rows_fp8, cast_rows_fp8_torch
+from kernels.cast_fp8 import cast_columns_fp8, cast_columns_fp8_torch, cast_rows_fp8, cast_rows_fp8_torch
 from kernels.engram_gate import engram_gate, engram_gate_torch
 from kernels.engram_hash import engram_hash, engram_hash_torch
 from kernels.expand_to_fused import expand_to_fused, expand_to_fused_torch

@@ -4,37 +4,18 @@ It is the factor f of the auxiliary loss ``sum_e f_e mean_n p_ne`` (Fedus et al.
 equation 4), which has no derivative. Counts are integers and scaled once, so the result is the same on every
 run. Masked choices count for no expert, yet the divisor stays N k.
 
-Bytes: the choices once, 8 N K. Two launches: each block of choices is counted, then the counts are summed.
+Two launches: each block of choices is counted, then the counts are summed.
 """
 
 import torch
 from torch import Tensor
 
 from kernels.get_fused_mapping import block_counts, sum_blocks
-from kernels.switch import jit, tl, use_triton
-
-
-@torch.library.custom_op("spider::aux_fi", mutates_args=())
-def aux_fi(chosen_NK: Tensor, experts: int, k: int) -> Tensor:
-    """``f`` (E,), float32, of the choices ``chosen_NK``, int32 or int64, -1 where masked; zeros where N is 0.
-
-    Raises ``ValueError`` where the shape is not (N, K) or a number is not positive.
-    """
-    if chosen_NK.dim() != 2 or experts < 1 or k < 1:
-        raise ValueError(
-            f"aux_fi: the choices {tuple(chosen_NK.shape)} must be (N, K), and the number of experts "
-            f"{experts} and k {k} positive"
-        )
-    return (_launch if use_triton(chosen_NK) else aux_fi_torch)(chosen_NK, experts, k)
-
-
-@aux_fi.register_fake
-def _(chosen_NK: Tensor, experts: int, k: int) -> Tensor:
-    return chosen_NK.new_empty(experts, dtype=torch.float32)
+from kernels.switch import jit, op, tl
 
 
 def aux_fi_torch(chosen_NK: Tensor, experts: int, k: int) -> Tensor:
-    """The same in torch."""
+    """``aux_fi`` in torch."""
     hits = chosen_NK.flatten()[:, None] == torch.arange(experts, device=chosen_NK.device)
     return hits.sum(0).float() * _scale(chosen_NK, experts, k)
 
@@ -50,9 +31,21 @@ def _scale_counts(counts, out, scale, E, blocks, WIDE_E: tl.constexpr, STEP: tl.
     tl.store(out + experts, total.to(tl.float32) * scale, mask=experts < E)
 
 
-def _launch(chosen_NK: Tensor, experts: int, k: int) -> Tensor:
+def _launch(out_E: Tensor, chosen_NK: Tensor, experts: int, k: int) -> None:
     counts, sizes = block_counts(chosen_NK, experts)
-    out_E = counts.new_empty(experts, dtype=torch.float32)
     scale = _scale(chosen_NK, experts, k)
     _scale_counts[1,](counts, out_E, scale, experts, len(counts), WIDE_E=sizes["WIDE_E"], STEP=sizes["STEP"])
-    return out_E
+
+
+@op("aux_fi", _launch, aux_fi_torch)
+def aux_fi(chosen_NK: Tensor, experts: int, k: int) -> Tensor:
+    """``f`` (E,), float32, of the choices ``chosen_NK``, int32 or int64, -1 where masked; zeros where N is 0.
+
+    Raises ``ValueError`` where the shape is not (N, K) or a number is not positive.
+    """
+    if chosen_NK.dim() != 2 or experts < 1 or k < 1:
+        raise ValueError(
+            f"aux_fi: the choices {tuple(chosen_NK.shape)} must be (N, K), and the number of experts "
+            f"{experts} and k {k} positive"
+        )
+    return chosen_NK.new_empty(experts, dtype=torch.float32)

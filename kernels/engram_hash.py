@@ -32,58 +32,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.switch import jit, tl, use_triton
+from kernels.switch import jit, op, tl
+
+Integers = Sequence[int]
 
 BLOCK = 128
 """Bytes of one program, one a thread."""
 
 
-@torch.library.custom_op("spider::engram_hash", mutates_args=())
-def engram_hash(
-    ids_BT: Tensor,
-    orders: Sequence[int],
-    multipliers: Sequence[int],
-    primes: Sequence[int],
-    bos: int,
-    pad: int,
-) -> Tensor:
-    """Rows (B, T, G), int64, of one embedding of ``sum(primes)`` rows, for ``ids_BT``, int32 or int64.
-
-    ``orders``: lengths of the n-grams. ``multipliers``: signed 64-bit, the i-th for the id i places back.
-    ``primes``: rows of each table, the heads of an order side by side. No derivative. Raises ``ValueError``
-    for ids of another shape or dtype, and for numbers that do not fit each other.
-    """
-    if ids_BT.dim() != 2 or ids_BT.dtype not in (torch.int32, torch.int64):
-        raise ValueError(
-            f"engram_hash: ids must be (B, T), int32 or int64, here {tuple(ids_BT.shape)} {ids_BT.dtype}"
-        )
-    if not orders or min(orders) < 1 or len(multipliers) < max(orders):
-        raise ValueError(
-            f"engram_hash: orders {list(orders)} must be positive, at least one, and at most the number of "
-            f"multipliers, {len(multipliers)}"
-        )
-    if not primes or len(primes) % len(orders) or min(primes) < 1:
-        raise ValueError(
-            f"engram_hash: {len(primes)} primes must be positive and as many for each of {len(orders)} orders"
-        )
-    implementation = _launch if use_triton(ids_BT) else engram_hash_torch
-    return implementation(ids_BT, orders, multipliers, primes, bos, pad)
-
-
-@engram_hash.register_fake
-def _(ids_BT, orders, multipliers, primes, bos, pad):
-    return ids_BT.new_empty(*ids_BT.shape, len(primes), dtype=torch.int64)
-
-
 def engram_hash_torch(
-    ids_BT: Tensor,
-    orders: Sequence[int],
-    multipliers: Sequence[int],
-    primes: Sequence[int],
-    bos: int,
-    pad: int,
+    ids_BT: Tensor, orders: Integers, multipliers: Integers, primes: Integers, bos: int, pad: int
 ) -> Tensor:
-    """The same in torch: starts of documents by a running maximum, then a pass for each place and table."""
+    """``engram_hash`` in torch: document starts by a running maximum, a pass for each place and table."""
     T, ids_BT = ids_BT.shape[1], ids_BT.long()
     t = torch.arange(T, device=ids_BT.device)
     start_BT = torch.where(ids_BT == bos, t, 0).cummax(1).values
@@ -131,30 +91,14 @@ def _hash(
                     tl.store(out + n * len(PRIMES) + g, row, mask=t < T)
 
 
-def _launch(
-    ids_BT: Tensor,
-    orders: Sequence[int],
-    multipliers: Sequence[int],
-    primes: Sequence[int],
-    bos: int,
-    pad: int,
-) -> Tensor:
-    out_BTG = ids_BT.new_empty(*ids_BT.shape, len(primes), dtype=torch.int64)
-    B, T = ids_BT.shape
-    if out_BTG.numel():
-        _hash[B, -(-T // BLOCK)](
-            ids_BT.contiguous(),
-            out_BTG,
-            T,
-            **constants(orders, multipliers, primes),
-            BOS=bos,
-            PAD=pad,
-            BLOCK=BLOCK,
-        )
-    return out_BTG
+def _launch(out_BTG: Tensor, ids_BT: Tensor, *numbers) -> None:
+    (B, T), (*of_tables, bos, pad) = ids_BT.shape, numbers
+    if B * T:
+        sizes = dict(BOS=bos, PAD=pad, BLOCK=BLOCK)
+        _hash[B, -(-T // BLOCK)](ids_BT, out_BTG, T, **constants(*of_tables), **sizes)
 
 
-def constants(orders: Sequence[int], multipliers: Sequence[int], primes: Sequence[int]) -> dict:
+def constants(orders: Integers, multipliers: Integers, primes: Integers) -> dict:
     """What the kernel is compiled for."""
     return dict(
         ORDERS=tuple(orders),
@@ -163,3 +107,29 @@ def constants(orders: Sequence[int], multipliers: Sequence[int], primes: Sequenc
         OFFSETS=tuple(accumulate(primes, initial=0))[: len(primes)],
         DEPTH=max(orders),
     )
+
+
+@op("engram_hash", _launch, engram_hash_torch)
+def engram_hash(
+    ids_BT: Tensor, orders: Integers, multipliers: Integers, primes: Integers, bos: int, pad: int
+) -> Tensor:
+    """Rows (B, T, G), int64, of one embedding of ``sum(primes)`` rows, for ``ids_BT``, int32 or int64.
+
+    ``orders``: lengths of the n-grams. ``multipliers``: signed 64-bit, the i-th for the id i places back.
+    ``primes``: rows of each table, the heads of an order side by side. No derivative. Raises ``ValueError``
+    for ids of another shape or dtype, and for numbers that do not fit each other.
+    """
+    if ids_BT.dim() != 2 or ids_BT.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"engram_hash: ids must be (B, T), int32 or int64, here {tuple(ids_BT.shape)} {ids_BT.dtype}"
+        )
+    if not orders or min(orders) < 1 or len(multipliers) < max(orders):
+        raise ValueError(
+            f"engram_hash: orders {list(orders)} must be positive, at least one, and at most the number of "
+            f"multipliers, {len(multipliers)}"
+        )
+    if not primes or len(primes) % len(orders) or min(primes) < 1:
+        raise ValueError(
+            f"engram_hash: {len(primes)} primes must be positive and as many for each of {len(orders)} orders"
+        )
+    return ids_BT.new_empty(*ids_BT.shape, len(primes), dtype=torch.int64)

@@ -3,9 +3,6 @@
     out[token_to_pos[n, k]] = x[n]      where token_to_pos[n, k] >= 0
     out[p] = 0                          where pos_to_expert[p] < 0
 
-Bytes: x is read once and every row of the result written once, (N + P) D. A gather by rows of the result
-would read each row of x K times; the later reads miss the cache, because a token's experts lie far apart.
-
 Layout: the first N programs take a token each, hold a tile of its row in registers and store it K times.
 The programs behind them look at 32 places each and write zeros to those that are padding, so the padding
 costs no launch of its own and no clearing of the whole result. Row offsets are int64: P D may pass 2^31.
@@ -16,53 +13,14 @@ The adjoint is ``reduce_fused`` without weights.
 import torch
 from torch import Tensor
 
-from kernels.switch import jit, tile, tl, use_triton
+from kernels.switch import jit, op, tile, tl
 
 PLACES = 32
 """Places of the result whose padding one program clears."""
 
 
-@torch.library.custom_op("spider::expand_to_fused", mutates_args=())
-def expand_to_fused(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor) -> Tensor:
-    """The fused rows (P, D) of ``x_ND``, in its dtype; rows of no token are zero.
-
-    ``token_to_pos_NK``: each token's K places, -1 where masked. ``pos_to_expert_P``: -1 at padding. Both are
-    int32 or int64, and agree as ``get_fused_mapping`` makes them: a place that is not padding belongs to
-    exactly one token. Differentiable in ``x_ND``. NaN and inf are copied. Raises ``ValueError`` for shapes
-    that do not fit.
-    """
-    if x_ND.dim() != 2 or token_to_pos_NK.dim() != 2 or len(token_to_pos_NK) != len(x_ND):
-        raise ValueError(
-            f"expand_to_fused: x {tuple(x_ND.shape)} must be (N, D) and token_to_pos "
-            f"{tuple(token_to_pos_NK.shape)} (N, K) with the same N"
-        )
-    if use_triton(x_ND):
-        return _launch(x_ND, token_to_pos_NK, pos_to_expert_P)
-    return expand_to_fused_torch(x_ND, token_to_pos_NK, pos_to_expert_P)
-
-
-@expand_to_fused.register_fake
-def _(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor) -> Tensor:
-    return x_ND.new_empty(pos_to_expert_P.shape[0], x_ND.shape[1])
-
-
-def _remember(ctx, inputs, output) -> None:
-    _, token_to_pos_NK, pos_to_expert_P = inputs
-    ctx.save_for_backward(token_to_pos_NK, pos_to_expert_P)
-
-
-def _adjoint(ctx, grad_PD: Tensor):
-    from kernels.reduce_fused import reduce_fused  # each is the other's adjoint
-
-    token_to_pos_NK, pos_to_expert_P = ctx.saved_tensors
-    return reduce_fused(grad_PD, None, token_to_pos_NK, pos_to_expert_P), None, None
-
-
-expand_to_fused.register_autograd(_adjoint, setup_context=_remember)
-
-
 def expand_to_fused_torch(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor) -> Tensor:
-    """The same in torch: masked copies go to a row past the end, which is cut off."""
+    """``expand_to_fused`` in torch: masked copies go to a row past the end, which is cut off."""
     (P,), K = pos_to_expert_P.shape, token_to_pos_NK.shape[1]
     pos_NK = torch.where(token_to_pos_NK < 0, P, token_to_pos_NK).long()
     rows_PD = x_ND.new_zeros(P + 1, x_ND.shape[1])
@@ -95,23 +53,38 @@ def _expand(
         clear_padding(out, pos_to_expert, (n - N) * PLACES, P, D, d, TILE, PLACES)
 
 
-def _launch(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor) -> Tensor:
-    (N, D), (P,), K = x_ND.shape, pos_to_expert_P.shape, token_to_pos_NK.shape[1]
-    out_PD = x_ND.new_empty(P, D)
-    if out_PD.numel() == 0:
-        return out_PD
-    size = tile(D, 2048)
-    grid = (N + -(-P // PLACES), -(-D // size))
-    _expand[grid](
-        x_ND.contiguous(),
-        token_to_pos_NK.contiguous(),
-        pos_to_expert_P.contiguous(),
-        out_PD,
-        N,
-        P,
-        D,
-        K=K,
-        TILE=size,
-        PLACES=PLACES,
-    )
-    return out_PD
+def _launch(out_PD: Tensor, x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor) -> None:
+    (N, K), (P, D) = token_to_pos_NK.shape, out_PD.shape
+    if P * D:
+        size = tile(D, 2048)
+        inputs = x_ND, token_to_pos_NK, pos_to_expert_P
+        grid = N + -(-P // PLACES), -(-D // size)
+        _expand[grid](*inputs, out_PD, N, P, D, K=K, TILE=size, PLACES=PLACES)
+
+
+@op("expand_to_fused", _launch, expand_to_fused_torch)
+def expand_to_fused(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor) -> Tensor:
+    """The fused rows (P, D) of ``x_ND``, in its dtype; rows of no token are zero.
+
+    ``token_to_pos_NK``: each token's K places, -1 where masked. ``pos_to_expert_P``: -1 at padding. Both are
+    int32 or int64, and agree as ``get_fused_mapping`` makes them: a place that is not padding belongs to
+    exactly one token. Differentiable in ``x_ND``. NaN and inf are copied. Raises ``ValueError`` for shapes
+    that do not fit.
+    """
+    if x_ND.dim() != 2 or token_to_pos_NK.dim() != 2 or token_to_pos_NK.shape[0] != x_ND.shape[0]:
+        raise ValueError(
+            f"expand_to_fused: x {tuple(x_ND.shape)} must be (N, D) and token_to_pos "
+            f"{tuple(token_to_pos_NK.shape)} (N, K) with the same N"
+        )
+    return x_ND.new_empty(pos_to_expert_P.shape[0], x_ND.shape[1])
+
+
+def _adjoint(ctx, grad_PD: Tensor):
+    from kernels.reduce_fused import reduce_fused  # each is the other's adjoint
+
+    return reduce_fused(grad_PD, None, *ctx.saved_tensors), None, None
+
+
+expand_to_fused.register_autograd(
+    _adjoint, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:])
+)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.switch import jit, tile, tl, use_triton
+from kernels.switch import jit, op, tile, tl
 
 BLOCK = 1024
 """Entries, or rows of the result, of one program."""
@@ -43,46 +43,13 @@ class FusedMapping(NamedTuple):
     """Rows that are not padding."""
 
 
-def get_fused_mapping(chosen_NK: Tensor, experts: int, alignment: int = 1) -> FusedMapping:
-    """The rows of each expert for the choices ``chosen_NK``, int32 or int64, -1 where masked.
-
-    Raises ``ValueError`` where the shape is not (N, K) or a number is not positive.
-    """
-    return FusedMapping(*fused_mapping(chosen_NK, experts, alignment))
-
-
 def static_rows(entries: int, experts: int, alignment: int) -> int:
     """The most rows that so many entries can need: each expert that has one pads alignment - 1."""
     return (entries + min(experts, entries) * (alignment - 1)) // alignment * alignment
 
 
-@torch.library.custom_op("spider::get_fused_mapping", mutates_args=())
-def fused_mapping(
-    chosen_NK: Tensor, experts: int, alignment: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The fields of ``FusedMapping`` at their static size: the registered op."""
-    if chosen_NK.dim() != 2 or experts < 1 or alignment < 1:
-        raise ValueError(
-            f"get_fused_mapping: the choices {tuple(chosen_NK.shape)} must be (N, K), and the number of "
-            f"experts {experts} and the alignment {alignment} positive"
-        )
-    return (_launch if use_triton(chosen_NK) else get_fused_mapping_torch)(chosen_NK, experts, alignment)
-
-
-@fused_mapping.register_fake
-def _(chosen_NK, experts, alignment):
-    return _empty(chosen_NK, experts, alignment)
-
-
-def _empty(chosen_NK: Tensor, experts: int, alignment: int) -> FusedMapping:
-    N, K = chosen_NK.shape
-    P = static_rows(N * K, experts, alignment)
-    shapes = (P,), (P,), (P,), (N, K), (experts,), (experts,), (experts,)
-    return FusedMapping(*(chosen_NK.new_empty(shape, dtype=torch.int32) for shape in shapes))
-
-
 def get_fused_mapping_torch(chosen_NK: Tensor, experts: int, alignment: int = 1) -> FusedMapping:
-    """The same in torch: a stable sort. Masked entries are an expert of their own, which is cut off."""
+    """``get_fused_mapping`` in torch: a stable sort, masked entries as one expert more, which is cut off."""
     (N, K), device = chosen_NK.shape, chosen_NK.device
     P = static_rows(N * K, experts, alignment)
     expert_I = chosen_NK.flatten().long()
@@ -195,7 +162,7 @@ def _place(
 
 def block_counts(chosen_NK: Tensor, experts: int) -> tuple[Tensor, dict[str, int]]:
     """Launch ``count_blocks``: the counts (blocks, WIDE_E), at least one block, and the sizes it took."""
-    wide = tile(experts, experts * 2)
+    wide = tile(experts)
     sizes = dict(WIDE_E=wide, BLOCK=BLOCK, STEP=max(4096 // wide, 1))
     blocks = max(-(-chosen_NK.numel() // BLOCK), 1)
     counts = chosen_NK.new_empty(blocks, wide, dtype=torch.int32)
@@ -203,11 +170,33 @@ def block_counts(chosen_NK: Tensor, experts: int) -> tuple[Tensor, dict[str, int
     return counts, sizes
 
 
-def _launch(chosen_NK: Tensor, experts: int, alignment: int) -> FusedMapping:
-    (N, K), mapping = chosen_NK.shape, _empty(chosen_NK, experts, alignment)
+def _launch(mapping: FusedMapping, chosen_NK: Tensor, experts: int, alignment: int) -> None:
     counts, sizes = block_counts(chosen_NK, experts)
-    P, blocks = len(mapping.pos_to_expert_P), len(counts)
-    _place[blocks - (-P // BLOCK),](
-        chosen_NK.contiguous(), counts, *mapping, N * K, P, experts, blocks, K=K, ALIGNMENT=alignment, **sizes
-    )
-    return mapping
+    P, blocks, K = len(mapping.pos_to_expert_P), len(counts), chosen_NK.shape[1]
+    numbers = chosen_NK.numel(), P, experts, blocks
+    grid = (blocks - (-P // BLOCK),)
+    _place[grid](chosen_NK, counts, *mapping, *numbers, K=K, ALIGNMENT=alignment, **sizes)
+
+
+@op("get_fused_mapping", _launch, get_fused_mapping_torch)
+def fused_mapping(
+    chosen_NK: Tensor, experts: int, alignment: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The fields of ``FusedMapping`` at their static size: the registered op."""
+    if chosen_NK.dim() != 2 or experts < 1 or alignment < 1:
+        raise ValueError(
+            f"get_fused_mapping: the choices {tuple(chosen_NK.shape)} must be (N, K), and the number of "
+            f"experts {experts} and the alignment {alignment} positive"
+        )
+    N, K = chosen_NK.shape
+    P = static_rows(N * K, experts, alignment)
+    shapes = (P,), (P,), (P,), (N, K), (experts,), (experts,), (experts,)
+    return FusedMapping(*(chosen_NK.new_empty(shape, dtype=torch.int32) for shape in shapes))
+
+
+def get_fused_mapping(chosen_NK: Tensor, experts: int, alignment: int = 1) -> FusedMapping:
+    """The rows of each expert for the choices ``chosen_NK``, int32 or int64, -1 where masked.
+
+    Raises ``ValueError`` where the shape is not (N, K) or a number is not positive.
+    """
+    return FusedMapping(*fused_mapping(chosen_NK, experts, alignment))

@@ -3,7 +3,7 @@
     y[p] = x[p] w[e(p)]          dx[p] = dy[p] w[e(p)]^T          dw[e] = sum over p of x[p]^T dy[p]
 
 The first two multiply e4m3 by e4m3 with a scale a row of the left and a column of the right operand
-(``cast_rows_fp8``, ``cast_columns_fp8``); what is summed along shares a scale on each side, as the hardware
+(``cast_fp8``); what is summed along shares a scale on each side, as the hardware
 wants. The weight gradient stays in bfloat16. In fp8 it would need both operands cast once more, with scales
 along the other axis and apart for each expert, which at F = 512 takes longer than the narrow product saves
 (docs/kernels.md); and its rounding errors would add up in the optimizer's moments.
@@ -24,8 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cast_columns_fp8 import cast_columns_fp8
-from kernels.cast_rows_fp8 import cast_rows_fp8
+from kernels.cast_fp8 import cast_columns_fp8, cast_rows_fp8
 
 
 def grouped_mm_fp8(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:

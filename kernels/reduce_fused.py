@@ -7,124 +7,44 @@
 
 All sums are in float32 whatever the rows are, and in a fixed order: every run gives the same bits.
 
-Bytes, forward: the rows of y that have a token once, the result once, (N K + N) D. Backward: y, dout and dy
-once each, (N K + N + P) D, in one kernel. Unweighted, the backward is ``expand_to_fused``.
-
 Layout, forward: a program takes a token, or a tile of its row, and adds its K rows one after the other; the K
-loads do not wait for one another. Backward: a program holds a tile of dout[n] and of its K rows of y at once,
-so that each is read once. The tile is narrower for large K, and 8 warps share it: with 4, some tiles do not
-fit the registers. Rows of no token must be zero and not merely unread, because the experts' weight gradient
-sums over whole segments, padding included. Programs behind the N tokens clear them, for which they look at
-``pos_to_expert``, an argument that only the backward uses.
+loads do not wait for one another. Backward, one kernel but ``expand_to_fused`` where there are no weights: a
+program holds a tile of dout[n] and of its K rows of y at once, so that each is read once. The tile is
+narrower for large K, and 8 warps share it: with 4, some tiles do not fit the registers. Rows of no token must
+be zero and not merely unread, because the experts' weight gradient sums over whole segments, padding
+included. Programs behind the N tokens clear them, for which they look at ``pos_to_expert``, an argument that
+only the backward uses.
 """
 
 import torch
 from torch import Tensor
 
 from kernels.expand_to_fused import PLACES, clear_padding, expand_to_fused
-from kernels.switch import jit, tile, tl, use_triton
-
-
-@torch.library.custom_op("spider::reduce_fused", mutates_args=())
-def reduce_fused(
-    y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor | None = None
-) -> Tensor:
-    """The rows (N, D) that tokens get from ``y_PD``, in its dtype; zeros for a token masked everywhere.
-
-    ``w_NK``: float32 weights, or None for ones. ``token_to_pos_NK``: int32 or int64, -1 where masked; such a
-    term is left out, whatever its weight. Rows of no token are not read, NaN in them does not matter.
-    ``pos_to_expert_P`` says which rows those are, -1; without it the backward finds out, in some small
-    launches more. Differentiable once in ``y_PD`` and ``w_NK``. Raises ``ValueError`` for shapes that do not
-    fit.
-    """
-    if (
-        y_PD.dim() != 2
-        or token_to_pos_NK.dim() != 2
-        or (w_NK is not None and w_NK.shape != token_to_pos_NK.shape)
-    ):
-        raise ValueError(
-            f"reduce_fused: y {tuple(y_PD.shape)} must be (P, D); token_to_pos "
-            f"{tuple(token_to_pos_NK.shape)} and w {None if w_NK is None else tuple(w_NK.shape)} both (N, K)"
-        )
-    if use_triton(y_PD):
-        return _launch(y_PD, w_NK, token_to_pos_NK)
-    return reduce_fused_torch(y_PD, w_NK, token_to_pos_NK)
-
-
-@reduce_fused.register_fake
-def _(y_PD, w_NK, token_to_pos_NK, pos_to_expert_P=None):
-    return y_PD.new_empty(token_to_pos_NK.shape[0], y_PD.shape[1])
-
-
-@torch.library.custom_op("spider::reduce_fused_backward", mutates_args=())
-def reduce_fused_backward(
-    grad_ND: Tensor, y_PD: Tensor, w_NK: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradients of ``y_PD`` and ``w_NK``, in their dtypes."""
-    if use_triton(y_PD):
-        return _launch_backward(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
-    return reduce_fused_backward_torch(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
-
-
-@reduce_fused_backward.register_fake
-def _(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P):
-    return y_PD.new_empty(y_PD.shape), w_NK.new_empty(w_NK.shape)
-
-
-def _remember(ctx, inputs, output) -> None:
-    y_PD, w_NK, token_to_pos_NK, pos_to_expert_P = inputs
-    ctx.rows = y_PD.shape[0]
-    ctx.save_for_backward(None if w_NK is None else y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
-
-
-def _adjoint(ctx, grad_ND: Tensor):
-    y_PD, w_NK, token_to_pos_NK, pos_to_expert_P = ctx.saved_tensors
-    if pos_to_expert_P is None:
-        # Row P takes what is masked, and is cut off.
-        taken_P = token_to_pos_NK.new_full((ctx.rows + 1,), -1)
-        places = torch.where(token_to_pos_NK < 0, ctx.rows, token_to_pos_NK).flatten().long()
-        pos_to_expert_P = taken_P.index_fill(0, places, 0)[: ctx.rows].contiguous()
-    if w_NK is None:
-        return expand_to_fused(grad_ND, token_to_pos_NK, pos_to_expert_P), None, None, None
-    return *reduce_fused_backward(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P), None, None
-
-
-reduce_fused.register_autograd(_adjoint, setup_context=_remember)
+from kernels.switch import jit, op, tile, tl
 
 
 def reduce_fused_torch(
     y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor | None = None
 ) -> Tensor:
-    """The same in torch, one k after the other."""
-    wide = torch.promote_types(y_PD.dtype, torch.float32)
+    """``reduce_fused`` in torch, one k after the other."""
+    masked_NK, wide = token_to_pos_NK < 0, torch.promote_types(y_PD.dtype, torch.float32)
+    # What is masked takes any row, of which there may be none.
+    rows_PD = y_PD if len(y_PD) else y_PD.new_zeros(1, y_PD.shape[1])
     sum_ND = y_PD.new_zeros(len(token_to_pos_NK), y_PD.shape[1], dtype=wide)
     for k in range(token_to_pos_NK.shape[1]):
-        term_ND = _rows(y_PD, token_to_pos_NK[:, k]).to(wide)
+        pos_N, masked_N1 = token_to_pos_NK[:, k], masked_NK[:, k, None]
+        term_ND = rows_PD.index_select(0, pos_N.clamp(min=0)).to(wide).masked_fill(masked_N1, 0)
         if w_NK is not None:
-            term_ND = term_ND * w_NK[:, k, None]
-        sum_ND = sum_ND + term_ND.masked_fill(token_to_pos_NK[:, k, None] < 0, 0)
+            term_ND = term_ND * w_NK[:, k, None].masked_fill(masked_N1, 0)
+        sum_ND = sum_ND + term_ND
     return sum_ND.to(y_PD.dtype)
 
 
 def reduce_fused_backward_torch(
     grad_ND: Tensor, y_PD: Tensor, w_NK: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same in torch."""
-    wide = torch.promote_types(y_PD.dtype, torch.float32)
-    places = torch.where(token_to_pos_NK < 0, len(y_PD), token_to_pos_NK).long()
-    dy_PD, dw_NK = y_PD.new_zeros(len(y_PD) + 1, y_PD.shape[1]), torch.zeros_like(w_NK)
-    for k in range(token_to_pos_NK.shape[1]):
-        dy_PD[places[:, k]] = (w_NK[:, k, None] * grad_ND.to(wide)).to(y_PD.dtype)
-        dot_N = (grad_ND.to(wide) * _rows(y_PD, token_to_pos_NK[:, k])).sum(1)
-        dw_NK[:, k] = dot_N.masked_fill(token_to_pos_NK[:, k] < 0, 0)
-    return dy_PD[:-1].clone(), dw_NK
-
-
-def _rows(y_PD: Tensor, pos_N: Tensor) -> Tensor:
-    """The rows at ``pos_N``; any row where it is -1, and zeros where there are no rows at all."""
-    if len(y_PD) == 0:
-        return y_PD.new_zeros(len(pos_N), y_PD.shape[1])
-    return y_PD.index_select(0, pos_N.clamp(min=0))
+    """The same by torch's derivative of the twin."""
+    return torch.func.vjp(lambda y, w: reduce_fused_torch(y, w, token_to_pos_NK), y_PD, w_NK)[1](grad_ND)
 
 
 @jit
@@ -142,23 +62,18 @@ def _reduce(y, w, token_to_pos, out, D, K: tl.constexpr, WEIGHTED: tl.constexpr,
     tl.store(out + n.to(tl.int64) * D + d, total.to(out.dtype.element_ty), mask=d < D)
 
 
-def _launch(y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor) -> Tensor:
-    (N, K), D = token_to_pos_NK.shape, y_PD.shape[1]
-    out_ND = y_PD.new_empty(N, D)
-    if out_ND.numel() == 0:
-        return out_ND
-    size = tile(D, 2048)
-    _reduce[N, -(-D // size)](
-        y_PD.contiguous(),
-        y_PD if w_NK is None else w_NK.contiguous(),
-        token_to_pos_NK.contiguous(),
-        out_ND,
-        D,
-        K=K,
-        WEIGHTED=w_NK is not None,
-        TILE=size,
-    )
-    return out_ND
+def _launch(
+    out_ND: Tensor,
+    y_PD: Tensor,
+    w_NK: Tensor | None,
+    token_to_pos_NK: Tensor,
+    pos_to_expert_P: Tensor | None = None,
+) -> None:
+    (N, D), K, weighted = out_ND.shape, token_to_pos_NK.shape[1], w_NK is not None
+    if N * D:
+        size = tile(D, 2048)
+        inputs = y_PD, w_NK if weighted else y_PD, token_to_pos_NK
+        _reduce[N, -(-D // size)](*inputs, out_ND, D, K=K, WEIGHTED=weighted, TILE=size)
 
 
 @jit
@@ -199,29 +114,63 @@ def _reduce_backward(
             clear_padding(dy, pos_to_expert, (n - N) * PLACES, P, D, d, TILE, PLACES)
 
 
-def _launch_backward(
-    grad_ND: Tensor, y_PD: Tensor, w_NK: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
-) -> tuple[Tensor, Tensor]:
-    (N, K), (P, D) = w_NK.shape, y_PD.shape
-    dy_PD, dw_NK = y_PD.new_empty(P, D), w_NK.new_empty(N, K)
+def _launch_backward(gradients: tuple[Tensor, Tensor], *inputs: Tensor) -> None:
+    (P, D), (N, K) = (x.shape for x in gradients)
     programs = N + -(-P // PLACES)
     if programs:
-        wide_k = tile(K, K * 2)
-        _reduce_backward[programs,](
-            grad_ND.contiguous(),
-            y_PD.contiguous(),
-            w_NK.contiguous(),
-            token_to_pos_NK.contiguous(),
-            pos_to_expert_P.contiguous(),
-            dy_PD,
-            dw_NK,
-            N,
-            P,
-            D,
-            K=K,
-            WIDE_K=wide_k,
-            TILE=tile(D, 4096 // wide_k),
-            PLACES=PLACES,
-            num_warps=8,
+        wide = tile(K)
+        sizes = dict(K=K, WIDE_K=wide, TILE=tile(D, 4096 // wide), PLACES=PLACES, num_warps=8)
+        _reduce_backward[programs,](*inputs, *gradients, N, P, D, **sizes)
+
+
+@op("reduce_fused", _launch, reduce_fused_torch)
+def reduce_fused(
+    y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor | None = None
+) -> Tensor:
+    """The rows (N, D) that tokens get from ``y_PD``, in its dtype; zeros for a token masked everywhere.
+
+    ``w_NK``: float32 weights, or None for ones. ``token_to_pos_NK``: int32 or int64, -1 where masked; such a
+    term is left out, whatever its weight. Rows of no token are not read, NaN in them does not matter.
+    ``pos_to_expert_P`` says which rows those are, -1; without it the backward finds out, in some small
+    launches more. Differentiable once in ``y_PD`` and ``w_NK``. Raises ``ValueError`` for shapes that do not
+    fit.
+    """
+    if (
+        y_PD.dim() != 2
+        or token_to_pos_NK.dim() != 2
+        or (w_NK is not None and w_NK.shape != token_to_pos_NK.shape)
+    ):
+        raise ValueError(
+            f"reduce_fused: y {tuple(y_PD.shape)} must be (P, D); token_to_pos "
+            f"{tuple(token_to_pos_NK.shape)} and w {None if w_NK is None else tuple(w_NK.shape)} both (N, K)"
         )
-    return dy_PD, dw_NK
+    return y_PD.new_empty(token_to_pos_NK.shape[0], y_PD.shape[1])
+
+
+@op("reduce_fused_backward", _launch_backward, reduce_fused_backward_torch)
+def reduce_fused_backward(
+    grad_ND: Tensor, y_PD: Tensor, w_NK: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of ``y_PD`` and ``w_NK``, in their dtypes."""
+    return y_PD.new_empty(y_PD.shape), w_NK.new_empty(w_NK.shape)
+
+
+def _remember(ctx, inputs, output) -> None:
+    y_PD, w_NK, token_to_pos_NK, pos_to_expert_P = inputs
+    ctx.rows = y_PD.shape[0]
+    ctx.save_for_backward(None if w_NK is None else y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
+
+
+def _adjoint(ctx, grad_ND: Tensor):
+    y_PD, w_NK, token_to_pos_NK, pos_to_expert_P = ctx.saved_tensors
+    if pos_to_expert_P is None:
+        # Row P takes what is masked, and is cut off.
+        taken_P = token_to_pos_NK.new_full((ctx.rows + 1,), -1)
+        places = torch.where(token_to_pos_NK < 0, ctx.rows, token_to_pos_NK).flatten().long()
+        pos_to_expert_P = taken_P.index_fill(0, places, 0)[: ctx.rows].contiguous()
+    if w_NK is None:
+        return expand_to_fused(grad_ND, token_to_pos_NK, pos_to_expert_P), None, None, None
+    return *reduce_fused_backward(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P), None, None
+
+
+reduce_fused.register_autograd(_adjoint, setup_context=_remember)

@@ -15,21 +15,21 @@ NaN and inf: with softmax a NaN or +inf among a token's logits, or -inf in all, 
 NaN; with sigmoid NaN stays at its expert, is chosen first and makes the token's gates NaN. The choices are k
 different experts in any case.
 
-Bytes: logits and scores once each, 8 N E, and 12 N k: at N = 28,672, E = 32, k = 2 about 8 MB, so launches
-are what costs. Forward: one clears the counts, one does the rest. Backward: one, which makes the scores again
-from the logits.
+Launches are what costs. Forward: one clears the counts, one does the rest. Backward: one, which makes the
+scores again from the logits.
 
 Layout: a program holds rows for a tile of 1024 scores. The k maxima are taken as in ``topk_gate``. Counts are
 added with integer atomics, whose order does not matter.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels.normalize_weight import TINY
-from kernels.switch import jit, tile, tl, use_triton
+from kernels.switch import jit, op, tile, tl
 from kernels.topk_gate import sortable, take_best, topk_gate_torch
 
 TILE = 1024
@@ -49,95 +49,10 @@ class Routing(NamedTuple):
     """Of the logits, float32, of all tokens."""
 
 
-def route(
-    logits_NE: Tensor,
-    bias_E: Tensor | None,
-    k: int,
-    score: str = "softmax",
-    valid_N: Tensor | None = None,
-) -> Routing:
-    """Choose ``k`` experts for every token, with their gates.
-
-    ``bias_E``: float32, added for the choice only. ``score``: softmax or sigmoid. ``valid_N``: bool; other
-    tokens go to no expert and are not counted. Differentiable once in the logits through gates, scores and
-    logsumexp. Raises ``ValueError`` where k is not in 1..E, the score is unknown or a shape does not fit.
-    """
-    return Routing(*_route_op(logits_NE, bias_E, k, score, valid_N))
-
-
-@torch.library.custom_op("spider::route", mutates_args=())
-def _route_op(
-    logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str, valid_N: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    if logits_NE.dim() != 2 or not 1 <= k <= logits_NE.shape[1]:
-        raise ValueError(f"route: k = {k} must be in 1..E for logits (N, E) {tuple(logits_NE.shape)}")
-    N, E = logits_NE.shape
-    for name, given, wanted in (("bias", bias_E, (E,)), ("valid", valid_N, (N,))):
-        if given is not None and given.shape != wanted:
-            raise ValueError(f"route: {name} {tuple(given.shape)} must be {wanted}")
-    if score not in ("softmax", "sigmoid"):
-        raise ValueError(f"route: score {score!r} is not softmax or sigmoid")
-    return (_launch if use_triton(logits_NE) else route_torch)(logits_NE, bias_E, k, score, valid_N)
-
-
-@_route_op.register_fake
-def _(logits_NE, bias_E, k, score, valid_N):
-    return _empty(logits_NE, k)
-
-
-def _empty(logits_NE: Tensor, k: int) -> Routing:
-    N, E = logits_NE.shape
-    wide = torch.promote_types(logits_NE.dtype, torch.float32)
-    new = logits_NE.new_empty
-    chosen_NK, count_E = new(N, k, dtype=torch.int64), new(E, dtype=torch.int32)
-    return Routing(new(N, k, dtype=wide), chosen_NK, count_E, new(N, E, dtype=wide), new(N, dtype=wide))
-
-
-@torch.library.custom_op("spider::route_backward", mutates_args=())
-def _route_backward_op(
-    grad_gates_NK: Tensor | None,
-    grad_scores_NE: Tensor | None,
-    grad_logsumexp_N: Tensor | None,
-    logits_NE: Tensor,
-    gates_NK: Tensor,
-    chosen_NK: Tensor,
-    logsumexp_N: Tensor,
-    score: str,
-) -> Tensor:
-    backward = _launch_backward if use_triton(logits_NE) else _route_backward_torch
-    gradients = grad_gates_NK, grad_scores_NE, grad_logsumexp_N
-    return backward(*gradients, logits_NE, gates_NK, chosen_NK, logsumexp_N, score)
-
-
-@_route_backward_op.register_fake
-def _(grad_gates_NK, grad_scores_NE, grad_logsumexp_N, logits_NE, gates_NK, chosen_NK, logsumexp_N, score):
-    return logits_NE.new_empty(logits_NE.shape)
-
-
-def _remember(ctx, inputs, output) -> None:
-    gates_NK, chosen_NK, _, _, logsumexp_N = output
-    ctx.score = inputs[3]
-    ctx.save_for_backward(inputs[0], gates_NK, chosen_NK, logsumexp_N)
-    # A loss that does not use the scores costs no zeros of their size.
-    ctx.set_materialize_grads(False)
-
-
-def _adjoint(ctx, grad_gates_NK, _chosen, _count, grad_scores_NE, grad_logsumexp_N):
-    gradients = grad_gates_NK, grad_scores_NE, grad_logsumexp_N
-    return _route_backward_op(*gradients, *ctx.saved_tensors, ctx.score), None, None, None, None
-
-
-_route_op.register_autograd(_adjoint, setup_context=_remember)
-
-
 def route_torch(
-    logits_NE: Tensor,
-    bias_E: Tensor | None,
-    k: int,
-    score: str = "softmax",
-    valid_N: Tensor | None = None,
+    logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str = "softmax", valid_N: Tensor | None = None
 ) -> Routing:
-    """The same in torch, differentiable by torch."""
+    """``route`` in torch, differentiable by torch."""
     logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
     scores_NE = logits_NE.softmax(1) if score == "softmax" else logits_NE.sigmoid()
     biased_NE = scores_NE.detach() if bias_E is None else scores_NE.detach() + bias_E
@@ -153,32 +68,19 @@ def route_torch(
     return Routing(gates_NK, chosen_NK, count_E, scores_NE, logits_NE.logsumexp(1))
 
 
-def _route_backward_torch(
-    grad_gates_NK: Tensor | None,
-    grad_scores_NE: Tensor | None,
-    grad_logsumexp_N: Tensor | None,
-    logits_NE: Tensor,
-    gates_NK: Tensor,
-    chosen_NK: Tensor,
-    logsumexp_N: Tensor,
-    score: str,
-) -> Tensor:
-    wide_NE = logits_NE.to(gates_NK.dtype)
-    probs_NE = torch.exp(wide_NE - logsumexp_N[:, None])
-    scores_NE = probs_NE if score == "softmax" else wide_NE.sigmoid()
-    ds_NE = torch.zeros_like(scores_NE) if grad_scores_NE is None else grad_scores_NE.clone()
-    if grad_gates_NK is not None:
-        real_NK, column_NK = chosen_NK >= 0, chosen_NK.clamp(min=0)
-        sum_N1 = TINY + scores_NE.gather(1, column_NK).sum(1, keepdim=True)
-        a_NK = (grad_gates_NK - (grad_gates_NK * gates_NK).sum(1, keepdim=True)) / sum_N1
-        ds_NE.scatter_add_(1, column_NK, a_NK.masked_fill(~real_NK, 0))
-    if score == "softmax":
-        grad_NE = scores_NE * (ds_NE - (ds_NE * scores_NE).sum(1, keepdim=True))
-    else:
-        grad_NE = ds_NE * scores_NE * (1 - scores_NE)
-    if grad_logsumexp_N is not None:
-        grad_NE = grad_NE + grad_logsumexp_N[:, None] * probs_NE
-    return grad_NE.to(logits_NE.dtype)
+def _route_backward_torch(logits_NE, gates_NK, chosen_NK, _logsumexp_N, gradients, score) -> Tensor:
+    """The same by torch's derivative of what follows the choice."""
+
+    def differentiable(logits_NE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits_NE = logits_NE.to(gates_NK.dtype)
+        scores_NE = logits_NE.softmax(1) if score == "softmax" else logits_NE.sigmoid()
+        picked_NK = scores_NE.gather(1, chosen_NK.clamp(min=0))
+        again_NK = (picked_NK / (TINY + picked_NK.sum(1, keepdim=True))).masked_fill(chosen_NK < 0, 0)
+        return again_NK, scores_NE, logits_NE.logsumexp(1)
+
+    results, pull = torch.func.vjp(differentiable, logits_NE)[:2]
+    pairs = zip(results, gradients, strict=True)
+    return pull(tuple(torch.zeros_like(result) if g is None else g for result, g in pairs))[0]
 
 
 @jit
@@ -245,29 +147,21 @@ def _route(
     tl.atomic_add(counts + experts, count, mask=(experts < E) & (count > 0))
 
 
-def _launch(logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str, valid_N: Tensor | None) -> Routing:
-    (N, E), out = logits_NE.shape, _empty(logits_NE, k)
+def _launch(
+    out: Routing, logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str, valid_N: Tensor | None
+) -> None:
     out.count_E.zero_()
+    (N, E), sizes = logits_NE.shape, _sizes(logits_NE, k, score)
     if N:
-        wide = tile(E, E * 2)
-        rows = max(TILE // wide, 1)
-        _route[-(-N // rows),](
-            logits_NE.contiguous(),
-            logits_NE if bias_E is None else bias_E.contiguous(),
-            logits_NE if valid_N is None else valid_N.contiguous(),
-            *out,
-            N,
-            E,
-            TINY=TINY,
-            SOFTMAX=score == "softmax",
-            BIASED=bias_E is not None,
-            MASKED=valid_N is not None,
-            K=k,
-            WIDE_K=tile(k, 2 * k),
-            WIDE_E=wide,
-            ROWS=rows,
-        )
-    return out
+        inputs = (logits_NE if x is None else x for x in (logits_NE, bias_E, valid_N))
+        flags = dict(BIASED=bias_E is not None, MASKED=valid_N is not None, WIDE_K=tile(k))
+        _route[-(-N // sizes["ROWS"]),](*inputs, *out, N, E, **flags, **sizes)
+
+
+def _sizes(logits_NE: Tensor, k: int, score: str) -> dict[str, Any]:
+    """What both kernels are compiled for."""
+    wide = tile(logits_NE.shape[1])
+    return dict(TINY=TINY, SOFTMAX=score == "softmax", K=k, WIDE_E=wide, ROWS=max(TILE // wide, 1))
 
 
 @jit
@@ -323,38 +217,70 @@ def _route_backward(
     tl.store(out + place, grad.to(out.dtype.element_ty), mask=inside)
 
 
-def _launch_backward(
-    grad_gates_NK: Tensor | None,
-    grad_scores_NE: Tensor | None,
-    grad_logsumexp_N: Tensor | None,
+def _launch_backward(out_NE, logits_NE, gates_NK, chosen_NK, logsumexp_N, gradients, score) -> None:
+    (N, E), sizes = logits_NE.shape, _sizes(logits_NE, chosen_NK.shape[1], score)
+    if N:
+        filled = (gates_NK if g is None else g.contiguous() for g in gradients)
+        used = zip(("OF_GATES", "OF_SCORES", "OF_LOGSUMEXP"), gradients, strict=True)
+        flags = {name: g is not None for name, g in used}
+        saved = logits_NE, gates_NK, chosen_NK, logsumexp_N
+        _route_backward[-(-N // sizes["ROWS"]),](*filled, *saved, out_NE, N, E, **flags, **sizes)
+
+
+@op("route", _launch, route_torch)
+def _route_op(
+    logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str, valid_N: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    if logits_NE.dim() != 2 or not 1 <= k <= logits_NE.shape[1]:
+        raise ValueError(f"route: k = {k} must be in 1..E for logits (N, E) {tuple(logits_NE.shape)}")
+    N, E = logits_NE.shape
+    for name, given, wanted in (("bias", bias_E, (E,)), ("valid", valid_N, (N,))):
+        if given is not None and given.shape != wanted:
+            raise ValueError(f"route: {name} {tuple(given.shape)} must be {wanted}")
+    if score not in ("softmax", "sigmoid"):
+        raise ValueError(f"route: score {score!r} is not softmax or sigmoid")
+    wide = torch.promote_types(logits_NE.dtype, torch.float32)
+    new = logits_NE.new_empty
+    chosen_NK, count_E = new(N, k, dtype=torch.int64), new(E, dtype=torch.int32)
+    return Routing(new(N, k, dtype=wide), chosen_NK, count_E, new(N, E, dtype=wide), new(N, dtype=wide))
+
+
+@op("route_backward", _launch_backward, _route_backward_torch)
+def _route_backward_op(
     logits_NE: Tensor,
     gates_NK: Tensor,
     chosen_NK: Tensor,
     logsumexp_N: Tensor,
+    gradients: Sequence[Tensor | None],
     score: str,
 ) -> Tensor:
-    (N, E), k = logits_NE.shape, chosen_NK.shape[1]
-    out_NE = logits_NE.new_empty(N, E)
-    if N:
-        wide = tile(E, E * 2)
-        rows = max(TILE // wide, 1)
-        gradients = grad_gates_NK, grad_scores_NE, grad_logsumexp_N
-        _route_backward[-(-N // rows),](
-            *(gates_NK if g is None else g.contiguous() for g in gradients),
-            logits_NE.contiguous(),
-            gates_NK,
-            chosen_NK,
-            logsumexp_N,
-            out_NE,
-            N,
-            E,
-            TINY=TINY,
-            SOFTMAX=score == "softmax",
-            OF_GATES=grad_gates_NK is not None,
-            OF_SCORES=grad_scores_NE is not None,
-            OF_LOGSUMEXP=grad_logsumexp_N is not None,
-            K=k,
-            WIDE_E=wide,
-            ROWS=rows,
-        )
-    return out_NE
+    """The gradient of the logits from those of gates, scores and logsumexp, None where there is none."""
+    return logits_NE.new_empty(logits_NE.shape)
+
+
+def _remember(ctx, inputs, output) -> None:
+    gates_NK, chosen_NK, _, _, logsumexp_N = output
+    ctx.score = inputs[3]
+    ctx.save_for_backward(inputs[0], gates_NK, chosen_NK, logsumexp_N)
+    # A loss that does not use the scores costs no zeros of their size.
+    ctx.set_materialize_grads(False)
+
+
+def _adjoint(ctx, *gradients):
+    of_gates, _, _, *others = gradients
+    return _route_backward_op(*ctx.saved_tensors, [of_gates, *others], ctx.score), None, None, None, None
+
+
+_route_op.register_autograd(_adjoint, setup_context=_remember)
+
+
+def route(
+    logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str = "softmax", valid_N: Tensor | None = None
+) -> Routing:
+    """Choose ``k`` experts for every token, with their gates.
+
+    ``bias_E``: float32, added for the choice only. ``score``: softmax or sigmoid. ``valid_N``: bool; other
+    tokens go to no expert and are not counted. Differentiable once in the logits through gates, scores and
+    logsumexp. Raises ``ValueError`` where k is not in 1..E, the score is unknown or a shape does not fit.
+    """
+    return Routing(*_route_op(logits_NE, bias_E, k, score, valid_N))

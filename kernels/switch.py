@@ -1,4 +1,4 @@
-"""Which implementation an op runs: its Triton kernel or its torch twin.
+"""What makes an op of a Triton kernel and its torch twin, and which of the two it runs.
 
 One choice holds for the process. It is read when an op runs, not when it is traced: a compiled model follows
 a new choice without a recompilation. Triton itself is imported here and nowhere else. torch's CPU build does
@@ -8,6 +8,8 @@ float64 always takes the twin: kernels accumulate in float32, and float64 serves
 current CUDA device, where its tensors must lie.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -72,9 +74,37 @@ def use_triton(x: Tensor) -> bool:
     return _choice.implementation == "triton" and (x.is_cuda or INTERPRETED) and x.dtype != torch.float64
 
 
-def tile(size: int, largest: int) -> int:
+def op(
+    name: str, launch: Callable[..., None], twin: Callable[..., Any]
+) -> Callable[[Callable[..., Any]], torch.library.CustomOpDef]:
+    """Register the decorated function as ``spider::<name>`` with ``torch.library``.
+
+    It checks the arguments and allocates the results, which is all that a tracing needs. When the op runs,
+    ``launch(results, *arguments)`` fills them by a kernel, its tensors contiguous, or ``twin(*arguments)``
+    gives others. The first argument, a tensor, decides which.
+    """
+
+    def register(allocate: Callable[..., Any]) -> torch.library.CustomOpDef:
+        @wraps(allocate)
+        def run(*arguments: Any) -> Any:
+            results = allocate(*arguments)
+            if use_triton(arguments[0]):
+                launch(results, *(a.contiguous() if isinstance(a, Tensor) else a for a in arguments))
+                return results
+            del results  # The twin needs the memory.
+            return twin(*arguments)
+
+        registered = torch.library.custom_op(f"spider::{name}", run, mutates_args=())
+        registered.register_fake(allocate)
+        return registered
+
+    return register
+
+
+def tile(size: int, largest: int | None = None) -> int:
     """The power of two that covers ``size``, at most ``largest``."""
-    return min(1 << max(size - 1, 0).bit_length(), largest)
+    covering = 1 << max(size - 1, 0).bit_length()
+    return min(covering, largest or covering)
 
 
 choose("auto")

@@ -3,8 +3,6 @@
 NaN counts as larger than every number, as ``torch.sort`` has it, and -0 equals 0; the indices are k different
 experts whatever the scores.
 
-Bytes: the scores once and the indices, N (4 E + 8 k); at that size the launch is what costs.
-
 Layout: a program takes rows enough for a tile of 2048 scores. It makes one int64 of a score and its index
 whose order is the order wanted, so that a maximum needs no rule for ties, and takes the maximum k times.
 Sorting whole rows would be more work for the small k of a gate.
@@ -13,29 +11,11 @@ Sorting whole rows would be more work for the small k of a gate.
 import torch
 from torch import Tensor
 
-from kernels.switch import jit, tile, tl, use_triton
-
-
-@torch.library.custom_op("spider::topk_gate", mutates_args=())
-def topk_gate(scores_NE: Tensor, k: int) -> Tensor:
-    """The indices (N, k), int64, of the k largest of each row. No derivative.
-
-    Raises ``ValueError`` where k is not in 1..E.
-    """
-    if scores_NE.dim() != 2 or not 1 <= k <= scores_NE.shape[1]:
-        raise ValueError(
-            f"topk_gate: k = {k} must be in 1..E for scores (N, E), here {tuple(scores_NE.shape)}"
-        )
-    return _launch(scores_NE, k) if use_triton(scores_NE) else topk_gate_torch(scores_NE, k)
-
-
-@topk_gate.register_fake
-def _(scores_NE: Tensor, k: int) -> Tensor:
-    return scores_NE.new_empty(scores_NE.shape[0], k, dtype=torch.int64)
+from kernels.switch import jit, op, tile, tl
 
 
 def topk_gate_torch(scores_NE: Tensor, k: int) -> Tensor:
-    """The same in torch: a stable sort, because ``torch.topk`` promises nothing about equal scores."""
+    """``topk_gate`` in torch: a stable sort, because ``torch.topk`` promises nothing about equal scores."""
     return scores_NE.sort(dim=1, descending=True, stable=True).indices[:, :k].contiguous()
 
 
@@ -72,11 +52,22 @@ def _topk(scores, chosen, N, E, K: tl.constexpr, WIDE_E: tl.constexpr, ROWS: tl.
         tl.store(chosen + n.to(tl.int64) * K + k, best.to(tl.int64), mask=n < N)
 
 
-def _launch(scores_NE: Tensor, k: int) -> Tensor:
+def _launch(chosen_NK: Tensor, scores_NE: Tensor, k: int) -> None:
     N, E = scores_NE.shape
-    chosen_NK = scores_NE.new_empty(N, k, dtype=torch.int64)
     if N:
-        wide = tile(E, E * 2)
+        wide = tile(E)
         rows = max(2048 // wide, 1)
-        _topk[-(-N // rows),](scores_NE.contiguous(), chosen_NK, N, E, K=k, WIDE_E=wide, ROWS=rows)
-    return chosen_NK
+        _topk[-(-N // rows),](scores_NE, chosen_NK, N, E, K=k, WIDE_E=wide, ROWS=rows)
+
+
+@op("topk_gate", _launch, topk_gate_torch)
+def topk_gate(scores_NE: Tensor, k: int) -> Tensor:
+    """The indices (N, k), int64, of the k largest of each row. No derivative.
+
+    Raises ``ValueError`` where k is not in 1..E.
+    """
+    if scores_NE.dim() != 2 or not 1 <= k <= scores_NE.shape[1]:
+        raise ValueError(
+            f"topk_gate: k = {k} must be in 1..E for scores (N, E), here {tuple(scores_NE.shape)}"
+        )
+    return scores_NE.new_empty(scores_NE.shape[0], k, dtype=torch.int64)

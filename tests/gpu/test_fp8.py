@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from kernels import grouped_mm_fp8 as module
-from kernels.cast_columns_fp8 import cast_columns_fp8, cast_columns_fp8_torch
-from kernels.cast_rows_fp8 import cast_rows_fp8, cast_rows_fp8_torch
+from kernels.cast_fp8 import cast_columns_fp8, cast_columns_fp8_torch, cast_rows_fp8, cast_rows_fp8_torch
 from kernels.grouped_mm_fp8 import grouped_mm_fp8
 
 pytestmark = pytest.mark.skipif(

@@ -15,10 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import cast_columns_fp8 as columns
-from kernels import cast_rows_fp8 as rows
-from kernels.cast_columns_fp8 import COLUMNS, STEP, cast_columns_fp8, cast_columns_fp8_torch
-from kernels.cast_rows_fp8 import LARGEST, TILE, cast_rows_fp8, cast_rows_fp8_torch, layout
+from kernels.cast_fp8 import (
+    COLUMNS,
+    LARGEST,
+    STEP,
+    TILE,
+    _cast_columns,
+    _cast_rows,
+    cast_columns_fp8,
+    cast_columns_fp8_torch,
+    cast_rows_fp8,
+    cast_rows_fp8_torch,
+    layout,
+)
 from tests.kernels.twins import Pair
 
 EVERY = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -103,10 +112,10 @@ def test_other_shapes_are_refused():
 @pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
 @pytest.mark.parametrize("C", [512, 2048, 8192])
 def test_rows_compile(compiles, dtype, C):
-    compiles(rows._cast, x=dtype, q="*fp8e4nv", inverse="*fp32", R="i32", C="i32", **layout(C))
+    compiles(_cast_rows, x=dtype, q="*fp8e4nv", inverse="*fp32", R="i32", C="i32", **layout(C))
 
 
 @pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
 def test_columns_compile(compiles, dtype):
     sizes = dict(K="i32", N="i32", COLUMNS=COLUMNS, STEP=STEP)
-    compiles(columns._cast, w=dtype, q="*fp8e4nv", inverse="*fp32", **sizes)
+    compiles(_cast_columns, w=dtype, q="*fp8e4nv", inverse="*fp32", **sizes)

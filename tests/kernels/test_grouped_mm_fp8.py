@@ -9,8 +9,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from kernels import grouped_mm_fp8 as module
-from kernels.cast_columns_fp8 import cast_columns_fp8
-from kernels.cast_rows_fp8 import cast_rows_fp8
+from kernels.cast_fp8 import cast_columns_fp8, cast_rows_fp8
 from kernels.grouped_mm_fp8 import grouped_mm_fp8
 
 #: The second expert has no rows, and 16 rows at the end belong to nobody.
