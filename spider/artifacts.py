@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from spider import files
-from spider.config.explain import key_path
+from spider.config.block import key_path
 
 
 class Artifact(BaseModel):

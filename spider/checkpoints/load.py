@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from spider import files
 from spider.checkpoints.records import EXPORTED, MANIFEST, Exported, Manifest, Receipt, read_manifest, steps
 from spider.config import ConfigError, ModelConfig
-from spider.config.explain import key_path
+from spider.config.block import key_path
 from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model

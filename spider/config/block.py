@@ -1,4 +1,4 @@
-"""What every block of the configuration is, and what its digests are made of.
+"""What every block of the configuration is, what its digests are made of, and how it is said what is wrong.
 
 A digest holds what *differs from the defaults*, and `FORMAT`. So a new key changes no digest as long as it
 stands at its default, and nothing that was finished before it is done again. The price: whoever changes a
@@ -8,17 +8,32 @@ stands at its default, and nothing that was finished before it is done again. Th
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
-from spider.config.explain import ConfigError, nearest, wrong_keys
 from spider.files import digest
 
 #: Of all defaults together; see above.
 FORMAT = 1
+
+
+class ConfigError(ValueError):
+    """What is wrong in the configuration, one problem a line, each with the path of its key."""
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """A hint for a misspelt name, or the names there are."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f'; did you mean "{close[0]}"?' if close else f" (there are: {', '.join(sorted(known))})"
+
+
+def none_such(kind: str, name: str, known: Collection[str]) -> str:
+    return f"no {kind} {name!r}{nearest(name, known)}"
 
 
 def check_name(name: str) -> str:
@@ -46,17 +61,15 @@ class Block(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _hint(cls, plain: Any, validate: Callable[[Any], Self]) -> Self:
-        """Say of an unknown key which one is near, beside all else that is wrong."""
+        """Say of an unknown key which one is near."""
         try:
             return validate(plain)
         except ValidationError as error:
-            others, unknown = [], {}
-            for one in error.errors():
+            wrong: list[Any] = error.errors()
+            for one in wrong:
                 if one["type"] == "extra_forbidden" and len(one["loc"]) == 1:
-                    unknown[one["loc"][0]] = f"unknown key{nearest(str(one['loc'][0]), cls.model_fields)}"
-                else:
-                    others.append(one)
-            raise (wrong_keys(unknown, others) if unknown else error) from None
+                    one["type"] = _said(f"unknown key{nearest(one['loc'][0], cls.model_fields)}")
+            raise ValidationError.from_exception_data("block", wrong) from None
 
     def changed(self, **without: Any) -> dict[str, Any]:
         """What differs from the defaults, as plain JSON; ``without`` is pydantic's ``exclude``."""
@@ -72,3 +85,57 @@ class Block(BaseModel):
 def identity(plain: Any) -> str:
     """Digest of what `Block.changed` says of one or several blocks."""
     return digest({"format": FORMAT, "changed": plain})
+
+
+# ------------------------------------------------------------------------ pydantic's errors in words
+
+#: By the kind of error, else by its first word.
+_PLAIN = {
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "missing": "is required",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "string_type": "must be text",
+    "bool": "must be true or false",
+    "model": "must be a mapping",
+    "dict": "must be a mapping",
+    "list": "must be a list",
+    "literal": "must be one of {expected}",
+    "union_tag_invalid": "kind must be one of {expected_tags}",
+    "union_tag_not_found": "needs a kind",
+    "too_short": "must not be empty",
+}
+
+
+def _said(text: str) -> PydanticCustomError:
+    return PydanticCustomError("value_error", "{error}", {"error": text})
+
+
+def wrong_key(key: str, text: str) -> ValidationError:
+    """For a block's validator to raise, where it knows which of its keys is wrong."""
+    return ValidationError.from_exception_data("block", [{"type": _said(text), "loc": (key,), "input": None}])
+
+
+def explain(error: Any) -> str:
+    """One of pydantic's errors as a line."""
+    where, kind, ctx = key_path(error["loc"]), error["type"], error.get("ctx", {})
+    if kind == "value_error":
+        return f"{where}: {ctx['error']}"
+    text = _PLAIN.get(kind) or _PLAIN.get(kind.partition("_")[0]) or error["msg"]
+    text = "must be positive" if ctx.get("gt") == 0 else text.format(**ctx)
+    got = error["input"]
+    shown = "" if kind == "missing" or isinstance(got, (dict, list)) else f" (got {got!r})"
+    return f"{where}: {text}{shown}"
+
+
+def key_path(loc: tuple[Any, ...]) -> str:
+    """``("runs", "demo", "stages", 1, "tokens")`` as ``runs.demo.stages[1].tokens``."""
+    path = ""
+    for i, part in enumerate(loc):
+        if part == "[key]" or (i and loc[i - 1] == "source"):
+            continue  # pydantic names the branch of the union, and keys as such; the file does not
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path

@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from spider.config.block import Block, Positive
-from spider.config.explain import ConfigError
+from spider.config.block import Block, ConfigError, Positive
 
 
 class Source(Block):
@@ -19,8 +18,8 @@ class Source(Block):
         return [f"{i:03d}" for i in range(len(self.items()))]
 
     def items(self) -> list[str]:
-        """What each part is made from, in order."""
-        raise NotImplementedError
+        """What each part is made from, in order; a stream has none."""
+        return []
 
     def item(self, part: str) -> str:
         """What one part is made from."""
@@ -32,7 +31,7 @@ class Source(Block):
 class PydocsSource(Source):
     """Docstrings and documentation of the installed standard library and of our dependencies; offline."""
 
-    RECORDED: ClassVar[frozenset[str]] = frozenset({"pieces"})
+    RECORDED: ClassVar = frozenset({"pieces"})
 
     kind: Literal["pydocs"]
     pieces: Positive = 2
@@ -68,9 +67,6 @@ class StreamSource(_OnHub):
 
     kind: Literal["stream"]
 
-    def items(self) -> list[str]:
-        return []
-
 
 class LocalSource(Source):
     """Files you have: parquet, jsonl, jsonl.zst, or a folder of .txt files. Globs are expanded, sorted."""
@@ -92,7 +88,7 @@ class LocalSource(Source):
 class MockSource(Source):
     """Made-up text, to try things with: the same everywhere, made in a second."""
 
-    RECORDED: ClassVar[frozenset[str]] = frozenset({"documents"})
+    RECORDED: ClassVar = frozenset({"documents"})
 
     kind: Literal["mock"]
     documents: Positive = 2000
@@ -105,9 +101,7 @@ class MockSource(Source):
 class Dataset(Block):
     """Documents, and how they are split and encoded."""
 
-    RECORDED: ClassVar[frozenset[str]] = frozenset(
-        {"text_column", "id_column", "validation", "max_document_bytes"}
-    )
+    RECORDED: ClassVar = frozenset({"text_column", "id_column", "validation", "max_document_bytes"})
 
     source: Annotated[
         PydocsSource | HubSource | LocalSource | StreamSource | MockSource, Field(discriminator="kind")
@@ -126,6 +120,4 @@ class Dataset(Block):
 
     def encoding(self) -> dict[str, Any]:
         """What decides the bytes of a shard, the text apart."""
-        described = self.described()
-        del described["source"]
-        return described
+        return {name: value for name, value in self.described().items() if name != "source"}

@@ -22,8 +22,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from spider.config.block import Block
-from spider.config.explain import ConfigError, nearest, none_such, wrong_keys
+from spider.config.block import Block, ConfigError, nearest, none_such, wrong_key
 
 _BUILT_IN = Path(__file__).parents[1] / "model"
 
@@ -48,7 +47,6 @@ class ModelConfig(Block):
 
     @property
     def recomputes(self) -> bool:
-        """Whether activations are recomputed."""
         return bool(self.RECOMPUTE and attrgetter(self.RECOMPUTE)(self))
 
     @property
@@ -70,7 +68,7 @@ class ModelConfig(Block):
 
 
 def families() -> list[str]:
-    """The families that come with Spider."""
+    """Those that come with Spider."""
     return sorted(m.name for m in pkgutil.iter_modules([str(_BUILT_IN)]) if m.ispkg)
 
 
@@ -105,7 +103,6 @@ def family_config(family: str) -> type[ModelConfig]:
 
 
 def presets(family: str) -> dict[str, dict[str, Any]]:
-    """Named sizes of a family."""
     return getattr(family_module(family, "config"), "PRESETS", {})
 
 
@@ -123,10 +120,10 @@ def model_block(given: Any) -> Any:
         try:
             known = dict.fromkeys(presets(str(family)), str(family))
         except ConfigError as error:
-            raise wrong_keys({"family": str(error)}) from None
+            raise wrong_key("family", str(error)) from None
     preset = block.get("preset") or next(iter(known), "")
     if preset and preset not in known:
-        raise wrong_keys({"preset": none_such("preset", preset, known)})
+        raise wrong_key("preset", none_such("preset", preset, known))
     family = family or known[preset]
     return merged(presets(family).get(preset, {}), {**block, "preset": preset, "family": family})
 

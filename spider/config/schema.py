@@ -1,15 +1,25 @@
-"""The whole configuration: datasets, runs, tracking; and how a stage of a run is resolved."""
+"""The whole configuration, from a file and from settings that are given beside it, checked.
+
+Settings of the command line or the environment go where the file has its own (`spider.config.settings`), and
+the whole is checked as a file is: so nothing can be asked for that a file could not, in the same messages.
+"""
 
 from __future__ import annotations
 
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, PrivateAttr
+import yaml
+from pydantic import Field, PrivateAttr, ValidationError
 
-from spider.config.block import Block, Name
+from spider.config.block import Block, ConfigError, Name, explain, key_path, nearest, none_such
 from spider.config.data import Dataset, StreamSource
-from spider.config.explain import ConfigError, none_such
 from spider.config.run import Run, RunSettings, TrackingConfig
+from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
 
 
@@ -29,11 +39,6 @@ class Config(Block):
     def sweeps(self) -> dict[str, list[str]]:
         """Of each block with a grid, the names of the runs that it became."""
         return self._sweeps
-
-    @property
-    def written(self) -> dict[str, Any]:
-        """The mapping that this was read from, runs in the place of their grids."""
-        return self._written
 
     def choose(self, run: str | None = None, stage: str | None = None) -> tuple[str, str]:
         """The run and stage meant: where none is named, the only run, and a run's first stage.
@@ -59,7 +64,6 @@ class Config(Block):
         settings = run.defaults.model_copy(update=own)
         data, loops = settings.data or run.data, settings.n_loops or run.model.loops
         dataset = self.datasets.get(data)
-        stream = dataset if dataset and isinstance(dataset.source, StreamSource) else None
         shared = {name: getattr(run, name) for name in RunSettings.model_fields}
         shared["evaluation"] = run.evaluation.model_copy(update={"data": run.evaluation.data or run.data})
         return StageSpec(
@@ -67,7 +71,7 @@ class Config(Block):
             stage=stage_name,
             index=index,
             data=data,
-            stream=stream,
+            stream=dataset if dataset and isinstance(dataset.source, StreamSource) else None,
             processes=run.resources.processes,
             settings=settings.model_copy(update={"data": data, "n_loops": loops}),
             **shared,
@@ -85,3 +89,170 @@ class Config(Block):
         if name not in self.runs:
             raise ConfigError(f"runs: {none_such('run', name, self.runs)}")
         return self.runs[name]
+
+
+def load_config(source: Path | dict[str, Any]) -> Config:
+    """Validate a YAML file or a parsed mapping.
+
+    Raises:
+        ConfigError: names the key of every problem, such as
+            ``runs.demo.stages[1].tokens: must be positive (got -5)``.
+    """
+    written = source
+    if isinstance(source, Path):
+        try:
+            written = yaml.safe_load(source.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{source}: no such file") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{source}: not valid YAML: {error}") from None
+    if not isinstance(written, dict):
+        raise ConfigError("the configuration must be a mapping with the keys datasets and runs")
+    sweeps: dict[str, list[str]] = {}
+    if isinstance(runs := written.get("runs"), dict):
+        runs, sweeps = expand_grids(runs)
+        written = {**written, "runs": runs}
+    try:
+        config = Config.model_validate(written)
+    except ValidationError as error:
+        raise ConfigError("\n".join(map(explain, error.errors()))) from None
+    config._written.update(written)
+    config._sweeps.update(sweeps)
+    if problems := list(_problems(config)):
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+# ------------------------------------------------------------------------ what no block can see by itself
+
+
+def _problems(config: Config) -> Iterator[str]:
+    """A line for each, with the path of its key."""
+    for name, run in config.runs.items():
+        yield from (f"runs.{name}.{problem}" for problem in _run_problems(run))
+        for i, stage in enumerate(run.stages):
+            spec = config.stage(name, stage.name)
+            if spec.index < i:
+                yield f"runs.{name}.stages[{i}].name: {stage.name!r} is used twice in this run"
+            else:
+                yield from (f"runs.{name}.stages[{i}]{problem}" for problem in _stage_problems(config, spec))
+        where, scored = f"runs.{name}.evaluation.data", run.evaluation.data or run.data
+        if (dataset := config.datasets.get(scored)) is None:
+            yield f"{where}: {none_such('dataset', scored, config.datasets)}"
+        elif isinstance(dataset.source, StreamSource):
+            yield f"{where}: {scored!r} is a stream and has no validation shards; name another"
+        elif dataset.validation == 0:
+            yield f"datasets.{scored}.validation: must be above 0, runs.{name} is evaluated on it"
+    if config.scaling is not None:
+        yield from _scaling_problems(config, config.scaling)
+
+
+def _run_problems(run: Run) -> Iterator[str]:
+    yield from run.model.problems(run.precision, run.compile)
+    where, narrow = "optimizer.master_weights", run.optimizer.master_weights == "bf16"
+    if narrow and run.precision not in ("bf16", "fp8"):
+        may = f"which precision: {run.precision} may come to"
+        yield f"{where}: bf16 weights cannot be multiplied in fp32, {may}; set precision: bf16 or fp8"
+    if narrow and run.parallel == "fsdp":
+        remedy = "set fp32 (each process then holds a share of them), or parallel: ddp"
+        yield f"{where}: parallel: fsdp shares fp32 weights only; {remedy}"
+
+
+def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
+    s = spec.settings
+    if not any((s.tokens, s.max_steps, s.target_flops, s.tokens_per_parameter, s.max_hours)):
+        yield ": needs tokens, max_steps, target_flops, tokens_per_parameter or max_hours"
+    if s.max_hours and s.schedule not in ("wsd", "constant"):
+        yield (
+            f".max_hours: schedule: {s.schedule} must know its last step from the first; set schedule: wsd, "
+            "which decays when time runs out, or constant"
+        )
+    try:
+        spec.micro_batch(spec.processes)
+    except ConfigError as error:
+        yield f": {error}"
+    if s.keep_every and s.keep_every % s.ckpt_every:
+        got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
+        yield f".keep_every: must be a multiple of ckpt_every, only what is saved can be kept {got}"
+    if spec.model.LOOPS is None and spec.loops != 1:
+        yield f".n_loops: the family {spec.model.family} has no loops; leave it out"
+    if spec.data not in config.datasets:
+        yield f".data: {none_such('dataset', spec.data, config.datasets)}"
+
+
+def _scaling_problems(config: Config, sweep: str) -> Iterator[str]:
+    """What keeps a law from being fitted; better said before its runs are trained than after."""
+    if sweep not in config.sweeps:
+        yield f"scaling: no run {sweep!r} with a grid{nearest(sweep, config.sweeps)}"
+        return
+    runs = {name: config.runs[name] for name in config.sweeps[sweep]}
+    if (count := len(next(iter(runs.values())).stages)) != 1:
+        yield f"runs.{sweep}.stages: what a scaling law is fitted to has one stage (here are {count})"
+        return
+    budgets = {config.stage(name, run.stages[0].name).settings.target_flops for name, run in runs.items()}
+    models = {run.model.model_dump_json() for run in runs.values()}
+    if None in budgets or len(budgets) < 2 or len(models) < 3:
+        yield (
+            f"runs.{sweep}.grid: a scaling law needs at least 3 models and 2 values of target_flops "
+            f"(here are {len(models)} and {len(budgets - {None})})"
+        )
+
+
+# --------------------------------------------------------------------------------------------- from elsewhere
+
+
+@dataclass
+class Given:
+    """A setting that is not from the file.
+
+    Raises:
+        ConfigError: its value is a text, and that is not YAML.
+    """
+
+    origin: str
+    """What messages call it: ``--lr``, ``LR``, ``lr=4e-3``."""
+    key: str
+    value: Any
+    yields: bool = False
+    """To another of the same setting, as a variable does to the command line."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, str):
+            return
+        try:
+            plain = yaml.safe_load(self.value)
+        except yaml.YAMLError:
+            raise ConfigError(f"{self.origin}: {self.value!r} is not a value as YAML has them") from None
+        # YAML 1.1 wants ``4.0e-3``; ``4e-3`` is a number here too.
+        number = isinstance(plain, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", plain)
+        self.value = float(plain) if number else plain
+
+
+def with_settings(config: Config, run: str, stage: str, given: Sequence[Given]) -> tuple[Config, list[Given]]:
+    """The configuration with these settings of one stage, and those that were not yielded.
+
+    Raises:
+        ConfigError: no such setting, one that is given twice, or what comes of it is refused.
+    """
+    index = config.stage(run, stage).index
+    plain = copy.deepcopy({**config._written, "scaling": None})  # there are no grids left to fit a law to
+    block = plain["runs"][run]
+    used: dict[tuple[str, ...], Given] = {}
+    for one in sorted(given, key=lambda one: (one.yields, one.key.count("."))):  # a model before its parts
+        path = resolve(one.origin, one.key, block, stage)
+        if path not in used:
+            used[path] = one
+            put(block, path, one.value)
+        elif not one.yields:
+            raise ConfigError(f"{used[path].origin} and {one.origin} are the same setting; give one of them")
+    for one in used.values():  # once more, since one may hide another
+        resolve(one.origin, one.key, block, stage)
+    try:
+        return load_config(plain), [one for one in given if one in used.values()]
+    except ConfigError as error:
+        text = str(error)
+        for path, one in used.items():  # in the words in which it was given
+            inside = ("stages", index, *path[2:]) if path[0] == "stages" else path
+            place = re.escape(key_path(("runs", run, *inside)))
+            text = re.sub(rf"^{place}(?=[:.\[])", one.origin.replace("\\", r"\\"), text, flags=re.MULTILINE)
+        raise ConfigError(text) from None

@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from spider.config.block import identity
+from spider.config.block import ConfigError, identity
 from spider.config.data import Dataset
-from spider.config.explain import ConfigError
 from spider.config.run import RunSettings, StageSettings
 
 
@@ -66,7 +65,6 @@ class StageSpec(RunSettings):
 
     @property
     def loops(self) -> int:
-        """Loops of the model in this stage."""
         return self.settings.n_loops or self.model.loops
 
     @property

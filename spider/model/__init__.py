@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Literal
 
-from spider.config.explain import ConfigError
+from spider.config.block import ConfigError
 from spider.config.model import ModelConfig, family_module
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from spider.config import ConfigError, Given, load_config, with_settings
-from spider.config.grid import LIMIT
+from spider.config.settings import LIMIT
 
 BASE = """
 datasets: {docs: {source: {kind: pydocs}}}
