@@ -60,16 +60,12 @@ for _verb in (
     cli.add_command(_verb)
 
 
-def _remedy(error: OSError) -> str:
-    """An operating-system error as a sentence with what to do."""
-    hints = {
-        errno.ENOSPC: "no space left on the disk; free some and run the same command again",
-        errno.EDQUOT: "disk quota exceeded; free some space and run the same command again",
-        errno.EROFS: "the file system is read-only; name a writable folder under `results:`",
-        errno.EACCES: "permission denied; name a folder you may write under `results:`",
-    }
-    where = f"{error.filename}: " if error.filename else ""
-    return where + hints.get(error.errno or 0, error.strerror or str(error))
+_REMEDIES = {
+    errno.ENOSPC: "no space left on the disk; free some and run the same command again",
+    errno.EDQUOT: "disk quota exceeded; free some space and run the same command again",
+    errno.EROFS: "the file system is read-only; name a writable folder under `results:`",
+    errno.EACCES: "permission denied; name a folder you may write under `results:`",
+}
 
 
 def _status() -> int:
@@ -88,12 +84,11 @@ def _status() -> int:
     except ValueError as error:
         log.error("error: %s", error)
         return 1
-    except OSError as error:
-        if error.errno is None:
-            raise
-        log.error("error: %s", _remedy(error))
-        return 1
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            where = f"{error.filename}: " if error.filename else ""
+            log.error("error: %s%s", where, _REMEDIES.get(error.errno, error.strerror))
+            return 1
         if not hasattr(error, "exit_code"):
             raise
         log.warning("%s", error)

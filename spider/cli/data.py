@@ -58,10 +58,9 @@ def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
     with session.tracked("encode", f"{dataset}/{part}", settings, [parquet], outputs) as job:
         record = encode_part(parquet, folder, part, spec)
         for split, counts in record.items():
-            job.metric(f"{split}/documents", counts["documents"])
-            job.metric(f"{split}/bytes", counts["bytes"])
-    for split, counts in record.items():
-        log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")
+            for name in ("documents", "bytes"):
+                job.metric(f"{split}/{name}", counts[name])
+            log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")
 
 
 @click.command()
@@ -111,16 +110,13 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
         return
     for split in statistics["splits"].values():
         split["top_bytes"] = "  ".join(f"{chr(byte)!r} {share:.1%}" for byte, share in split["top_bytes"])
-    click.echo(_lines(statistics))
+    _print(statistics)
 
 
-def _lines(value: Any, indent: str = "") -> str:
-    """A nested mapping as indented lines."""
-    if isinstance(value, dict):
-        inner = {
-            key: ("\n" if isinstance(v, dict) else " ") + _lines(v, indent + "  ") for key, v in value.items()
-        }
-        return "\n".join(f"{indent}{key}:{shown}" for key, shown in inner.items())
-    return (
-        f"{value:,}" if isinstance(value, int) else f"{value:.2f}" if isinstance(value, float) else str(value)
-    )
+def _print(values: dict[str, Any], indent: str = "") -> None:
+    for key, value in values.items():
+        nested = isinstance(value, dict)
+        form = {int: ",", float: ".2f"}.get(type(value), "")
+        click.echo(f"{indent}{key}:" if nested else f"{indent}{key}: {value:{form}}")
+        if nested:
+            _print(value, indent + "  ")

@@ -28,9 +28,8 @@ def describe(session: Session, run: str | None, as_json: bool) -> None:
     from spider.describe import describe, render, render_list
 
     config = session.config
-    names = config.sweeps.get(run, [run]) if run else list(config.runs)
-    costs = [describe(config, name) for name in names]
     alone = run is not None and run not in config.sweeps
+    costs = [describe(config, name) for name in config.sweeps.get(run or "", [run] if run else config.runs)]
     if as_json:
         click.echo(json.dumps(costs[0] if alone else costs, indent=2))
     else:
@@ -69,7 +68,7 @@ def generate(
     model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
     context = context or checkpoint.window
     ids = generate(model, given or "", max_bytes=count, context=context, **sampling)
-    shown = given if isinstance(given, str) else (given or b"").decode("utf-8", "replace")
+    shown = given.decode("utf-8", "replace") if isinstance(given, bytes) else given or ""
     click.echo(shown, nl=False)
     for piece in stream_text(ids, model.tokens):
         click.echo(piece, nl=False)
@@ -83,23 +82,14 @@ def generate(
 @click.option("--context", type=click.IntRange(min=2), help="Bytes the model reads (default: as evaluated).")
 @click.option("--svg", type=NEW_FILE, help="Write a picture instead.")
 @click.option("--html", type=NEW_FILE, help="Write a web page instead.")
-@click.option("--png", hidden=True)
 def boundaries(
-    checkpoint: Path,
-    file: Path,
-    count: int,
-    context: int | None,
-    svg: Path | None,
-    html: Path | None,
-    png: str | None,
+    checkpoint: Path, file: Path, count: int, context: int | None, svg: Path | None, html: Path | None
 ) -> None:
     """Show the patches into which the model at CHECKPOINT cuts the beginning of FILE (-: standard input).
 
     Patches are coloured; where there is no colour, a | closes each. CHECKPOINT may also be a stage's folder
     or its train.json.
     """
-    if png:
-        raise click.UsageError("pictures are SVG now: give --svg instead of --png")
     import torch
     from rich.console import Console
 

@@ -67,37 +67,27 @@ ALIASES = (
 _FIELDS = {**Run.model_fields, **StageSettings.model_fields}
 
 
-def _spellings(name: str) -> tuple[str, ...]:
-    """``--name``, its words joined by underscores as in the configuration, or by dashes."""
-    return tuple(dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")))
-
-
-class _Option(click.Option):
-    """One of the aliases; a workflow's jobs take none from the environment, only from the configuration."""
-
-    def resolve_envvar_value(self, context: click.Context) -> str | None:
-        return None if os.environ.get("SPIDER_WORKFLOW") else super().resolve_envvar_value(context)
-
-
 def _aliases(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command all of `ALIASES` as options."""
     for name, path, variable, more in reversed(ALIASES):
-        field = _FIELDS.get(path)
+        field, flag = _FIELDS.get(path), f"--{name}"
         kinds = get_args(field.annotation) if field else ()
         said = f"{field.description if field else ''} {more}".replace("``", "").strip()
         form: dict[str, Any] = {"metavar": "|".join(k for k in kinds if isinstance(k, str)) or "NUMBER"}
-        flags = _spellings(name)
         if name.startswith("no_"):
             form = {"is_flag": True, "flag_value": False, "default": None}
         elif bool in kinds:
-            flags, form = tuple(f"{flag}/--no-{flag[2:]}" for flag in flags), {"default": None}
+            flag, form = f"{flag}/--no_{name}", {"default": None}
         form |= {"envvar": name.upper() if variable else None, "show_envvar": True, "help": said}
-        command = click.option(*flags, cls=_Option, **form)(command)
+        command = click.option(flag, **form)(command)
     return command
 
 
-def _read_settings(context: click.Context, words: tuple[str, ...]) -> tuple[list[str], list[Given]]:
-    """The names of a run and a stage, and the settings, of a command's words, its flags and the environment.
+def _read_settings(
+    context: click.Context, words: tuple[str, ...]
+) -> tuple[list[str], list[Given], list[str]]:
+    """The names of a run and a stage, and the settings, of a command's words, its flags and the environment;
+    and the variables that are ignored, which are all in a workflow's job.
 
     Raises:
         ConfigError: a value is not YAML.
@@ -106,42 +96,29 @@ def _read_settings(context: click.Context, words: tuple[str, ...]) -> tuple[list
     names = [word for word in words if "=" not in word]
     if len(names) > 2:
         raise click.UsageError(f"unexpected {', '.join(names[2:])}; a setting is written PATH=VALUE", context)
-    given = []
+    given, ignored = [], []
     for name, path, *_ in ALIASES:
         source, value = context.get_parameter_source(name), context.params[name]
-        if source is not ParameterSource.DEFAULT:
-            variable = source is ParameterSource.ENVIRONMENT
+        variable = source is ParameterSource.ENVIRONMENT
+        if variable and os.environ.get("SPIDER_WORKFLOW"):
+            ignored.append(name.upper())
+        elif source is not ParameterSource.DEFAULT:
             value = "null" if (name, value) == ("max_steps", "0") else value
             given.append(Given(name.upper() if variable else f"--{name}", path, value, variable))
     pairs = ((word, word.partition("=")) for word in words if "=" in word)
-    return names, [*given, *(Given(word, key, value) for word, (key, _, value) in pairs)]
+    return names, [*given, *(Given(word, key, value) for word, (key, _, value) in pairs)], ignored
 
 
-def _report_settings(context: click.Context, used: list[Given]) -> None:
-    """Log which settings are not the file's, and which variables a workflow's job has ignored."""
-    if used:
-        said = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used)
-        log.info("settings: %s; all others from %s", said, context.obj.config_path)
-    unused = [a for a in ALIASES if context.get_parameter_source(a.name) is ParameterSource.DEFAULT]
-    if variables := [a.name.upper() for a in unused if a.variable and os.environ.get(a.name.upper())]:
-        log.warning(
-            "%s: set in the environment and ignored, the configuration alone decides what a workflow trains",
-            ", ".join(variables),
-        )
-
-
-def _place(name: str, **options: Any) -> Any:
-    return click.option(*_spellings(name), **options)
-
-
-@click.command()
+@click.command(context_settings={"token_normalize_func": lambda word: word.replace("-", "_")})
 @click.argument("words", nargs=-1, metavar="[RUN [STAGE]] [PATH=VALUE]...")
 @_aliases
-@_place("data_dir", type=FILE, help="Folder of encoded shards to train on.")
-@_place("mock_data", is_flag=True, help="Train on made-up text.")
-@_place("resume", type=THERE, help="Go on from this checkpoint, stage or exported folder, or train.json.")
-@_place("reset_steps", is_flag=True, help="Of --resume take the weights only.")
-@_place("ckpt_dir", type=FILE, help="Folder to train in.")
+@click.option("--data_dir", type=FILE, help="Folder of encoded shards to train on.")
+@click.option("--mock_data", is_flag=True, help="Train on made-up text.")
+@click.option(
+    "--resume", type=THERE, help="Go on from a checkpoint, stage or exported folder, or train.json."
+)
+@click.option("--reset_steps", is_flag=True, help="Of --resume take the weights only.")
+@click.option("--ckpt_dir", type=FILE, help="Folder to train in.")
 @THREADS
 @click.option("--processes", type=COUNT, default=1, help="Start so many, to train together.")
 @click.option("--nodes", type=COUNT, default=1, help="Of this Slurm job, to share them.")
@@ -152,14 +129,14 @@ def train(
     threads: int | None,
     processes: int,
     nodes: int,
-    **options: Any,
+    **rest: Any,
 ) -> None:
     """Train one stage, or go on with it from its last good checkpoint.
 
     Without RUN it is the configuration's only one, without STAGE its first. PATH=VALUE sets anything of the
-    run's block (lr=4e-3, model.recurrence.loops=3); the first options below are short for some. A setting
-    comes from the command line, else from the environment, else from the configuration. A training that
-    differs from the configuration's becomes a run of its own, in a folder beside the run's.
+    run's block (lr=4e-3, model.recurrence.loops=3); the first options below are short for some (--seq-len is
+    --seq_len). A setting comes from the command line, else from the environment, else from the configuration.
+    A training that differs from the configuration's becomes a run of its own, in a folder beside the run's.
 
     Several processes share the windows of every step: --processes on one machine, --nodes too on several of a
     Slurm job; elsewhere torchrun.
@@ -167,7 +144,7 @@ def train(
     session: Session = context.obj
     config = session.config
     try:
-        names, given = _read_settings(context, words)
+        names, given, ignored = _read_settings(context, words)
         run, stage = config.choose(*names)
         changed, used = with_settings(config, run, stage, given)
     except ConfigError as error:
@@ -183,8 +160,13 @@ def train(
     if not world.first:  # what happens is told and recorded once
         log.setLevel(logging.ERROR)
         os.environ["SPIDER_TRACKING"] = "off"
-    _report_settings(context, used)
-    places = Places(**{name: options[name] for name in Places._fields})
+    if used:
+        said = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used)
+        log.info("settings: %s; all others from %s", said, session.config_path)
+    if ignored:
+        why = "the configuration alone decides what a workflow trains"
+        log.warning("%s: set in the environment and ignored, %s", ", ".join(ignored), why)
+    places = Places(**{name: rest[name] for name in Places._fields})
     planned = world.first_before_others(lambda: plan(config, changed, run, stage, places))
     prepare_torch(threads, world.local_size)
     _train_tracked(session, planned, world)
