@@ -29,8 +29,20 @@ include: "rules/data.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
-include: "rules/scaling.smk"
-include: "rules/parts.smk"
+
+
+# Names for parts of the whole, a dataset, a run or a sweep of runs.
+parts = {f"datasets/{name}": metadata(name) for name in CONFIG.datasets}
+parts |= {f"runs/{name}": evaluations([name]) for name in CONFIG.runs}
+parts |= {f"runs/{name}": evaluations(runs) for name, runs in CONFIG.sweeps.items()}
+
+for part, files in parts.items():
+
+    rule:
+        name:
+            part
+        input:
+            files,
 
 
 onstart:

@@ -71,17 +71,15 @@ def command(wildcards, output):
 
 
 def stages(run):
-    """Names of a run's stages, in order."""
     return [stage.name for stage in CONFIG.runs[run].stages]
 
 
 def evaluations(runs):
-    """What is known of these runs: the evaluation of each of their stages."""
+    """Of each stage of these runs."""
     return [f"<results>/runs/{run}/{stage}/evaluation.json" for run in runs for stage in stages(run)]
 
 
 def stage_spec(wildcards):
-    """The resolved stage behind a job's wildcards."""
     return CONFIG.stage(wildcards.run, wildcards.stage)
 
 
@@ -98,27 +96,22 @@ def raw_identity(wildcards):
     return kept | {"item": items(wildcards.dataset)[int(wildcards.part)]}
 
 
-def stage_of_shape(run, shape):
-    """The first stage of a run that the warm-up of a shape is for."""
-    return next(stage for stage in stages(run) if CONFIG.stage(run, stage).shape == shape)
-
-
 def local_file(wildcards):
     """The user's own file behind a part, so that editing it runs the import again."""
     source = CONFIG.datasets[wildcards.dataset].source
     return local(items(wildcards.dataset)[int(wildcards.part)]) if source.kind == "local" else []
 
 
-def part_files(pattern, dataset):
+def part_files(pattern):
     """One file for each part of a dataset."""
-    parts = CONFIG.datasets[dataset].source.parts()
-    return expand(f"<results>/{pattern}", dataset=dataset, part=parts)
+    parts = lambda wildcards: CONFIG.datasets[wildcards.dataset].source.parts()
+    return lambda wildcards: expand(f"<results>/{pattern}", part=parts(wildcards), **wildcards)
 
 
 def metadata(dataset):
     """The index a stage trains from; a stream has none."""
-    streams = CONFIG.datasets[dataset].source.kind == "stream"
-    return [] if streams else f"<results>/shards/{dataset}/metadata.json"
+    index = f"<results>/shards/{dataset}/metadata.json"
+    return [] if CONFIG.datasets[dataset].source.kind == "stream" else index
 
 
 def previous_receipt(wildcards):
@@ -140,7 +133,7 @@ def shown(path, category, what):
 
 
 def job_resource(name):
-    """A run's wish for ``name`` (gpus, threads, mem_mb, processes, nodes)."""
+    """What a run asks for of its `resources:`."""
     return lambda wildcards: getattr(CONFIG.runs[wildcards.run].resources, name)
 
 
@@ -162,11 +155,6 @@ def on_several_nodes(value):
 def longer(minutes):
     """A time limit that grows with each attempt; where a profile caps it, up to there."""
     return lambda wildcards, attempt: attempt * minutes
-
-
-def training_time(wildcards, attempt):
-    """The same for a run's own limit. A later attempt goes on from the last checkpoint of the one before."""
-    return attempt * CONFIG.runs[wildcards.run].resources.runtime
 
 
 def finish(status):

@@ -43,8 +43,8 @@ rule encode:
 
 rule index:
     input:
-        lambda wildcards: part_files("shards/{dataset}/train/{part}.json", wildcards.dataset),
-        lambda wildcards: part_files("raw/{dataset}/{part}.json", wildcards.dataset),
+        part_files("shards/{dataset}/train/{part}.json"),
+        part_files("raw/{dataset}/{part}.json"),
     output:
         "<results>/shards/{dataset}/metadata.json",
     log:

@@ -1,4 +1,4 @@
-"""Everything about a run on one page, `report/runs/{run}.html`, also a part of Snakemake's own report."""
+"""Everything about a run on one page, also a part of Snakemake's own report; a scaling law through a sweep."""
 
 
 rule report:
@@ -22,3 +22,25 @@ rule report:
         spider=command,
     shell:
         "{params.spider} --log {log:q} report {wildcards.run} --output {output:q}"
+
+
+if CONFIG.scaling:
+
+    rule scaling:
+        input:
+            evaluations(CONFIG.sweeps[CONFIG.scaling]),
+        output:
+            "<results>/report/scaling.md",
+            shown("report/scaling.svg", "Comparison", "scaling law"),
+            law="<results>/report/scaling.json",
+        log:
+            "<logs>/scaling.log",
+        benchmark:
+            "<benchmarks>/scaling/scaling.tsv"
+        resources:
+            mem_mb=2000,
+            runtime=longer(10),
+        params:
+            spider=command,
+        shell:
+            "{params.spider} --log {log:q} scaling --output {output.law:q}"

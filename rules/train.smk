@@ -21,7 +21,7 @@ rule warmup:
         runtime=longer(30),
     params:
         spider=command,
-        stage=lambda wildcards: stage_of_shape(wildcards.run, wildcards.shape),
+        stage=lambda w: next(s for s in stages(w.run) if CONFIG.stage(w.run, s).shape == w.shape),
     shell:
         "{params.spider} --log {log:q} warmup {wildcards.run} {params.stage} --threads {threads}"
 
@@ -41,7 +41,8 @@ rule train:
     resources:
         gpu=job_resource("gpus"),
         mem_mb=job_resource("mem_mb"),
-        runtime=training_time,
+        # A later attempt goes on from the last checkpoint of the one before.
+        runtime=lambda wildcards, attempt: attempt * job_resource("runtime")(wildcards),
         processes=job_resource("processes"),
         nodes=job_resource("nodes"),
         # In the words of Snakemake's Slurm executor: one task on each node, which the job starts itself.
