@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from spider.config import Config, StageSpec
 from spider.model import build_model
@@ -128,10 +128,10 @@ def render(run: dict[str, Any]) -> None:
     table = _table("Part", "Parameters", "Share")
     for part, count in run["parameters_by_part"].items():
         table.add_row(part.replace("_", " "), f"{count:,}", f"{count / total:.1%}")
-    console.print(table)
-    console.print()
-    titles = ("Data", "Bytes", "Steps", "Bytes a step", "Window", "Loops", "FLOPs a byte", "Memory")
-    table = _table("Stage", *titles)
+    console.print(table, "")
+    table = _table(
+        *("Stage", "Data", "Bytes", "Steps", "Bytes a step", "Window", "Loops", "FLOPs a byte", "Memory")
+    )
     table.columns[1].justify = "left"
     for stage in run["stages"]:
         table.add_row(
@@ -140,8 +140,7 @@ def render(run: dict[str, Any]) -> None:
             *(quantity(stage["tokens_per_step"], "B"), f"{stage['seq_len']:,}", str(stage["n_loops"])),
             *(quantity(stage["flops_per_byte"], ""), quantity(stage["memory"]["total"], "B")),
         )
-    console.print(table)
-    console.print()
+    console.print(table, "")
     if run["steps"] is None:
         console.print("A clock ends some of it (max_hours): how much it trains depends on the machine.")
     else:
@@ -155,9 +154,7 @@ def render(run: dict[str, Any]) -> None:
 
 def render_list(runs: list[dict[str, Any]]) -> None:
     """Print several descriptions, a line each."""
-    table = _table("Run", "Parameters", "FLOPs a byte", "Steps", "Bytes", "FLOPs", "Memory")
-    for column in table.columns:
-        column.no_wrap = True
+    table = _table("Run", "Parameters", "FLOPs a byte", "Steps", "Bytes", "FLOPs", "Memory", no_wrap=True)
     for run in runs:
         table.add_row(
             *(run["run"], quantity(run["parameters"], ""), quantity(run["flops_per_byte"], "")),
@@ -167,12 +164,9 @@ def render_list(runs: list[dict[str, Any]]) -> None:
     Console(highlight=False).print(table)
 
 
-def _table(first: str, *titles: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(first)
-    for title in titles:
-        table.add_column(title, justify="right")
-    return table
+def _table(first: str, *titles: str, no_wrap: bool = False) -> Table:
+    numbers = [Column(title, justify="right", no_wrap=no_wrap) for title in titles]
+    return Table(Column(first, no_wrap=no_wrap), *numbers, box=None, pad_edge=False)
 
 
 def _known(value: float | None, unit: str) -> str:
