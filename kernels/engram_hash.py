@@ -9,18 +9,13 @@ fixed odd 64-bit multipliers, everything in wrapping int64::
 The remainder is floored, so a negative mix gives a row, too. Each order n has as many tables g as the others,
 side by side. Integers only: the same rows on every device and every run.
 
-Bytes: the ids once and the rows, N (8 + 8 G) for N = B T. In torch it is six launches a place back and two a
-table, with a pass over N integers each: 74 for four orders up to 6 bytes with four heads. Here it is one.
-
-Layout: a thread takes a byte of a window. It looks the few places back itself and stops at the first BOS,
-which needs no scan for where documents start; its neighbours' loads are in the L1 cache. Multipliers and
-primes are constants of the compiled kernel, so that a remainder is a product and a shift, not a 64-bit
-division; the price is a compilation for each set of primes. Triton's ``%`` truncates, which the kernel
-corrects. With two bytes a thread the compiler sends every store through shared memory, at 31 barriers.
-
-Traded: each table is stored by itself, 8 bytes in every 8 G, so the L2 cache puts the rows together. And rows
-are made for every byte; a memory of patches reads only those of closing bytes, but to pick them here would
-tie the op to the chunking.
+Layout: one launch, for six a place back and two a table in torch. A thread takes a byte of a window. It looks
+the few places back itself and stops at the first BOS, which needs no scan for where documents start; its
+neighbours' loads are in the L1 cache. Multipliers and primes are constants of the compiled kernel, so that a
+remainder is a product and a shift, not a 64-bit division; the price is a compilation for each set of primes.
+Triton's ``%`` truncates, which the kernel corrects. Each table is stored by itself, 8 bytes in every 8 G, so
+the L2 cache puts the rows together. And rows are made for every byte; a memory of patches reads only those of
+closing bytes, but to pick them here would tie the op to the chunking.
 
 Letters: B batch, T bytes, N = B T, O orders, G = O * heads tables.
 """

@@ -8,11 +8,10 @@ order, so the mapping is stable and the same on every run. Each expert's segment
 P has to be known before the indices are, or the host waits for the device. So P is the largest that N, K, E
 and the alignment allow, and the rows behind the last segment are padding.
 
-Bytes: the choices twice, the maps once, 16 N K + 4 N K + 12 P. Launches are what costs; there are two. The
-first counts each block's entries by expert. In the second every block sums the counts of all blocks (E
-integers for each 1024 entries, from the L2 cache), which tells it the segments and the rank of its first
-entry in each; it numbers its own entries by a cumulative sum over a one-hot tile. More programs mark the
-padding. A sort would be several launches and passes.
+Launches are what costs; there are two. The first counts each block's entries by expert. In the second every
+block sums the counts of all blocks (E integers for each 1024 entries, from the L2 cache), which tells it the
+segments and the rank of its first entry in each; it numbers its own entries by a cumulative sum over a
+one-hot tile. More programs mark the padding. A sort would be several launches and passes.
 
 Letters: I the N K entries.
 """
@@ -55,12 +54,11 @@ def get_fused_mapping_torch(chosen_NK: Tensor, experts: int, alignment: int = 1)
     expert_I = chosen_NK.flatten().long()
     expert_I = torch.where((expert_I >= 0) & (expert_I < experts), expert_I, experts)
     sorted_I, entry_I = expert_I.sort(stable=True)
-    count = torch.zeros(experts + 1, dtype=torch.int64, device=device).scatter_add(
-        0, expert_I, torch.ones_like(expert_I)
-    )
+    count = expert_I.new_zeros(experts + 1).scatter_add(0, expert_I, torch.ones_like(expert_I))
     count_E = count[:experts]
-    end_E = ((count_E + alignment - 1) // alignment * alignment).cumsum(0)
-    start_E = end_E - (count_E + alignment - 1) // alignment * alignment
+    padded_E = (count_E + alignment - 1) // alignment * alignment
+    end_E = padded_E.cumsum(0)
+    start_E = end_E - padded_E
     rank_I = torch.arange(N * K, device=device) - (count.cumsum(0) - count)[sorted_I]
     masked_I = sorted_I == experts
     pos_I = torch.where(masked_I, P, start_E[sorted_I.clamp(max=experts - 1)] + rank_I)

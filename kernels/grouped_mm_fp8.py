@@ -66,19 +66,6 @@ class _GroupedMM(torch.autograd.Function):
         return dx_PD, dw_EDF.to(w_EDF.dtype), None
 
 
-@torch.library.custom_op("spider::grouped_product_fp8", mutates_args=())
-def _product(
-    a_PK: Tensor, inverse_P: Tensor, b_ENK: Tensor, inverse_EN: Tensor, end_E: Tensor, fast: bool
-) -> Tensor:
-    """`multiply` as one op, which asks for the device when it runs and not when it is traced."""
-    return multiply(a_PK, inverse_P, b_ENK, inverse_EN, end_E, fast)
-
-
-@_product.register_fake
-def _(a_PK, inverse_P, b_ENK, inverse_EN, end_E, fast):
-    return a_PK.new_empty(len(a_PK), b_ENK.shape[1], dtype=torch.bfloat16)
-
-
 def multiply(
     a_PK: Tensor, inverse_P: Tensor, b_ENK: Tensor, inverse_EN: Tensor, end_E: Tensor, fast: bool
 ) -> Tensor:
@@ -88,9 +75,16 @@ def multiply(
     """
     b_EKN = b_ENK.transpose(1, 2)
     if runs_on(a_PK.device):
-        scales = inverse_P, inverse_EN
-        return torch._scaled_grouped_mm(
-            a_PK, b_EKN, *scales, end_E, out_dtype=torch.bfloat16, use_fast_accum=fast
-        )
+        how: dict[str, Any] = dict(out_dtype=torch.bfloat16, use_fast_accum=fast)
+        return torch._scaled_grouped_mm(a_PK, b_EKN, inverse_P, inverse_EN, end_E, **how)
     wide_PK = a_PK.bfloat16() * inverse_P.bfloat16()[:, None]
     return F.grouped_mm(wide_PK, b_EKN.bfloat16() * inverse_EN.bfloat16()[:, None], offs=end_E)
+
+
+_product = torch.library.custom_op("spider::grouped_product_fp8", multiply, mutates_args=())
+"""`multiply` as one op, which asks for the device when it runs and not when it is traced."""
+
+
+@_product.register_fake
+def _(a_PK, inverse_P, b_ENK, inverse_EN, end_E, fast):
+    return a_PK.new_empty(len(a_PK), b_ENK.shape[1], dtype=torch.bfloat16)

@@ -63,11 +63,7 @@ def _reduce(y, w, token_to_pos, out, D, K: tl.constexpr, WEIGHTED: tl.constexpr,
 
 
 def _launch(
-    out_ND: Tensor,
-    y_PD: Tensor,
-    w_NK: Tensor | None,
-    token_to_pos_NK: Tensor,
-    pos_to_expert_P: Tensor | None = None,
+    out_ND: Tensor, y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, *_: Tensor | None
 ) -> None:
     (N, D), K, weighted = out_ND.shape, token_to_pos_NK.shape[1], w_NK is not None
     if N * D:

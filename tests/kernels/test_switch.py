@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 from kernels import switch
 from kernels.get_fused_mapping import get_fused_mapping_torch
 from kernels.route import route_torch
+from kernels.topk_gate import topk_gate
 
 WITHOUT_TRITON = """
 import sys
@@ -57,3 +58,8 @@ def test_twins_never_wait_for_the_device():
         routing = route_torch(torch.zeros(5, 3), None, 2, valid_N=torch.ones(5, dtype=torch.bool))
         mapping = get_fused_mapping_torch(routing.chosen_NK, 3, 16)
     assert mapping.pos_to_expert_P.shape == (48,)
+
+
+def test_arguments_are_checked_where_an_op_is_traced():
+    with FakeTensorMode(), pytest.raises(ValueError, match="k = 4 must be in"):
+        topk_gate(torch.zeros(2, 3), 4)
