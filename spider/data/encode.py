@@ -7,9 +7,9 @@ buffer widened to uint16 with BOS and EOS spliced around every document:
     joined   |. T h e   c a t .|. A   d o g .|  Arrow puts a placeholder byte before and after each document
     tokens   |B T h e   c a t E|B A   d o g E|  widened in one pass; the ids are stored at the joined offsets
 
-Nothing is done per document in Python but hashing its id for the split. Memory is constant: about a megabyte
-of text is decoded at a time, then widened in pieces that stay in the cache; only a single document larger
-than that takes more (about four times its size).
+Nothing is done per document in Python but hashing its id for the split, and cutting it where it is too long.
+Memory is constant: about a megabyte of text is decoded at a time, then widened in pieces that stay in the
+cache; only a single document larger than that takes more (about four times its size).
 
 What happens to odd rows: null and empty documents are skipped and counted; a document longer than
 ``max_document_bytes`` is cut at a UTF-8 boundary and counted; a repeated id is kept (every copy falls into
@@ -28,7 +28,6 @@ import errno
 import logging
 import os
 from collections.abc import Iterator
-from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spider.config import Dataset
-from spider.data.metadata import COUNTS, DTYPE, SPLITS, settings_of
-from spider.data.split import hash_keys, validation_mask
+from spider.data.metadata import COUNTS, DTYPE, SPLITS
+from spider.data.split import cut, hash_keys, validation_mask
 from spider.files import replacing, write_json
 from spider.tokens import BYTES
 
@@ -54,8 +53,8 @@ PIECE = 1 << 18
 """Tokens widened and written at a time."""
 FLUSH_BYTES = 1 << 23
 """Written bytes after which the kernel is told to start on them."""
-REMEMBERED_KEYS = 1 << 24
-"""Repeated ids are looked for among the first so many documents of a part (8 bytes each)."""
+REMEMBERED_ROWS = 1 << 24
+"""Repeated ids are looked for among the first so many rows of a part (8 bytes each)."""
 
 
 def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dict[str, Any]:
@@ -68,34 +67,32 @@ def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dic
     strings, and `OSError` with the remedy where the shards cannot be written.
     """
     rows = {"read": 0, "null": 0, "empty": 0, "truncated": 0, "duplicates": 0}
-    seen, remembered = list[np.ndarray](), 0
+    seen = [np.empty(0, np.uint64)]
     names = {split: folder / split / part for split in SPLITS}
-    with _explained(folder, part), contextlib.ExitStack() as stack:
-        writers = {split: stack.enter_context(_writer(name)) for split, name in names.items()}
-        for texts, ids in _batches(parquet, dataset.text_column, dataset.id_column):
-            rows["read"] += len(texts)
-            texts, ids = _drop_blank(texts, ids, rows)
-            hashes = hash_keys(_keys(texts, ids))
-            if remembered < REMEMBERED_KEYS:
-                seen.append(hashes)
-                remembered += len(hashes)
-            held_out = validation_mask(hashes, dataset.validation)
-            if dataset.max_document_bytes is not None:
+    with _explained(folder, part):
+        with contextlib.ExitStack() as files:
+            writers = {split: _ShardWriter(name, files) for split, name in names.items()}
+            for texts, ids in _batches(parquet, dataset.text_column, dataset.id_column):
+                rows["read"] += len(texts)
+                texts, ids = _drop_blank(texts, ids, rows)
+                hashes = hash_keys(_keys(texts, ids))
+                if rows["read"] <= REMEMBERED_ROWS:
+                    seen.append(hashes)
+                held_out = validation_mask(hashes, dataset.validation)
                 texts = _truncate(texts, dataset.max_document_bytes, rows)
-            writers["train"].append(texts.filter(pa.array(~held_out)))
-            writers["validation"].append(texts.filter(pa.array(held_out)))
-        for name in names.values():  # a record left by an earlier encode must not vouch for the new shard
-            name.with_suffix(".json").unlink(missing_ok=True)
-    ordered = np.sort(np.concatenate(seen)) if seen else np.empty(0, np.uint64)
-    rows["duplicates"] = int((ordered[1:] == ordered[:-1]).sum())
-    if rows["duplicates"]:
-        logger.warning("%s: %d documents repeat an earlier id; they are kept", parquet, rows["duplicates"])
-    records = {}
-    for split, writer in writers.items():
-        records[split] = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part}
-        records[split] |= {name: getattr(writer, name) for name in COUNTS}
-        records[split] |= {**settings_of(dataset), "rows": rows}
-        with _explained(folder, part):
+                writers["train"].append(texts.filter(pa.array(~held_out)))
+                writers["validation"].append(texts.filter(pa.array(held_out)))
+            for name in names.values():  # a record left by an earlier encode must not vouch for the new shard
+                name.with_suffix(".json").unlink(missing_ok=True)
+        keys = np.concatenate(seen)
+        rows["duplicates"] = repeated = len(keys) - len(np.unique(keys))
+        if repeated:
+            logger.warning("%s: %d documents repeat an earlier id; they are kept", parquet, repeated)
+        records = {}
+        for split, writer in writers.items():
+            counts = {name: getattr(writer, name) for name in COUNTS}
+            records[split] = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part, **counts}
+            records[split] |= {**dataset.encoding(), "rows": rows}
             write_json(names[split].with_suffix(".json"), records[split])
     return records
 
@@ -117,8 +114,8 @@ def _explained(folder: Path, part: str) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------- reading
 
 
-def _batches(parquet: Path, text_column: str, id_column: str) -> Iterator[tuple[pa.Array, pa.Array | None]]:
-    """Batches of (texts, ids) as string or large_string arrays; ids is None where there is no such column."""
+def _batches(parquet: Path, text_column: str, id_column: str) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Batches of (texts, ids), both large_string; ids are null where there is no such column."""
     row_group, wanted = 0, [text_column]
     try:
         with pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20) as file:
@@ -131,14 +128,14 @@ def _batches(parquet: Path, text_column: str, id_column: str) -> Iterator[tuple[
             for row_group in range(file.num_row_groups):
                 size = _rows_a_batch(file.metadata.row_group(row_group), text_column)
                 for batch in file.iter_batches(size, [row_group], wanted, use_threads=False):
-                    texts, *ids = map(_strings, batch.columns)
-                    yield texts, ids[0] if ids else None
+                    texts, *ids = [column.cast(pa.large_string()) for column in batch.columns]
+                    yield texts, ids[0] if ids else pa.nulls(len(texts), pa.large_string())
     except FileNotFoundError:
         raise ValueError(f"{parquet}: no such file; download it first") from None
     except (pa.ArrowException, OSError) as error:
-        where = f"row group {row_group}: {str(error).splitlines()[0]}"
         raise ValueError(
-            f"{parquet}: not a whole parquet file ({where}); delete it and download it again"
+            f"{parquet}: not a whole parquet file (row group {row_group}: {str(error).splitlines()[0]}); "
+            "delete it and download it again"
         ) from None
 
 
@@ -165,52 +162,18 @@ def _require(schema: pa.Schema, parquet: Path, setting: str, column: str) -> Non
         raise ValueError(f"{parquet}: column {column!r} holds {kind}, not strings; set {setting} to another")
 
 
-def _strings(array: pa.Array) -> pa.Array:
-    """The same column as string or large_string."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        return array
-    return array.cast(pa.large_string())
-
-
 # -------------------------------------------------------------------------------------------- documents
 
 
 def _raw(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets (n + 1,) and the uint8 buffer they index, of a string or large_string array, without a copy."""
-    width = np.dtype(np.int64 if pa.types.is_large_string(strings.type) else np.int32)
-    _, offsets, data = strings.buffers()
+    """Offsets (n + 1,) and the uint8 buffer they index, of a large_string array, without a copy."""
     if len(strings) == 0:
-        return np.zeros(1, width), np.zeros(0, np.uint8)
-    offsets = np.frombuffer(offsets, width, len(strings) + 1, strings.offset * width.itemsize)
-    return offsets, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-
-
-def _drop_blank(
-    texts: pa.Array, ids: pa.Array | None, rows: dict[str, int]
-) -> tuple[pa.Array, pa.Array | None]:
-    """Leave out null and empty documents, and count them."""
-    blank = np.diff(_raw(texts)[0]) == 0
-    nulls = texts.null_count
-    if nulls:
-        blank |= texts.is_null().to_numpy(zero_copy_only=False)
-    if not blank.any():
-        return texts, ids
-    rows["null"] += nulls
-    rows["empty"] += int(blank.sum()) - nulls
-    keep = pa.array(~blank)
-    return texts.filter(keep), ids if ids is None else ids.filter(keep)
-
-
-def _keys(texts: pa.Array, ids: pa.Array | None) -> list[bytes]:
-    """What decides each document's split: its id, or its text where it has none."""
-    if ids is None:
-        return _bytes(texts)
-    keys = _bytes(ids.fill_null("") if ids.null_count else ids)
-    if b"" in keys:
-        keys = [key or text for key, text in zip(keys, _bytes(texts), strict=True)]
-    return keys
+        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
+    _, offsets, data = strings.buffers()
+    return (
+        np.frombuffer(offsets, np.int64, len(strings) + 1, strings.offset * 8),
+        np.frombuffer(b"" if data is None else data, np.uint8),
+    )
 
 
 def _bytes(strings: pa.Array) -> list[bytes]:
@@ -220,37 +183,43 @@ def _bytes(strings: pa.Array) -> list[bytes]:
     return [whole[a:b] for a, b in pairwise((offsets - start).tolist())]
 
 
-def _truncate(texts: pa.Array, limit: int, rows: dict[str, int]) -> pa.Array:
-    """Cut every document to at most ``limit`` bytes, at the start of a UTF-8 character."""
-    offsets, data = _raw(texts)
-    starts, ends = offsets[:-1], offsets[1:]
-    long = ends - starts > limit
-    if not long.any():
+def _drop_blank(texts: pa.Array, ids: pa.Array, rows: dict[str, int]) -> tuple[pa.Array, pa.Array]:
+    """Leave out null and empty documents, and count them."""
+    keep = pc.greater(pc.binary_length(texts), 0).fill_null(False)
+    blank, nulls = len(texts) - keep.true_count, texts.null_count
+    rows["null"] += nulls
+    rows["empty"] += blank - nulls
+    return (texts.filter(keep), ids.filter(keep)) if blank else (texts, ids)
+
+
+def _keys(texts: pa.Array, ids: pa.Array) -> list[bytes]:
+    """What decides each document's split: its id, or its text where it has none."""
+    keys = _bytes(ids.fill_null(""))
+    if b"" in keys:
+        keys = [key or text for key, text in zip(keys, _bytes(texts), strict=True)]
+    return keys
+
+
+def _truncate(texts: pa.Array, limit: int | None, rows: dict[str, int]) -> pa.Array:
+    """Cut the documents that are longer than ``limit`` bytes, and count them."""
+    long = pc.greater(pc.binary_length(texts), limit)  # null where there is no limit
+    if not long.true_count:
         return texts
-    cuts = starts[long] + limit
-    for _ in range(3):  # a character has at most three continuation bytes, 10xxxxxx
-        cuts -= (data[cuts] & 0xC0) == 0x80
-    rows["truncated"] += int(long.sum())
-    # Every document becomes two neighbours, its head and its tail; Arrow then copies the heads together.
-    bounds = np.repeat(offsets, 2)[:-1]
-    bounds[1::2] = ends
-    bounds[1::2][long] = cuts
-    halves = type(texts).from_buffers(2 * len(texts), pa.py_buffer(bounds), texts.buffers()[2])
-    heads = np.zeros(2 * len(texts), dtype=bool)
-    heads[::2] = True
-    return halves.filter(pa.array(heads))
+    rows["truncated"] += long.true_count
+    heads = [cut(text, limit) for text in _bytes(texts.filter(long))]
+    return pc.replace_with_mask(texts, long, pa.array(heads, pa.large_binary()).view(texts.type))
 
 
 # ----------------------------------------------------------------------------------------------- writing
 
 
 class _ShardWriter:
-    """Appends documents to one split's ``.bin`` and ``.idx``, given as unbuffered files."""
+    """Appends documents to one split's ``.bin`` and ``.idx``, which get these names when ``files`` closes."""
 
-    def __init__(self, tokens_file: FileIO, index_file: FileIO) -> None:
+    def __init__(self, name: Path, files: contextlib.ExitStack) -> None:
         self.tokens = self.documents = self.bytes = 0
-        self._tokens_file = tokens_file
-        self._index_file = index_file
+        beside = [files.enter_context(replacing(name.with_suffix(suffix))) for suffix in (".bin", ".idx")]
+        self._tokens_file, self._index_file = (files.enter_context(path.open("wb")) for path in beside)
         self._piece = np.empty(PIECE, DTYPE)
         self._flushed = 0
 
@@ -261,39 +230,15 @@ class _ShardWriter:
         nothing, room = pa.scalar("", texts.type), pa.scalar("\0", texts.type)
         offsets, joined = _raw(pc.binary_join_element_wise(nothing, texts, nothing, room))
         for piece in BYTES.splice(joined, offsets, self._piece):
-            _write(self._tokens_file, piece)
+            self._tokens_file.write(piece.data)
         first = offsets[:-1].astype("<u8") + np.uint64(self.tokens)
-        _write(self._index_file, first * np.uint64(DTYPE.itemsize))
+        self._index_file.write((first * np.uint64(DTYPE.itemsize)).data)
         self.tokens += int(offsets[-1])
         self.documents += len(texts)
         self.bytes += int(offsets[-1]) - 2 * len(texts)
-        self._start_flushing()
-
-    def _start_flushing(self) -> None:
-        """Have the kernel write new pages to disk while we decode, so that the final fsync finds few."""
-        end = self.tokens * DTYPE.itemsize
-        if end - self._flushed >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
-            # "Not needed" makes Linux start on dirty pages at once; being dirty, they also stay in the cache.
-            os.posix_fadvise(
-                self._tokens_file.fileno(), self._flushed, end - self._flushed, os.POSIX_FADV_DONTNEED
-            )
-            self._flushed = end
-
-
-@contextlib.contextmanager
-def _writer(name: Path) -> Iterator[_ShardWriter]:
-    """A writer of ``name.bin`` and ``name.idx``, which appear under those names on success only."""
-    with (
-        replacing(name.with_suffix(".bin")) as tokens,
-        replacing(name.with_suffix(".idx")) as index,
-        open(tokens, "wb", buffering=0) as tokens_file,
-        open(index, "wb", buffering=0) as index_file,
-    ):
-        yield _ShardWriter(tokens_file, index_file)
-
-
-def _write(file: FileIO, array: np.ndarray) -> None:
-    """Write all of ``array``: a raw file may take less than it is given, and says why at the next call."""
-    rest = array.data.cast("B")
-    while rest:
-        rest = rest[file.write(rest) :]
+        # Have the kernel write new pages to disk while we decode, so that the final fsync finds few. "Not
+        # needed" makes Linux start on dirty pages at once; being dirty, they also stay in the cache.
+        ready = self.tokens * DTYPE.itemsize - self._flushed
+        if ready >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._tokens_file.fileno(), self._flushed, ready, os.POSIX_FADV_DONTNEED)
+            self._flushed += ready

@@ -14,7 +14,6 @@ used).
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import errno
 import hashlib
@@ -23,8 +22,8 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +32,6 @@ from huggingface_hub import HfApi, HfFileSystem, constants, hf_hub_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
     HTTPError,
     RepositoryNotFoundError,
@@ -58,42 +56,42 @@ class DownloadError(ValueError):
 
 
 @dataclass(frozen=True)
-class Remote:
-    """What the hub says about one file."""
+class HubFile:
+    """Where a file lies: repository (``owner/name``), commit (or branch or tag), path inside."""
 
     repo: str
     revision: str
-    file: str
-    size: int
-    hash: str
-    """``sha256:...`` for a file in large-file storage, ``git:...`` (SHA-1 of the blob) for any other."""
+    name: str
 
     def __str__(self) -> str:
-        return f"{self.file} of {self.repo}@{self.revision}"
+        return f"{self.name} of {self.repo}@{self.revision}"
 
 
 @dataclass
 class Patience:
-    """How often to try again without progress, and the first wait in seconds (doubled, jittered, capped)."""
+    """How often to try without success, and the first wait in seconds (doubled, jittered, capped)."""
 
     attempts: int
     backoff: float
 
-    def call(self, what: str, attempt: Callable[[], T], progressed: Callable[[], bool] = lambda: False) -> T:
-        """Run ``attempt`` until it succeeds; an error of the network or the server is retried."""
+    def call(self, file: HubFile, attempt: Callable[[], T]) -> T:
+        """Run ``attempt`` until it succeeds; an error of the network or the server is retried.
+
+        Raises `DownloadError` where that did not help, or cannot.
+        """
         failures = 0
         while True:
             try:
                 return attempt()
-            except (HTTPError, FileNotFoundError, ConnectionError, TimeoutError) as error:
-                cause = _cause(error)
-                if not _is_transient(cause):
-                    raise cause from None
-                failures = 1 if progressed() else failures + 1
-                if failures >= self.attempts:
-                    raise cause from None
+            except (HTTPError, HFValidationError, FileNotFoundError, ConnectionError, TimeoutError) as error:
+                cause, status = cause_of(error), _status(cause_of(error))
+                hopeless = isinstance(cause, (HFValidationError, FileNotFoundError))
+                hopeless |= bool(status) and status not in RETRIED_STATUS
+                failures += 1
+                if hopeless or failures >= self.attempts:
+                    raise DownloadError(explain(cause, file)) from None
                 wait = min(MAX_WAIT, self.backoff * 2 ** (failures - 1)) * random.uniform(0.5, 1.0)
-                log.warning("%s: %s; trying again in %.1f s", what, _brief(cause), wait)
+                log.warning("%s: %s; trying again in %.1f s", file, _brief(cause), wait)
                 time.sleep(wait)
 
 
@@ -109,192 +107,145 @@ def download_file(
 ) -> dict[str, Any]:
     """Bring one file of a dataset repository to ``output``; nothing is transferred where it is already whole.
 
-    A terminal shows a bar, a log a line every ten seconds.
-
-    Args:
-        repo, revision, file: ``owner/name``, commit (or branch or tag), path inside the repository.
-        attempts: tries in a row without a byte of progress before giving up.
-        backoff: seconds before the second try.
-        chunk_bytes: bytes a request.
-
-    Returns:
-        ``name`` (path inside the repository), ``bytes`` and ``sha256``.
+    A second process waits, then finds it whole. ``chunk_bytes`` are asked for at a time, up to ``attempts``
+    times, the second ``backoff`` seconds after the first. Returns ``name`` (path inside the repository),
+    ``bytes`` and ``sha256``.
 
     Raises:
         DownloadError: missing file, revision or repository; no access; no network; server down; wrong hash
             twice; no space or no right to write.
     """
-    what = f"{file} of {repo}@{revision}"
+    wanted, patience = HubFile(repo, revision, file), Patience(attempts, backoff)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(output, what):
+        lock = FileLock(output.with_name(f".{output.name}.lock"))
+        try:
+            held = lock.acquire(blocking=False)
+        except Timeout:
+            log.info("%s: another process is downloading it; waiting", wanted)
+            held = lock.acquire()
+        with held:
             if constants.HF_HUB_OFFLINE:
-                _from_cache(repo, revision, file, output)
+                _from_cache(wanted, output, patience)
             else:
-                _from_hub(repo, revision, file, output, Patience(attempts, backoff), chunk_bytes)
+                _from_hub(wanted, output, patience, chunk_bytes)
             return {"name": file, "bytes": output.stat().st_size, "sha256": sha256(output)}
-    except (HTTPError, HFValidationError, EntryNotFoundError, ConnectionError, TimeoutError) as error:
-        raise DownloadError(explain(error, repo, revision, file)) from None
     except OSError as error:
-        raise DownloadError(_explain_disk(error, what, output)) from None
+        wrong = f"cannot write {output} ({error.strerror or error}); check the folder and its permissions"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            wrong = f"no space left in {output.parent} ({error.strerror}); free some and run again to resume"
+        raise DownloadError(f"{wanted}: {wrong}") from None
 
 
-@contextlib.contextmanager
-def _alone(output: Path, what: str) -> Iterator[None]:
-    """Hold the lock of one output; a second process waits, then finds the file whole."""
-    lock = FileLock(output.with_name(f".{output.name}.lock"))
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        log.info("%s: another process is downloading it; waiting", what)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _from_hub(
-    repo: str, revision: str, file: str, output: Path, patience: Patience, chunk_bytes: int
-) -> None:
-    remote = look_up(repo, revision, file, patience)
+def _from_hub(file: HubFile, output: Path, patience: Patience, chunk_bytes: int) -> None:
+    size, expected = look_up(file, patience)
     if output.exists():
-        if _hash_of(output, remote) == remote.hash:
-            log.info("%s: already here, whole", remote)
+        if _hash_like(expected, output) == expected:
+            log.info("%s: already here, whole", file)
             return
-        log.warning("%s: %s has another content; it will be replaced", remote, output)
-    partial = output.with_name(f".{output.name}.partial")
-    state = output.with_name(f".{output.name}.partial.json")
+        log.warning("%s: %s has another content; it will be replaced", file, output)
+    partial, state = (output.with_name(f".{output.name}.partial{end}") for end in ("", ".json"))
     for corrupt_before in (False, True):
-        _transfer(remote, partial, state, patience, chunk_bytes)
-        got = _hash_of(partial, remote)
-        if got == remote.hash:
+        if partial.exists() and (not state.exists() or read_json(state).get("hash") != expected):
+            log.warning("%s: discarding a partial download of other content", file)
+            partial.unlink()
+        write_json(state, {"size": size, "hash": expected})
+        _transfer(file, size, partial, patience, chunk_bytes)
+        got = _hash_like(expected, partial)
+        if got == expected:
             break
         partial.unlink()
-        state.unlink(missing_ok=True)
         if corrupt_before:
+            state.unlink()
             raise DownloadError(
-                f"{remote}: corrupt twice, expected {remote.hash} but got {got}; nothing was kept, "
+                f"{file}: corrupt twice, expected {expected} but got {got}; nothing was kept, "
                 "check the proxy or mirror (HF_ENDPOINT) and run again"
             )
-        log.warning("%s: corrupt, expected %s but got %s; fetching it once more", remote, remote.hash, got)
+        log.warning("%s: corrupt, expected %s but got %s; fetching it once more", file, expected, got)
     os.replace(partial, output)
     fsync_dir(output.parent)
-    state.unlink(missing_ok=True)
+    state.unlink()
 
 
-def look_up(repo: str, revision: str, file: str, patience: Patience) -> Remote:
-    """Size and hash of one file in the hub's own words; raises `DownloadError` or an error for `explain`."""
+def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
+    """Size and hash of a file in the hub's own words: ``sha256:...`` where it is in large-file storage,
+    ``git:...`` (SHA-1 of the blob) for any other. Raises `DownloadError`."""
     api = HfApi()
-    what = f"{file} of {repo}@{revision}"
-    infos = patience.call(
-        what, lambda: api.get_paths_info(repo, [file], repo_type="dataset", revision=revision)
-    )
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision}
+    infos = patience.call(file, lambda: api.get_paths_info(file.repo, [file.name], **where))
     if not infos:
-        raise DownloadError(f"{what}: no such file in the repository{_similar(api, repo, revision, file)}")
-    info = infos[0]
-    if isinstance(info, RepoFolder):
-        raise DownloadError(f"{what}: is a folder; name the files in it")
-    digest = f"sha256:{info.lfs.sha256}" if info.lfs else f"git:{info.blob_id}"
-    return Remote(repo, revision, file, info.size, digest)
+        try:
+            names = api.list_repo_files(file.repo, **where)
+        except (HTTPError, OSError):
+            raise DownloadError(f"{file}: no such file in the repository; look at its file list") from None
+        close = difflib.get_close_matches(file.name, names, n=3)
+        close += [name for name in names if Path(name).name == Path(file.name).name and name not in close]
+        hint = f"; did you mean {', '.join(close[:3])}?" if close else f" (it holds {len(names)} others)"
+        raise DownloadError(f"{file}: no such file in the repository{hint}")
+    if isinstance(infos[0], RepoFolder):
+        raise DownloadError(f"{file}: is a folder; name the files in it")
+    lfs = infos[0].lfs
+    return infos[0].size, f"sha256:{lfs.sha256}" if lfs else f"git:{infos[0].blob_id}"
 
 
-def _similar(api: HfApi, repo: str, revision: str, file: str) -> str:
-    try:
-        names = api.list_repo_files(repo, repo_type="dataset", revision=revision)
-    except (HTTPError, OSError):
-        return "; look at its file list"
-    close = difflib.get_close_matches(file, names, n=3)
-    same_name = [name for name in names if Path(name).name == Path(file).name and name not in close]
-    hint = ", ".join((close + same_name)[:3])
-    return f"; did you mean {hint}?" if hint else f" (it holds {len(names)} others)"
+def _transfer(file: HubFile, size: int, partial: Path, patience: Patience, chunk_bytes: int) -> None:
+    """Append to the partial file until it has ``size`` bytes, then flush it to disk.
 
-
-def _transfer(remote: Remote, partial: Path, state: Path, patience: Patience, chunk_bytes: int) -> None:
-    """Append to the partial file until it has the size of the remote one, then flush it to disk."""
-    if partial.exists():
-        known = _known(state)
-        same = (known.get("size"), known.get("hash")) == (remote.size, remote.hash)
-        if not same or partial.stat().st_size > remote.size:
-            log.warning("%s: discarding a partial download of other content", remote)
-            partial.unlink()
-    write_json(state, asdict(remote))
-    done = partial.stat().st_size if partial.exists() else 0
-    free = shutil.disk_usage(partial.parent).free
-    if remote.size - done > free:
-        raise OSError(errno.ENOSPC, f"{remote.size - done:,} bytes are needed, {free:,} are free")
-    if done:
-        log.info("%s: resuming at %s of %s bytes", remote, f"{done:,}", f"{remote.size:,}")
+    A terminal shows a bar, a log a line every ten seconds.
+    """
     filesystem = HfFileSystem()
-    path = f"datasets/{remote.repo}/{remote.file}"
-    options = {"revision": remote.revision, "size": remote.size, "cache_type": "none"}
-    bar = tqdm(
-        total=remote.size, initial=done, unit="B", unit_scale=True, desc=remote.file, disable=None
-    )  # shown on a terminal only
-    began = spoke = time.monotonic()
-    at_last_failure = at_start = done
-    with bar, open(partial, "ab") as out:
-
-        def progressed() -> bool:
-            nonlocal at_last_failure
-            before, at_last_failure = at_last_failure, done
-            return done > before
+    path = f"datasets/{file.repo}/{file.name}"
+    with open(partial, "ab") as out:
+        done = at_start = out.tell()
+        free = shutil.disk_usage(partial.parent).free
+        if size - done > free:
+            raise OSError(errno.ENOSPC, f"{size - done:,} bytes are needed, {free:,} are free")
+        if done:
+            log.info("%s: resuming at %s of %s bytes", file, f"{done:,}", f"{size:,}")
 
         def read() -> bytes:
-            with filesystem.open(path, "rb", **options) as source:
-                source.seek(done)
-                data: bytes = source.read(min(chunk_bytes, remote.size - done))
-            if len(data) != min(chunk_bytes, remote.size - done):
+            end = min(done + chunk_bytes, size)
+            data: bytes = filesystem.cat_file(
+                path, done, end, revision=file.revision, size=size, cache_type="none"
+            )
+            if len(data) != end - done:
                 raise ConnectionError(f"asked for a range of the file, got {len(data)} bytes")
             return data
 
-        while done < remote.size:
-            data = patience.call(str(remote), read, progressed)
-            out.write(data)
-            out.flush()
-            done += len(data)
-            bar.update(len(data))
-            if bar.disable and time.monotonic() - spoke >= 10:
-                spoke = time.monotonic()
-                rate = (done - at_start) / (spoke - began) / 1e6
-                log.info("%s: %.0f of %.0f MB, %.1f MB/s", remote, done / 1e6, remote.size / 1e6, rate)
+        began = spoke = time.monotonic()
+        with tqdm(total=size, initial=done, unit="B", unit_scale=True, desc=file.name, disable=None) as bar:
+            while done < size:
+                data = patience.call(file, read)
+                out.write(data)
+                out.flush()
+                done += len(data)
+                bar.update(len(data))
+                if bar.disable and time.monotonic() - spoke >= 10:
+                    spoke = time.monotonic()
+                    rate = (done - at_start) / (spoke - began) / 1e6
+                    log.info("%s: %.0f of %.0f MB, %.1f MB/s", file, done / 1e6, size / 1e6, rate)
         os.fsync(out.fileno())
 
 
-def _known(state: Path) -> dict[str, Any]:
-    try:
-        known = read_json(state)
-    except ValueError:
-        return {}
-    return known if isinstance(known, dict) else {}
-
-
-def _from_cache(repo: str, revision: str, file: str, output: Path) -> None:
+def _from_cache(file: HubFile, output: Path, patience: Patience) -> None:
     if output.exists():
         return
-    try:
-        cached = Path(
-            hf_hub_download(repo, file, repo_type="dataset", revision=revision, local_files_only=True)
-        )
-    except (EntryNotFoundError, OSError):
-        raise DownloadError(
-            f"{file} of {repo}@{revision}: HF_HUB_OFFLINE is set and the file is not in the cache "
-            f"{constants.HF_HUB_CACHE}; unset it, or fill that cache where there is a network"
-        ) from None
-    blob = cached.resolve()  # its name is the hash of its content
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision, "local_files_only": True}
+    blob = Path(patience.call(file, lambda: hf_hub_download(file.repo, file.name, **where))).resolve()
+    # A blob's name is the hash of its content, where the cache's file system has links.
+    expected = f"{ {40: 'git', 64: 'sha256'}.get(len(blob.name)) }:{blob.name}"
     with replacing(output) as beside:
         shutil.copyfile(blob, beside)
-        expected = f"{'sha256' if len(blob.name) == 64 else 'git'}:{blob.name}"
-        got = _hash_of(beside, Remote(repo, revision, file, blob.stat().st_size, expected))
-        if len(blob.name) in (40, 64) and got != expected:
+        if len(blob.name) in (40, 64) and (got := _hash_like(expected, beside)) != expected:
             raise DownloadError(
-                f"{file} of {repo}@{revision}: the cached copy {blob} is corrupt, expected {expected} "
-                f"but got {got}; delete it and fetch it again with a network"
+                f"{file}: the cached copy {blob} is corrupt, expected {expected} but got {got}; "
+                "delete it and fetch it again with a network"
             )
 
 
-def _hash_of(path: Path, remote: Remote) -> str:
-    if remote.hash.startswith("sha256:"):
+def _hash_like(expected: str, path: Path) -> str:
+    """A file's hash, of the kind that ``expected`` is."""
+    if expected.startswith("sha256:"):
         return f"sha256:{sha256(path)}"
     begun = hashlib.sha1(f"blob {path.stat().st_size}\0".encode())
     with open(path, "rb") as f:
@@ -304,16 +255,10 @@ def _hash_of(path: Path, remote: Remote) -> str:
 # ------------------------------------------------------------------------------------------------ errors
 
 
-def _cause(error: Exception) -> Exception:
-    """The hub's answer behind the FileNotFoundError that `HfFileSystem` makes of it."""
+def cause_of(error: Exception) -> Exception:
+    """The hub's answer, where libraries made another error of it."""
     inner = error.__cause__
-    return inner if isinstance(error, FileNotFoundError) and isinstance(inner, HTTPError) else error
-
-
-def _is_transient(error: Exception) -> bool:
-    if isinstance(error, HfHubHTTPError):
-        return _status(error) in RETRIED_STATUS
-    return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
+    return inner if isinstance(inner, HTTPError) and not isinstance(error, HTTPError) else error
 
 
 def _status(error: Exception) -> int:
@@ -323,42 +268,37 @@ def _status(error: Exception) -> int:
 def _brief(error: Exception) -> str:
     if _status(error):
         return f"the hub answers {_status(error)}"
-    first = (str(error).strip() or "no details").splitlines()[0]
-    return f"{type(error).__name__}: {first}"
+    return f"{type(error).__name__}: {(str(error).strip() or 'no details').splitlines()[0]}"
 
 
-def explain(error: Exception, repo: str, revision: str, file: str) -> str:
+def explain(error: Exception, file: HubFile) -> str:
     """One line on an error of the library: the file, what is wrong, the remedy."""
-    what, page = f"{file} of {repo}@{revision}", f"{constants.ENDPOINT}/datasets/{repo}"
-    status = _status(error)
+    page, status = f"{constants.ENDPOINT}/datasets/{file.repo}", _status(error)
     if isinstance(error, GatedRepoError) or status == 403:
-        return (
-            f"{what}: access is gated ({status}); accept the terms at {page} and set HF_TOKEN to your token"
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"{what}: no such dataset repository, or a private one ({status}); check the name at {page}, "
+        wrong = f"access is gated ({status}); accept the terms at {page} and set HF_TOKEN to your token"
+    elif isinstance(error, RepositoryNotFoundError):
+        wrong = (
+            f"no such dataset repository, or a private one ({status}); check the name at {page}, "
             "and set HF_TOKEN if it is private"
         )
-    if status == 401:
-        return f"{what}: the hub refuses the token (401); check HF_TOKEN"
-    if isinstance(error, RevisionNotFoundError):
-        return f"{what}: no such revision; take a commit from {page}/commits/main"
-    if isinstance(error, EntryNotFoundError):
-        return f"{what}: no such file in the repository; look at {page}/tree/{revision}"
-    if isinstance(error, HFValidationError):
-        return f"{what}: not a repository name (owner/name): {str(error).splitlines()[0]}"
-    if status:
-        return f"{what}: the hub still answers {status}; run again later, what is here so far is kept"
-    return (
-        f"{what}: cannot reach {constants.ENDPOINT} ({_brief(error)}); check the network, the proxy and "
-        "HF_ENDPOINT, then run again: what is here so far is kept"
-    )
-
-
-def _explain_disk(error: OSError, what: str, output: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"{what}: no space left in {output.parent} ({error.strerror}); free some and run again to resume"
+    elif status == 401:
+        wrong = "the hub refuses the token (401); check HF_TOKEN"
+    elif isinstance(error, RevisionNotFoundError):
+        wrong = f"no such revision; take a commit from {page}/commits/main"
+    elif isinstance(error, HFValidationError):
+        wrong = f"not a repository name (owner/name): {str(error).splitlines()[0]}"
+    elif constants.HF_HUB_OFFLINE:
+        wrong = (
+            f"HF_HUB_OFFLINE is set and the file is not in the cache {constants.HF_HUB_CACHE}; unset it, "
+            "or fill that cache where there is a network"
         )
-    return f"{what}: cannot write {output} ({error.strerror or error}); check the folder and its permissions"
+    elif isinstance(error, (EntryNotFoundError, FileNotFoundError)):
+        wrong = f"no such file in the repository; look at {page}/tree/{file.revision}"
+    elif status:
+        wrong = f"the hub still answers {status}; run again later, what is here so far is kept"
+    else:
+        wrong = (
+            f"cannot reach {constants.ENDPOINT} ({_brief(error)}); check the network, the proxy and "
+            "HF_ENDPOINT, then run again: what is here so far is kept"
+        )
+    return f"{file}: {wrong}"

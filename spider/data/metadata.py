@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from spider.artifacts import Artifact
 from spider.config import Dataset
@@ -25,10 +25,8 @@ SPLITS = ("train", "validation")
 COUNTS = ("tokens", "documents", "bytes")
 
 
-class Shard(BaseModel):
+class Shard(BaseModel, frozen=True):
     """One part's share of a split."""
-
-    model_config = ConfigDict(frozen=True)
 
     file: str
     part: str
@@ -38,9 +36,7 @@ class Shard(BaseModel):
     sha256: str
 
 
-class Split(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class Split(BaseModel, frozen=True):
     tokens: int
     documents: int
     bytes: int
@@ -74,24 +70,15 @@ class Metadata(Artifact):
         return tokens
 
 
-def settings_of(dataset: Dataset) -> dict[str, Any]:
-    """What decides the bytes of a shard, as its records name it, in the schema's order."""
-    encoding = dataset.encoding()
-    return {name: encoding[name] for name in Dataset.model_fields if name in encoding}
-
-
 def build_metadata(
     folder: Path, name: str, dataset: Dataset, *, source: dict[str, Any], parts: Sequence[str]
 ) -> Metadata:
-    """Describe the encoded ``parts`` in ``folder/metadata.json`` and return it.
+    """Describe the encoded ``parts``, and the ``source`` of their text, in ``folder/metadata.json``.
 
     Hashes every shard, as many at a time as there are processors. ``ValueError`` names a part that is
     missing, was encoded under other settings, or whose files have another size than its record says.
-
-    Args:
-        source: where the text is from, the files of that included.
     """
-    settings = settings_of(dataset)
+    settings = dataset.encoding()
     splits = {}
     for split in SPLITS:
         shards = [_record_of_part(folder, split, part, settings) for part in parts]

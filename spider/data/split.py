@@ -1,4 +1,4 @@
-"""Which documents are held out, decided by each document alone.
+"""What is decided for each document alone: whether it is held out, and where a long one is cut.
 
 A document is in the validation split where the first 64 bits of the BLAKE2b hash of its key, read as a
 fraction of 2**64, lie below the share. Its key is its id, or its text where it has no id. Nothing else
@@ -26,7 +26,7 @@ def is_validation(key: bytes, share: float) -> bool:
     return bool(validation_mask(hash_keys([key]), share)[0])
 
 
-def hash_keys(keys: Iterable[bytes | memoryview]) -> np.ndarray:
+def hash_keys(keys: Iterable[bytes]) -> np.ndarray:
     """First 64 bits of each key's hash, uint64."""
     return np.frombuffer(b"".join([blake2b(key, digest_size=8).digest() for key in keys]), dtype="<u8")
 
@@ -36,3 +36,12 @@ def validation_mask(hashes: np.ndarray, share: float) -> np.ndarray:
     if not 0 <= share < 1:
         raise ValueError(f"validation: the share must be at least 0 and below 1 (got {share})")
     return hashes < np.uint64(share * 2**64)
+
+
+def cut(text: bytes, limit: int | None) -> bytes:
+    """At most ``limit`` bytes of a document's UTF-8, its last character whole; None leaves all of it."""
+    if limit is None or len(text) <= limit:
+        return text
+    for _ in range(3):  # a character has at most three continuation bytes, 10xxxxxx
+        limit -= text[limit] & 0xC0 == 0x80
+    return text[:limit]

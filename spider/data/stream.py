@@ -22,24 +22,24 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from huggingface_hub import constants
+from huggingface_hub.errors import HTTPError
 
 from spider.config import Dataset, StreamSource
-from spider.data.hub import DownloadError, Patience, explain, look_up
+from spider.data.hub import DownloadError, HubFile, Patience, cause_of, explain, look_up
 from spider.data.loader import Batch, Batches
-from spider.data.split import document_key, is_validation
+from spider.data.split import cut, document_key, is_validation
 from spider.tokens import BYTES
+
+BREAKS = (OSError, RuntimeError, pa.ArrowInvalid)
+"""What `datasets` raises while it opens or reads."""
 
 
 class StreamLoader(Batches):
-    """Batches of a dataset on the hub.
+    """Batches of a dataset on the hub, whose source is a `StreamSource`; the rest as `Loader` has it.
 
-    Args:
-        dataset: one whose source is a `StreamSource`.
-        seq_len: targets a row.
-        seed: of the order of the files.
-        rows, rank, world, position: as `Batches` has them.
-        attempts, backoff: tries to reach the hub at the start, and seconds before the second. Once reading,
-            `datasets` itself tries again for minutes.
+    Tries up to ``attempts`` times to reach the hub at the start, the second ``backoff`` seconds after the
+    first. Once reading, `datasets` itself tries again for minutes.
 
     Raises `ValueError` for a file, revision or repository that is not there or not open to us and no network
     (`DownloadError`, one line with the remedy), no text column, no document to train on.
@@ -56,49 +56,42 @@ class StreamLoader(Batches):
         backoff: float = 1.0,
         **share: int,
     ) -> None:
-        assert isinstance(dataset.source, StreamSource), "not a stream"
         source = dataset.source
-        self._repo, self._revision, self._files = source.repo, source.revision, source.files
+        assert isinstance(source, StreamSource), "not a stream"
         self._dataset = dataset
+        self._files = [HubFile(source.repo, source.revision, file) for file in source.files]
         order = source.model_dump(include={"repo", "revision", "files"})
         order |= dataset.model_dump(include={"validation", "max_document_bytes"})
         order |= {"seq_len": seq_len, "seed": seed}
         super().__init__("stream", order, position=position, **share)
+        self._columns: list[str] | None = None
         self._columns = self._look_up(Patience(attempts, backoff))
         start: dict[str, Any] = position or {"epoch": 0, "state": None, "offset": 0}
         self._documents = self._read(start["epoch"], start["state"])
-        self._held: deque[tuple[int, Any, np.ndarray]] = deque()
-        """Documents of which some tokens are still to come: (epoch, state before it, its tokens)."""
-        self._offset = int(start["offset"])
-        """Where in the first of them the next window begins."""
-        self._tokens = -self._offset
-        """Tokens in ``_held`` from there on."""
+        self._begun: deque[tuple[int, int, Any]] = deque()
+        """Documents in or behind the next window: (place of its first token, epoch, state before it)."""
+        self._rest = np.empty(0, np.uint16)
+        """Tokens from the place ``_at``, where the next window begins; to begin with, of what is resumed."""
+        self._at = 0
+        self._skipped = int(start["offset"])
 
     def _block(self) -> list[Batch]:
         length = self._order["seq_len"]
-        rows = np.empty((self._rows, length + 1), dtype=np.uint16)
+        rows = np.empty((self._rows, length + 1), np.uint16)
         first = self._rank * self._rows
         for i in range(self._world * self._rows):
-            while self._tokens <= length:
-                self._held.append(next(self._documents))
-                self._tokens += len(self._held[-1][2])
+            while len(self._rest) <= length:
+                epoch, state, tokens = next(self._documents)
+                self._begun.append((self._at + len(self._rest) - self._skipped, epoch, state))
+                self._rest, self._skipped = np.concatenate([self._rest, tokens[self._skipped :]]), 0
             if first <= i < first + self._rows:
-                self._copy(rows[i - first])
-            self._offset += length
-            self._tokens -= length
-            while self._offset >= len(self._held[0][2]):
-                self._offset -= len(self._held.popleft()[2])
-        epoch, state, _ = self._held[0]
-        return [Batch(rows, {"epoch": epoch, "state": state, "offset": self._offset, **self._order})]
-
-    def _copy(self, row: np.ndarray) -> None:
-        done, start = 0, self._offset
-        for _, _, tokens in self._held:
-            part = tokens[start : start + len(row) - done]
-            row[done : done + len(part)] = part
-            done, start = done + len(part), 0
-            if done == len(row):
-                return
+                rows[i - first] = self._rest[: length + 1]
+            self._rest = self._rest[length:]
+            self._at += length
+            while len(self._begun) > 1 and self._begun[1][0] <= self._at:
+                self._begun.popleft()
+        place, epoch, state = self._begun[0]
+        return [Batch(rows, {"epoch": epoch, "state": state, "offset": self._at - place, **self._order})]
 
     def _read(self, epoch: int, state: Any) -> Iterator[tuple[int, Any, np.ndarray]]:
         """Every training document from ``state`` on, for ever: (epoch, state before it, tokens)."""
@@ -114,31 +107,48 @@ class StreamLoader(Batches):
                         any_document = True
                         yield epoch, before, tokens
                     before = dataset.state_dict()
-            except (OSError, RuntimeError, pa.ArrowInvalid) as error:
+            except BREAKS as error:
                 raise self._broken(error, self._reading(epoch, dataset)) from error
             if not any_document:
-                raise ValueError(f"{self._name()}: holds no document to train on; look at its text column")
+                raise ValueError(f"{self._files[0]}: holds no document to train on; look at its text column")
             epoch, state = epoch + 1, None
 
     def _encode(self, row: dict[str, Any]) -> np.ndarray | None:
         """Tokens of a document, or None for one that is null, empty or held out."""
-        text, limit = row[self._dataset.text_column], self._dataset.max_document_bytes
-        if not text:
-            return None
-        raw = text.encode("utf-8")
+        raw = (row[self._dataset.text_column] or "").encode("utf-8")
         key = document_key(row.get(self._dataset.id_column), raw)
-        if is_validation(key, self._dataset.validation):
+        if not raw or is_validation(key, self._dataset.validation):
             return None
-        if limit is not None and len(raw) > limit:
-            while raw[limit] & 0xC0 == 0x80:
-                limit -= 1
-            raw = raw[:limit]
-        return BYTES.encode(raw)
+        return BYTES.encode(cut(raw, self._dataset.max_document_bytes))
 
-    def _in_order(self, epoch: int) -> list[str]:
+    def _in_order(self, epoch: int) -> list[HubFile]:
         """The files as that epoch reads them."""
         order = np.random.default_rng([self._order["seed"], epoch]).permutation(len(self._files))
         return [self._files[i] for i in order]
+
+    def _open(self, epoch: int) -> Any:
+        from datasets import load_dataset
+
+        urls = [f"hf://datasets/{file.repo}@{file.revision}/{file.name}" for file in self._in_order(epoch)]
+        options = {"split": "train", "streaming": True, "columns": self._columns}
+        try:
+            return load_dataset("parquet", data_files={"train": urls}, **options)
+        except BREAKS as error:
+            raise self._broken(error, "opening it") from error
+
+    def _look_up(self, patience: Patience) -> list[str]:
+        """Check that every file can be had, then the columns to read."""
+        if constants.HF_HUB_OFFLINE:
+            raise DownloadError(f"{self._files[0]}: a stream needs the hub; unset HF_HUB_OFFLINE")
+        for file in self._files:
+            look_up(file, patience)
+        names = list(self._open(0).features or [])
+        text, id = self._dataset.text_column, self._dataset.id_column
+        if text not in names:
+            raise ValueError(
+                f"{self._files[0]}: has no column {text!r} (columns: {', '.join(names)}); set text_column"
+            )
+        return [name for name in (text, id) if name in names]
 
     def _reading(self, epoch: int, dataset: Any) -> str:
         """What is being read: the state that resumes a stream counts files and the rows of each."""
@@ -146,56 +156,14 @@ class StreamLoader(Batches):
         while "examples_iterable" in state:
             state = state["examples_iterable"]
         file = self._in_order(epoch)[state["shard_idx"]]
-        return f"reading {file} behind row {state['shard_example_idx']}, epoch {epoch}"
-
-    def _open(self, epoch: int, columns: list[str] | None = None) -> Any:
-        from datasets import load_dataset
-
-        urls = [f"hf://datasets/{self._repo}@{self._revision}/{file}" for file in self._in_order(epoch)]
-        try:
-            return load_dataset(
-                "parquet",
-                data_files={"train": urls},
-                split="train",
-                streaming=True,
-                columns=columns or self._columns,
-            )
-        except (OSError, RuntimeError, pa.ArrowInvalid) as error:
-            raise self._broken(error, "opening it") from error
-
-    def _look_up(self, patience: Patience) -> list[str] | None:
-        """Check that every file can be had, then the columns to read."""
-        from huggingface_hub import constants
-        from huggingface_hub.errors import HFValidationError, HTTPError
-
-        if constants.HF_HUB_OFFLINE:
-            raise DownloadError(f"{self._name()}: a stream needs the hub; unset HF_HUB_OFFLINE")
-        for file in self._files:
-            try:
-                look_up(self._repo, self._revision, file, patience)
-            except (HTTPError, HFValidationError, OSError) as error:
-                raise DownloadError(explain(error, self._repo, self._revision, file)) from None
-        self._columns = None
-        names = list(self._open(0).features or [])
-        text, id = self._dataset.text_column, self._dataset.id_column
-        if text not in names:
-            raise ValueError(
-                f"{self._name()}: has no column {text!r} (columns: {', '.join(names)}); set text_column"
-            )
-        return [name for name in (text, id) if name in names]
+        return f"reading {file.name} behind row {state['shard_example_idx']}, epoch {epoch}"
 
     def _broken(self, error: Exception, when: str) -> DownloadError:
-        from huggingface_hub.errors import HTTPError
-
-        cause = error.__cause__ if isinstance(error.__cause__, HTTPError) else error
-        if isinstance(cause, HTTPError):
-            return DownloadError(explain(cause, self._repo, self._revision, self._files[0]))
+        if isinstance(cause := cause_of(error), HTTPError):
+            return DownloadError(explain(cause, self._files[0]))
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         return DownloadError(
-            f"{self._repo}@{self._revision}: the stream broke while {when} ({first}); run again to go on. "
-            "Where it breaks at the same place again, that file is damaged: leave it out, or name a revision "
-            "where it is whole"
+            f"{self._files[0].repo}@{self._files[0].revision}: the stream broke while {when} ({first}); run "
+            "again to go on. Where it breaks at the same place again, that file is damaged: leave it out, or "
+            "name a revision where it is whole"
         )
-
-    def _name(self) -> str:
-        return f"{self._files[0]} of {self._repo}@{self._revision}"
