@@ -26,8 +26,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from spider.data.shards import Shards
+from spider.model.interface import IGNORED
 
 ROUNDS = 6
 """Feistel rounds; four make a pseudorandom permutation, the rest help where the domain is tiny."""
@@ -48,7 +51,7 @@ class Batch:
 
 
 class Batches(Iterator[Batch]):
-    """Endless batches, made ahead by one background thread.
+    """Endless batches, made ahead by one background thread; ``waited`` are the seconds they were late.
 
     Args:
         name: what to begin an error with.
@@ -56,8 +59,6 @@ class Batches(Iterator[Batch]):
         rows: rows this rank gets at each step.
         rank, world: which slice of each global step is ours.
         position: where to go on, from a `Batch`; None starts at the beginning.
-
-    ``waited`` is the time in seconds that the consumer has been kept waiting.
 
     Raises `ValueError` for a position of another order, naming the field that differs.
     """
@@ -105,16 +106,10 @@ class Batches(Iterator[Batch]):
 
 
 class Loader(Batches):
-    """Batches of one split.
+    """Batches of one split; ``seq_len`` are the targets of a row, the rest is as `Batches` has it.
 
-    Args:
-        shards: what to read; at least seq_len + 1 tokens.
-        seq_len: targets a row.
-        seed: seed of the order.
-        rows, rank, world, position: as `Batches` has them.
-
-    Raises `ValueError` for too little data, and, from ``next``, for an id outside the alphabet (naming shard
-    and token).
+    Raises `ValueError` for less than seq_len + 1 tokens, and, from ``next``, for an id outside the alphabet
+    (naming shard and token).
     """
 
     def __init__(
@@ -145,29 +140,18 @@ class Loader(Batches):
         sample, self._next_sample = self._next_sample, self._next_sample + self._steps * step
         firsts = sample + self._rank * self._rows + step * np.arange(self._steps)
         starts = self.starts((firsts[:, None] + np.arange(self._rows)).ravel())
-        rows = self._windows_at(starts, self._order["seq_len"] + 1)
-        return [
-            Batch(batch, {"sample": sample + step * (i + 1), **self._order})
-            for i, batch in enumerate(np.split(rows, self._steps))
-        ]
-
-    def _windows_at(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Windows of the ring: (n, length) uint16 of (n,) starts."""
-        tokens = self._shards.tokens
-        fits = starts + length <= tokens
-        rows = self._shards.gather(np.where(fits, starts, 0), length)
-        for i in np.flatnonzero(~fits).tolist():
-            head = tokens - int(starts[i])
-            rows[i, :head] = self._shards.read(int(starts[i]), head)
-            rows[i, head:] = self._shards.read(0, length - head)
+        rows = self._shards.gather(starts, self._order["seq_len"] + 1)
         if rows.max() >= (size := self._shards.alphabet.size):
             i, t = np.argwhere(rows >= size)[0].tolist()
-            where = self._shards.locate((int(starts[i]) + t) % tokens)
+            where = self._shards.locate((int(starts[i]) + t) % self._shards.tokens)
             raise ValueError(
                 f"{where}: {rows[i, t]} is not one of the {size} ids, the shard is damaged; encode its "
                 "part again and run again to go on (`spider verify` finds other damaged ones)"
             )
-        return rows
+        return [
+            Batch(batch, {"sample": sample + step * (i + 1), **self._order})
+            for i, batch in enumerate(np.split(rows, self._steps))
+        ]
 
     def starts(self, samples: np.ndarray) -> np.ndarray:
         """First token of each global sample's window: (n,) int64 of (n,) int64."""
@@ -205,3 +189,16 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (x ^ (x >> np.uint64(31))) >> np.uint64(1)
+
+
+def to_device(rows_BT1: np.ndarray, device: torch.device, pad: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, (B, T) int64 each, of (B, T+1) uint16 rows; targets that are ``pad`` are `IGNORED`.
+
+    Rows move as uint16 and are widened on the device: a quarter of the traffic of int64.
+    """
+    rows = torch.from_numpy(np.ascontiguousarray(rows_BT1))
+    if device.type == "cuda":
+        rows = rows.pin_memory().to(device, non_blocking=True)
+    rows = rows.long()
+    labels_BT = rows[:, 1:]
+    return rows[:, :-1], labels_BT.masked_fill(labels_BT == pad, IGNORED)

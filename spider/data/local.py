@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spider.config import Dataset
-from spider.files import fsync_dir, replacing
+from spider.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +25,8 @@ log = logging.getLogger(__name__)
 FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
 #: What a JSON escape can make and UTF-8 cannot hold.
 HALF_PAIR = re.compile("[\ud800-\udfff]")
+Document = tuple[str | None, str | None, str]
+"""Its text, its id, and where it stands if it held invalid UTF-8, else empty."""
 
 
 def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]:
@@ -36,8 +37,7 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]
     gives one document a ``.txt`` file, in order of their paths, which are the ids. Bytes that are not UTF-8
     become U+FFFD; one warning says in how many documents and where first.
 
-    Returns:
-        ``name``, ``documents`` and ``bytes`` (size of the parquet).
+    Returns ``name``, ``documents`` and ``bytes`` (size of the parquet).
 
     Raises:
         ValueError: no such file, unreadable, unknown extension, empty, malformed JSON or no
@@ -47,115 +47,98 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]
         raise ValueError(f"{source}: no such file or folder; check datasets.*.source.files")
     if source == output or (output.exists() and source.samefile(output) and not output.is_symlink()):
         raise ValueError(f"{source}: is also the output; keep your data outside the results folder")
+    columns = dataset.text_column, dataset.id_column
     try:
         if source.is_dir():
-            documents = _txt_folder(source)
+            count = _write(_txt_folder(source), source, output, columns)
         elif source.suffix == ".parquet":
-            return _link(source, output)
+            count = _link(source, output)
         elif source.name.endswith((".jsonl", ".jsonl.zst")):
-            documents = _jsonl(source, dataset.text_column, dataset.id_column)
+            count = _write(_jsonl(source, *columns), source, output, columns)
         else:
             raise ValueError(
                 f"{source}: unknown kind of file; give .parquet, .jsonl, .jsonl.zst or a folder of .txt"
             )
-        schema = pa.schema([(name, pa.string()) for name in (dataset.text_column, dataset.id_column)])
-        count = _write_documents(documents, output, schema)
     except PermissionError as error:
         raise ValueError(f"{error.filename}: cannot be read or written here; check its permissions") from None
-    if count == 0:
-        output.unlink()
-        raise ValueError(f"{source}: holds no documents")
     return {"name": output.name, "documents": count, "bytes": output.stat().st_size}
 
 
-def _link(source: Path, output: Path) -> dict[str, Any]:
+def _link(source: Path, output: Path) -> int:
     try:
-        documents = pq.read_metadata(source).num_rows
+        documents: int = pq.read_metadata(source).num_rows
     except (pa.ArrowInvalid, pa.ArrowIOError) as error:
         raise ValueError(
             f"{source}: not a whole parquet file ({str(error).splitlines()[0]}); fetch it again"
         ) from None
-    output.parent.mkdir(parents=True, exist_ok=True)
-    beside = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(source.absolute())
-    os.replace(beside, output)
-    fsync_dir(output.parent)
-    return {"name": output.name, "documents": documents, "bytes": source.stat().st_size}
+    with replacing(output) as beside:
+        beside.unlink(missing_ok=True)  # of a killed process that had our number
+        beside.symlink_to(source.absolute())
+    return documents
 
 
-def _write_documents(
-    documents: Iterable[tuple[str | None, str | None]], output: Path, schema: pa.Schema
-) -> int:
-    count = 0
+def _write(documents: Iterable[Document], source: Path, output: Path, columns: tuple[str, str]) -> int:
+    """Write them as parquet, say what was malformed, and return their number."""
+    schema = pa.schema([(name, pa.string()) for name in columns])
+    count, malformed, first = 0, 0, ""
     with replacing(output) as beside, pq.ParquetWriter(beside, schema, compression="zstd") as writer:
-        rows: list[tuple[str | None, str | None]] = []
-        held = 0
-
-        def flush() -> None:
-            columns = zip(*rows, strict=True) if rows else ([], [])
-            writer.write_table(pa.table(list(columns), schema=schema))
-
-        for row in documents:
-            rows.append(row)
-            held += len(row[0] or "")
-            count += 1
-            if held >= FLUSH_BYTES or len(rows) >= FLUSH_ROWS:
-                flush()
-                rows.clear()
-                held = 0
-        flush()
+        for group in _groups(documents):
+            texts, ids, where = zip(*group, strict=True)
+            writer.write_table(pa.table([texts, ids], schema=schema))
+            count += len(group)
+            malformed += sum(map(bool, where))
+            first = first or next(filter(None, where), "")
+        if count == 0:
+            raise ValueError(f"{source}: holds no documents")
+    if malformed:
+        warning = "%s: %d documents held invalid UTF-8, now U+FFFD (first: %s)"
+        log.warning(warning, source, malformed, first)
     return count
 
 
-class _Decoder:
-    """UTF-8 with replacement that remembers how many documents needed it and where the first stood."""
-
-    def __init__(self, source: Path) -> None:
-        self.source, self.count, self.first = source, 0, ""
-
-    def __call__(self, raw: bytes, where: str) -> str:
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            self.note(where)
-            return raw.decode("utf-8", errors="replace")
-
-    def note(self, where: str) -> None:
-        self.count += 1
-        self.first = self.first or where
-
-    def report(self) -> None:
-        if self.count:
-            counted = self.source, self.count, self.first
-            log.warning("%s: %d documents held invalid UTF-8, now U+FFFD (first: %s)", *counted)
+def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents by row group, none of them empty."""
+    group: list[Document] = []
+    held = 0
+    for document in documents:
+        group.append(document)
+        held += len(document[0] or "")
+        if held >= FLUSH_BYTES or len(group) >= FLUSH_ROWS:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
 
 
-def _txt_folder(folder: Path) -> Iterator[tuple[str | None, str | None]]:
-    decode = _Decoder(folder)
-    for path in sorted(folder.rglob("*.txt"), key=lambda p: p.relative_to(folder).as_posix()):
-        relative = path.relative_to(folder).as_posix()
-        yield decode(path.read_bytes(), relative), relative
-    decode.report()
+def _decode(raw: bytes) -> tuple[str, bool]:
+    """UTF-8 with replacement, and whether it was needed."""
+    try:
+        return raw.decode("utf-8"), False
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", errors="replace"), True
 
 
-def _jsonl(path: Path, text_column: str, id_column: str) -> Iterator[tuple[str | None, str | None]]:
-    decode = _Decoder(path)
+def _txt_folder(folder: Path) -> Iterator[Document]:
+    for id, path in sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*.txt")):
+        text, malformed = _decode(path.read_bytes())
+        yield text, id, id if malformed else ""
+
+
+def _jsonl(path: Path, text_column: str, id_column: str) -> Iterator[Document]:
     for number, raw in enumerate(_lines(path), 1):
         if not raw.strip():
             continue
         where = f"{path}, line {number}"
-        replaced = decode.count
+        line, malformed = _decode(raw)
         try:
-            row = json.loads(decode(raw, f"line {number}"))
+            row = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(
                 f"{where}: not valid JSON ({error.msg} at column {error.colno}); mend or delete the line"
             ) from None
         if not isinstance(row, dict):
-            raise ValueError(
-                f"{where}: must be an object with a {text_column!r} key (got {type(row).__name__})"
-            )
+            kind = type(row).__name__
+            raise ValueError(f"{where}: must be an object with a {text_column!r} key (got {kind})")
         if text_column not in row:
             keys = ", ".join(map(repr, row)) or "none"
             raise ValueError(
@@ -166,10 +149,8 @@ def _jsonl(path: Path, text_column: str, id_column: str) -> Iterator[tuple[str |
             raise ValueError(f"{where}: {text_column!r} must be text or null (got {type(text).__name__})")
         if text is not None and HALF_PAIR.search(text):
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            if decode.count == replaced:
-                decode.note(f"line {number}")
-        yield text, None if id is None else str(id)
-    decode.report()
+            malformed = True
+        yield text, None if id is None else str(id), f"line {number}" if malformed else ""
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -183,7 +164,6 @@ def _lines(path: Path) -> Iterator[bytes]:
         except OSError as error:
             if error.errno:
                 raise
-            wrong = f"not a valid zstd file ({error})"
-            if "Truncated" in str(error):
-                wrong = "the zstd file is truncated"
+            truncated = "Truncated" in str(error)
+            wrong = "the zstd file is truncated" if truncated else f"not a valid zstd file ({error})"
             raise ValueError(f"{path}: {wrong}; fetch it again") from None

@@ -80,8 +80,8 @@ class Shards:
     ) -> None:
         self.name, self.alphabet, self.digest = name, alphabet, content
         self.files = [path for path, tokens in maps if len(tokens)]
-        self._maps = [tokens for _, tokens in maps if len(tokens)]
-        self.borders = np.cumsum([0, *map(len, self._maps)])
+        self.maps = [tokens for _, tokens in maps if len(tokens)]
+        self.borders = np.cumsum([0, *map(len, self.maps)])
         self.tokens = int(self.borders[-1])
 
     def locate(self, token: int) -> str:
@@ -91,15 +91,17 @@ class Shards:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """A copy of tokens ``start`` to ``start + count``, across shard borders: (count,) uint16."""
+        if not 0 <= start <= start + count <= self.tokens:
+            raise ValueError(
+                f"{self.name}: tokens {start} to {start + count} asked for, but it has {self.tokens}"
+            )
         return self.gather(np.array([start]), count)[0]
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """A copy of ``length`` tokens from each of ``starts`` (n,): (n, length) uint16."""
-        if len(starts) and not (starts.min() >= 0 and starts.max() + length <= self.tokens):
-            raise ValueError(
-                f"{self.name}: tokens {starts.min()} to {starts.max() + length} asked for, "
-                f"but it has {self.tokens}"
-            )
+        """A copy of ``length`` tokens from each of ``starts`` (n,), below ``tokens``: (n, length) uint16.
+
+        The split is a ring: its last token is followed by its first.
+        """
         rows = np.empty((len(starts), length), DTYPE)
         if rows.size == 0:
             return rows
@@ -109,11 +111,12 @@ class Shards:
         for s in np.unique(shards[inside]).tolist():
             of = np.flatnonzero(inside & (shards == s))
             # Indexing the view of all windows copies whole rows, and needs no (n, length) indices.
-            rows[of] = sliding_window_view(self._maps[s], length)[offsets[of]]
+            rows[of] = sliding_window_view(self.maps[s], length)[offsets[of]]
         for i in np.flatnonzero(~inside).tolist():
             s, filled = int(shards[i]), 0
             while filled < length:
-                piece = self._maps[s][int(offsets[i]) if filled == 0 else 0 :][: length - filled]
+                shard = self.maps[s % len(self.maps)]
+                piece = shard[int(offsets[i]) if filled == 0 else 0 :][: length - filled]
                 rows[i, filled : filled + len(piece)] = piece
                 filled += len(piece)
                 s += 1
@@ -170,56 +173,43 @@ def _shard_problems(folder: Path, shard: Shard, alphabet: Tokens, full: bool) ->
         problems.append(
             f"{path}: {shard.tokens} tokens cannot be {shard.documents} documents of {shard.bytes} bytes"
         )
-    if not full:
-        return problems
-    if sha256(path) != shard.sha256:
-        problems.append(f"{path}: SHA-256 differs from metadata.json")
-    tokens = _map(path, 0, shard.tokens)
-    index = np.fromfile(index_path, dtype="<u8")
-    problems += _token_problems(path, tokens, alphabet)
-    return [*problems, *_index_problems(index_path, tokens, index, alphabet)]
+    if full:
+        if sha256(path) != shard.sha256:
+            problems.append(f"{path}: SHA-256 differs from metadata.json")
+        problems += _content_problems(path, _map(path, 0, shard.tokens), alphabet)
+    return problems
 
 
 CHUNK = 1 << 22
 """Tokens checked at a time."""
 
 
-def _token_problems(path: Path, tokens: np.ndarray, alphabet: Tokens) -> Iterator[str]:
-    for start in range(0, len(tokens), CHUNK):
-        bad = np.flatnonzero(tokens[start : start + CHUNK] >= alphabet.size)
-        if len(bad):
-            at = start + int(bad[0])
-            yield f"{path}: id {tokens[at]} at token {at} is not of the {alphabet.size} ids"
-            return
-
-
-def _index_problems(path: Path, tokens: np.ndarray, index: np.ndarray, alphabet: Tokens) -> Iterator[str]:
-    """The index must be exactly the places of BOS, and every document must end with EOS."""
-    done = 0
+def _content_problems(path: Path, tokens: np.ndarray, alphabet: Tokens) -> Iterator[str]:
+    """The first foreign id; where the index is not exactly the places of BOS, or no EOS ends a document."""
+    begins, foreign = [np.empty(0, np.int64)], None
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK]
-        begins = (np.flatnonzero(chunk == alphabet.bos) + start).astype("<u8") * DTYPE.itemsize
-        listed = index[done : done + len(begins)]
-        if len(listed) != len(begins) or (listed != begins).any():
-            differs = np.flatnonzero(listed != begins[: len(listed)])
-            entry = int(differs[0]) if len(differs) else len(listed)
-            yield (
-                f"{path}: entry {done + entry} should point at the BOS at token "
-                f"{int(begins[entry]) // DTYPE.itemsize} of {path.with_suffix('.bin').name}"
-            )
-            return
-        done += len(begins)
-    if done != len(index):
-        yield f"{path}: {len(index)} entries, but the shard holds {done} documents"
-        return
-    if len(index):
-        places = (index // DTYPE.itemsize).astype(np.int64)
+        begins.append(np.flatnonzero(chunk == alphabet.bos) + start)
+        if foreign is None and (bad := np.flatnonzero(chunk >= alphabet.size)).size:
+            foreign = start + int(bad[0])
+    if foreign is not None:
+        yield f"{path}: id {tokens[foreign]} at token {foreign} is not of the {alphabet.size} ids"
+    index_path = path.with_suffix(".idx")
+    index, places = np.fromfile(index_path, "<u8"), np.concatenate(begins)
+    shared = min(len(index), len(places))
+    differs = np.flatnonzero(index[:shared] != places[:shared].astype("<u8") * DTYPE.itemsize)
+    entry = int(differs[0]) if len(differs) else shared
+    if entry < len(places):
+        yield f"{index_path}: entry {entry} should point at the BOS at token {places[entry]} of {path.name}"
+    elif entry < len(index):
+        yield f"{index_path}: {len(index)} entries, but the shard holds {len(places)} documents"
+    elif len(index):
         ends = np.append(places[1:], len(tokens)) - 1
         bad = np.flatnonzero(tokens[ends] != alphabet.eos)
         if places[0] != 0:
-            yield f"{path}: the first document begins at token {places[0]}, not 0"
+            yield f"{index_path}: the first document begins at token {places[0]}, not 0"
         elif len(bad):
-            yield f"{path}: document {bad[0]} does not end with EOS at token {ends[bad[0]]}"
+            yield f"{index_path}: document {bad[0]} does not end with EOS at token {ends[bad[0]]}"
 
 
 def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
@@ -234,29 +224,23 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
     report: dict[str, Any] = {"dataset": metadata.dataset, "digest": metadata.digest, "splits": {}}
     for split, described in metadata.splits.items():
         view = Shards(folder, split)
-        counts = np.zeros(alphabet.size, dtype=np.int64)
-        lengths = []
-        for shard in described.shards:
-            path = folder / shard.file
-            sample = _map(path, 0, shard.tokens)[: 1 << 24]
-            counts += np.bincount(sample, minlength=alphabet.size)
-            index = np.fromfile(path.with_suffix(".idx"), dtype="<u8").astype(np.int64)
-            lengths.append(np.diff(np.append(index, shard.tokens * DTYPE.itemsize)) // DTYPE.itemsize - 2)
+        counts = np.zeros(alphabet.size, np.int64)
+        lengths = [np.empty(0, np.int64)]
+        for path, tokens in zip(view.files, view.maps, strict=True):
+            counts += np.bincount(tokens[: 1 << 24], minlength=alphabet.size)
+            index = np.fromfile(path.with_suffix(".idx"), "<u8").astype(np.int64) // DTYPE.itemsize
+            lengths.append(np.diff(np.append(index, len(tokens))) - 2)
         counts[alphabet.bytes_of == 0] = 0
         length = np.concatenate(lengths) if view.tokens else np.zeros(1, np.int64)
         share = counts / max(1, counts.sum())
         present = share[share > 0]
+        top = np.argsort(-share, kind="stable")[:10]
+        mean, median, largest = float(length.mean()), float(np.median(length)), int(length.max())
         report["splits"][split] = {
-            **{key: getattr(described, key) for key in COUNTS},
+            **described.model_dump(include=set(COUNTS)),
             "shards": len(described.shards),
-            "document_bytes": {
-                "mean": float(length.mean()),
-                "median": float(np.median(length)),
-                "max": int(length.max()),
-            },
-            "top_bytes": [
-                [int(b), float(share[b])] for b in np.argsort(-share, kind="stable")[:10] if share[b]
-            ],
+            "document_bytes": {"mean": mean, "median": median, "max": largest},
+            "top_bytes": [[int(b), float(share[b])] for b in top if share[b]],
             "entropy_bits": float(-(present * np.log2(present)).sum()),
             "beginning": alphabet.decode(view.read(0, min(first, view.tokens))),
         }

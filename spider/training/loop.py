@@ -32,8 +32,7 @@ from tqdm import tqdm
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.save import Saver
 from spider.config import StageSpec
-from spider.data.batch import to_device
-from spider.data.loader import Batches, Loader
+from spider.data.loader import Batches, Loader, to_device
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels

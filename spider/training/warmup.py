@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from spider.config import Fp8Recipe, StageSpec
-from spider.data.batch import to_device
+from spider.data.loader import to_device
 from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward
 from spider.tokens import Tokens

@@ -150,7 +150,7 @@ def test_view_is_read_only_and_gathered_rows_are_copies(folder):
     rows = view.gather(np.array([0, 1]), 10)
     rows[:] = 0
     assert np.array_equal(view.read(0, 10), tokens_of(folder, "train")[:10])
-    assert not view._maps[0].flags.writeable
+    assert not view.maps[0].flags.writeable
 
 
 @pytest.mark.parametrize(("start", "count"), [(-1, 2), (0, 10**9)])
