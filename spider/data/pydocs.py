@@ -20,7 +20,6 @@ parse everything.
 from __future__ import annotations
 
 import ast
-import contextlib
 import hashlib
 import importlib.metadata
 import inspect
@@ -31,6 +30,7 @@ import platform
 import re
 import sysconfig
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from spider.files import replacing
 
@@ -69,6 +71,8 @@ MIN_DENSITY = 0.1
 SKIPPED = {"test", "tests", "testing", "encodings", "idlelib", "lib2to3", "locale", "locales", "licenses"}
 SKIPPED |= {"_vendor", "vendor", "vendored", "third_party", "externals", "site-packages", "dist-packages"}
 
+#: Names of files that are licences, news or tests.
+UNREAD = re.compile(r"(?i:licen|change|history|news)|(test_.*|.*_test|conftest)\.py$")
 #: Distributions whose docstrings are generated from interface definitions: thousands of near repeats.
 GENERATED = frozenset({"databricks-sdk", "opentelemetry-semantic-conventions"})
 
@@ -83,32 +87,25 @@ class SourceFile:
     bytes: int
 
 
-def requirements(root: str = "spider") -> dict[str, importlib.metadata.Distribution]:
-    """Installed distributions that ``root`` needs, directly or not, by normalised name."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
+def requirements() -> dict[str, importlib.metadata.Distribution]:
+    """Installed distributions that Spider needs, directly or not, by normalised name."""
     needed: dict[str, importlib.metadata.Distribution] = {}
-    try:
-        queue = [(r, "") for r in importlib.metadata.requires(root) or []]
-    except importlib.metadata.PackageNotFoundError:
-        raise ValueError(
-            f"pydocs: {root} is not installed here; run `pip install -e .` in its folder"
-        ) from None
     seen: set[tuple[str, str]] = set()
+    queue = [("spider", "")]
     while queue:
-        line, extra = queue.pop()
-        requirement = Requirement(line)
-        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+        name, extra = wanted = queue.pop()
+        if wanted in seen:
             continue
-        name = canonicalize_name(requirement.name)
-        for wanted in {"", *requirement.extras}:
-            if (name, wanted) in seen:
-                continue
-            seen.add((name, wanted))
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                needed[name] = importlib.metadata.distribution(name)
-                queue += [(r, wanted) for r in needed[name].requires or []]
+        seen.add(wanted)
+        try:
+            needed[name] = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for requirement in map(Requirement, needed[name].requires or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                queue += [(canonicalize_name(requirement.name), e) for e in ("", *requirement.extras)]
+    if needed.pop("spider", None) is None:
+        raise ValueError("pydocs: spider is not installed here; run `pip install -e .` in its folder")
     return dict(sorted(needed.items()))
 
 
@@ -128,28 +125,26 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
             continue
         for file in sorted(distribution.files, key=str):
             is_description = file.name == "METADATA" and file.parent.name.endswith(".dist-info")
-            is_text = file.suffix in (".py", ".rst", ".md") and not re.match(
-                r"licen|change|history|news", file.name, re.I
-            )
-            if not (is_description or is_text) or ".." in file.parts or not SKIPPED.isdisjoint(file.parts):
+            if not (is_description or file.suffix in (".py", ".rst", ".md")) or UNREAD.match(file.name):
                 continue
-            if re.match(r"(test_.*|.*_test|conftest)\.py$", file.name) or file.size == 0:
+            if ".." in file.parts or not SKIPPED.isdisjoint(file.parts) or file.size == 0:
                 continue
-            if file.hash is not None:
-                if file.hash.value in contents:
-                    continue
-                contents.add(file.hash.value)
             path = Path(str(file.locate()))
-            if file.hash is not None or path.exists():  # without a RECORD, what the source tree had is listed
-                yield SourceFile(package, file.as_posix(), path, file.size or 0)
+            content = file.hash.value if file.hash is not None else str(path)
+            # Without a RECORD, what the source tree had is listed.
+            if content in contents or (file.hash is None and not path.exists()):
+                continue
+            contents.add(content)
+            yield SourceFile(package, file.as_posix(), path, file.size or 0)
 
 
 def share_out(files: Iterable[SourceFile], pieces: int) -> list[list[SourceFile]]:
     """Split by package into ``pieces`` of about equal size: the largest first, to the lightest piece."""
-    packages: dict[str, list[SourceFile]] = {}
+    packages: defaultdict[str, list[SourceFile]] = defaultdict(list)
+    sizes = Counter[str]()
     for file in files:
-        packages.setdefault(file.package, []).append(file)
-    sizes = {name: sum(f.bytes for f in members) for name, members in packages.items()}
+        packages[file.package].append(file)
+        sizes[file.package] += file.bytes
     out: list[list[SourceFile]] = [[] for _ in range(pieces)]
     loads = [0] * pieces
     for name in sorted(packages, key=lambda n: (-sizes[n], n)):
@@ -175,8 +170,6 @@ COMMON_WORDS = set(
     "the of to and a in is for that be this by with as it are or on if an not from can when will".split()  # noqa: SIM905
 )
 WORD = re.compile(r"[A-Za-z']+")
-
-
 TRIPLE_QUOTED = re.compile(rb'""".*?"""|\'\'\'.*?\'\'\'', re.S)
 
 
@@ -204,28 +197,20 @@ def module_texts(source: bytes, name: str) -> Iterator[tuple[str, str]]:
     stack: list[tuple[str, Any]] = [(name, tree)]
     while stack:
         path, node = stack.pop()
-        if isinstance(node, (ast.Assign, ast.Expr)):
-            yield from ((path, text) for text in _constants(node.value))
+        if isinstance(node, ast.expr):
+            for inner in ast.walk(node) if isinstance(node, (ast.Call, ast.Dict, ast.Constant)) else ():
+                text = inner.value if isinstance(inner, ast.Constant) else None
+                if isinstance(text, str) and len(text) >= MIN_CONSTANT:
+                    yield path, inspect.cleandoc(text)
             continue
-        body = node.body
-        if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-            value = body[0].value.value
-            if isinstance(value, str):
-                yield path, inspect.cleandoc(value)
-                body = body[1:]
-        for child in reversed(body):
+        docstring = ast.get_docstring(node)
+        if docstring is not None:
+            yield path, docstring
+        for child in reversed(node.body[docstring is not None :]):
             if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 stack.append((child.name if node is tree else f"{path}.{child.name}", child))
             elif node is tree and isinstance(child, (ast.Assign, ast.Expr)):
-                stack.append((path, child))
-
-
-def _constants(value: ast.expr) -> Iterator[str]:
-    if isinstance(value, (ast.Call, ast.Dict, ast.Constant)):
-        for node in ast.walk(value):
-            text = node.value if isinstance(node, ast.Constant) else None
-            if isinstance(text, str) and len(text) >= MIN_CONSTANT:
-                yield inspect.cleandoc(text)
+                stack.append((path, child.value))
 
 
 def description_text(source: str) -> str:
@@ -240,10 +225,10 @@ def description_text(source: str) -> str:
 
 
 class Harvest:
-    """Turns files into documents, leaving out what the same harvest has already seen."""
+    """Turns files into documents, leaving out the paragraphs that it has already seen."""
 
     def __init__(self) -> None:
-        self.seen: set[bytes] = set()
+        self.seen: set[str] = set()
 
     def documents(self, file: SourceFile) -> list[str]:
         """Texts of one file's documents, in order."""
@@ -278,26 +263,18 @@ class Harvest:
             if len(paragraph) < MIN_PARAGRAPH:
                 heading = [paragraph.strip("\n")] if paragraph.strip() else []
                 continue
-            if is_prose(paragraph) and self._is_new(paragraph):
+            if paragraph not in self.seen and is_prose(paragraph):
+                self.seen.add(paragraph)
                 kept += [*heading, paragraph.strip("\n")]
             heading = []
         return "\n\n".join(kept)
-
-    def _is_new(self, text: str) -> bool:
-        key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        known = key in self.seen
-        self.seen.add(key)
-        return not known
 
 
 def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
     """Harvest one piece of the embedded corpus into a parquet of FineWeb-Edu's columns.
 
-    Returns:
-        ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written.
-
-    Raises:
-        ValueError: piece out of range, Spider not installed as a package, an unreadable file.
+    Returns ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written. Raises `ValueError` for
+    a piece out of range, Spider not installed as a package, an unreadable file.
     """
     if not 0 <= piece < pieces:
         raise ValueError(f"pydocs: piece must be between 0 and {pieces - 1} (got {piece})")
@@ -309,27 +286,26 @@ def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for file in sorted(files, key=lambda f: (f.package, f.relative)):
         for i, text in enumerate(harvest.documents(file)):
-            text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates of escape sequences
+            raw = text.encode("utf-8", "replace")  # lone surrogates of escape sequences
             where = f"{file.package}/{file.relative}"
-            row = {
-                "text": text,
-                "id": hashlib.blake2b(f"{where}#{i}".encode(), digest_size=16).hexdigest(),
-                "dump": "pydocs",
-                "url": f"pydocs:{file.package}=={versions[file.package]}/{file.relative}#{i}",
-                "file_path": where,
-                "language": "en",
-                "language_score": 1.0,
-                "token_count": len(text.encode("utf-8")),
-                "score": 0.0,
-                "int_score": 0,
-            }
-            rows.append(row)
+            rows.append(
+                {
+                    "text": raw.decode("utf-8"),
+                    "id": hashlib.blake2b(f"{where}#{i}".encode(), digest_size=16).hexdigest(),
+                    "dump": "pydocs",
+                    "url": f"pydocs:{file.package}=={versions[file.package]}/{file.relative}#{i}",
+                    "file_path": where,
+                    "language": "en",
+                    "language_score": 1.0,
+                    "token_count": len(raw),
+                    "score": 0.0,
+                    "int_score": 0,
+                }
+            )
     harvested = {name: versions[name] for name in sorted({f.package for f in files})}
-    schema = SCHEMA.with_metadata(
-        {"spider.pydocs": json.dumps({"piece": f"{piece}/{pieces}", "packages": harvested})}
-    )
+    made_of = json.dumps({"piece": f"{piece}/{pieces}", "packages": harvested})
     with replacing(output) as beside:
-        table = pa.Table.from_pylist(rows, schema=schema)
+        table = pa.Table.from_pylist(rows, schema=SCHEMA.with_metadata({"spider.pydocs": made_of}))
         pq.write_table(table, beside, row_group_size=ROW_GROUP, compression="zstd")
     total = sum(row["token_count"] for row in rows)
     counts = len(rows), total / 1e6, len(harvested)
