@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ import filelock
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, steps
-from spider.checkpoints.save import clean, quarantine
+from spider.checkpoints.save import clean
 from spider.config import StageSpec
 from spider.errors import CheckpointError, TrainingError
 from spider.results import StageFolder
@@ -40,17 +41,14 @@ log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Be the only trainer in ``folder``. The kernel drops the lock when its holder dies, however it dies.
-
-    Raises:
-        TrainingError: another process holds it (which, where, since when), or the folder cannot be written.
-    """
+    `TrainingError` says which process, where, since when holds it, or that nothing can be written."""
     stage = StageFolder(folder)
     lock = filelock.FileLock(stage.lock, timeout=0)
-    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    me = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        files.write_json(stage.holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now})
+        files.write_json(stage.holder, me)
     except filelock.Timeout:
         who = "another trainer is at work here"
         with contextlib.suppress(ValueError, KeyError, TypeError):  # it may not have said yet
@@ -70,11 +68,8 @@ def hold(folder: Path) -> Iterator[None]:
 
 def claim(folder: Path, origin: Origin) -> Checkpoint | None:
     """Apply the rule above, by the holder of the lock: the checkpoint to go on from, or None to start at the
-    stage's beginning.
-
-    Raises:
-        TrainingError: the folder holds unfinished work of another origin, or was made by another version.
-    """
+    stage's beginning. Raises `TrainingError` where the folder holds unfinished work of another origin, or was
+    made by another version."""
     stage = StageFolder(folder)
     clean(stage.checkpoints)
     if stage.origin.exists():
@@ -87,8 +82,10 @@ def claim(folder: Path, origin: Origin) -> Checkpoint | None:
             "move the folder away"
         )
     good, bad = Checkpoint.newest_good(stage.checkpoints)
-    for path in bad:
-        log.warning("%s: damaged, kept as %s", path, quarantine(path).name)
+    for path in bad:  # out of the numbered ones, so that retention does not take it for a good one
+        aside = path.with_name(f"corrupt-{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        log.warning("%s: damaged, kept as %s", path, path.rename(aside).name)
     if good is not None:
         log.info("%s: going on from %s", folder, good.path.name)
     elif bad:

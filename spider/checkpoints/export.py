@@ -53,30 +53,24 @@ _WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
 
 def export(source: Path, output: Path) -> Checkpoint:
     """Write the model of a checkpoint (or stage folder, receipt, exported folder) into the folder ``output``.
-
-    Raises:
-        CheckpointError: nothing good to export there, ``output`` holds something else, or cannot be written.
-    """
+    Raises `CheckpointError` where nothing good is there, or ``output`` holds something else or refuses."""
     output = output.resolve()
     _check_replaceable(output)
     checkpoint = Checkpoint.at(source)
     model, manifest = checkpoint.model(), checkpoint.manifest
-    told = manifest.model_fields_set - {"format", "spider", "model", "window", "weights", "files"}
-    card = {name: getattr(manifest, name) for name in Exported.model_fields if name in told}
-    return _write(output, model.config, model_tensors(model, prefix=""), manifest.window, card)
+    known = manifest.model_fields_set - {"format", "spider", "model", "window", "weights", "files"}
+    told = {name: getattr(manifest, name) for name in Exported.model_fields if name in known}
+    return _write(output, model.config, model_tensors(model, ""), {"window": manifest.window, **told})
 
 
-def _write(
-    output: Path, config: ModelConfig, tensors: dict[str, Tensor], window: int | None, card: dict[str, Any]
-) -> Checkpoint:
+def _write(output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any]) -> Checkpoint:
     """Make the folder ``output`` of these tensors and what is known of them."""
-    beside = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    beside, old = (output.with_name(f".{output.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     described = {
         "format": Exported.FORMAT,
         "spider": VERSION,
         "model": config.model_dump(mode="json"),
-        "window": window,
-        **card,
+        **told,
         "weights": weights_digest({f"model.{name}": t for name, t in tensors.items()}),
     }
     try:
@@ -86,7 +80,13 @@ def _write(
             # safetensors makes files that only their owner can read; whoever may enter the folder may read.
             file.chmod(beside.stat().st_mode & 0o666)
         plain = seal(beside, EXPORTED, described)
-        _replace(output, beside)
+        # A kill between the two renames leaves the old one under its hidden name: a directory cannot be
+        # swapped for another in one portable step.
+        if output.exists():
+            os.rename(output, old)
+        os.rename(beside, output)
+        files.fsync_dir(output.parent)
+        shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         why = getattr(error, "strerror", None) or error
@@ -99,35 +99,19 @@ def _write(
 
 def _check_replaceable(output: Path) -> None:
     """Only a folder that holds an export and nothing else may be replaced."""
-    if not output.exists():
-        return
-    if not output.is_dir():
+    if output.is_file():
         raise CheckpointError(f"{output}: is a file; name a folder that is new or empty")
-    present = {file.name for file in output.iterdir()}
+    present = {file.name for file in output.glob("*")}
     if present and not Exported.lies_in(output):
         raise CheckpointError(f"{output}: is not empty and not an exported folder; name another")
     if strange := present and present - {EXPORTED, *Exported.read(output / EXPORTED).files}:
         raise CheckpointError(f"{output}: holds {min(strange)}, which no export wrote; name another folder")
 
 
-def _replace(output: Path, beside: Path) -> None:
-    """Put a finished folder in its place. Between the two renames a kill leaves the old one under a hidden
-    name: a directory cannot be swapped for another in one portable step."""
-    old = output.with_name(f".{output.name}.{os.getpid()}.old")
-    if output.exists():
-        os.rename(output, old)
-    os.rename(beside, output)
-    files.fsync_dir(output.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def import_file(source: Path, output: Path) -> Checkpoint:
-    """Bring a ``.pt`` file, or a folder that was exported before, into the folder ``output``.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, carries code, is of another layout or no model's, or
-            ``output`` cannot be written.
-    """
+    """Bring a ``.pt`` file, or a folder that was exported before, into the folder ``output``. Raises
+    `CheckpointError` where the file is missing, damaged, carries code, is of another layout or no model's, or
+    ``output`` cannot be written."""
     if not source.exists():
         raise CheckpointError(f"{source}: no such file")
     if source.suffix == ".safetensors":
@@ -148,12 +132,12 @@ def import_file(source: Path, output: Path) -> Checkpoint:
         with contextlib.suppress(ConfigError, ValidationError):
             config, sizes = family_block(saved["cfg"]), "the sizes in its cfg"
     with torch.device("meta"):
-        expected = model_tensors(build_model(config), prefix="")
+        expected = model_tensors(build_model(config), "")
     _check_complete(source, state, expected, f"family {config.family} with {sizes}")
     numbers = {name: _number(saved.get(name)) for name in ("step", "epoch", "best_loss")}
     # Copied: tensors that were tied there share their memory, and a file would hold one of them only.
     tensors = {name: state[name].to(t.dtype, copy=True) for name, t in expected.items()}
-    return _write(output, config, tensors, None, {"run": source.name, "stage": None, **numbers})
+    return _write(output, config, tensors, {"window": None, "run": source.name, "stage": None, **numbers})
 
 
 def _check_complete(source: Path, state: dict[str, Tensor], expected: dict[str, Tensor], whose: str) -> None:
@@ -238,11 +222,10 @@ def _state_dict(path: Path, saved: dict[str, Any]) -> dict[str, Tensor]:
         if not plain or tensor.is_quantized or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise CheckpointError(f"{path}: refused: {name} in its model_state_dict is not a plain tensor")
         state[name] = tensor.detach()
-    claimed, size = sum(tensor.nbytes for tensor in state.values()), path.stat().st_size
-    if not state or claimed > 2 * size:  # a tied tensor stands there twice and is stored once
+    total, size = sum(tensor.nbytes for tensor in state.values()), path.stat().st_size
+    if not state or total > 2 * size:  # a tied tensor stands there twice and is stored once
         raise CheckpointError(
-            f"{path}: refused: its model_state_dict claims {claimed:,} bytes of tensors, the file "
-            f"has {size:,}"
+            f"{path}: refused: its model_state_dict claims {total:,} bytes of tensors, the file has {size:,}"
         )
     return state
 

@@ -48,11 +48,8 @@ class Checkpoint:
     @classmethod
     def at(cls, path: Path, *, quick: bool = False) -> Self:
         """The checkpoint that a path names, each of its files checked once: with ``quick`` by size only, but
-        of a stage's folder the newest good one is looked for by contents in any case.
-
-        Raises:
-            CheckpointError: there is none, or it is damaged; says which files differ, and how.
-        """
+        of a stage's folder the newest good one is looked for by contents in any case. `CheckpointError` says
+        that there is none, or which of its files differ, and how."""
         if path.is_file():
             plain = files.read_json(path) if path.suffix == ".json" else None
             if not isinstance(plain, dict) or "checkpoint" not in plain:
@@ -112,11 +109,8 @@ class Checkpoint:
 
     @property
     def config(self) -> ModelConfig:
-        """The architecture of the model in it.
-
-        Raises:
-            CheckpointError: described in words that this Spider does not know, or no model of Spider's.
-        """
+        """The architecture of the model in it; `CheckpointError` where that is described in words that this
+        Spider does not know, or no model of Spider's."""
         try:
             if self.manifest.model is not None:
                 return family_block(self.manifest.model)
@@ -142,11 +136,8 @@ class Checkpoint:
         return model.eval()
 
     def load_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the saved tensors of these names into these tensors, in place.
-
-        Raises:
-            CheckpointError: it is of another architecture; names the tensors that differ.
-        """
+        """Copy the saved tensors of these names into these tensors, in place; `CheckpointError` names those
+        that differ, where it is of another architecture."""
         prefix = "" if self.exported else "model."
         if self.exported:
             tensors = {n.removeprefix("model."): t for n, t in tensors.items()}

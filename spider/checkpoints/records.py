@@ -120,8 +120,7 @@ class Manifest(Trained):
 class Exported(Artifact):
     """Of a folder of weights; what an import does not know of them is None. It may be edited."""
 
-    FORMAT, WHAT, ERROR = Manifest.FORMAT, "an exported folder", CheckpointError
-    REMEDY = Manifest.REMEDY
+    FORMAT, WHAT, REMEDY, ERROR = Manifest.FORMAT, "an exported folder", Manifest.REMEDY, CheckpointError
 
     spider: str
     model: dict[str, Any] | None

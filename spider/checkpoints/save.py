@@ -17,9 +17,9 @@ A checkpoint is written into a hidden sibling, flushed to disk, and renamed. It 
 round: renamed to a hidden name, then removed. So whatever the moment of a kill, a directory named
 ``step-...`` was complete once; that it still is, the hashes tell.
 
-Hashing and flushing take seconds, during which training goes on from its own tensors (`Saver`): it waits
-while the state is copied. The copy costs its size once more in host memory, which is kept from one save to
-the next (pinned, for a GPU copies into such memory several times as fast).
+Hashing and flushing take seconds, during which training goes on from its own tensors: it waits only while
+`Saver` copies the state. The copy costs its size once more in host memory, which is kept from one save to the
+next (pinned, for a GPU copies into such memory several times as fast).
 """
 
 from __future__ import annotations
@@ -90,19 +90,13 @@ class Saver:
         self._pending = self._thread.submit(self._save, copies, record)
 
     def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> Checkpoint:
-        saved = save(self._root, tensors, record)
-        began = record["global_step"] - record["step"]
+        saved, began = save(self._root, tensors, record), record["global_step"] - record["step"]
         retain(self._root, self._settings.keep_last, self._settings.keep_every, began)
         return saved
 
-    def poll(self) -> None:
-        """Take note of a save that has ended; raises what went wrong in it."""
-        if self._pending is not None and self._pending.done():
-            self.settle()
-
-    def settle(self) -> None:
-        """Wait for the save under way; raises what went wrong in it."""
-        if self._pending is not None:
+    def settle(self, *, wait: bool = True) -> None:
+        """Take note of how the save under way has ended, if it has or after a ``wait``; raises its error."""
+        if self._pending is not None and (wait or self._pending.done()):
             pending, self._pending = self._pending, None
             self.newest = pending.result()
 
@@ -113,11 +107,8 @@ class Saver:
 
 def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> Checkpoint:
     """Write ``root/step-{record["global_step"]}``, with the tensors in it and a manifest that says of the
-    training what the record does.
-
-    Raises:
-        CheckpointError: the file system refused; nothing of the attempt is left, earlier ones are untouched.
-    """
+    training what the record does. Where the file system refuses, that is a `CheckpointError`, nothing of the
+    attempt is left, and earlier ones are untouched."""
     final = root / f"step-{record['global_step']:08d}"
     hidden = root / f".{final.name}.{os.getpid()}.tmp"
     try:
@@ -224,10 +215,3 @@ def clean(root: Path) -> None:
     """Remove what a killed process left under hidden names; only for the holder of the folder's lock."""
     for path in root.glob(".step-[0-9]*.*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def quarantine(path: Path) -> Path:
-    """Move a bad checkpoint out of the numbered ones, so that retention does not take it for a good one."""
-    aside = path.with_name(f"corrupt-{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    return path.rename(aside)

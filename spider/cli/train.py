@@ -167,7 +167,7 @@ def train(
         why = "the configuration alone decides what a workflow trains"
         log.warning("%s: set in the environment and ignored, %s", ", ".join(ignored), why)
     places = Places(**{name: rest[name] for name in Places._fields})
-    planned = world.first_before_others(lambda: plan(config, changed, run, stage, places))
+    planned = world.from_first(lambda: plan(config, changed, run, stage, places))
     prepare_torch(threads, world.local_size)
     _train_tracked(session, planned, world)
 

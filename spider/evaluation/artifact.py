@@ -95,7 +95,7 @@ class Training(BaseModel, frozen=True):
 
 
 class Evaluation(Artifact):
-    """One checkpoint, measured on one text."""
+    """One checkpoint, measured on one text; ``index`` is the stage's in its run."""
 
     FORMAT: ClassVar[int] = 1
     WHAT: ClassVar[str] = "an evaluation"
@@ -104,7 +104,6 @@ class Evaluation(Artifact):
     run: str
     stage: str
     index: int
-    """Of the stage in its run."""
     bpb: float
     bpb_strict: float
     bytes: int

@@ -27,11 +27,8 @@ from spider.tokens import Tokens
 
 
 def read_beginning(path: Path, count: int) -> bytes:
-    """The first ``count`` bytes of a file (``-``: of the standard input), less a character cut in two there.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The first ``count`` bytes of a file (``-``: of the standard input), less a character cut in two there;
+    `ValueError` where there are none."""
     with click.open_file(str(path), "rb") as f:
         data = f.read(count + 1)
     if not data:

@@ -1,9 +1,8 @@
 """Start a command once for every process that is to train, as ``torchrun`` does.
 
 On several machines of a Slurm job ``srun`` starts this module once on each, and these meet at the address of
-the one where ``srun`` was called. ``torchrun`` itself works as well, with or without Slurm; but it ends with
-status 1 whatever its processes ended with. Here 75 stays 75, so a scheduler can tell "start me again" from
-"look at me".
+the one where ``srun`` was called. ``torchrun`` itself works as well, but ends with status 1 whatever its
+processes ended with; here 75 stays 75, so a scheduler can tell "start me again" from "look at me".
 """
 
 from __future__ import annotations
@@ -24,18 +23,12 @@ from spider.errors import RESUME_ME
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a training has to save after a signal before it is killed; what is saved is saved whole.
-_GRACE = "600"
-
 
 def launch(processes: int, arguments: Sequence[str], nodes: int = 1, threads: int | None = None) -> int:
     """Run ``python ARGUMENTS`` in so many processes that know of each other, on all nodes of this Slurm job
     together, and wait for them. They may use ``threads`` CPUs of each node; ``srun`` would give one. Returns
-    the exit status: 0 if all succeeded, `RESUME_ME` if they were told to stop, else 1.
-
-    Raises:
-        ValueError: the nodes cannot share the processes evenly, or there is no ``srun``.
-    """
+    the exit status: 0 if all succeeded, `RESUME_ME` if they were told to stop, else 1; raises `ValueError`
+    where the nodes cannot share the processes evenly, or there is no ``srun``."""
     if nodes == 1:
         return _launch_here(processes, arguments, 1, "localhost:0")
     mine, rest = divmod(processes, nodes)
@@ -58,7 +51,8 @@ def launch(processes: int, arguments: Sequence[str], nodes: int = 1, threads: in
 def _launch_here(processes: int, arguments: Sequence[str], nodes: int, meeting_place: str) -> int:
     """The part of `launch` on one of the nodes, which meet at ``HOST:PORT``; signals are passed on."""
     logging.disable(logging.ERROR)  # what there is to say the processes say
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _GRACE)
+    # Seconds that a training has to save after a signal before it is killed.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
     config = LaunchConfig(
         min_nodes=nodes,
         max_nodes=nodes,

@@ -11,8 +11,7 @@ process up to the order of sums.
           compiled is that of a single device. The price is that gathered weights are whole while a
           micro-batch runs, in fp32, which keeps the numbers those of one process.
 
-Checkpoints do not know of any of it: the first process gathers and writes whole tensors, and a process that
-loads reads its slices. So any number of processes, cut either way, goes on from any other's.
+Checkpoints are of whole tensors: any number of processes, cut either way, goes on from any other's.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +55,9 @@ def exchange_gradients(called: nn.Module, when: bool) -> Iterator[None]:
     """Whether a backward pass in here sends gradients: only that of a step's last micro-batch needs to."""
     if isinstance(called, FSDPModule):
         called.set_requires_gradient_sync(when)
-    skips = isinstance(called, DistributedDataParallel) and not when
-    with cast(DistributedDataParallel, called).no_sync() if skips else contextlib.nullcontext():
+    with contextlib.ExitStack() as held:
+        if isinstance(called, DistributedDataParallel) and not when:
+            held.enter_context(called.no_sync())
         yield
 
 
@@ -98,8 +97,5 @@ def apply_whole(operation: Callable[[Tensor], Tensor], slice_: Tensor, pattern: 
     if not isinstance(pattern, DTensor):
         return operation(slice_)
     done = operation(whole(cut_like(slice_, pattern)))
-    return (
-        DTensor.from_local(done, pattern.device_mesh, run_check=False)
-        .redistribute(placements=pattern.placements)
-        .to_local()
-    )
+    everywhere = DTensor.from_local(done, pattern.device_mesh, run_check=False)
+    return everywhere.redistribute(placements=pattern.placements).to_local()

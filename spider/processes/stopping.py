@@ -6,9 +6,8 @@ is safe at any moment, because checkpoints are whole or absent.
 
 `Watchdog` ends a step that never ends: a stuck collective, a hung GPU or a dead disk under the data costs
 half an hour, not the weekend. Nothing inside the process can interrupt such a step, so a thread beside it
-watches. Where no step has ended for the limit, it logs which one and the stacks of all threads, and leaves
-without clean-up by the status that says "run me again"; a scheduler starts the job again, and that goes on
-from the last checkpoint. What is lost is what a SIGKILL would have cost.
+logs which one it is and the stacks of all threads, and leaves without clean-up by the status that says "run
+me again". What is lost is what a SIGKILL would have cost.
 
 Time is counted in the thread's own short waits, each worth what it asked for, however late it returns. A
 process that was stopped, or whose machine slept, has therefore not stalled. The price: code that hangs
@@ -26,7 +25,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Self
 
 from spider.errors import RESUME_ME
 
@@ -35,25 +34,18 @@ log = logging.getLogger(__name__)
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 #: How much longer than the limit the first step may take: it also compiles and allocates.
 FIRST_STEP = 4
-#: Seconds for writing the log, which may go to the very disk that hangs.
-_LAST_WORDS = 30.0
 
 
-class StopSignals:
+class StopSignals(contextlib.ExitStack):
     """While entered, ``received`` is the number of the signal that asked to stop, or None."""
 
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._before: dict[int, Any] = {}
+    received: int | None = None
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._remember) for s in _WATCHED}
+            for signum in _WATCHED:
+                self.callback(signal.signal, signum, signal.signal(signum, self._remember))
         return self
-
-    def __exit__(self, *error: object) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
 
     def _remember(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGINT and self.received == signal.SIGINT:
@@ -67,24 +59,22 @@ class Watchdog:
     first step `FIRST_STEP` times as many; None: any time is right."""
 
     def __init__(self, minutes: float | None) -> None:
-        self._limit = None if minutes is None else 60 * minutes
-        self._begun = 0
+        self._minutes, self._patience = minutes, FIRST_STEP
         self._number: int | None = None
         self._left = threading.Event()
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Watch the run's ``number``-th step in here. Between steps a checkpoint may take its time."""
-        self._begun += 1
         self._number = number
         try:
             yield
         finally:
-            self._number = None
+            self._number, self._patience = None, 1
 
     def __enter__(self) -> Watchdog:
-        if self._limit is not None:
-            threading.Thread(target=self._watch, args=(self._limit,), name="watchdog", daemon=True).start()
+        if self._minutes is not None:
+            threading.Thread(target=self._watch, args=(60 * self._minutes,), daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -92,19 +82,16 @@ class Watchdog:
 
     def _watch(self, limit: float) -> None:
         tick = min(limit / 20, 5.0)
-        known, waited = 0, 0.0
+        known, waited = None, 0.0
         while not self._left.wait(tick):
             number = self._number
-            if number is None or self._begun != known:
-                known, waited = self._begun, 0.0
-                continue
-            waited += tick
-            if waited >= limit * (FIRST_STEP if known == 1 else 1):
+            known, waited = number, waited + tick if number == known else 0.0
+            if number is not None and waited >= limit * self._patience:
                 _end(number, waited)
 
 
 def _end(number: int, waited: float) -> None:
-    threading.Timer(_LAST_WORDS, os._exit, [RESUME_ME]).start()
+    threading.Timer(30.0, os._exit, [RESUME_ME]).start()  # the log may go to the very disk that hangs
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file)  # reads no source file, as the traceback module would
         file.seek(0)

@@ -6,13 +6,12 @@ tensors through the device's own library. A training of one process, which `ALON
 nothing.
 
 When one process fails, the others cannot go on: where they learn of it in an exchange they leave as `Ended`,
-else ``torchrun`` stops them. The reason is told by the one that has it.
+else ``torchrun`` stops them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spider.errors import Ended
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -40,7 +37,6 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that saves and speaks."""
         return self.rank == 0
 
     @property
@@ -49,11 +45,8 @@ class World:
         return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What ``make`` returns in the first process; it is called nowhere else.
-
-        Raises:
-            Ended: it failed there, where the error itself is raised.
-        """
+        """What ``make`` returns in the first process, where alone it is called. If it fails there, the other
+        processes raise `Ended`."""
         if self.size == 1:
             return make()
         outcome: list[Any] = [None, True]
@@ -67,30 +60,18 @@ class World:
             raise Ended("the first process stopped")
         return outcome[0]
 
-    def first_before_others(self, make: Callable[[], T]) -> T:
-        """What ``make`` returns here; the first process calls it before all others do, to make files."""
-        if self.first:
-            made = make()
-        if self.size > 1:
-            with together():
-                dist.barrier()
-        return made if self.first else make()
-
-    def total(self, *counts: int) -> list[int]:
+    def total(self, *counts: int, how: Any = dist.ReduceOp.SUM) -> list[int]:
         """The sum of each count over all processes."""
-        return self._reduced(counts, dist.ReduceOp.SUM)
+        if self.size == 1:
+            return [*counts]
+        reduced = torch.tensor(counts, dtype=torch.int64)
+        with together():
+            dist.all_reduce(reduced, how)
+        return reduced.tolist()
 
     def highest(self, number: int) -> int:
         """The highest of all processes' numbers."""
-        return self._reduced((number,), dist.ReduceOp.MAX)[0]
-
-    def _reduced(self, numbers: tuple[int, ...], how: Any) -> list[int]:
-        if self.size == 1:
-            return list(numbers)
-        reduced = torch.tensor(numbers, dtype=torch.int64)
-        with together():
-            dist.all_reduce(reduced, how)
-        return [int(n) for n in reduced]
+        return self.total(number, how=dist.ReduceOp.MAX)[0]
 
     def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """The sum of each scalar over all processes, as float64; every process has the same names."""
@@ -125,14 +106,15 @@ def join() -> Iterator[World]:
         return
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     world = World(*(int(os.environ[name]) for name in names))
-    if torch.cuda.is_available():
-        if world.local_rank >= torch.cuda.device_count():
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus:
+        if world.local_rank >= gpus:
             raise ValueError(
-                f"process {world.rank} is number {world.local_rank} on this machine, which has "
-                f"{torch.cuda.device_count()} GPUs; start as many processes as there are (--nproc-per-node)"
+                f"process {world.rank} is number {world.local_rank} on this machine, which has {gpus} GPUs; "
+                "start as many processes as there are (--nproc-per-node)"
             )
         torch.cuda.set_device(world.device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
     yield world
     # After an error the process ends, and its connections with it: waiting for the others might be for ever.
     dist.destroy_process_group()

@@ -122,7 +122,7 @@ class Trainer:
                 while progress.end is None or progress.step < progress.end:
                     if signum := self.world.highest(stop.received or 0):
                         self._leave(signum)
-                    self.saver.poll()
+                    self.saver.settle(wait=False)
                     began = time.perf_counter()
                     with watchdog.step(progress.global_step + 1), together():
                         self._step(window)
