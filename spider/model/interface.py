@@ -32,46 +32,27 @@ IGNORED = -100
 
 @dataclass
 class ModelOutput:
-    """
-    Attributes:
-        loss: the training loss, or (B, T) cross entropies for ``reduction="none"``; None without labels.
-        logits: (B, T, V) float32 without labels, else None: training has no use for them.
-        metrics: detached scalars, ``cross_entropy`` (nats a target) among them where there are labels.
-        trace: what happened inside, in the family's own words, where it was asked for.
-    """
-
     loss: Tensor | None
+    """For training, or (B, T) cross entropies for ``reduction="none"``; None without labels."""
     logits: Tensor | None
+    """(B, T, V) float32 without labels, else None: training has no use for them."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    """Detached scalars, ``cross_entropy`` (nats a target) among them where there are labels."""
     trace: Any = None
-
-
-class Reader(Protocol):
-    """One stream of ids that a model reads piece by piece: what generation runs."""
-
-    def extend(self, ids: Sequence[int]) -> Tensor:
-        """Read N more ids; returns the logits of what follows each of them, (N, V) float32.
-
-        Raises:
-            ValueError: nothing to read, or more than the context holds.
-        """
-        ...
+    """What happened inside, in the family's own words, where it was asked for."""
 
 
 @dataclass(frozen=True)
 class Fp8Parts:
-    """What a family multiplies in fp8 itself, beside the linear layers, which are swapped for it.
-
-    Attributes:
-        layers: those modules by name; each has a switch ``fp8``, off at first.
-        runs_on: whether a device has what they need.
-        example: of (windows, ids of a window, device) one such module with random weights, and as many rows
-            (M, K) as it gets in a forward pass: what the warm-up times.
-    """
+    """What a family multiplies in fp8 itself, beside the linear layers, which are swapped for it."""
 
     layers: Mapping[str, nn.Module]
+    """Those modules by name; each has a switch ``fp8``, off at first."""
     runs_on: Callable[[torch.device], bool]
+    """Whether a device has what they need."""
     example: Callable[[int, int, torch.device], tuple[nn.Module, Tensor]]
+    """Of (windows, ids of a window, device): one such module with random weights, and as many rows (M, K) as
+    it gets in a forward pass, for the warm-up to time."""
 
 
 class Inspector(Protocol):
@@ -83,11 +64,9 @@ class Inspector(Protocol):
     @property
     def uncut(self) -> str | None:
         """Why it cuts nothing, a sentence; None for a model that does."""
-        ...
 
     def observe(self, trace: Any, scored_BT: np.ndarray) -> None:
         """Count what the trace of a forward pass says of the positions that were scored in it."""
-        ...
 
     def figures(self) -> list[dict[str, Any]]:
         """What was counted, as plain JSON of the kinds in `spider.evaluation.artifact`."""
@@ -103,13 +82,13 @@ class Inspector(Protocol):
 
 
 class LanguageModel(Protocol):
-    """A model of any family."""
+    """A model of any family; the bodies here are right for one without parts of its own for fp8."""
 
     config: Any
     """Its block of the configuration, a `ModelConfig` of the family's."""
-    tokens: Tokens
+    tokens: Tokens = BYTES
     """The alphabet that it reads and writes."""
-    shown: Mapping[str, str]
+    shown: Mapping[str, str] = {}
     """Which of its own metrics stand in the training's log line, and how: ``{"loops": "{:.1f} loops"}``."""
 
     def reset_parameters(self) -> None:
@@ -124,10 +103,9 @@ class LanguageModel(Protocol):
         reduction: Literal["mean", "none"] = "mean",
         trace: bool = False,
     ) -> ModelOutput:
-        """Predict, at every position, the id that follows.
+        """Predict, at every position of ``tokens_BT`` (int64), the id that follows.
 
         Args:
-            tokens_BT: ids, int64.
             labels_BT: the id that follows each, `IGNORED` where it does not count.
             n_loops: how often the looped part runs (default: the configuration's).
             reduction: "mean" for training; "none" for each position's cross entropy in nats, 0 where ignored.
@@ -144,11 +122,15 @@ class LanguageModel(Protocol):
 
     def loops(self, asked: int | None) -> int:
         """How often the looped part runs: as asked, else as configured; ``ValueError`` for what cannot be."""
-        ...
+        if asked is not None and asked < 1:
+            raise ValueError(f"n_loops: a model runs at least once (got {asked})")
+        if self.config.LOOPS is None and asked not in (None, 1):
+            raise ValueError(f"n_loops: the family {self.config.family} has no loops (got {asked})")
+        return asked or self.config.loops
 
     def inspector(self) -> Inspector | None:
         """A new observer of what happens inside; None for a family that shows nothing."""
-        ...
+        return None
 
     def num_parameters(self) -> int: ...
 
@@ -158,93 +140,71 @@ class LanguageModel(Protocol):
 
     def looked_up(self) -> int:
         """Parameters that are looked up and not multiplied: they cost no FLOPs, and autocast no copy."""
-        ...
+        return 0
 
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         """FLOPs of forward and backward for each id of a window of ``length`` ids."""
         ...
 
     def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
-        """Estimate of what a forward pass over so many windows keeps for the backward pass.
-
-        Args:
-            narrow: whether matrix products run in two bytes, under autocast.
-        """
+        """Estimate of what a forward pass over so many windows keeps for the backward pass; ``narrow``: its
+        matrix products run in two bytes, under autocast."""
         ...
 
     def keeps_wide(self, name: str) -> bool:
-        """Whether fp8 leaves the linear layer of that name alone: it is tiny, or decides something
-        discrete."""
-        ...
+        """Whether fp8 leaves that linear layer alone: it is tiny, or decides something discrete."""
+        return False
 
     def fp8_parts(self) -> Fp8Parts | None:
         """What it multiplies in fp8 itself, if anything."""
-        ...
+        return None
 
 
 class Model(nn.Module, LanguageModel):
-    """A torch module that is a `LanguageModel`: for annotations, and as the base of a family's model.
-
-    What stands here is right for a model without loops, caches, or parts of its own for fp8.
-    """
+    """A torch module that is a `LanguageModel`: for annotations, and as the base of a family's model."""
 
     config: ModelConfig
-    tokens: Tokens = BYTES
-    shown: Mapping[str, str] = {}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Have every module that knows how, in order, set its own weights; the same seed gives the same
-        model."""
+        """Have every module that knows how, in order, set its own weights."""
         for module in self.modules():
-            initialise = getattr(module, "init_weights", None)
-            if initialise is not None:
-                initialise()
+            getattr(module, "init_weights", lambda: None)()
 
     def incremental(self, context: int, n_loops: int | None = None) -> Reader:
-        return Rereader(self, context, n_loops)
-
-    def after_step(self, *, updated: bool = True) -> None:
-        """Nothing is left to do."""
-
-    def loops(self, asked: int | None) -> int:
-        if asked is not None and asked < 1:
-            raise ValueError(f"n_loops: a model runs at least once (got {asked})")
-        if self.config.LOOPS is None and asked not in (None, 1):
-            raise ValueError(f"n_loops: the family {self.config.family} has no loops (got {asked})")
-        return asked or self.config.loops
+        return Reader(self, context, n_loops)
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
-    def looked_up(self) -> int:
-        return 0
 
-    def inspector(self) -> Inspector | None:
-        return None
+class Reader:
+    """One stream of ids that a model reads piece by piece: what generation runs.
 
-    def keeps_wide(self, name: str) -> bool:
-        return False
+    This one reads all of its stream again for every piece: right for any family, and slow. A family that
+    keeps what it needs of the past replaces ``read``.
+    """
 
-    def fp8_parts(self) -> Fp8Parts | None:
-        return None
-
-
-class Rereader:
-    """A `Reader` that reads all of its stream again for every piece: right for any family, and slow."""
-
-    def __init__(self, model: Model, context: int, n_loops: int | None) -> None:
+    def __init__(self, model: Model, context: int, n_loops: int | None = None) -> None:
         self.model, self.context, self.n_loops = model, context, model.loops(n_loops)
         self.ids: list[int] = []
 
     @torch.inference_mode()
     def extend(self, ids: Sequence[int]) -> Tensor:
-        if not ids or len(self.ids) + len(ids) > self.context:
-            raise ValueError(
-                f"cannot read {len(ids)} ids after {len(self.ids)} with a context of {self.context}"
-            )
+        """Read N more ids; returns the logits of what follows each of them, (N, V) float32.
+
+        Raises:
+            ValueError: nothing to read, or more than the context holds.
+        """
+        N, before = len(ids), len(self.ids)
+        if not N or before + N > self.context:
+            raise ValueError(f"cannot read {N} ids after {before} with a context of {self.context}")
         self.ids += ids
+        return self.read(N)
+
+    def read(self, N: int) -> Tensor:
+        """The logits of the last N ids of the stream."""
         device = next(self.model.parameters()).device
         logits_1TV = self.model(torch.tensor([self.ids], device=device), n_loops=self.n_loops).logits
         assert logits_1TV is not None, "asked for without labels"
-        return logits_1TV[0, -len(ids) :]
+        return logits_1TV[0, -N:]

@@ -94,8 +94,7 @@ class Linear(nn.Linear):
         super().__init__(fan_in, fan_out, bias=bias is not None)
 
     def reset_parameters(self) -> None:
-        """Nothing, and no random numbers: torch calls this while constructing, `init_weights` does the
-        work."""
+        """Draws nothing: torch calls this while constructing, `init_weights` does the work."""
 
     def init_weights(self) -> None:
         nn.init.normal_(self.weight, std=self.std)

@@ -11,7 +11,7 @@ import copy
 import pytest
 import torch
 
-from spider.model.spider.engram import ngram_rows, primes_from
+from spider.model.spider.engram import Tables, primes_from
 from spider.tokens import BYTES
 from tests.unit.model.small import build, train
 
@@ -35,9 +35,8 @@ def test_ngrams_have_the_same_rows_on_both():
     tokens = torch.randint(0, BYTES.size, (64, 512), generator=torch.Generator().manual_seed(0))
     tokens[::3, 17] = BYTES.bos
     orders = list(range(1, 9))
-    primes = primes_from(81_307, 4 * len(orders))
-    there = ngram_rows(tokens.to(DEVICE), orders, primes).cpu()
-    assert torch.equal(ngram_rows(tokens, orders, primes), there)
+    tables = Tables(orders, primes_from(81_307, 4 * len(orders)), 1, std=0.0)
+    assert torch.equal(tables.rows(tokens), tables.rows(tokens.to(DEVICE)).cpu())
 
 
 @pytest.mark.parametrize("kind", ["learned", "whitespace", "none"])

@@ -80,14 +80,11 @@ class LatentCache:
 
     def extend(self, new_BNK: Tensor) -> Tensor:
         """Take N positions in; returns all of them, (B, length, C + d_rope)."""
-        B, N, width = new_BNK.shape
         if self._buffer is None:
-            self._buffer = new_BNK.new_empty(B, self.positions, width)
-        end = self.length + N
-        assert end <= self.positions, "more positions than the cache was made for"
-        self._buffer[:, self.length : end] = new_BNK
-        self.length = end
-        return self._buffer[:, :end]
+            self._buffer = new_BNK.new_empty(len(new_BNK), self.positions, new_BNK.shape[2])
+        start, self.length = self.length, self.length + new_BNK.shape[1]
+        self._buffer[:, start : self.length] = new_BNK
+        return self._buffer[:, : self.length]
 
 
 class LatentAttention(nn.Module):
@@ -112,9 +109,8 @@ class LatentAttention(nn.Module):
         if cache is None:
             kv_BHTK = self.kv_b(latent).view(B, T, c.heads, -1).transpose(1, 2)
             k_nope, v = kv_BHTK.split([c.nope_dim, c.v_dim], dim=-1)
-            q = torch.cat([q_nope, q_rope], dim=-1)
             k = torch.cat([k_nope, k_rope[:, None].expand(-1, c.heads, -1, -1)], dim=-1)
-            out_BHTV = causal_attention(q, k, v)
+            out_BHTV = causal_attention(torch.cat([q_nope, q_rope], dim=-1), k, v)
         else:
             seen_BTK = cache.extend(torch.cat([latent, k_rope.to(latent.dtype)], dim=-1))
             out_BHTV = self._absorbed(q_nope, q_rope, seen_BTK)

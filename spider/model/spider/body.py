@@ -1,56 +1,58 @@
-"""What a Spider is made of: its parts, in the order in which they are made, its embedding and its head.
+"""What a Spider is made of, and what that costs: parameters by part, FLOPs, the memory of its activations.
 
-Apart from `spider.model.spider.model`, which runs them, so that what reads a stream (``incremental.py``) or
-counts (``cost.py``) needs this alone.
+The modules are here in the order in which they are made, with the embedding and the head; how they run is in
+`spider.model.spider.model`.
 
-Shapes: B batch, T bytes, D features, V vocabulary, N recurrent layers, R loops, E experts.
+FLOPs are those of matrix products, a multiply and an add each, attention as the full square (as
+``torch.utils.flop_counter`` counts it), the backward pass as twice the forward, recomputation not at all.
+
+Activations are an estimate of what the forward pass keeps for the backward pass, in elements for each byte
+(prelude, coda), or for each patch slot, layer and loop (core), of a micro-batch:
+
+    a norm       2 D wide, 1 D narrow                                     its input, normalised, weighted
+    attention    2 H (nope + rope) + H (nope + v) + 2 H v + 3 kv + rope   q, k, kv, output twice, latent
+    SwiGLU       4 F                                                      gate and up, silu(gate), product
+    MoE          K (2 D + 4 F_expert) + 4 F_shared                        rows in and out of K experts
+    Engram       9 D wide        a loop around the layers   5 D wide
+
+Wide is fp32 always; narrow is 2 bytes under autocast, else 4. Under checkpointing a core layer keeps its
+input alone, and one layer at a time is recomputed. The head adds two fp32 copies of the logits. A test holds
+this against what a real forward pass keeps; temporaries and the allocator's rest come on top.
+
+Shapes: B batch, T bytes, D features, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spider.model import interface
-from spider.model.layers import RMSNorm, SwiGLU, embedding_like, rms_norm
-from spider.model.spider.attention import LatentAttention, LatentCache, Rope, rope_table
-from spider.model.spider.chunking import Chunker, Patches
+from spider.model.layers import RMSNorm, embedding_like, rms_norm
+from spider.model.spider.attention import Rope, rope_table
+from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.engram import NgramEmbedding, primes_from
-from spider.model.spider.recurrence import RecurrentCore
+from spider.model.spider.moe import Experts, fp8_parts
+from spider.model.spider.recurrence import Layer, RecurrentCore
 
-
-@dataclass
-class Trace:
-    """What the parts did with each byte and patch, for those who want to look inside.
-
-    Attributes:
-        patches: where the batch was cut.
-        loops_BL: loops each slot used; None without halting.
-        counts_NRE: tokens each expert was given, (layers, loops, experts) int64; None without experts.
-    """
-
-    patches: Patches
-    loops_BL: Tensor | None
-    counts_NRE: Tensor | None
-
-
-class DenseBlock(nn.Module):
-    """``x += attention(RMS x); x += SwiGLU(RMS x)``."""
-
-    def __init__(self, config: SpiderConfig) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.attention = LatentAttention(config.hidden, config.attention, config.norm_eps)
-        self.ffn_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.ffn = SwiGLU(config.hidden, config.ffn_hidden)
-
-    def forward(self, x_BTD: Tensor, rope: Rope, cache: LatentCache | None = None) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope, cache)
-        return x_BTD + self.ffn(self.ffn_norm(x_BTD))
+#: How the names of each part's parameters begin; the first that fits has it.
+_PARTS = {
+    "embedding": "embed_tokens",
+    "dense_blocks": r"(prelude|coda)\.",
+    "routed_experts": r"core\.layers\.\d+\.ffn\.experts",
+    "shared_experts": r"core\.layers\.\d+\.ffn\.shared",
+    "core_layers": r"core\.layers\.\d+\.(attention|ffn)",
+    "engram": r"core\.layers\.\d+\.engram|ngram_embedding",
+    "recurrence": r"core\.",
+    "boundary": "",
+}
+#: Linear layers that decide something discrete or are tiny: fp8 leaves them alone.
+_WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora")
 
 
 class Body(interface.Model):
@@ -68,10 +70,10 @@ class Body(interface.Model):
         of_layer = {layer: primes[i * per_layer :][:per_layer] for i, layer in enumerate(engram.layers)}
         of_bytes = primes[per_layer * len(engram.layers) :]
         self.ngram_embedding = NgramEmbedding(D, engram.byte_orders, of_bytes) if of_bytes else None
-        self.prelude = nn.ModuleList(DenseBlock(config) for _ in range(config.prelude_layers))
+        self.prelude = nn.ModuleList(Layer(config) for _ in range(config.prelude_layers))
         self.chunker = Chunker(D, config.boundary, config.norm_eps)
         self.core = RecurrentCore(config, of_layer)
-        self.coda = nn.ModuleList(DenseBlock(config) for _ in range(config.coda_layers))
+        self.coda = nn.ModuleList(Layer(config) for _ in range(config.coda_layers))
         self.final_norm = RMSNorm(D, config.norm_eps)
 
     def init_weights(self) -> None:
@@ -91,3 +93,62 @@ class Body(interface.Model):
     def head(self, h_BTD: Tensor) -> Tensor:
         """What leaves the coda as logits (B, T, V), through the transposed embedding."""
         return F.linear(self.final_norm(h_BTD), self.embed_tokens)
+
+    def parameters_by_part(self) -> dict[str, int]:
+        parts = dict.fromkeys(_PARTS, 0)
+        for name, parameter in self.named_parameters():
+            parts[next(part for part in parts if re.match(_PARTS[part], name))] += parameter.numel()
+        return parts
+
+    def looked_up(self) -> int:
+        """The embedding, which the head multiplies as well, and all of Engram."""
+        parts = self.parameters_by_part()
+        return parts["embedding"] + parts["engram"]
+
+    def keeps_wide(self, name: str) -> bool:
+        return _WIDE.search(name) is not None
+
+    def fp8_parts(self) -> interface.Fp8Parts | None:
+        return fp8_parts(self, self.config, self.chunker.slots)
+
+    def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
+        slots, a = self.chunker.slots(length), self.config.attention
+        square = a.heads * (a.nope_dim + a.rope_dim + a.v_dim)
+        blocks = [*self.prelude, *self.coda]
+        dense = _multiplies([*blocks, self.chunker]) + square * length * len(blocks)
+        memory = _multiplies(layer.engram for layer in self.core.stack() if layer.engram is not None)
+        loop = _multiplies([self.core]) - memory + square * slots * len(self.core.layers)
+        bytes_, patches = dense + self.embed_tokens.numel(), memory + self.loops(n_loops) * loop
+        return 3 * 2 * (length * bytes_ + slots * patches) / length
+
+    def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
+        c = self.config
+        D, a, r, moe, size = c.hidden, c.attention, c.recurrence, c.moe, 2 if narrow else 4
+        bytes_, slots = windows * length, windows * self.chunker.slots(length)
+        loops = min(self.loops(n_loops), r.bptt or self.loops(n_loops))
+
+        heads = 2 * (a.nope_dim + a.rope_dim) + (a.nope_dim + a.v_dim) + 2 * a.v_dim
+        attention = a.heads * heads + 3 * a.kv_lora_rank + a.rope_dim
+        ffn = experts = 4 * c.ffn_hidden
+        if moe is not None:
+            experts = moe.top_k * (2 * D + 4 * moe.expert_hidden) + 4 * moe.shared_hidden
+        norms, engram = 4 * D * 4 + 2 * D * size, 9 * D * 4
+        dense, core = (norms + (attention + mixed) * size for mixed in (ffn, experts))
+        total = bytes_ * (c.prelude_layers + c.coda_layers) * dense + slots * loops * 5 * D * 4
+        if r.checkpointing:
+            total += slots * (loops * r.layers * D * 4 + core + engram)
+        else:
+            total += slots * loops * (r.layers * core + len(c.engram.layers) * engram)
+        # Embedding, boundaries, the way down and up, the head's norm; then the logits and their gradient.
+        return total + bytes_ * (8 * D * 4 + 2 * self.tokens.size * 4)
+
+
+def _multiplies(modules: Iterable[nn.Module]) -> int:
+    """Multiplies per position of every matrix in ``modules`` that each position meets."""
+    total = 0
+    for m in (inner for module in modules for inner in module.modules()):
+        if isinstance(m, nn.Linear):
+            total += m.in_features * m.out_features
+        elif isinstance(m, Experts):
+            total += (m.up.numel() + m.down.numel()) * m.top_k // m.up.shape[0]
+    return total

@@ -13,9 +13,8 @@ with weights)::
     v = g W_v m                             h += v + SiLU(conv(RMS(v)))
 
 conv is depthwise, causal, over patches, and starts at zero. Up to ``g W_v m`` it is one kernel
-(``kernels/engram_gate.py``). At byte level (`NgramEmbedding`, optional) rows
-of width D are added to the byte embedding: at small sizes this gives the first layers the statistics they
-would spend depth on.
+(``kernels/engram_gate.py``). At byte level (`NgramEmbedding`, optional) rows of width D are added to the byte
+embedding: at small sizes this gives the first layers the statistics they would spend depth on.
 
 Shapes: B batch, T bytes, L patches, N = B L, D features, O orders, G = O * heads tables, M features of all
 rows of a position.
@@ -56,14 +55,6 @@ def primes_from(start: int, count: int) -> list[int]:
     return list(itertools.islice(primes, count))
 
 
-def ngram_rows(tokens_BT: Tensor, orders: list[int], primes: list[int]) -> Tensor:
-    """Row of every table for the n-grams that end at each byte: int64 (B, T, G), an order's heads side by
-    side; no n-gram reaches across a document's BOS."""
-    multipliers = [multiplier(i) for i in range(max(orders))]
-    hashed = engram_hash if use_triton(tokens_BT) else engram_hash_torch
-    return hashed(tokens_BT, orders, multipliers, primes, BYTES.bos, BYTES.pad)
-
-
 class Tables(nn.Module):
     """The hash tables of one memory, back to back in one embedding of ``sum(primes)`` rows."""
 
@@ -77,8 +68,11 @@ class Tables(nn.Module):
         embedding_like(self.weight)
 
     def rows(self, tokens_BT: Tensor) -> Tensor:
-        """`ngram_rows` of these tables, (B, T, G)."""
-        return ngram_rows(tokens_BT, self.orders, self.primes)
+        """Row of every table for the n-grams that end at each byte: int64 (B, T, G), an order's heads side by
+        side; no n-gram reaches across a document's BOS."""
+        multipliers = [multiplier(i) for i in range(max(self.orders))]
+        hashed = engram_hash if use_triton(tokens_BT) else engram_hash_torch
+        return hashed(tokens_BT, self.orders, multipliers, self.primes, BYTES.bos, BYTES.pad)
 
     def forward(self, rows_G: Tensor) -> Tensor:
         """What stands in rows (..., G): (..., G, dim)."""
@@ -102,25 +96,24 @@ class NgramEmbedding(nn.Module):
 
 
 class Memory(NamedTuple):
-    """What one Engram read for this batch; independent of the loop."""
+    """What one Engram read for this batch, ``RMS(W_k m)`` and ``W_v m``; independent of the loop."""
 
     key_BLD: Tensor
-    """``RMS(W_k m)``."""
     value_BLD: Tensor
-    """``W_v m``."""
 
 
 class ConvCache:
     """The last inputs of one Engram's convolution: what its next outputs look back on."""
 
-    def __init__(self) -> None:
-        self._past: Tensor | None = None
+    past_BLD: Tensor | None = None
 
     def extend(self, new_BLD: Tensor, past: int) -> Tensor:
         """The new inputs behind the ``past`` ones before them, zeros where there were none."""
-        before = new_BLD.new_zeros(len(new_BLD), past, new_BLD.shape[2]) if self._past is None else self._past
-        seen_BLD = torch.cat([before, new_BLD], dim=1)
-        self._past = seen_BLD[:, seen_BLD.shape[1] - past :]
+        if self.past_BLD is None:
+            seen_BLD = F.pad(new_BLD, (0, 0, past, 0))
+        else:
+            seen_BLD = torch.cat([self.past_BLD, new_BLD], dim=1)
+        self.past_BLD = seen_BLD[:, seen_BLD.shape[1] - past :]
         return seen_BLD
 
 
@@ -154,11 +147,8 @@ class Engram(nn.Module):
         h_ND, key_ND, value_ND = (x_BLD.flatten(0, 1) for x_BLD in (h_BLD, *memory))
         norm = self.query_norm
         v_BLD = gate(h_ND, key_ND, value_ND, norm.weight, norm.eps).view_as(h_BLD)
-        return v_BLD + F.silu(self._conv(self.value_norm(v_BLD), cache))
-
-    def _conv(self, x_BLD: Tensor, cache: ConvCache | None) -> Tensor:
-        """Depthwise causal convolution as shifted products: cheaper on a CPU than conv1d with groups."""
-        L, kernel = x_BLD.shape[1], self.conv.shape[-1]
+        x_BLD, L, kernel = self.value_norm(v_BLD), h_BLD.shape[1], self.conv.shape[-1]
         padded = cache.extend(x_BLD, kernel - 1) if cache else F.pad(x_BLD, (0, 0, kernel - 1, 0))
+        # The convolution as shifted products: cheaper on a CPU than conv1d with groups.
         terms = [padded[:, i : i + L] * self.conv[:, 0, i] for i in range(kernel)]
-        return sum(terms[1:], terms[0])
+        return v_BLD + F.silu(sum(terms[1:], terms[0]))

@@ -13,31 +13,52 @@ float32 under autocast (embeddings, norms' weights and the injection are float32
 narrow. Cross entropy is float32. Embeddings are normalised when read, so their scale belongs to the head
 alone.
 
-Shapes: B batch, T bytes, L patch slots, D features, V vocabulary, N recurrent layers, R loops, E experts.
+Generation reads a stream piece by piece (`Incremental`). The logits are those that the whole stream in one
+forward pass would give, for any way of cutting it into pieces; a piece of one byte costs one position of
+prelude and coda, and one of the core only where it closes a patch. What is kept between pieces, for a stream
+of at most ``context`` ids:
+
+- latents and rotated keys of prelude and coda, one a byte and layer;
+- the same of the core, one a patch, layer *and loop*, with the last inputs of each Engram's convolution:
+  in loop r a patch attends to what earlier patches were in loop r;
+- the running sum of the open patch, and the last closed one, which the bytes of the open one read;
+- the ids, for the n-grams that end at the next bytes.
+
+Patches and their capacity are those of a window of ``context`` bytes, so a comparison with a forward pass
+must pad its window to that length (`tests/unit/model/test_incremental.py`).
+
+Shapes: B batch, T bytes, L patch slots, D features, V vocabulary, N recurrent layers, R loops, E experts; of
+a stream N ids of a piece, K patches that they close.
 """
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from spider.model.interface import Fp8Parts, LanguageModel, ModelOutput
+from spider.model.interface import LanguageModel, ModelOutput, Reader
 from spider.model.layers import cross_entropy, wide
-from spider.model.spider import cost
-from spider.model.spider.body import Body, Trace
-from spider.model.spider.engram import Memory
-from spider.model.spider.experts import fp8_parts
-from spider.model.spider.incremental import Incremental
+from spider.model.spider.body import Body
+from spider.model.spider.chunking import Patches, Stream
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
-from spider.model.spider.recurrence import CoreOutput
+from spider.model.spider.recurrence import CoreOutput, LayerCache
 
-#: Linear layers that decide something discrete or are tiny: fp8 leaves them alone.
-_WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora")
+
+@dataclass
+class Trace:
+    """What the parts did with each byte and patch, for those who want to look inside."""
+
+    patches: Patches
+    """Where the batch was cut."""
+    loops_BL: Tensor | None
+    """Loops each slot used; None without halting."""
+    counts_NRE: Tensor | None
+    """Tokens each expert was given, int64; None without experts."""
 
 
 class Spider(Body):
@@ -66,16 +87,14 @@ class Spider(Body):
         rope = self.rope(tokens_BT.shape[1])
         h_BTD = self.embed(tokens_BT)
         for block in self.prelude:
-            h_BTD = block(h_BTD, rope)
+            h_BTD, _ = block(h_BTD, rope)
         patches, metrics, boundary_loss = self.chunker.cut(tokens_BT, h_BTD)
         e_BLD = self.chunker.down(h_BTD, patches)
-        memories: list[Memory | None] = [None] * len(self.core.layers)
-        if self.config.engram.layers:
-            memories = self.core.read_memories(tokens_BT, patches.close_BL, patches.filled_BL)
+        memories = self.core.read_memories(tokens_BT, patches.close_BL, patches.filled_BL)
         core = self.core(e_BLD, memories, self.rope(e_BLD.shape[1]), patches.valid_BL, n_loops)
         h_BTD = h_BTD + self.chunker.up(core.z_BLD, patches)
         for block in self.coda:
-            h_BTD = block(h_BTD, rope)
+            h_BTD, _ = block(h_BTD, rope)
         logits_BTV = self.head(h_BTD)
 
         auxiliary = self.config.boundary.weight * boundary_loss
@@ -88,39 +107,6 @@ class Spider(Body):
         loss = nats_BT if reduction == "none" else mean + auxiliary
         return ModelOutput(loss, None, metrics, inside)
 
-    def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
-        return Incremental(self, context, n_loops)
-
-    def after_step(self, *, updated: bool = True) -> None:
-        """Balance the experts; where the update was skipped their load is forgotten."""
-        for module in self.modules():
-            if isinstance(module, MoE):
-                module.rebalance() if updated else module.load.zero_()
-
-    def inspector(self) -> SpiderInspector:
-        return SpiderInspector(self, self.config.boundary.kind, self.chunker.boundary_predictor)
-
-    def parameters_by_part(self) -> dict[str, int]:
-        return cost.parameters_by_part(self)
-
-    def looked_up(self) -> int:
-        """The embedding, which the head multiplies as well, and all of Engram."""
-        parts = self.parameters_by_part()
-        return parts["embedding"] + parts["engram"]
-
-    def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
-        return cost.flops_per_token(self, length, self.loops(n_loops))
-
-    def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
-        return cost.activation_bytes(self, windows, length, self.loops(n_loops), narrow=narrow)
-
-    def keeps_wide(self, name: str) -> bool:
-        return _WIDE.search(name) is not None
-
-    def fp8_parts(self) -> Fp8Parts | None:
-        """The routed experts (`spider.model.spider.experts`)."""
-        return fp8_parts(self, self.config, self.chunker.slots)
-
     def _halting(self, core: CoreOutput, valid_BL: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
         if core.loops_BL is None or core.remainder_BL is None:
             return 0.0
@@ -132,12 +118,11 @@ class Spider(Body):
 
     def _routing(self, core: CoreOutput, metrics: dict[str, Tensor]) -> Tensor | float:
         """Mean router losses over layers and loops, load metrics, and the load that `after_step` balances."""
-        if self.config.moe is None:
+        counts_NRE, moe = _counts(core), self.config.moe
+        if counts_NRE is None or moe is None:
             return 0.0
-        seen = [s for of_layer in core.stats for s in of_layer]
+        seen = [s for of_layer in zip(*core.stats, strict=True) for s in of_layer]
         aux, z = torch.stack([s.aux for s in seen]).mean(), torch.stack([s.z for s in seen]).mean()
-        counts_NRE = _counts(core)
-        assert counts_NRE is not None
         load_NE = counts_NRE.sum(1)
         share_NE = load_NE / load_NE.sum(1, keepdim=True).clamp(min=1)
         metrics |= {
@@ -149,14 +134,64 @@ class Spider(Body):
         if self.training:
             for layer, load_E in zip(self.core.stack(), load_NE, strict=True):
                 cast(MoE, layer.ffn).load += load_E
-        return self.config.moe.aux_weight * aux + self.config.moe.z_weight * z
+        return moe.aux_weight * aux + moe.z_weight * z
+
+    def after_step(self, *, updated: bool = True) -> None:
+        """Balance the experts; where the update was skipped their load is forgotten."""
+        for module in self.modules():
+            if isinstance(module, MoE):
+                module.rebalance() if updated else module.load.zero_()
+
+    def inspector(self) -> SpiderInspector:
+        return SpiderInspector(self, self.config.boundary.kind, self.chunker.boundary_predictor)
+
+    def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
+        return Incremental(self, context, n_loops)
 
 
 def _counts(core: CoreOutput) -> Tensor | None:
     """Tokens of every layer's experts in every loop that has a gradient (in evaluation, all), (N, R, E)."""
-    if not all(core.stats):
+    if not core.stats[0]:
         return None
-    return torch.stack([torch.stack([s.counts_E for s in of_layer]) for of_layer in core.stats])
+    by_layer = zip(*core.stats, strict=True)
+    return torch.stack([torch.stack([s.counts_E for s in of_layer]) for of_layer in by_layer])
+
+
+class Incremental(Reader):
+    """One stream's state; see the module's docstring. The model must be in evaluation mode at each piece."""
+
+    model: Body
+
+    def __init__(self, model: Body, context: int, n_loops: int | None = None) -> None:
+        super().__init__(model, context, n_loops)
+        engram, slots = model.config.engram, model.chunker.slots(context)
+        self.stream = Stream(capacity=model.chunker.capacity(context))
+        self.blocks = [LayerCache(context) for _ in [*model.prelude, *model.coda]]
+        self.core = [[LayerCache(slots) for _ in model.core.layers] for _ in range(self.n_loops)]
+        self.rope = model.rope(max(context, slots))
+        # As many ids before a piece as the longest n-gram that ends in it can reach.
+        self.reach = max([1, *(engram.orders if engram.layers else []), *engram.byte_orders]) - 1
+
+    def read(self, N: int) -> Tensor:
+        model, start = self.model, len(self.ids) - N
+        assert not model.training, "the stream is read in evaluation mode"
+        tokens_1T = torch.tensor([self.ids[max(0, start - self.reach) :]], device=model.embed_tokens.device)
+        rope, blocks = self.rope.part(start, start + N), iter(self.blocks)
+        h_1ND = model.embed(tokens_1T)[:, -N:]
+        for block in model.prelude:
+            h_1ND, _ = block(h_1ND, rope, cache=next(blocks))
+        before = self.core[0][0].attention.length
+        z_1KD, close_K, count_N = model.chunker.down_next(tokens_1T[:, -N:], h_1ND, self.stream)
+        if K := z_1KD.shape[1]:
+            at_K = (close_K + tokens_1T.shape[1] - N).clamp(min=0)
+            filled_1K = (close_K >= 0)[None]
+            memories = model.core.read_memories(tokens_1T, at_K[None], filled_1K)
+            rope_K, valid_1K = self.rope.part(before, before + K), torch.ones_like(filled_1K)
+            z_1KD = model.core(z_1KD, memories, rope_K, valid_1K, self.n_loops, self.core).z_BLD
+        h_1ND = h_1ND + model.chunker.up_next(z_1KD, count_N, self.stream)
+        for block in model.coda:
+            h_1ND, _ = block(h_1ND, rope, cache=next(blocks))
+        return wide(model.head(h_1ND)[0])
 
 
 Model: type[LanguageModel] = Spider

@@ -7,22 +7,46 @@ gradient: after every optimizer step it moves by ``bias_rate`` towards experts w
 through the mean probabilities and a z-loss on the logits help it. No token is dropped; padding slots, which
 are not valid, go to no expert and do not count.
 
-Shapes: B batch, L slots, N = B L tokens, D features, E experts, K experts a token.
+The result is the sum of a token's experts, weighted by its gates, whatever the way in which it is computed:
+
+- by our ops (``kernels/``), on a GPU: rows are copied into one segment an expert, padded to 16 rows, so that
+  every size is known beforehand and nothing waits for the device; ``grouped_mm`` multiplies all segments at
+  once, in bfloat16 or in fp8; the rows of a token are summed. Tokens that are not valid get no row.
+- by torch: tokens are sorted by expert. Exactly N*K rows are made and the last offset is N*K, so no row is
+  garbage; a token that is not valid counts as its expert 0's, with a gate of 0. On a CPU this is cheaper
+  than the ops' twins, which pay for static sizes.
+- ``loop``: the same rows, one product an expert. It waits for the device, to know where to cut.
+- float64, which has no grouped kernel and serves proofs: every expert on every token. Its products have one
+  shape whatever the routing, so a token's result does not depend, in its last bit, on how many others chose
+  the same expert.
+
+Shapes: B batch, L slots, N = B L tokens, D features, E experts, K experts a token, P expanded rows, F hidden
+width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.expand_to_fused import expand_to_fused
+from kernels.get_fused_mapping import get_fused_mapping
+from kernels.grouped_mm_fp8 import grouped_mm_fp8, runs_on
+from kernels.reduce_fused import reduce_fused
 from kernels.route import Routing, route, route_torch
 from kernels.switch import use_triton
-from spider.model.layers import Linear, SwiGLU, wide
-from spider.model.spider.config import MoEConfig
-from spider.model.spider.experts import Experts
+from spider.model.interface import Fp8Parts
+from spider.model.layers import Linear, SwiGLU, compute_dtype, swiglu, wide
+from spider.model.spider.config import MoEConfig, SpiderConfig
+
+_Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: Rows to which a segment is padded: what products in fp8 ask for.
+_ALIGNMENT = 16
 
 
 class RouterStats(NamedTuple):
@@ -59,16 +83,21 @@ class MoE(nn.Module):
         The load is returned and not added up here, because under recomputation this runs twice a step.
         """
         x_ND, valid_N = x_BLD.flatten(0, 1), valid_BL.flatten()
+        E, K = self.config.experts, self.config.top_k
         with torch.autocast(x_BLD.device.type, enabled=False):
             x_wide = wide(x_ND)
             logits_NE = x_wide @ self.router.weight.to(x_wide.dtype).T
             router = route if use_triton(logits_NE) else route_torch
-            routing = router(logits_NE, self.balance_bias, self.config.top_k, valid_N=valid_N)
-            stats = _stats(routing, valid_N)
+            routing = router(logits_NE, self.balance_bias, K, valid_N=valid_N)
+            weight_N = valid_N.to(routing.scores_NE.dtype)
+            total = weight_N.sum().clamp(min=1)
+            mean_E = (routing.scores_NE * weight_N[:, None]).sum(0) / total
+            aux = E * (routing.count_E / (total * K) * mean_E).sum()
+            z = (routing.logsumexp_N.square() * weight_N).sum() / total
         y_BLD = self.experts(x_ND, routing).view_as(x_BLD)
         if self.shared is not None:
             y_BLD = y_BLD + self.shared(x_BLD)
-        return y_BLD, stats
+        return y_BLD, RouterStats(routing.count_E.long(), aux, z)
 
     @torch.no_grad()
     def rebalance(self) -> None:
@@ -80,11 +109,92 @@ class MoE(nn.Module):
         self.load.zero_()
 
 
-def _stats(routing: Routing, valid_N: Tensor) -> RouterStats:
-    E, K = routing.scores_NE.shape[1], routing.gates_NK.shape[1]
-    weight_N = valid_N.to(routing.scores_NE.dtype)
-    total = weight_N.sum().clamp(min=1)
-    mean_E = (routing.scores_NE * weight_N[:, None]).sum(0) / total
-    aux = E * (routing.count_E / (total * K) * mean_E).sum()
-    z = (routing.logsumexp_N.square() * weight_N).sum() / total
-    return RouterStats(routing.count_E.long(), aux, z)
+class Experts(nn.Module):
+    """E SwiGLU experts in two stacks, ``up`` (E, D, 2F) and ``down`` (E, F, D).
+
+    With ``fp8`` they multiply in fp8 (`spider.training.precision` decides); inputs are then bfloat16.
+    """
+
+    def __init__(self, dim: int, config: MoEConfig) -> None:
+        super().__init__()
+        self.fp8 = False
+        self.implementation, self.top_k = config.implementation, config.top_k
+        self.up = nn.Parameter(torch.empty(config.experts, dim, 2 * config.expert_hidden))
+        self.down = nn.Parameter(torch.empty(config.experts, config.expert_hidden, dim))
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.up, std=self.up.shape[1] ** -0.5)
+        nn.init.zeros_(self.down)
+
+    def forward(self, x_ND: Tensor, routing: Routing) -> Tensor:
+        """The weighted sum of each token's experts, (N, D)."""
+        dtype = compute_dtype(x_ND)
+        x_ND = x_ND.to(dtype)
+        if self.fp8:
+            return _by_ops(x_ND, self.up, self.down, routing, grouped_mm_fp8)
+        up, down = self.up.to(dtype), self.down.to(dtype)
+        if dtype != torch.float64 and self.implementation == "grouped" and use_triton(x_ND):
+            return _by_ops(x_ND, up, down, routing, _grouped_mm)
+        chosen_NK = routing.chosen_NK.clamp(min=0)
+        if dtype == torch.float64:
+            n_N = torch.arange(len(x_ND), device=x_ND.device)
+            y_NKD = (swiglu(x_ND @ up) @ down)[chosen_NK, n_N[:, None]]
+        else:
+            y_NKD = self._sorted(x_ND, up, down, chosen_NK)
+        return (routing.gates_NK[:, :, None].to(dtype) * y_NKD).sum(1)
+
+    def _sorted(self, x_ND: Tensor, up: Tensor, down: Tensor, chosen_NK: Tensor) -> Tensor:
+        """What each of a token's experts makes of it, (N, K, D)."""
+        order_P = chosen_NK.flatten().argsort(stable=True)
+        place_P = order_P.argsort()
+        x_PD = x_ND.index_select(0, order_P // self.top_k)
+        # A comparison and a sum, because ``bincount`` waits for the device.
+        counts_E = (chosen_NK.flatten()[:, None] == torch.arange(len(up), device=x_ND.device)).sum(0)
+        if self.implementation == "loop":
+            parts = zip(x_PD.split(counts_E.tolist()), up, down, strict=True)
+            y_PD = torch.cat([swiglu(x @ u) @ d for x, u, d in parts])
+        else:
+            ends_E = counts_E.cumsum(0).to(torch.int32)
+            y_PD = _grouped_mm(swiglu(_grouped_mm(x_PD, up, ends_E)), down, ends_E)
+        return y_PD.index_select(0, place_P).unflatten(0, (-1, self.top_k))
+
+
+def _by_ops(x_ND: Tensor, up: Tensor, down: Tensor, routing: Routing, product: _Product) -> Tensor:
+    mapping = get_fused_mapping(routing.chosen_NK, len(up), _ALIGNMENT)
+    places = mapping.token_to_pos_NK, mapping.pos_to_expert_P
+    h_PF = swiglu(product(expand_to_fused(x_ND, *places), up, mapping.end_E))
+    return reduce_fused(product(h_PF, down, mapping.end_E), routing.gates_NK, *places)
+
+
+def _grouped_mm(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
+    return F.grouped_mm(x_PD, w_EDF, offs=end_E)
+
+
+class _Routed(Experts):
+    """Experts whose tokens have chosen, at random: the load of a balanced router."""
+
+    def __init__(self, dim: int, config: MoEConfig, tokens: int, device: torch.device) -> None:
+        super().__init__(dim, config)
+        self.to(device).init_weights()
+        self.routing = route_torch(torch.randn(tokens, config.experts, device=device), None, config.top_k)
+
+    def forward(self, x_ND: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x_ND, self.routing)
+
+
+def fp8_parts(model: nn.Module, config: SpiderConfig, slots: Callable[[int], int]) -> Fp8Parts | None:
+    """The experts that can run in fp8: in one grouped product, with widths that are multiples of 16.
+
+    Args:
+        slots: patch slots of a window of so many bytes.
+    """
+    moe, D = config.moe, config.hidden
+    if moe is None or moe.implementation != "grouped" or D % 16 or moe.expert_hidden % 16:
+        return None
+
+    def example(windows: int, length: int, device: torch.device) -> tuple[nn.Module, Tensor]:
+        tokens = windows * slots(length)
+        return _Routed(D, moe, tokens, device), torch.randn(tokens, D, device=device)
+
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
+    return Fp8Parts(layers, runs_on, example)

@@ -1,4 +1,4 @@
-"""The recurrent core: one stack of layers, run R times over the patches.
+"""The recurrent core: one stack of layers, run R times over the patches, and when a patch may stop.
 
 With ``h_0 = e``, the patches that enter, loop r computes::
 
@@ -11,7 +11,13 @@ stream ``x + e``, to which each loop first adds ``((x W_down) * s_r) W_up``, low
 loops with a scale s_r a loop (loops past the trained ones use the last). The loop embedding is sinusoidal:
 it extrapolates to any R and costs no parameter. Without injection ``h <- y``.
 
-A layer is ``x += engram(x)`` where it has one, ``x += attention(RMS x)``, ``x += experts(RMS x)``.
+Halting is adaptive computation time (Graves, 2016). ``p_n = sigmoid(w . RMS(h_n) / sqrt(D) + b)``; N is the
+first loop at which the p so far sum to at least ``1 - epsilon``, or the last one; the remainder is
+``1 - sum_{n<N} p_n``; the output is ``sum_{n<N} p_n h_n + remainder * h_N``, so the weights of every patch
+sum to one. All loops are computed for all patches (shapes never change, and a halted patch is still read
+by others); a halted patch only stops adding to its output. The loss adds
+``ponder_weight * mean(N + remainder)``. A patch that halts at the first loop passes no gradient to p, so a
+unit that saturates early never recovers: the norm and the 1/sqrt(D) keep a few optimizer steps from that.
 
 Gradients: loops before the last ``bptt`` run without. With ``checkpointing``, each layer is recomputed in
 the backward pass; nothing in it draws random numbers or changes a buffer, so a recomputation repeats it
@@ -22,7 +28,6 @@ Shapes: B batch, L patch slots, D features, R loops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -32,46 +37,44 @@ from torch.utils.checkpoint import checkpoint
 
 from spider.model.layers import Linear, RMSNorm, SwiGLU, no_decay, rms_norm
 from spider.model.spider.attention import LatentAttention, LatentCache, Rope
-from spider.model.spider.config import SpiderConfig
+from spider.model.spider.config import MoEConfig, SpiderConfig
 from spider.model.spider.engram import ConvCache, Engram, Memory
-from spider.model.spider.halting import Halting
 from spider.model.spider.moe import MoE, RouterStats
 
-
-class CoreOutput(NamedTuple):
-    z_BLD: Tensor
-    loops_BL: Tensor | None
-    """Loops each slot used, and its remainder; None without halting."""
-    remainder_BL: Tensor | None
-    stats: list[list[RouterStats]]
-    """Per layer, per loop that had a gradient; empty lists without MoE."""
+#: First loop's halting probability about 0.27: a patch uses several loops until it has learned not to.
+_INITIAL_BIAS = -1.0
 
 
 class LayerCache:
-    """What one layer keeps of earlier patches, in one loop."""
+    """What one layer keeps of earlier positions; in the core, in one loop."""
 
-    def __init__(self, slots: int) -> None:
-        self.attention, self.conv = LatentCache(slots), ConvCache()
+    def __init__(self, positions: int) -> None:
+        self.attention, self.conv = LatentCache(positions), ConvCache()
 
 
-class CoreLayer(nn.Module):
-    def __init__(self, config: SpiderConfig, engram_primes: list[int] | None) -> None:
+class Layer(nn.Module):
+    """``x += engram(x)`` where it has one; ``x += attention(RMS x)``; ``x += experts or SwiGLU(RMS x)``."""
+
+    def __init__(
+        self, config: SpiderConfig, moe: MoEConfig | None = None, engram_primes: list[int] | None = None
+    ) -> None:
         super().__init__()
         D, eps = config.hidden, config.norm_eps
         self.engram = Engram(D, config.engram, engram_primes, eps) if engram_primes else None
         self.attention_norm = RMSNorm(D, eps)
         self.attention = LatentAttention(D, config.attention, eps)
         self.ffn_norm = RMSNorm(D, eps)
-        self.ffn: MoE | SwiGLU = MoE(D, config.moe) if config.moe else SwiGLU(D, config.ffn_hidden)
+        self.ffn: MoE | SwiGLU = MoE(D, moe) if moe else SwiGLU(D, config.ffn_hidden)
 
     def forward(
         self,
         x_BLD: Tensor,
-        memory: Memory | None,
         rope: Rope,
-        valid_BL: Tensor,
+        valid_BL: Tensor | None = None,
+        memory: Memory | None = None,
         cache: LayerCache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
+        """The stream, and what the router did; experts need to know which slots are ``valid_BL``."""
         if self.engram is not None and memory is not None:
             x_BLD = x_BLD + self.engram(x_BLD, memory, cache and cache.conv)
         x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope, cache and cache.attention)
@@ -128,25 +131,79 @@ def loop_embedding(loop: int, dim: int, device: torch.device) -> Tensor:
     return F.pad(torch.cat([angle.sin(), angle.cos()]), (0, dim - 2 * half))
 
 
+class Halt(NamedTuple):
+    """Running state of the accumulation."""
+
+    output_BLD: Tensor
+    spent_BL: Tensor
+    """Sum of p over the loops so far, of patches still running."""
+    running_BL: Tensor
+    loops_BL: Tensor
+    """N, loops used."""
+    remainder_BL: Tensor
+
+
+class Halting(nn.Module):
+    def __init__(self, dim: int, epsilon: float, eps: float) -> None:
+        super().__init__()
+        self.epsilon, self.eps = epsilon, eps
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.bias = nn.Parameter(torch.empty(1))  # FSDP shards no scalar
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.constant_(self.bias, _INITIAL_BIAS)
+        no_decay(self.weight)
+        no_decay(self.bias)
+
+    def start(self, h_BLD: Tensor) -> Halt:
+        zero_BL = torch.zeros_like(h_BLD[..., 0])
+        running_BL = torch.ones_like(zero_BL, dtype=torch.bool)
+        return Halt(torch.zeros_like(h_BLD), zero_BL, running_BL, zero_BL, zero_BL)
+
+    def forward(self, state: Halt, h_BLD: Tensor, last: bool) -> Halt:
+        """Add one loop's state to the output of the patches that are still running."""
+        w_D = self.weight * self.weight.numel() ** -0.5
+        p_BL = torch.sigmoid((rms_norm(h_BLD, self.eps) * w_D).sum(-1) + self.bias)
+        stops_BL = state.running_BL & ((state.spent_BL + p_BL >= 1 - self.epsilon) | last)
+        remainder_BL = torch.where(stops_BL, 1 - state.spent_BL, state.remainder_BL)
+        weight_BL = torch.where(stops_BL, remainder_BL, torch.where(state.running_BL, p_BL, 0.0))
+        return Halt(
+            output_BLD=state.output_BLD + weight_BL[..., None] * h_BLD,
+            spent_BL=state.spent_BL + torch.where(stops_BL, 0.0, p_BL),
+            running_BL=state.running_BL & ~stops_BL,
+            loops_BL=state.loops_BL + state.running_BL,
+            remainder_BL=remainder_BL,
+        )
+
+
+class CoreOutput(NamedTuple):
+    z_BLD: Tensor
+    loops_BL: Tensor | None
+    """Loops each slot used, and its remainder; None without halting."""
+    remainder_BL: Tensor | None
+    stats: list[list[RouterStats]]
+    """Per loop that had a gradient (in evaluation, all), per layer; empty lists without MoE."""
+
+
 class RecurrentCore(nn.Module):
     def __init__(self, config: SpiderConfig, engram_primes: dict[int, list[int]]) -> None:
         super().__init__()
         self.config = r = config.recurrence
-        self.eps = config.norm_eps
-        self.layers = nn.ModuleList(CoreLayer(config, engram_primes.get(i)) for i in range(r.layers))
-        self.injection = Injection(config.hidden) if r.injection else None
-        self.lora = LoopLoRA(config.hidden, r.lora_rank, r.loops) if r.lora_rank else None
-        self.halting = Halting(config.hidden, r.halt_epsilon, config.norm_eps) if r.halting else None
+        D, self.eps = config.hidden, config.norm_eps
+        self.layers = nn.ModuleList(Layer(config, config.moe, engram_primes.get(i)) for i in range(r.layers))
+        self.injection = Injection(D) if r.injection else None
+        self.lora = LoopLoRA(D, r.lora_rank, r.loops) if r.lora_rank else None
+        self.halting = Halting(D, r.halt_epsilon, self.eps) if r.halting else None
 
-    def stack(self) -> list[CoreLayer]:
+    def stack(self) -> list[Layer]:
         """The layers of one loop, in order."""
-        return [cast(CoreLayer, layer) for layer in self.layers]
+        return [cast(Layer, layer) for layer in self.layers]
 
     def read_memories(self, tokens_BT: Tensor, close_BL: Tensor, filled_BL: Tensor) -> list[Memory | None]:
         """What each layer's Engram holds for this batch (None for layers without one); see `Engram.read`."""
-        engrams = [layer.engram for layer in self.stack()]
-        read = (tokens_BT, close_BL, filled_BL)
-        return [engram.read(*read) if engram is not None else None for engram in engrams]
+        read = tokens_BT, close_BL, filled_BL
+        return [layer.engram.read(*read) if layer.engram else None for layer in self.stack()]
 
     def forward(
         self,
@@ -158,46 +215,32 @@ class RecurrentCore(nn.Module):
         caches: list[list[LayerCache]] | None = None,
     ) -> CoreOutput:
         """Run the loops; with ``caches``, one a loop and layer, the patches follow those they hold."""
-        without_gradient = max(0, n_loops - self.config.bptt) if self.training and self.config.bptt else 0
-        stats: list[list[RouterStats]] = [[] for _ in self.layers]
+        c = self.config
+        without_gradient = max(0, n_loops - c.bptt) if self.training and c.bptt else 0
+        stats: list[list[RouterStats]] = []
         halt = self.halting.start(e_BLD) if self.halting is not None else None
         h_BLD = e_BLD
         for r in range(n_loops):
             with torch.set_grad_enabled(torch.is_grad_enabled() and r >= without_gradient):
-                cache = caches[r] if caches is not None else [None] * len(self.layers)
-                h_BLD, seen = self._loop(h_BLD, e_BLD, memories, rope, valid_BL, r, cache)
+                x_BLD = rms_norm(h_BLD, self.eps)
+                if c.loop_embedding:
+                    x_BLD = x_BLD + loop_embedding(r, x_BLD.shape[-1], x_BLD.device).to(x_BLD.dtype)
+                y_BLD = x_BLD + e_BLD
+                if self.lora is not None:
+                    y_BLD = y_BLD + self.lora(x_BLD, r)
+                seen = []
+                for i, (layer, memory) in enumerate(zip(self.layers, memories, strict=True)):
+                    given = y_BLD, rope, valid_BL, memory
+                    if c.checkpointing and self.training and torch.is_grad_enabled():
+                        y_BLD, s = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
+                    else:
+                        y_BLD, s = layer(*given, caches and caches[r][i])
+                    seen += [s] if s is not None else []
+                h_BLD = y_BLD if self.injection is None else self.injection(h_BLD, e_BLD) + y_BLD
             if r >= without_gradient:
-                for of_layer, s in zip(stats, seen, strict=True):
-                    of_layer += [s] if s is not None else []
+                stats.append(seen)
             if self.halting is not None and halt is not None:
                 halt = self.halting(halt, h_BLD, last=r == n_loops - 1)
         if halt is None:
             return CoreOutput(h_BLD, None, None, stats)
         return CoreOutput(halt.output_BLD, halt.loops_BL, halt.remainder_BL, stats)
-
-    def _loop(
-        self,
-        h_BLD: Tensor,
-        e_BLD: Tensor,
-        memories: list[Memory | None],
-        rope: Rope,
-        valid_BL: Tensor,
-        r: int,
-        caches: Sequence[LayerCache | None],
-    ) -> tuple[Tensor, list[RouterStats | None]]:
-        x_BLD = rms_norm(h_BLD, self.eps)
-        if self.config.loop_embedding:
-            x_BLD = x_BLD + loop_embedding(r, x_BLD.shape[-1], x_BLD.device).to(x_BLD.dtype)
-        y_BLD = x_BLD + e_BLD
-        if self.lora is not None:
-            y_BLD = y_BLD + self.lora(x_BLD, r)
-        seen = []
-        for layer, memory, cache in zip(self.stack(), memories, caches, strict=True):
-            if self.config.checkpointing and self.training and torch.is_grad_enabled():
-                y_BLD, stats = checkpoint(
-                    layer, y_BLD, memory, rope, valid_BL, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                y_BLD, stats = layer(y_BLD, memory, rope, valid_BL, cache)
-            seen.append(stats)
-        return (y_BLD if self.injection is None else self.injection(h_BLD, e_BLD) + y_BLD), seen

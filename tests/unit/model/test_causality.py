@@ -18,11 +18,10 @@ from torch import Tensor
 
 from spider.config import merged
 from spider.model.spider.attention import LatentAttention, rope_table
-from spider.model.spider.body import DenseBlock
 from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import AttentionConfig, BoundaryConfig
-from spider.model.spider.engram import Engram, Memory, ngram_rows, primes_from
-from spider.model.spider.halting import Halting
+from spider.model.spider.engram import Engram, Memory, Tables, primes_from
+from spider.model.spider.recurrence import Halting, Layer
 from spider.tokens import BYTES
 
 # ------------------------------------------------------------------------------------- the whole model
@@ -136,8 +135,8 @@ def test_attention():
 
 def test_dense_block():
     config = small_config(hidden=D, attention=HEADS.model_dump())
-    block = randomised(DenseBlock(config)).double()
-    check(lambda x: block(x, ROPE))
+    block = randomised(Layer(config)).double()
+    check(lambda x: block(x, ROPE)[0])
 
 
 def engram() -> Engram:
@@ -178,8 +177,8 @@ def test_halting_and_experts_keep_places_apart(make):
 
 def test_ngrams():
     before, after = WINDOW.repeat(T, 1), changed_at_each_place(WINDOW, 0)
-    primes = primes_from(81_307, 2)
-    assert_causal(ngram_rows(before, [1, 3], primes), ngram_rows(after, [1, 3], primes), "n-grams")
+    tables = Tables([1, 3], primes_from(81_307, 2), 1, std=0.0)
+    assert_causal(tables.rows(before), tables.rows(after), "n-grams")
 
 
 def chunker(**changes: object) -> Chunker:

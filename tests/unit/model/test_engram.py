@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spider.model.spider.config import EngramConfig
-from spider.model.spider.engram import Engram, multiplier, ngram_rows, primes_from
+from spider.model.spider.engram import Engram, Tables, multiplier, primes_from
 from spider.tokens import BYTES
+
+
+def ngram_rows(tokens_BT: torch.Tensor, orders: list[int], primes: list[int]) -> torch.Tensor:
+    return Tables(orders, primes, 1, std=0.0).rows(tokens_BT)
 
 
 def wrap(value: int) -> int:

@@ -18,9 +18,8 @@ from spider.model.spider.attention import LatentAttention, rope_table
 from spider.model.spider.chunking import BoundaryPredictor, Chunker
 from spider.model.spider.config import AttentionConfig, BoundaryConfig, MoEConfig
 from spider.model.spider.engram import Engram, NgramEmbedding, primes_from
-from spider.model.spider.halting import Halting
 from spider.model.spider.moe import MoE
-from spider.model.spider.recurrence import CoreLayer, Injection, LoopLoRA
+from spider.model.spider.recurrence import Halting, Injection, Layer, LoopLoRA
 
 B, T, D, EPS = 2, 5, 6, 1e-6
 HEADS = {"heads": 2, "nope_dim": 2, "rope_dim": 4, "v_dim": 3, "kv_lora_rank": 4}
@@ -101,11 +100,11 @@ def core_layer() -> tuple[nn.Module, Function]:
     config = small_config(
         hidden=D, attention=HEADS, moe={"expert_hidden": 3, "shared_hidden": 3, "implementation": "loop"}
     )
-    part = CoreLayer(config, primes_from(5, 4))
+    part = Layer(config, config.moe, primes_from(5, 4))
 
     def layer(x: Tensor) -> Tensor:
         assert part.engram is not None
-        return part(x, part.engram.read(TOKENS, CLOSE, FILLED), ROPE, VALID)[0]
+        return part(x, ROPE, VALID, part.engram.read(TOKENS, CLOSE, FILLED))[0]
 
     return part, layer
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.model.spider.halting import Halting
+from spider.model.spider.recurrence import Halting
 
 EPSILON = 0.01
 

@@ -54,7 +54,7 @@ PARTS: dict[str, tuple[int, Callable[[Spider, Tensor], Tensor]]] = {
     "lora": (2, lambda m, x: m.core.lora(x, 1)),
     "engram": (1, lambda m, x: m.core.layers[1].engram(x, m.core.layers[1].engram.read(*READ))),
     "predictor": (2, lambda m, x: m.chunker.boundary_predictor(x, TOKENS, VALID)),
-    "dense block": (7, lambda m, x: m.prelude[0](x, ROPE)),
+    "dense block": (7, lambda m, x: m.prelude[0](x, ROPE)[0]),
     "head": (1, lambda m, x: m.head(x)),
     "byte n-grams": (0, lambda m, x: m.embed(TOKENS)),
     "halting": (0, halted),

@@ -6,7 +6,7 @@ import torch
 from spider import files
 from spider.errors import TrainingError
 from spider.model import build_model
-from spider.model.spider import experts
+from spider.model.spider import moe
 from spider.training import precision, warmup
 from spider.training.allocator import keep_freed_memory
 from spider.training.measurements import Product, Step, Warmup
@@ -54,7 +54,7 @@ def emulated(monkeypatch):
     for module in (precision, warmup):
         monkeypatch.setattr(module, "has_fp8", lambda device: True)
         monkeypatch.setattr(module, "to_fp8", swap)
-    monkeypatch.setattr(experts, "runs_on", lambda device: True)
+    monkeypatch.setattr(moe, "runs_on", lambda device: True)
     return converted
 
 
