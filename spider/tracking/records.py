@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -22,14 +22,11 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
 from spider.artifacts import Artifact
-from spider.errors import RESUME_ME
 from spider.files import digest, sha256
-from spider.tracking.target import one_line
 
 log = logging.getLogger(__name__)
 
-#: Files up to this size are identified by content, larger ones by metadata.
-HASH_LIMIT = 1 << 20
+HASH_LIMIT = 1 << 20  # bytes of a file that is identified by content
 ARTIFACT_LIMIT = 10 << 20
 
 Status = Literal["running", "finished", "failed", "killed"]
@@ -37,6 +34,8 @@ Status = Literal["running", "finished", "failed", "killed"]
 
 class RefusedError(ValueError):
     """A record that cannot be sent; the others can."""
+
+    error_code = "BAD_REQUEST"  # where MLflow's own have it
 
 
 class Metric(BaseModel, frozen=True):
@@ -83,12 +82,11 @@ class Process(BaseModel, frozen=True):
         """
         if self.host != socket.gethostname():
             return None
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.created) < 30
             return same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
+        return False
 
 
 def origin() -> dict[str, str]:
@@ -113,7 +111,7 @@ def git_commit() -> str | None:
 
 
 def file_digest(path: Path) -> str | None:
-    """What identifies a file or folder, in microseconds to milliseconds whatever its size; None if absent.
+    """What identifies a file or folder, within milliseconds whatever its size; None if absent.
 
     ``sha256:`` of the content up to 1 MiB. Beyond, ``record:`` of the small JSON that Spider writes beside a
     large file (``000.json`` for ``000.bin``) or inside a folder, which holds the content's hash. Failing that
@@ -213,23 +211,6 @@ class Run(Record):
 
     def end(self, status: Status, error: str | None = None) -> None:
         self.status, self.error, self.ended = status, error, time.time()
-
-    @contextlib.contextmanager
-    def until_its_end(self) -> Iterator[None]:
-        """End as the block ends; what the block raises passes through, recorded in one line."""
-        try:
-            yield
-        except BaseException as error:
-            exits = isinstance(error, SystemExit)
-            code = getattr(error, "code" if exits else "exit_code", None)
-            stopped = isinstance(error, KeyboardInterrupt) or code == RESUME_ME
-            if code or not exits:
-                said = f"exit code {code}" if exits else one_line(error)
-                self.end("killed" if stopped else "failed", said)
-            raise
-        finally:
-            if self.ended is None:
-                self.end("finished")
 
 
 class Checkpoint(Record):

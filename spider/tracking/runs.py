@@ -14,13 +14,13 @@ first: it begins a new key, and the stages before it are drawn there again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,14 @@ from pydantic_core import to_jsonable_python
 
 from spider.checkpoints.records import Origin, Receipt
 from spider.config import StageSpec
+from spider.errors import RESUME_ME
 from spider.files import digest, read_json
 from spider.results import Results
-from spider.tracking import records, spool
+from spider.tracking import records, spool, target
 from spider.tracking.machine import Sampler
 from spider.tracking.records import Checkpoint, Evaluation, Run, Status, file_list
 from spider.tracking.sync import Sender, rows_were_replaced
-from spider.tracking.target import Target, configure
+from spider.tracking.target import configure, one_line
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,32 @@ log = logging.getLogger(__name__)
 SCORES = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "compressors", "model")
 
 
-@contextlib.contextmanager
+@contextmanager
+def _kept(results: Path, record: Run, *, live: bool) -> Iterator[None]:
+    """Write the record as the block begins and ends; what that raises passes through, recorded in one line.
+
+    By hand it is delivered too, as it ends or, if ``live``, all the while; a workflow has its own sender.
+    """
+    alone = target.workflow() is None
+    spool.write(results, record)
+    sender = Sender(results) if alone and live else None
+    try:
+        yield
+    except BaseException as error:
+        exits = isinstance(error, SystemExit)
+        if code := getattr(error, "code" if exits else "exit_code", 1):
+            stopped = isinstance(error, KeyboardInterrupt) or code == RESUME_ME
+            record.end("killed" if stopped else "failed", f"exit code {code}" if exits else one_line(error))
+        raise
+    finally:
+        if record.ended is None:
+            record.end("finished")
+        spool.write(results, record)
+        if alone:
+            (sender or Sender(results)).stop()
+
+
+@contextmanager
 def job(
     rule: str,
     name: str,
@@ -52,43 +78,37 @@ def job(
     inputs: Sequence[Path] = (),
     outputs: Sequence[Path] = (),
 ) -> Iterator[Run]:
-    """Record one rule job from start to end; what it raises passes through, recorded in one line.
+    """Record one rule job from start to end.
 
     ``name`` is what the rule's wildcards say, ``demo/000``, or empty; ``params`` what decides the output
     besides the inputs. Inputs and outputs, files or folders, are recorded by `records.file_digest`.
     """
-    target = Target.here()
     values = spool.redact(to_jsonable_python(params or {}))
     read = file_list(results, inputs)
     identity = digest([rule, name, values, [file.digest for file in read]])
     record = Run(kind="job", identity=identity, name=f"{rule} {name}".strip(), params=values, inputs=read)
-    record.workflow, record._results = target.workflow, results
+    record.workflow, record._results = target.workflow(), results
     record.tags |= {"spider.rule": rule, "spider.name": name, "spider.spec": digest(values)}
     if before := spool.read_run(spool.record_path(results, "jobs", identity)):
         # Their figures may not have been sent yet; their seconds are as far as they could tell.
         record.attempt, record.spent, record.metrics = before.attempt + 1, before.spent, before.metrics
-    if not target.enabled:
+    if not target.enabled():
         yield record
         return
     spool.mark_dead(results)
-    spool.write(results, record)
-    sampler = Sampler()
-    try:
-        with record.until_its_end():
+    with _kept(results, record, live=False):
+        sampler = Sampler()
+        try:
             yield record
-    finally:
-        totals = sampler.stop()
-        record.outputs = [file for file in file_list(results, outputs) if file.digest]
-        seconds = (record.ended or time.time()) - record.started
-        for key, value in {"seconds": seconds, **totals}.items():
-            record.metric(key, value)
-        for at, row in sampler.rows:
-            for key, value in row.items():
-                record.metric(key, value, int(record.spent + at - record.started), at)
-        record.spent += seconds
-        spool.write(results, record)
-        if record.workflow is None:
-            Sender(results).stop()
+        finally:
+            seconds, totals = time.time() - record.started, sampler.stop()
+            record.outputs = [file for file in file_list(results, outputs) if file.digest]
+            for key, value in {"seconds": seconds, **totals}.items():
+                record.metric(key, value)
+            for at, row in sampler.rows:
+                for key, value in row.items():
+                    record.metric(key, value, int(record.spent + at - record.started), at)
+            record.spent += seconds
 
 
 # ------------------------------------------------------------------------------------------------ pipeline
@@ -103,9 +123,8 @@ def open_pipeline(results: Path, config: Any) -> str:
     identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     configure(config)
     os.environ["SPIDER_WORKFLOW"] = identity
-    if not Target.here().enabled:
+    if not target.enabled():
         return identity
-    spool.mark_dead(results)
     record = Run(kind="workflow", identity=identity, name=identity, config=to_jsonable_python(config))
     record.tag("spider.config", digest(record.config))
     spool.write(results, record)
@@ -123,7 +142,7 @@ def close_pipeline(results: Path, workflow_id: str, status: Status, *, timeout: 
         raise ValueError(f"status of a workflow: finished, failed or killed (got {status!r})")
     os.environ.pop("SPIDER_WORKFLOW", None)
     path = spool.record_path(results, "workflows", workflow_id)
-    if not Target.here().enabled or not path.exists():
+    if not target.enabled() or not path.exists():
         return
     spool.mark_dead(results, workflow=workflow_id)
     record = Run.read(path)
@@ -150,26 +169,14 @@ def _pointer(results: Path, run: str) -> dict[str, Any]:
     return read_json(path) if path.exists() else {"key": secrets.token_hex(8), "stages": {}}
 
 
-@contextlib.contextmanager
-def training(results: Path, spec: StageSpec, *, dataset: tuple[str, str, str]) -> Iterator[None]:
+def training(
+    results: Path, spec: StageSpec, *, dataset: tuple[str, str, str]
+) -> AbstractContextManager[None]:
     """Track the training of one stage: its spec, its state, and its curves while they grow.
 
     ``dataset`` is (name, digest, source) of what it trains on.
     """
-    target = Target.here()
-    if not target.enabled:
-        yield
-        return
-    record = _begin(results, spec, dataset)
-    spool.write(results, record)
-    sender = Sender(results) if target.workflow is None else None  # a workflow has its own
-    try:
-        with record.until_its_end():
-            yield
-    finally:
-        spool.write(results, record)
-        if sender is not None:
-            sender.stop()
+    return _kept(results, _begin(results, spec, dataset), live=True) if target.enabled() else nullcontext()
 
 
 def _begin(results: Path, spec: StageSpec, dataset: tuple[str, str, str]) -> Run:
@@ -220,7 +227,7 @@ def log_checkpoint(results: Path, run: str, stage: str, receipt: Receipt) -> Non
 
     Every number or text in the receipt becomes a parameter of the model.
     """
-    if not Target.here().enabled:
+    if not target.enabled():
         return
     checkpoint = Results(results).stage(run, stage).path / receipt.checkpoint
     scalars = {k: v for k, v in receipt if isinstance(v, (str, int, float)) and k != "format"}
@@ -254,7 +261,7 @@ def log_evaluation(
     Raises:
         ValueError: the stage has no receipt (``train.json``).
     """
-    if not Target.here().enabled:
+    if not target.enabled():
         return
     receipt = Receipt.read(Results(results).stage(run, stage).receipt)
     identity = digest([run, stage, receipt.weights])

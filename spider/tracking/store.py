@@ -31,7 +31,7 @@ from filelock import FileLock
 from spider.files import read_json, replacing, sha256, write_json
 from spider.tracking import spool
 from spider.tracking.records import Checkpoint, Dataset, Evaluation, Record, RefusedError, Run, Shown, flatten
-from spider.tracking.target import Target, is_server
+from spider.tracking.target import is_server, prefix, store_key, store_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -42,17 +42,15 @@ log = logging.getLogger(__name__)
 EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"}
 RANKING = ("bpb", "bpb_strict")  # metrics by which checkpoints are compared
 #: Answers that blame the record and not the store: the others may still be sent.
-_REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
+REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
 
 Point = tuple[str, float, int, int]  # key, value, milliseconds since the epoch, step
 
-#: mlflow reads these when imported: no calls home, no chatter, no threads, errors within a minute.
+#: mlflow reads these when imported: no calls home, no chatter, errors within a minute.
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -65,17 +63,13 @@ def quiet() -> None:
     """Tell mlflow, before it is imported, to keep to itself."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of what we report
 
 
 def create_database(path: Path) -> None:
-    """Make a SQLite store whole or not at all: migrated under another name, then renamed.
-
-    MLflow migrates in place, so processes that meet on a new file fail, and one killed midway leaves a file
-    that no later MLflow opens.
-    """
+    """Make a SQLite store whole or not at all. MLflow migrates in place: processes that meet on a new file
+    fail, and one killed midway leaves a file that no later MLflow opens."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     with FileLock(f"{path}.lock"):
@@ -85,11 +79,8 @@ def create_database(path: Path) -> None:
 
 
 def check_database(uri: str) -> None:
-    """Raise what is wrong with a database before MLflow opens it.
-
-    MLflow tries ten times to connect, which takes minutes, and brings some older databases up to date without
-    asking, which everybody else's MLflow may not survive.
-    """
+    """Raise what is wrong with a database before MLflow opens it, which tries to connect for minutes, and
+    brings some older ones up to date without asking, which everybody else's MLflow may not survive."""
     import mlflow
     import sqlalchemy
     from alembic.migration import MigrationContext
@@ -101,17 +92,15 @@ def check_database(uri: str) -> None:
     known = ScriptDirectory(str(Path(mlflow.__file__).parent / "store/db_migrations"))
     if revision in (None, known.get_current_head()):  # nothing in it yet, or up to date
         return
+    wrong = (
+        f"an older MLflow. If all who use it can go to MLflow {mlflow.__version__}, make a copy of it and "
+        f"run `mlflow db upgrade {shlex.quote(uri)}`"
+    )
     try:
         known.get_revision(revision)
     except CommandError:
-        raise ValueError(
-            f"{uri}: the database was made by a newer MLflow than this one ({mlflow.__version__}); install "
-            "the same here"
-        ) from None
-    raise ValueError(
-        f"{uri}: the database was made by an older MLflow. If all who use it can go to MLflow "
-        f"{mlflow.__version__}, make a copy of it and run `mlflow db upgrade {shlex.quote(uri)}`"
-    )
+        wrong = f"a newer MLflow than this one ({mlflow.__version__}); install the same here"
+    raise ValueError(f"{uri}: the database was made by {wrong}")
 
 
 class Store:
@@ -122,11 +111,10 @@ class Store:
 
     def __init__(self, results: Path) -> None:
         quiet()
-        target = Target.here()
-        self.uri = uri = target.store(results)
-        self.key, self.results = target.key(results), results
-        sqlite = uri.startswith("sqlite:///")
-        self.database = database = Path(uri.removeprefix("sqlite:///")) if sqlite else None
+        self.uri = uri = store_uri(results)
+        self.key, self.results = store_key(results), results
+        kind, _, path = uri.partition(":///")
+        self.database = database = Path(path) if kind == "sqlite" else None
         if database is not None:
             # A pooled connection would go on writing into a file that was deleted or replaced.
             os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
@@ -137,7 +125,7 @@ class Store:
         import mlflow
 
         # Only create_external_model needs the global URI; mlflow also puts it into the environment, where
-        # `Target` would take it for the user's wish.
+        # `store_uri` would take it for the user's wish.
         wished = {k: v for k, v in os.environ.items() if k == "MLFLOW_TRACKING_URI"}
         mlflow.set_tracking_uri(uri)
         os.environ.pop("MLFLOW_TRACKING_URI", None)
@@ -146,14 +134,13 @@ class Store:
         identity = results / "tracking" / "folder.json"
         if not identity.exists():  # one process at a time comes here: `sync` holds a lock
             write_json(identity, {"format": 1, "identity": secrets.token_hex(6)})
-        self.folder = read_json(identity)["identity"]
-        """What tells this results folder from any other, wherever it is moved."""
+        self.folder = read_json(identity)["identity"]  # tells it from any other, wherever it is moved
         beside = database.parent if database is not None else results.absolute()
         artifacts = None if is_server(uri) else (beside / "mlartifacts").as_uri()
-        there = {n: self._experiment(target.prefix + n, artifacts) for n in sorted({*EXPERIMENTS.values()})}
+        there = {n: self._experiment(prefix() + n, artifacts) for n in sorted({*EXPERIMENTS.values()})}
         self.experiments = {name: one.experiment_id for name, one in there.items()}
+        # Differs once the store behind the same URI was made anew.
         self.fingerprint = [[one.experiment_id, one.creation_time] for one in there.values()]
-        """Differs once the store behind the same URI was made anew."""
         self._runs: dict[str, str] = {}
 
     def stale(self) -> bool:
@@ -331,11 +318,6 @@ class Store:
             self._log_artifact(run_id, entry, under=record.stage)
 
 
-def is_refusal(error: Exception) -> bool:
-    """Whether the store answered, and blames the record."""
-    return isinstance(error, RefusedError) or getattr(error, "error_code", None) in _REFUSALS
-
-
 def _origin(name: str, tags: dict[str, str], kind: str = "training") -> dict[str, str]:
     """The tags from which MLflow's pages show who made something, by what and from which commit."""
     name = name.replace("/", " ")  # MLflow shows what follows the last slash, as of a path
@@ -373,7 +355,7 @@ def serve(results: Path, port: int) -> None:
     Raises:
         ValueError: the port is taken.
     """
-    uri = Target.here().store(results)
+    uri = store_uri(results)
     if is_server(uri):
         return log.info("the store is a server, its pages are at %s", spool.redact(uri.rstrip("/")) + FRONT)
     with socket.socket() as probe:
@@ -381,9 +363,8 @@ def serve(results: Path, port: int) -> None:
         try:
             probe.bind((HOST, port))
         except OSError:
-            raise ValueError(
-                f"port {port} is taken; name another: spider track ui --port {port + 1}"
-            ) from None
+            said = f"port {port} is taken; name another: spider track ui --port {port + 1}"
+            raise ValueError(said) from None
     quiet()
     os.environ |= {
         "MLFLOW_BACKEND_STORE_URI": uri,

@@ -26,8 +26,8 @@ from spider.files import read_json, write_json
 from spider.results import Results
 from spider.tracking import spool
 from spider.tracking.records import relative
-from spider.tracking.store import Point, Store, is_refusal
-from spider.tracking.target import Target, explain, one_line
+from spider.tracking.store import REFUSALS, Point, Store
+from spider.tracking.target import enabled, explain, one_line, store_key, store_uri
 from spider.training.metrics import parse_row
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ class Item(NamedTuple):
 
 
 class Sender:
-    """Starts the process that sends ``results`` (``python -m spider.tracking``), so that what computes never
-    waits for a store nor imports mlflow; it ends soon after this one."""
+    """Starts the process that sends ``results``, so that what computes never waits for a store nor imports
+    mlflow; it ends soon after this one."""
 
     def __init__(self, results: Path) -> None:
         self._log = results / "tracking" / "sender.log"
@@ -93,10 +93,8 @@ class Sender:
             log.warning("cannot start the tracking sender (%s); %s", error, spool.REMEDY)
 
     def stop(self, timeout: float = 5) -> None:
-        """Let it send the rest and end, waiting ``timeout`` seconds at most.
-
-        One that is not done by then goes on by itself for up to a minute; one warning says what to do.
-        """
+        """Let it send the rest and end; if that takes more than ``timeout`` seconds, it goes on by itself for
+        up to a minute, and one warning says what to do."""
         if self._process is None:
             return
         try:
@@ -126,18 +124,17 @@ class Syncer:
     def attempt(self, timeout: float = math.inf) -> SyncReport:
         """Send what is missing. Never raises for a store that is down, slow or refuses.
 
-        ``timeout`` is in seconds, and ends the wait for another sender and the sending between two calls to
-        the store, of which one may take 30 s on its own.
+        After ``timeout`` seconds it waits for no other sender and begins no other call to the store; one may
+        take 30 s on its own.
         """
-        target = Target.here()
-        if not target.enabled:
+        if not enabled():
             return SyncReport()
         deadline = time.monotonic() + timeout
         spool.mark_dead(self.results)
         sent: Counter[str] = Counter()
         error, uri = None, ""
         try:
-            uri = target.store(self.results)
+            uri = store_uri(self.results)
             with FileLock(self.results / "tracking" / ".sync.lock", timeout):
                 if self._store is None or self._store.stale():
                     self._store = Store(self.results)
@@ -152,7 +149,7 @@ class Syncer:
     def pending(self) -> int:
         """Records and curves of which the store lacks something, as far as ``sent.json`` knows."""
         try:
-            known = _load_sent(self.results).get(Target.here().key(self.results), Sent())
+            known = _load_sent(self.results).get(store_key(self.results), Sent())
         except ValueError:
             known = Sent()
         return len(_unsent(self.results, known))
@@ -169,15 +166,12 @@ class Syncer:
                 if time.monotonic() > deadline:
                     return refusal or "out of time"
                 try:
-                    if item.key:
-                        self._send_curve(store, item, known, sent, deadline)
-                    else:
-                        state = _state(item.path)  # before reading: a later change is sent next time
-                        store.send(spool.KINDS[item.kind].read(item.path))
-                        known.records[item.name] = state
-                        sent[item.kind] += 1
+                    for kind, number in _deliver(store, item, known):
+                        sent[kind] += number
+                        if time.monotonic() > deadline:
+                            break
                 except Exception as failure:
-                    if not is_refusal(failure):
+                    if getattr(failure, "error_code", None) not in REFUSALS:
                         raise
                     refusal = spool.redact(f"{item.name}: {one_line(failure)}")
                     if refusal not in self._complained:
@@ -187,14 +181,20 @@ class Syncer:
             write_json(self.results / "tracking" / "sent.json", _EVERYWHERE.dump_python(everywhere))
         return refusal
 
-    def _send_curve(self, store: Store, item: Item, known: Sent, sent: Counter[str], deadline: float) -> None:
-        run_id, made_again = store.training_run(item.key)
-        for offset, points in batches(item.path, 0 if made_again else _offset(item, known)):
-            store.log_points(run_id, points)
-            known.curves[item.name] = Curve(key=item.key, offset=offset, head=_head(item.path))
-            sent["points"] += len(points)
-            if time.monotonic() > deadline:
-                return
+
+def _deliver(store: Store, item: Item, known: Sent) -> Iterator[tuple[str, int]]:
+    """Send an item piece by piece, noting each as known; yields what it was and how many."""
+    if not item.key:
+        state = _state(item.path)  # before reading: a later change is sent next time
+        store.send(spool.KINDS[item.kind].read(item.path))
+        known.records[item.name] = state
+        yield item.kind, 1
+        return
+    run_id, made_again = store.training_run(item.key)
+    for offset, points in batches(item.path, 0 if made_again else _offset(item, known)):
+        store.log_points(run_id, points)
+        known.curves[item.name] = Curve(key=item.key, offset=offset, head=_head(item.path))
+        yield "points", len(points)
 
 
 def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, list[Point]]]:
@@ -235,14 +235,13 @@ def _unsent(results: Path, known: Sent) -> list[Item]:
     items = [Item(kind, path, relative(results, path)) for kind, path in spool.records(results)]
     items = [item for item in items if known.records.get(item.name) != _state(item.path)]
     folder = Results(results)
-    for run in filter(lambda run: folder.pointer(run).exists(), folder.runs):
-        key = read_json(folder.pointer(run))["key"]
-        for path in [stage.metrics for stage in folder.stages(run) if stage.metrics.exists()]:
+    for run in folder.runs:
+        key = read_json(folder.pointer(run))["key"] if folder.pointer(run).exists() else ""
+        for path in [stage.metrics for stage in folder.stages(run) if key and stage.metrics.exists()]:
             item = Item("curves", path, relative(results, path), key)
             with open(path, "rb") as f:
                 f.seek(_offset(item, known))
-                if any(line.endswith(b"\n") for line in f):
-                    items.append(item)
+                items += [item] if f.readline().endswith(b"\n") else []
     return items
 
 
@@ -254,9 +253,9 @@ def _state(path: Path) -> list[int]:
 def _offset(item: Item, known: Sent) -> int:
     """Byte up to which a curve was sent: 0 for another training run's, or for a file that was replaced."""
     curve = known.curves.get(item.name)
-    if curve is None or (curve.key, curve.head) != (item.key, _head(item.path)):
-        return 0
-    return curve.offset if curve.offset <= item.path.stat().st_size else 0
+    if curve and (curve.key, curve.head) == (item.key, _head(item.path)):
+        return curve.offset if curve.offset <= item.path.stat().st_size else 0
+    return 0
 
 
 def _head(path: Path) -> str:

@@ -13,49 +13,42 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from spider.files import digest
 
 
-class Target(NamedTuple):
-    """What this process was told of the store."""
+def enabled() -> bool:
+    """Whether anything is recorded and sent."""
+    return os.environ.get("SPIDER_TRACKING", "").lower() != "off"
 
-    uri: str | None  # None: a SQLite file in the results folder
-    prefix: str  # stands before the names of the experiments
-    enabled: bool  # if not, nothing is recorded and nothing sent
-    workflow: str | None  # the invocation of the workflow that this process is a job of
 
-    @classmethod
-    def here(cls) -> Target:
-        """As the environment says now."""
-        told = os.environ.get
-        return cls(
-            uri=told("MLFLOW_TRACKING_URI") or told("SPIDER_TRACKING_URI") or None,
-            prefix=f"{experiment}/" if (experiment := told("SPIDER_TRACKING_EXPERIMENT")) else "",
-            enabled=told("SPIDER_TRACKING", "").lower() != "off",
-            workflow=told("SPIDER_WORKFLOW") or None,
-        )
+def workflow() -> str | None:
+    """The invocation of the workflow that this process is a job of."""
+    return os.environ.get("SPIDER_WORKFLOW") or None
 
-    def store(self, results: Path) -> str:
-        """The MLflow tracking URI of what ``results`` holds.
 
-        Raises:
-            ValueError: the results path holds a ``?``, which ends the path in a database URI.
-        """
-        path = results.absolute() / "mlflow.db"
-        if not self.uri and "?" in str(path):
-            raise ValueError(
-                f"{path}: no SQLite store can lie below a folder with '?' in its name; rename it"
-            )
-        # Spaces, % and # go as they are: neither MLflow nor SQLAlchemy unquotes the path of a SQLite URI.
-        return self.uri or f"sqlite:///{path}"
+def prefix() -> str:
+    """What stands before the names of the experiments."""
+    name = os.environ.get("SPIDER_TRACKING_EXPERIMENT")
+    return f"{name}/" if name else ""
 
-    def key(self, results: Path) -> str:
-        """What tells this store, and whose experiments, from any other in ``sent.json``."""
-        return digest([self.store(results), self.prefix])
+
+def store_uri(results: Path) -> str:
+    """The MLflow tracking URI of what ``results`` holds; `ValueError` where none can name a file below it."""
+    path = results.absolute() / "mlflow.db"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or os.environ.get("SPIDER_TRACKING_URI")
+    if not uri and "?" in str(path):  # it ends the path in a database URI
+        raise ValueError(f"{path}: no SQLite store can lie below a folder with '?' in its name; rename it")
+    # Spaces, % and # go as they are: neither MLflow nor SQLAlchemy unquotes the path of a SQLite URI.
+    return uri or f"sqlite:///{path}"
+
+
+def store_key(results: Path) -> str:
+    """What tells this store, and whose experiments, from any other in ``sent.json``."""
+    return digest([store_uri(results), prefix()])
 
 
 def configure(config: Any) -> None:
@@ -64,8 +57,8 @@ def configure(config: Any) -> None:
     ``config`` is a `spider.config.Config`, or a mapping as YAML has it. What the environment says wins.
     """
     block = to_jsonable_python(config).get("tracking") or {}
-    told = {"": None if block.get("enabled", True) else "off"}
-    told |= {"_URI": block.get("uri"), "_EXPERIMENT": block.get("experiment")}
+    told = {"_URI": block.get("uri"), "_EXPERIMENT": block.get("experiment")}
+    told[""] = "" if block.get("enabled", True) else "off"
     for name, value in told.items():
         if value:
             os.environ.setdefault(f"SPIDER_TRACKING{name}", value)
@@ -106,7 +99,9 @@ def explain(error: BaseException, uri: str) -> str:
     while cause := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(cause)
     said = "\n".join(map(str, chain))
-    meaning = _of_server(chain, said) if is_server(uri) else _of_database(said)
+    matches = ((re.search(pattern, said), meaning) for pattern, meaning in _OF_DATABASE.items())
+    of_database = next((meaning.format(match[0]) for match, meaning in matches if match), None)
+    meaning = _of_server(chain, said) if is_server(uri) else of_database
     return f"{uri}: {meaning}" if meaning else one_line(error)
 
 
@@ -126,8 +121,3 @@ def _of_server(chain: list[BaseException], said: str) -> str | None:
         reason = next((one for one in chain[::-1] if isinstance(one, OSError)), chain[-1])
         return f"no answer ({one_line(reason)}); is the server running, and its address right?"
     return None
-
-
-def _of_database(said: str) -> str | None:
-    matches = ((re.search(pattern, said), meaning) for pattern, meaning in _OF_DATABASE.items())
-    return next((meaning.format(match[0]) for match, meaning in matches if match), None)

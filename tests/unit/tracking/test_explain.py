@@ -10,7 +10,7 @@ import pytest
 
 from spider.config import load_config
 from spider.tracking import configure, job, sync
-from spider.tracking.target import Target
+from spider.tracking.target import store_uri
 from tests.servers import free_port
 
 
@@ -119,6 +119,6 @@ def test_an_address_without_a_password_and_a_name_are_handed_down(tmp_path, monk
         monkeypatch.setenv(name, "")  # so that what is set below is taken back
         monkeypatch.delenv(name)
     configure(load_config(CONFIG | {"tracking": {"uri": "postgresql://me@host/db", "experiment": "ada"}}))
-    assert Target.here().store(tmp_path) == "postgresql://me@host/db"
+    assert store_uri(tmp_path) == "postgresql://me@host/db"
     with pytest.raises(ValueError, match="letters, digits"):
         load_config(CONFIG | {"tracking": {"experiment": "ada/training"}})

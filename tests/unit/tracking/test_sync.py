@@ -10,7 +10,7 @@ from spider.files import write_json
 from spider.tracking import job, spool, sync
 from spider.tracking.records import Run
 from spider.tracking.sync import batches
-from spider.tracking.target import Target
+from spider.tracking.target import store_uri
 from tests.servers import free_port
 
 EIGHTH = """
@@ -44,16 +44,16 @@ def curve(store, key, metric="train/loss"):
 
 
 def test_where_records_go(results, monkeypatch):
-    assert Target.here().store(results) == f"sqlite:///{results}/mlflow.db"
+    assert store_uri(results) == f"sqlite:///{results}/mlflow.db"
     monkeypatch.setenv("SPIDER_TRACKING_URI", "http://configured")
-    assert Target.here().store(results) == "http://configured"
+    assert store_uri(results) == "http://configured"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
-    assert Target.here().store(results) == "http://environment"
+    assert store_uri(results) == "http://environment"
 
 
 def test_a_path_that_no_database_uri_can_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="rename it"):
-        Target.here().store(tmp_path / "what?")
+        store_uri(tmp_path / "what?")
 
 
 def test_curves_are_complete_and_a_resend_adds_nothing(results, store):
