@@ -33,8 +33,7 @@ class Sampler:
     def __init__(self, interval: float = 5.0) -> None:
         import pynvml
 
-        self.rows: list[tuple[float, dict[str, float]]] = []
-        """(time in seconds since the epoch, figures)"""
+        self.rows: list[tuple[float, dict[str, float]]] = []  # seconds since the epoch, figures
         self._interval, self._process, self._nvml = interval, psutil.Process(), pynvml
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system metrics", daemon=True)

@@ -2,9 +2,7 @@
 
 A job is known by its *identity*, the hash of its rule, name (wildcards), parameters and input digests. The
 same work done again is the same job, once more attempted: it finds its record, and its run in the store, and
-goes on with it; figures of several attempts are one curve over the attempts, or over the seconds spent. In a
-workflow a job only writes its record, and the workflow's own sender process delivers it. By hand, a job
-delivers its record itself when it ends, and waits for that a few seconds at most.
+goes on with it; figures of several attempts are one curve over the attempts, or over the seconds spent.
 
 A training is one top-level run in the store whatever its stages and restarts. Its key is kept in
 ``runs/{run}/tracking.json``; the curves are the stages' ``metrics.jsonl``, which `sync` follows. A stage
@@ -47,7 +45,8 @@ SCORES = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "compressors", "mode
 def _kept(results: Path, record: Run, *, live: bool) -> Iterator[None]:
     """Write the record as the block begins and ends; what that raises passes through, recorded in one line.
 
-    By hand it is delivered too, as it ends or, if ``live``, all the while; a workflow has its own sender.
+    By hand it is delivered too, at the end (which waits a few seconds at most) or, if ``live``, all the
+    while; in a workflow, that one's sender does.
     """
     alone = target.workflow() is None
     spool.write(results, record)
@@ -118,8 +117,7 @@ _senders: dict[str, Sender] = {}
 
 def open_pipeline(results: Path, config: Any) -> str:
     """Open an invocation of the workflow (``onstart``), start the process that sends its records, and return
-    its id. Tells the jobs, by environment, what `configure` takes from ``config``, and where they belong.
-    """
+    its id. Tells the jobs, by environment, what `configure` takes from ``config``, and where they belong."""
     identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     configure(config)
     os.environ["SPIDER_WORKFLOW"] = identity
@@ -215,8 +213,8 @@ def _key_of(results: Path, run: str) -> str:
     pointer = _pointer(results, run)
     if not spool.record_path(results, "training", pointer["key"]).exists():
         spool.put(Results(results).pointer(run), pointer)
-        record = Run(kind="training", identity=pointer["key"], name=run)
-        record.tag("spider.run", run)
+        tags = records.origin() | {"spider.run": run}
+        record = Run(kind="training", identity=pointer["key"], name=run, tags=tags)
         record.end("finished")
         spool.write(results, record)
     return pointer["key"]

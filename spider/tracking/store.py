@@ -7,9 +7,8 @@ timestamp, value) is stored once. So the same record may arrive twice, or half, 
 What two people do alike on one store stays apart: the identity of a job or model is preceded by that of the
 results folder it was made in. A training run's is random, and needs none.
 
-Runs become MLflow runs (jobs nested below their workflow), checkpoints become external LoggedModels (path and
-digest, no weights), their scores metrics of that model. mlflow is imported when something is sent, and kept
-quiet.
+Runs become MLflow runs (jobs nested below their workflow), checkpoints external LoggedModels (path and
+digest, no weights), their scores metrics of that. mlflow is imported when something is sent, and kept quiet.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
+import select
 import subprocess
 import sys
 import time
@@ -31,6 +33,8 @@ from spider.tracking.target import enabled, explain, one_line, store_key, store_
 from spider.training.metrics import parse_row
 
 log = logging.getLogger(__name__)
+
+POLL, SLOWEST_POLL, LONGEST_ATTEMPT = 5.0, 60.0, 60.0  # seconds, of a process that sends in the background
 
 
 class SyncReport(NamedTuple):
@@ -72,40 +76,6 @@ class Item(NamedTuple):
     path: Path
     name: str  # path below the results folder, as in `Sent`
     key: str = ""
-
-
-class Sender:
-    """Starts the process that sends ``results``, so that what computes never waits for a store nor imports
-    mlflow; it ends soon after this one."""
-
-    def __init__(self, results: Path) -> None:
-        self._log = results / "tracking" / "sender.log"
-        self._process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-m", "spider.tracking", str(results.absolute())]
-        try:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._log, "ab") as said:
-                # Its own session: Ctrl-C in the terminal is for the job, which then tells its sender.
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True
-                )
-        except OSError as error:
-            log.warning("cannot start the tracking sender (%s); %s", error, spool.REMEDY)
-
-    def stop(self, timeout: float = 5) -> None:
-        """Let it send the rest and end; if that takes more than ``timeout`` seconds, it goes on by itself for
-        up to a minute, and one warning says what to do."""
-        if self._process is None:
-            return
-        try:
-            self._process.communicate(b"x", timeout)
-        except subprocess.TimeoutExpired:
-            log.warning("the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY)
-            return
-        if code := self._process.returncode:
-            said = self._log.read_text(errors="replace").splitlines()
-            reason = said[-1].partition(": ")[2] if said else f"exit code {code}"  # past time, level and name
-            log.warning("not everything reached the tracking store: %s", reason)
 
 
 def sync(results: Path, *, timeout: float = math.inf) -> SyncReport:
@@ -271,3 +241,68 @@ def _load_sent(results: Path) -> dict[str, Sent]:
     except ValueError as error:  # pydantic's, too
         log.warning("%s; sending everything again", error)
         return {}
+
+
+class Sender:
+    """Starts the process that sends ``results``, so that what computes never waits for a store nor imports
+    mlflow. A byte in the pipe that is its standard input tells it to send the rest and end."""
+
+    def __init__(self, results: Path) -> None:
+        self._log = results / "tracking" / "sender.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        command = [sys.executable, "-m", "spider.tracking", str(results.absolute())]
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._log, "ab") as said:
+                # Its own session: Ctrl-C in the terminal is for the job, which then tells its sender.
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True
+                )
+        except OSError as error:
+            log.warning("cannot start the tracking sender (%s); %s", error, spool.REMEDY)
+
+    def stop(self, timeout: float = 5) -> None:
+        """Let it send the rest and end; if that takes more than ``timeout`` seconds, it goes on by itself for
+        up to a minute, and one warning says what to do."""
+        if self._process is None:
+            return
+        try:
+            self._process.communicate(b"x", timeout)
+        except subprocess.TimeoutExpired:
+            log.warning("the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY)
+            return
+        if code := self._process.returncode:
+            said = self._log.read_text(errors="replace").splitlines()
+            reason = said[-1].partition(": ")[2] if said else f"exit code {code}"  # past time, level and name
+            log.warning("not everything reached the tracking store: %s", reason)
+
+
+def follow(results: Path) -> bool:
+    """What a `Sender` starts: sync every few seconds until told to end; returns whether anything is left.
+
+    If the pipe closes without a word, the parent was killed: then it ends once no job of this folder runs any
+    more (a killed Snakemake leaves its trainer running).
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    os.nice(5)
+    syncer = Syncer(results)
+    pause, orphaned, complaint = 0.0, False, None
+    while True:
+        if orphaned:
+            time.sleep(pause)
+        elif select.select([sys.stdin], [], [], pause)[0]:
+            if os.read(sys.stdin.fileno(), 1):
+                break
+            orphaned = True
+        # The pipe of a dying parent closes before its process is gone: only the next look may find it dead.
+        if not spool.mark_dead(results) and orphaned:
+            break
+        error = syncer.attempt(LONGEST_ATTEMPT).error if syncer.pending() else None
+        pause = min(SLOWEST_POLL, 2 * max(pause, POLL)) if error else POLL
+        if error != complaint:
+            complaint = error
+            log.warning("%s", complaint or "the store answers again")
+    report = syncer.attempt(LONGEST_ATTEMPT)
+    if report.pending:
+        log.warning("%s; %s", report, spool.REMEDY)
+    return report.pending > 0

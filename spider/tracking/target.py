@@ -3,9 +3,8 @@
 The environment carries it, so that a workflow says it once for all its jobs. MLflow's own variable goes
 before the configuration's ``tracking:`` block, which goes before a file in the results folder.
 
-Errors come from MLflow, requests, SQLAlchemy and database drivers, and are told apart by what they carry: an
-HTTP status, an error code, or a text that has been stable for years. What is not known here is passed on as
-it is, shortened to its first line.
+Errors of a store come from MLflow, requests, SQLAlchemy and drivers, and are told apart by what they carry:
+an HTTP status, an error code, or a text that has been stable for years. Others are shortened to one line.
 """
 
 from __future__ import annotations
