@@ -68,8 +68,7 @@ class Checkpoint:
 
     @classmethod
     def newest_good(cls, root: Path) -> tuple[Self | None, list[Path]]:
-        """The newest checkpoint below ``root`` that verifies, and the newer ones that did not, each named in
-        a warning."""
+        """The newest checkpoint below ``root`` that verifies, and the newer ones that did not (warned of)."""
         bad: list[Path] = []
         for path in reversed(steps(root)):
             try:
@@ -109,8 +108,7 @@ class Checkpoint:
 
     @property
     def config(self) -> ModelConfig:
-        """The architecture of the model in it; `CheckpointError` where that is described in words that this
-        Spider does not know, or no model of Spider's."""
+        """The architecture of the model in it; `CheckpointError` where this Spider does not know it."""
         try:
             if self.manifest.model is not None:
                 return family_block(self.manifest.model)

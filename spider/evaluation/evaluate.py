@@ -49,7 +49,6 @@ def evaluate(
     Args:
         spec: the stage; the model's own configuration is in the checkpoint.
         data: shards folder of ``spec.evaluation.data``.
-        output: folder to write into.
         device: where to run (default: the GPU where there is one).
 
     Raises:

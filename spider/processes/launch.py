@@ -83,8 +83,8 @@ def main() -> None:
     nodes, processes, *arguments = sys.argv[1:]
     # A port that two jobs on one node are unlikely to share.
     port = 20_000 + int(os.environ["SLURM_JOB_ID"]) % 10_000
-    place = f"{os.environ['SLURM_LAUNCH_NODE_IPADDR']}:{port}"
-    sys.exit(_launch_here(int(processes), arguments, int(nodes), place))
+    host = os.environ["SLURM_LAUNCH_NODE_IPADDR"]
+    sys.exit(_launch_here(int(processes), arguments, int(nodes), f"{host}:{port}"))
 
 
 if __name__ == "__main__":

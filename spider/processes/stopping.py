@@ -31,7 +31,6 @@ from spider.errors import RESUME_ME
 
 log = logging.getLogger(__name__)
 
-_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 #: How much longer than the limit the first step may take: it also compiles and allocates.
 FIRST_STEP = 4
 
@@ -43,7 +42,7 @@ class StopSignals(contextlib.ExitStack):
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for signum in _WATCHED:
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
                 self.callback(signal.signal, signum, signal.signal(signum, self._remember))
         return self
 

@@ -2,11 +2,9 @@
 
 ``torchrun`` starts them; each then runs the same program. What only one may do (lock a folder, save, log) the
 *first* does, and what it decides the others are told. Numbers that the host needs go through gloo on the CPU,
-tensors through the device's own library. A training of one process, which `ALONE` stands for, exchanges
-nothing.
-
-When one process fails, the others cannot go on: where they learn of it in an exchange they leave as `Ended`,
-else ``torchrun`` stops them.
+tensors through the device's own library. One process (`ALONE`) exchanges nothing. When one of several fails,
+the others cannot go on: where they learn of it in an exchange they leave as `Ended`, else ``torchrun`` stops
+them.
 """
 
 from __future__ import annotations
