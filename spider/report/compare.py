@@ -22,7 +22,7 @@ from spider.report import figures
 from spider.report.costs import seconds_by_rule
 from spider.report.formatting import markdown_table
 from spider.report.render import html, picture
-from spider.report.stages import Curve, curve_of
+from spider.report.stages import Log, read_log
 from spider.results import StageFolder
 
 #: Runs that a figure can hold and still be read; of more, the best.
@@ -148,13 +148,13 @@ def _draw(stages: _Stages, output: Path) -> None:
     drawn = {run: own for run, own in stages.items() if run in best}
     few = len(drawn) == len(stages)
     which = ("all runs" if few else f"the best {len(drawn)} of {len(stages)} runs") if len(stages) > 1 else ""
-    curves: list[Curve] = []
+    logs: list[Log] = []
     for own in drawn.values():
         begin = 0.0
         for path, one in own:
-            curves.append(curve_of(StageFolder(path.parent), begin, one.bpb))
-            begin = curves[-1].end
-    loss = figures.loss(curves, f"Training loss of {which}" if which else "Training loss")
+            logs.append(read_log(StageFolder(path.parent), begin, one.bpb))
+            begin = logs[-1].end
+    loss = figures.loss(logs, f"Training loss of {which}" if which else "Training loss")
     picture(output / "loss.svg", [(1, [loss])], 800, 440, "")
     chart = figures.bits_by_stage(
         {run: [(one.stage, one.bpb) for _, one in own] for run, own in drawn.items()},

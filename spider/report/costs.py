@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from spider.results import Results
 
@@ -21,19 +20,17 @@ from spider.results import Results
 RULES = ("download", "encode", "index", "warmup", "train", "evaluate")
 
 
-@dataclass(frozen=True)
-class RuleCost:
-    """All jobs of one rule that this run needed."""
+class RuleCost(NamedTuple):
+    """All jobs of one rule that this run needed; None: nothing measured it."""
 
     rule: str
     jobs: int
     seconds: float
     cpu_seconds: float | None
-    """None where a job was too short to be sampled."""
     peak_mb: float | None
     """Of the largest job."""
     joules: float | None
-    """Of the GPUs; None where nothing measured it."""
+    """Of the GPUs."""
 
 
 def costs(
@@ -61,8 +58,11 @@ def costs(
         folder = results.root / "benchmarks" / rule
         files = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
         if rows := [row for path in files for row in _rows(path)]:
-            sampled = _over(sum, rows, "cpu_time"), _over(max, rows, "max_rss")
-            table.append(RuleCost(rule, len(files), _seconds(rows), *sampled, joules.get(rule)))
+            cpu, peak = ([row[name] for row in rows if name in row] for name in ("cpu_time", "max_rss"))
+            seconds, most = sum(row["s"] for row in rows), max(peak, default=None)
+            table.append(
+                RuleCost(rule, len(files), seconds, sum(cpu) if cpu else None, most, joules.get(rule))
+            )
     return table
 
 
@@ -70,28 +70,19 @@ def seconds_by_rule(benchmarks: Path) -> dict[str, float]:
     """Wall seconds of all jobs of each rule, most expensive first, from ``{benchmarks}/{rule}/**.tsv``."""
     seconds: dict[str, float] = defaultdict(float)
     for path in sorted(benchmarks.glob("*/**/*.tsv")):
-        seconds[path.relative_to(benchmarks).parts[0]] += _seconds(_rows(path))
+        seconds[path.relative_to(benchmarks).parts[0]] += sum(row["s"] for row in _rows(path))
     return {rule: round(s, 2) for rule, s in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _rows(path: Path) -> list[dict[str, float]]:
+    """What Snakemake measured of each attempt, but for what is NA: a job that ended before it looked."""
     with open(path, encoding="utf-8", newline="") as f:
         rows = list(csv.DictReader(f, delimiter="\t"))
     try:
-        _seconds(rows)
+        return [
+            {name: float(row[name]) for name in ("s", "cpu_time", "max_rss")
+             if name == "s" or row.get(name, "NA") not in ("NA", "-", "")}
+            for row in rows
+        ]  # fmt: skip
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path}: not a Snakemake benchmark file (no seconds in column s)") from None
-    return rows
-
-
-def _seconds(rows: list[dict[str, str]]) -> float:
-    return sum(float(row["s"]) for row in rows)
-
-
-def _over(
-    combine: Callable[[Iterable[float]], float], rows: list[dict[str, str]], column: str
-) -> float | None:
-    """The column's sum or maximum; Snakemake writes NA for a job that ended before it looked."""
-    values = [row.get(column, "NA") for row in rows]
-    known = [float(value) for value in values if value not in ("NA", "-", "")]
-    return combine(known) if known else None

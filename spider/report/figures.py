@@ -17,7 +17,7 @@ from spider.evaluation.artifact import Evaluation, Histogram, LoopsCurve, Note
 from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, Level, Series
 from spider.report.formatting import bits, bytes_label, number, percent, plain
 from spider.report.render import picture
-from spider.report.stages import Curve, StageRecord, curve_of, points, smoothed
+from spider.report.stages import Log, StageRecord, read_log, smoothed
 from spider.report.text_view import write_page
 from spider.results import StageFolder
 
@@ -41,7 +41,7 @@ def draw_stage(folder: StageFolder) -> list[Path]:
         raise ValueError(f"{folder.evaluation}: made by a Spider that kept no figures in it; evaluate again")
     where = f"{measured.run}, stage {measured.stage}"
     paths = [folder.path / name for name in FIGURES]
-    picture(paths[0], [(1, [loss([curve_of(folder, 0, measured.bpb)], where)])], 800, 440, "")
+    picture(paths[0], [(1, [loss([read_log(folder, 0, measured.bpb)], where)])], 800, 440, "")
     shown = loops({measured.stage: measured.loops})
     picture(paths[1], [(1, [shown])], 800, 460, f"{where}: what more loops are worth")
     columns = [(1.0, [panel]) for panel in inside(measured.figures)]
@@ -51,24 +51,24 @@ def draw_stage(folder: StageFolder) -> list[Path]:
     return paths
 
 
-def loss(curves: Sequence[Curve], title: str, levels: Sequence[Level] = ()) -> Chart:
+def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart:
     """Training loss over bytes trained: raw faintly, smoothed on top, held-out bpb as marks at stage ends.
 
     Stages are shaded where there is one run; with several, each run's stage ends are its marks.
     """
-    runs = list(dict.fromkeys(curve.run for curve in curves))
+    runs = list(dict.fromkeys(log.run for log in logs))
     alone = len(runs) == 1
     series: list[Series] = []
     for index, run in enumerate(runs):
-        own = [curve for curve in curves if curve.run == run]
+        own = [log for log in logs if log.run == run]
         colour, marker = index % COLOURS, MARKERS[index % len(MARKERS)]
-        x, y_S = [float(b) for c in own for b in c.bytes_S], np.concatenate([c.bpb_S for c in own])
-        scored = [(c.end, c.held_out) for c in own if c.held_out is not None]
+        x_S, y_S = (np.concatenate(parts) for parts in zip(*(log.points() for log in own), strict=True))
+        scored = [(log.end, log.held_out) for log in own if log.held_out is not None]
         names = ("training", "held-out text") if alone else (f"{run}: training", f"{run}: held-out")
         ends, bpb = [end for end, _ in scored], [value for _, value in scored]
         series += [
-            Series("", x, y_S.tolist(), colour, "faint"),
-            Series(names[0], x, smoothed(y_S).tolist(), colour),
+            Series("", x_S.tolist(), y_S.tolist(), colour, "faint"),
+            Series(names[0], x_S.tolist(), smoothed(y_S).tolist(), colour),
             Series(names[1], ends, bpb, 1 if alone else colour, "dots", marker),
         ]
     return Chart(
@@ -76,7 +76,7 @@ def loss(curves: Sequence[Curve], title: str, levels: Sequence[Level] = ()) -> C
         _BYTES,
         Axis("bits per byte (log scale)", log=True),
         series,
-        bands=[Band(c.stage, c.begin, c.end) for c in curves] if alone else (),
+        bands=[Band(log.stage, log.begin, log.end) for log in logs] if alone else (),
         levels=levels,
         say="{:.3f} bits per byte".format,
         instead="no step was logged",
@@ -85,19 +85,19 @@ def loss(curves: Sequence[Curve], title: str, levels: Sequence[Level] = ()) -> C
 
 def training(stages: list[StageRecord]) -> list[Chart]:
     """Charts of a run over bytes trained: bits per byte, learning rates, norm of the gradient, speed."""
-    begun = [stage for stage in stages if stage.rows]
-    if not begun:
+    logs = [stage.log for stage in stages if stage.rows]
+    if not logs:
         return []
     levels = []
     if scored := [stage.evaluation for stage in stages if stage.evaluation and stage.receipt]:
         name, rate = min(scored[-1].compressors.items(), key=lambda item: item[1])
         levels = [Level(scored[-1].compressor_settings.get(name, name), rate)]
-    bands = [Band(stage.name, stage.begin, stage.begin + stage.span.bytes) for stage in begun]
+    bands = [Band(log.stage, log.begin, log.end) for log in logs]
 
     def logged(name: str, key: str, colour: int) -> Series:
-        pairs = [points(s.rows, s.span, s.begin, lambda m: m.get(f"train/{key}", math.nan)) for s in begun]
-        x, y = ([float(v) for pair in pairs for v in pair[i]] for i in (0, 1))
-        return Series(name, x, y, colour)
+        pairs = [log.points(lambda metrics: metrics.get(f"train/{key}", math.nan)) for log in logs]
+        x_S, y_S = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+        return Series(name, x_S.tolist(), y_S.tolist(), colour)
 
     def chart(title: str, y: Axis, said: str, *series: Series) -> Chart:
         return Chart(title, _BYTES, y, series, bands, say=said.format)
@@ -105,7 +105,7 @@ def training(stages: list[StageRecord]) -> list[Chart]:
     rates = logged("AdamW", "lr", 0), logged("Muon", "muon_lr", 2)
     speed = logged("speed", "bytes_per_second", 4)
     return [
-        loss([stage.curve() for stage in stages if stage.rows or stage.evaluation], "Bits per byte", levels),
+        loss([stage.log for stage in stages if stage.rows or stage.evaluation], "Bits per byte", levels),
         chart("Learning rate", Axis("", number, zero=True), "{:.2e}", *rates),
         chart("Norm of the gradient", Axis(log=True), "{:.3g}", logged("norm", "grad_norm", 3)),
         chart("Bytes a second", Axis("", bytes_label, zero=True), "{:,.0f} bytes/s", speed),

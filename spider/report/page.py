@@ -18,7 +18,6 @@ from spider import files
 from spider.config import Config
 from spider.evaluation.artifact import Evaluation
 from spider.report import figures
-from spider.report.charts import Figure
 from spider.report.costs import RULES, costs
 from spider.report.formatting import printable
 from spider.report.provenance import chain, read_datasets
@@ -45,11 +44,8 @@ def render(config: Config, results: Results, run: str) -> str:
     records = [files.read_json(path) for _, path in spool.records(results.root, ["jobs"])]
     jobs = [job for job in records if job["tags"].get("spider.name", "").partition("/")[0] in (run, *names)]
     measured = {stage.name: stage.evaluation for stage in stages if stage.evaluation}
-    last, inside = None, list[Figure]()
-    if measured:
-        last = [*measured.values()][-1]
-        loops = figures.loops({name: one.loops for name, one in measured.items()})
-        inside = [loops, *figures.inside(last.figures)]
+    last = [*measured.values()][-1] if measured else None
+    loops = figures.loops({name: one.loops for name, one in measured.items()})
     return html(
         "page.html.j2",
         script="page.js",
@@ -60,41 +56,22 @@ def render(config: Config, results: Results, run: str) -> str:
         notes=[note for stage in stages for note in stage.notes],
         stages=stages,
         last=last,
-        totals=_totals(stages),
+        sized=next((one for one in reversed(measured.values()) if one.parameters), None),
+        flops=sum((s.evaluation.flops_per_token or 0) * s.span.tokens for s in stages if s.evaluation),
+        manifests=[stage.manifest for stage in stages if stage.manifest],
         ranking=_ranking(run, last) if last else [],
         others=_others(config, results, last) if last else [],
         curves=figures.training(stages),
-        inside=inside,
+        inside=[loops, *figures.inside(last.figures)] if last else [],
         samples={name: one for name, one in measured.items() if one.sample},
         datasets=datasets,
         links=chain(stages, datasets),
         costs=costs(results, run, [stage.name for stage in stages], names, jobs),
         commits=_commits(jobs),
         versions=_versions(results, run, stages),
-        threads=sorted({stage.manifest.threads for stage in stages if stage.manifest}),
         config=_config(config, run, names) if run in config.runs else None,
         commands=_commands(config, run) if run in config.runs else [],
     )
-
-
-def _totals(stages: list[StageRecord]) -> dict[str, Any]:
-    """The model, its size where a stage was evaluated, and what all training so far took."""
-    trained = [stage for stage in stages if stage.manifest] or stages[-1:]
-    manifests = [stage.manifest for stage in stages if stage.manifest]
-    measured = [(stage.span.tokens, stage.evaluation) for stage in stages if stage.evaluation]
-    sized = [one for _, one in measured if one.parameters]
-    return {
-        "preset": trained[-1].spec["model"].get("preset"),
-        "parameters": sized[-1].parameters if sized else None,
-        "parts": sized[-1].parameters_by_part if sized else None,
-        "flops": sum(tokens * (one.flops_per_token or 0) for tokens, one in measured),
-        "bytes": sum(stage.span.bytes for stage in stages),
-        "steps": sum(stage.span.steps for stage in stages),
-        "seconds": sum(m.seconds for m in manifests),
-        "devices": sorted({m.device for m in manifests}),
-        "precisions": sorted({m.precision.kind for m in manifests}),
-        "processes": max((m.processes for m in manifests), default=1),
-    }
 
 
 def _ranking(run: str, last: Evaluation) -> list[dict[str, Any]]:

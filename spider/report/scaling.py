@@ -7,20 +7,19 @@ minima of all budgets go power laws,
     N_opt = k C^a    D_opt = k C^b    L_opt = k C^c
 
 straight lines in logarithms, by least squares. N counts the parameters that text is multiplied with, all
-experts among them; rows that are only looked up (embedding, n-gram tables) are told apart, for they cost no
-FLOPs. D is bytes trained; that of a minimum is interpolated between the sizes of its budget, since FLOPs a
-byte are the model's own count and not 6 N.
+experts among them; rows that are only looked up (embedding, n-gram tables) cost no FLOPs and are told apart.
+D is bytes trained; that of a minimum is interpolated between the sizes of its budget, since FLOPs a byte are
+the model's own count and not 6 N.
 
-A parabola is used only if it has a minimum and that lies between the smallest and the largest size: one that
-opens downwards, or whose minimum lies outside, is reported with what to do, drawn dashed, and left out of the
-laws. Of several runs of one size and one budget (learning rates, seeds) the best counts.
+A parabola whose minimum is not between the smallest and the largest size is reported with what to do, drawn
+dashed, and left out of the laws. Of several runs of one size and one budget the best counts.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +85,9 @@ class Law:
     def at(self, flops: float) -> float:
         return self.factor * flops**self.exponent
 
+    def __str__(self) -> str:
+        return f"C^{self.exponent:.3f}" + (f" ± {self.error:.3f}" if self.error is not None else "")
+
 
 @dataclass(frozen=True)
 class ScalingFit:
@@ -97,16 +99,11 @@ class ScalingFit:
     """Why there are no laws."""
 
 
-# ----------------------------------------------------------------------------------------------- fitting
-
-
 def fit(points: list[Point]) -> ScalingFit:
     """Parabolas of all budgets, and the laws through their minima."""
     groups: dict[float, dict[float, Point]] = defaultdict(dict)
-    for point in points:
-        sizes = groups[point.budget]
-        if point.parameters not in sizes or point.bpb < sizes[point.parameters].bpb:
-            sizes[point.parameters] = point
+    for point in sorted(points, key=lambda point: point.bpb):
+        groups[point.budget].setdefault(point.parameters, point)
     curves = [fit_budget(budget, [*sizes.values()]) for budget, sizes in sorted(groups.items())]
     good = [curve for curve in curves if curve.problem is None]
     if len(good) < LEAST_BUDGETS:
@@ -120,29 +117,28 @@ def fit(points: list[Point]) -> ScalingFit:
 def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
     """The parabola of one budget's points, all of different sizes."""
     points = sorted(points, key=lambda point: point.parameters)
-    flops = math.exp(sum(math.log(point.flops) for point in points) / len(points))
+    curve = IsoFlop(budget, math.exp(sum(math.log(point.flops) for point in points) / len(points)), points)
     if (count := len(points)) < LEAST_SIZES:
-        return IsoFlop(budget, flops, points, problem=f"{count} sizes, a parabola needs {LEAST_SIZES}")
+        return replace(curve, problem=f"{count} sizes, a parabola needs {LEAST_SIZES}")
     size_N = np.log10([point.parameters for point in points])
     bpb_N = np.array([point.bpb for point in points])
     # Around their middle, where the powers of a logarithm differ enough to be told apart.
     middle = size_N.mean()
-    a, b, c = np.polyfit(size_N - middle, bpb_N, 2)
-    left = bpb_N - np.polyval((a, b, c), size_N - middle)
-    residual = float(np.sqrt((left**2).mean()))
-    coefficients = (float(a), float(b - 2 * a * middle), float(c - b * middle + a * middle**2))
-    at, problem = middle - b / (2 * a) if a > 0 else math.nan, None
+    a, b, c = map(float, np.polyfit(size_N - middle, bpb_N, 2))
+    left_N = bpb_N - np.polyval((a, b, c), size_N - middle)
+    coefficients = a, float(b - 2 * a * middle), float(c - b * middle + a * middle**2)
+    curve = replace(curve, coefficients=coefficients, residual=float(np.sqrt((left_N**2).mean())))
     if a <= 0:
-        problem = "it opens downwards: the sizes are too close to each other, or chance decided"
-    elif at < size_N[0]:
-        problem = "its minimum lies below the smallest size: add smaller ones, or a larger budget"
-    elif at > size_N[-1]:
-        problem = "its minimum lies above the largest size: add larger ones, or a smaller budget"
-    if problem:
-        return IsoFlop(budget, flops, points, coefficients, residual, problem=problem)
-    log_bytes = np.interp(at, size_N, np.log10([point.bytes for point in points]))
-    best = (float(10**at), float(10**log_bytes), float(c - b**2 / (4 * a)))
-    return IsoFlop(budget, flops, points, coefficients, residual, *best)
+        said = "it opens downwards: the sizes are too close to each other, or chance decided"
+        return replace(curve, problem=said)
+    at = middle - b / (2 * a)
+    if not size_N[0] <= at <= size_N[-1]:
+        said = "below the smallest size: add smaller ones, or a larger budget"
+        if at > size_N[-1]:
+            said = "above the largest size: add larger ones, or a smaller budget"
+        return replace(curve, problem=f"its minimum lies {said}")
+    data = float(10 ** np.interp(at, size_N, np.log10([point.bytes for point in points])))
+    return replace(curve, best_parameters=float(10**at), best_bytes=data, best_bpb=c - b**2 / (4 * a))
 
 
 def fit_law(flops: list[float], values: list[float]) -> Law:
@@ -152,12 +148,9 @@ def fit_law(flops: list[float], values: list[float]) -> Law:
     slope, height = np.polyfit(x_B - middle, y_B, 1)
     error = None
     if len(x_B) > 2:
-        left = y_B - height - slope * (x_B - middle)
-        error = float(np.sqrt((left**2).sum() / (len(x_B) - 2) / ((x_B - middle) ** 2).sum()))
+        left_B = y_B - height - slope * (x_B - middle)
+        error = float(np.sqrt((left_B**2).sum() / (len(x_B) - 2) / ((x_B - middle) ** 2).sum()))
     return Law(float(slope), float(10 ** (height - slope * middle)), error)
-
-
-# ------------------------------------------------------------------------------------------ from a sweep
 
 
 def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
@@ -206,46 +199,37 @@ def write_scaling(config: Config, results: Results, output: Path) -> ScalingFit:
 def markdown(fitted: ScalingFit, sweep: str) -> str:
     """The laws, the minima and the runs, as tables."""
     named = {"parameters": fitted.parameters, "bytes": fitted.bytes, "bits per byte": fitted.bpb}
-    laws = [[f"best {name}", f"{law.factor:.3g} C^{_exponent(law)}"] for name, law in named.items() if law]
-    runs = [
-        [p.run, flops_label(p.budget), quantity(p.parameters, ""), quantity(p.all_parameters, ""),
-         quantity(p.bytes, "B"), f"{p.bpb:.4f}"]
-        for curve in fitted.curves
-        for p in curve.points
-    ]  # fmt: skip
+    laws = [[f"best {name}", f"{law.factor:.3g} {law}"] for name, law in named.items() if law]
+    minima, runs = [], []
+    for one in fitted.curves:
+        best = [""] * 4
+        if one.best_parameters and one.best_bytes and one.best_bpb:
+            size, data = one.best_parameters, one.best_bytes
+            best = [quantity(size, ""), quantity(data, "B"), f"{one.best_bpb:.4f}", f"{data / size:.1f}"]
+        left = "" if one.residual is None else f"{one.residual:.4f}"
+        minima.append([flops_label(one.budget), str(len(one.points)), *best, left, one.problem or ""])
+        runs += [
+            [p.run, flops_label(p.budget), quantity(p.parameters, ""), quantity(p.all_parameters, ""),
+             quantity(p.bytes, "B"), f"{p.bpb:.4f}"]
+            for p in one.points
+        ]  # fmt: skip
+    titles = "FLOPs|sizes|best parameters|bytes|bits per byte|bytes a parameter|fit leaves|"
     blocks = [
         f"# Scaling law of {sweep}",
         f"No law: {fitted.problem}." if fitted.problem else markdown_table("|law, C in FLOPs", laws),
-        markdown_table(
-            "FLOPs|sizes|best parameters|bytes|bits per byte|bytes a parameter|fit leaves|",
-            [_minimum(curve) for curve in fitted.curves],
-        ),
+        markdown_table(titles, minima),
         markdown_table("run|FLOPs|parameters|with tables|bytes|bits per byte", runs),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _minimum(curve: IsoFlop) -> list[str]:
-    best = [""] * 4
-    if curve.best_parameters and curve.best_bytes and curve.best_bpb:
-        size, data = curve.best_parameters, curve.best_bytes
-        best = [quantity(size, ""), quantity(data, "B"), f"{curve.best_bpb:.4f}", f"{data / size:.1f}"]
-    left = "" if curve.residual is None else f"{curve.residual:.4f}"
-    return [flops_label(curve.budget), str(len(curve.points)), *best, left, curve.problem or ""]
-
-
-def _exponent(law: Law) -> str:
-    return f"{law.exponent:.3f}" + (f" ± {law.error:.3f}" if law.error is not None else "")
-
-
 def draw_scaling(fitted: ScalingFit, path: Path, title: str) -> None:
     """Parabolas at the left, a dashed one where it has no minimum to use; the laws at the right."""
-    series = [one for number, curve in enumerate(fitted.curves) for one in _parabola(curve, number)]
     parabolas = Chart(
         "Runs by size, a curve for each budget of FLOPs",
         Axis("parameters, without those that are looked up", count_label, log=True, margin=0.03),
         Axis("bits per byte on held-out text"),
-        series,
+        [one for number, curve in enumerate(fitted.curves) for one in _parabola(curve, number)],
     )
     panels = [
         _law(fitted, "parameters", "Best parameters", "N", count_label),
@@ -280,7 +264,13 @@ def _law(fitted: ScalingFit, name: str, title: str, letter: str, form: Format) -
             for number, curve in enumerate(fitted.curves)
             if curve.problem is None
         ]
-    corner = f"{letter} ~ C^{_exponent(law)}" if law else ""
     x = Axis("FLOPs of training", flops_label, log=True, margin=0.03)
-    y = Axis("", form, log=True, margin=0.12)
-    return Chart(title, x, y, series, corner=corner, instead=fitted.problem or "no law")
+    corner = f"{letter} ~ {law}" if law else ""
+    return Chart(
+        title,
+        x,
+        Axis("", form, log=True, margin=0.12),
+        series,
+        corner=corner,
+        instead=fitted.problem or "no law",
+    )

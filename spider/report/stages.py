@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,54 +31,47 @@ from spider.training.metrics import Row, read_rows
 Span = Receipt | Training
 
 
+def bits_per_byte(metrics: dict[str, float]) -> float:
+    """Training loss of a row; NaN where it has none."""
+    return metrics.get("train/bpb", metrics.get("train/loss", math.nan) / math.log(2))
+
+
 @dataclass(frozen=True)
-class Curve:
+class Log:
     """What one stage's training logged."""
 
     run: str
     stage: str
+    rows: list[Row]
+    """Of metrics.jsonl."""
+    span: Span
     begin: float
-    """Bytes of the run before this stage; those until its end are ``end``."""
-    end: float
-    bytes_S: np.ndarray
-    """(S,) where each logged step stands."""
-    bpb_S: np.ndarray
-    """(S,) training loss in bits per byte."""
+    """Bytes of the run before this stage."""
     held_out: float | None = None
     """bpb on the validation text after the stage."""
 
+    @property
+    def end(self) -> float:
+        return self.begin + self.span.bytes
 
-def stage_curve(
-    run: str, stage: str, rows: list[Row], span: Span, begin: float, held_out: float | None = None
-) -> Curve:
-    """The curve of a stage, of the rows of its metrics.jsonl."""
-    drawn = points(rows, span, begin, bits_per_byte)
-    return Curve(run, stage, begin, begin + span.bytes, *drawn, held_out)
-
-
-def curve_of(folder: StageFolder, begin: float, held_out: float) -> Curve:
-    """The same of a finished stage, from its files."""
-    receipt, rows = Receipt.read(folder.receipt), read_rows(folder.metrics)
-    return stage_curve(receipt.run, receipt.stage, rows, receipt, begin, held_out)
-
-
-def points(
-    rows: list[Row], span: Span, begin: float, read: Callable[[dict[str, float]], float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes trained and a value at each row of a stage; ``read`` takes it out, unless it is not finite."""
-    first = span.global_step - span.steps
-    logged = [
-        (row.step - first, value)
-        for row in rows
-        if first < row.step <= span.global_step and math.isfinite(value := read(row.metrics))
-    ]
-    steps_S, value_S = np.array(logged, float).reshape(-1, 2).T
-    return begin + steps_S / max(1, span.steps) * span.bytes, value_S
+    def points(
+        self, read: Callable[[dict[str, float]], float] = bits_per_byte
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes trained (S,) and a value (S,) at each row; ``read`` takes it out, unless it is not finite."""
+        last, steps = self.span.global_step, self.span.steps
+        logged = [
+            (row.step - last + steps, value)
+            for row in self.rows
+            if last - steps < row.step <= last and math.isfinite(value := read(row.metrics))
+        ]
+        steps_S, value_S = np.array(logged, float).reshape(-1, 2).T
+        return self.begin + steps_S / max(1, steps) * self.span.bytes, value_S
 
 
-def bits_per_byte(metrics: dict[str, float]) -> float:
-    """Training loss of a row; NaN where it has none."""
-    return metrics.get("train/bpb", metrics.get("train/loss", math.nan) / math.log(2))
+def read_log(folder: StageFolder, begin: float, held_out: float) -> Log:
+    """Of a finished stage, from its files."""
+    receipt = Receipt.read(folder.receipt)
+    return Log(receipt.run, receipt.stage, read_rows(folder.metrics), receipt, begin, held_out)
 
 
 def smoothed(y_S: np.ndarray) -> np.ndarray:
@@ -106,24 +98,16 @@ class StageRecord:
     """Of the final checkpoint, or of the newest one of a stage that is not finished."""
     evaluation: Evaluation | None
     rows: list[Row]
-    begin: float
+    begin: int
     """Bytes trained before it."""
-    first_step: int
-    """Steps of the run before it."""
+    span: Span
+    """By the last logged step where it is not finished; the bytes then count special ids as well."""
 
-    @cached_property
-    def span(self) -> Span:
-        """By the last logged step where it is not finished; the bytes then count special ids as well."""
-        if self.receipt:
-            return self.receipt
-        last, s = max((row.step for row in self.rows), default=self.first_step), self.spec["settings"]
-        done = (count := last - self.first_step) * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
-        return Training(steps=count, global_step=last, tokens=done, bytes=done, seconds=0)
-
-    def curve(self) -> Curve:
-        """Its loss over the bytes of the run; what is not finished has no mark at its end."""
+    @property
+    def log(self) -> Log:
+        """What is not finished has no score at its end."""
         held_out = self.evaluation.bpb if self.evaluation and self.receipt else None
-        return stage_curve(self.spec["run"], self.name, self.rows, self.span, self.begin, held_out)
+        return Log(self.spec["run"], self.name, self.rows, self.span, self.begin, held_out)
 
     @property
     def state(self) -> str:
@@ -200,18 +184,22 @@ def _read(folder: StageFolder, spec: StageSpec, configured: bool, before: StageR
     checkpoints = [folder.path / receipt.checkpoint] if receipt else steps(folder.checkpoints)
     whole = [path / MANIFEST for path in checkpoints if (path / MANIFEST).is_file()]
     manifest = Manifest.read(whole[-1]) if whole else None
-    first_step = before.span.global_step if before else 0
+    plain = manifest.spec if manifest else spec.model_dump(mode="json")
+    rows = read_rows(folder.metrics)
+    first = before.span.global_step if before else 0
     if manifest:
-        first_step = manifest.global_step - manifest.step
+        first = manifest.global_step - manifest.step
+    last, s = max((row.step for row in rows), default=first), plain["settings"]
+    done = (last - first) * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
     return StageRecord(
         name=spec.stage,
         folder=folder,
-        spec=manifest.spec if manifest else spec.model_dump(mode="json"),
+        spec=plain,
         configured=spec.identity if configured else None,
         receipt=receipt,
         manifest=manifest,
         evaluation=Evaluation.read(folder.evaluation) if folder.evaluation.exists() else None,
-        rows=read_rows(folder.metrics),
+        rows=rows,
         begin=before.begin + before.span.bytes if before else 0,
-        first_step=first_step,
+        span=receipt or Training(steps=last - first, global_step=last, tokens=done, bytes=done, seconds=0),
     )

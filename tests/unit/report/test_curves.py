@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from spider.evaluation.artifact import Training
-from spider.report.stages import smoothed, stage_curve
+from spider.report.stages import Log, smoothed
 from spider.training.metrics import read_rows
 
 RECEIPT = Training(steps=100, global_step=150, tokens=410_000, bytes=400_000, seconds=0)
@@ -20,22 +20,22 @@ def row(step, **metrics):
     return {"step": step, "time": 0.0, "metrics": metrics}
 
 
-def curve_of(rows, begin=0, held_out=None):
-    return stage_curve("demo", "main", rows, RECEIPT, begin, held_out)
+def log(rows, begin=0):
+    return Log("demo", "main", rows, RECEIPT, begin)
 
 
 def test_steps_become_bytes_trained_since_the_run_began(tmp_path):
     rows = [row(60, **{"train/bpb": 3.0}), row(150, **{"train/bpb": 2.0})]
-    curve = curve_of(read_rows(write(tmp_path / "m.jsonl", *rows)), begin=200_000, held_out=2.1)
-    np.testing.assert_allclose(curve.bytes_S, [200_000 + 0.1 * 400_000, 600_000])
-    np.testing.assert_allclose(curve.bpb_S, [3.0, 2.0])
-    assert (curve.begin, curve.end, curve.held_out) == (200_000, 600_000, 2.1)
+    curve = log(read_rows(write(tmp_path / "m.jsonl", *rows)), begin=200_000)
+    bytes_S, bpb_S = curve.points()
+    np.testing.assert_allclose(bytes_S, [200_000 + 0.1 * 400_000, 600_000])
+    np.testing.assert_allclose(bpb_S, [3.0, 2.0])
+    assert (curve.begin, curve.end) == (200_000, 600_000)
 
 
 def test_nats_are_converted_where_only_the_loss_was_logged(tmp_path):
     rows = read_rows(write(tmp_path / "m.jsonl", row(60, **{"train/loss": math.log(2) * 3})))
-    curve = curve_of(rows)
-    assert curve.bpb_S == pytest.approx([3.0])
+    assert log(rows).points()[1] == pytest.approx([3.0])
 
 
 def test_rows_of_other_stages_and_without_a_finite_loss_are_left_out(tmp_path):
@@ -46,7 +46,7 @@ def test_rows_of_other_stages_and_without_a_finite_loss_are_left_out(tmp_path):
         row(90, **{"train/bpb": 2.5}),
         row(151, **{"train/bpb": 9.0}),
     ]
-    assert curve_of(read_rows(write(tmp_path / "m.jsonl", *rows))).bpb_S.tolist() == [2.5]
+    assert log(read_rows(write(tmp_path / "m.jsonl", *rows))).points()[1].tolist() == [2.5]
 
 
 def test_a_torn_last_line_is_left_out_and_a_malformed_line_is_named(tmp_path):
@@ -58,7 +58,7 @@ def test_a_torn_last_line_is_left_out_and_a_malformed_line_is_named(tmp_path):
 
 
 def test_a_stage_that_logged_nothing_has_an_empty_curve(tmp_path):
-    assert len(curve_of(read_rows(tmp_path / "absent.jsonl")).bytes_S) == 0
+    assert len(log(read_rows(tmp_path / "absent.jsonl")).points()[0]) == 0
 
 
 def test_smoothing_neither_lags_nor_shifts_the_ends():

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from spider.evaluation.artifact import HeatMap, Histogram, LoopsCurve, Note
+from spider.evaluation.artifact import HeatMap, Histogram, LoopsCurve, Note, Training
 from spider.report import figures
 from spider.report.render import colours, picture, spread
-from spider.report.stages import Curve
+from spider.report.stages import Log
+from spider.training.metrics import Row
 
 LOOPS = LoopsCurve(bpb=[2.4, 2.1, 2.05, 2.06], trained=2, bytes=10_000)
 LENGTHS = Histogram(title="Lengths", unit="bytes", things="patches", counts=[0, 90, 200, 150, 60, *[3] * 40])
@@ -25,9 +26,10 @@ RATES = {"zlib": 2.7, "bz2": 2.31, "xz": 2.39, "zstd": 2.41}
 STAGES = [("warmup", 3.0), ("main", 2.2)]
 
 
-def curve(run="demo", stage="main", begin=0.0, n=50):
-    x = begin + np.linspace(0, 1e6, n)
-    return Curve(run, stage, begin, begin + 1e6, x, 2 + 3 * np.exp(-x / 4e5), 2.2)
+def log(run="demo", stage="main", begin=0.0, n=50, held_out: float | None = 2.2):
+    rows = [Row(i + 1, 0.0, {"train/bpb": 2 + 3 * math.exp(-(begin + i * 1e6 / n) / 4e5)}) for i in range(n)]
+    span = Training(steps=n, global_step=n, tokens=10**6, bytes=10**6, seconds=0)
+    return Log(run, stage, rows, span, begin, held_out)
 
 
 def drawn(*shown, folder, title="a <title>") -> tuple[str, list[str]]:
@@ -43,9 +45,9 @@ def drawn(*shown, folder, title="a <title>") -> tuple[str, list[str]]:
 @pytest.mark.parametrize(
     ("make", "needed"),
     [
-        (lambda: figures.loss([curve(), curve(stage="anneal", begin=1e6)], "t"), ["training", "anneal"]),
-        (lambda: figures.loss([curve(), curve(run="wide")], "t"), ["demo: training", "wide: held-out"]),
-        (lambda: figures.loss([curve(n=1)], "t"), ["training"]),
+        (lambda: figures.loss([log(), log(stage="anneal", begin=1e6)], "t"), ["training", "anneal"]),
+        (lambda: figures.loss([log(), log(run="wide")], "t"), ["demo: training", "wide: held-out"]),
+        (lambda: figures.loss([log(n=1)], "t"), ["training"]),
         (lambda: figures.loops({"main": LOOPS}), ["2.400", "2.060", "trained with", "4"]),
         (lambda: figures.loops({"main": LOOPS.model_copy(update={"bpb": [2.1, 2.0]})}), ["2.100"]),
         (lambda: figures.bits_by_stage({"demo": STAGES}, {"demo": RATES}, ""), ["2.200", "xz 2.390"]),
@@ -77,7 +79,7 @@ def test_a_large_heat_map_has_no_numbers_and_names_some_rows(tmp_path):
 
 
 def test_what_is_not_there_says_so(tmp_path):
-    empty = replace(curve(), bytes_S=np.array([]), bpb_S=np.array([]), held_out=None)
+    empty = log(n=0, held_out=None)
     one = HALTING.model_copy(update={"counts": [0, 0, 7]})
     none = HALTING.model_copy(update={"counts": []})
     shown = [figures.loss([empty], "t"), figures.loops({"main": None}), *figures.inside([one, none, OFF])]
