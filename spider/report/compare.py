@@ -76,18 +76,28 @@ def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -
         ValueError: no evaluation, one of another version, or a stage given twice.
     """
     stages = _by_run(evaluations)
-    texts, label_of = _texts([one for own in stages.values() for _, one in own])
+    measured = [one for own in stages.values() for _, one in own]
+    labels = _labels(measured)
+    texts = {labels[one.text_sha256]: one.compressors for one in measured}
+    runs = {}
+    for run, own in stages.items():
+        compared = {
+            one.stage: {
+                "bpb": one.bpb,
+                "bpb_strict": one.bpb_strict,
+                **one.training.model_dump(),
+                "text": labels[one.text_sha256],
+                "scored_bytes": one.bytes,
+                **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights", "prompt", "sample"}),
+            }
+            for _, one in own
+        }
+        runs[run] = ComparedRun(order=[*compared], stages=compared)
     last_of_first = next(iter(stages.values()))[-1][1]
     summary = Summary(
         format=Summary.FORMAT,
-        runs={
-            run: ComparedRun(
-                order=[one.stage for _, one in own],
-                stages={one.stage: _stage(one, label_of[one.text_sha256]) for _, one in own},
-            )
-            for run, own in stages.items()
-        },
-        compressors=texts[label_of[last_of_first.text_sha256]],
+        runs=runs,
+        compressors=texts[labels[last_of_first.text_sha256]],
         compressors_by_data=texts,
         compressor_settings=last_of_first.compressor_settings,
         seconds_by_rule=seconds_by_rule(benchmarks) if benchmarks else {},
@@ -103,7 +113,7 @@ def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -
     return summary.write(output / "summary.json")
 
 
-_Stages = dict[str, list[tuple[Path, Evaluation]]]
+_Stages = dict[str, list[tuple[StageFolder, Evaluation]]]
 
 
 def _by_run(paths: list[Path]) -> _Stages:
@@ -117,29 +127,19 @@ def _by_run(paths: list[Path]) -> _Stages:
         if before := seen.get((one.run, one.stage)):
             raise ValueError(f"{path}: {one.run}/{one.stage} was already given as {before}")
         seen[one.run, one.stage] = path
-        runs[one.run].append((path, one))
+        runs[one.run].append((StageFolder(path.parent), one))
     return {run: sorted(own, key=lambda item: item[1].index) for run, own in runs.items()}
 
 
-def _texts(evaluations: list[Evaluation]) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Compressors by text, and the label of each text's hash: its dataset, with its size where needed."""
+def _labels(evaluations: list[Evaluation]) -> dict[str, str]:
+    """What each text is called, by its hash: as its dataset, with its size where that has several."""
     by_hash = {one.text_sha256: one for one in evaluations}
     names = [one.data for one in by_hash.values()]
-    label_of: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for sha, one in by_hash.items():
         label = one.data if names.count(one.data) == 1 else f"{one.data} ({one.bytes:,} bytes)"
-        label_of[sha] = label if label not in label_of.values() else f"{label} {sha[:8]}"
-    return {label_of[sha]: one.compressors for sha, one in by_hash.items()}, label_of
-
-
-def _stage(one: Evaluation, text: str) -> dict[str, Any]:
-    return {
-        **one.model_dump(include={"bpb", "bpb_strict"}),
-        **one.training.model_dump(),
-        "text": text,
-        "scored_bytes": one.bytes,
-        **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights", "prompt", "sample"}),
-    }
+        labels[sha] = label if label not in labels.values() else f"{label} {sha[:8]}"
+    return labels
 
 
 def _draw(stages: _Stages, output: Path) -> None:
@@ -151,18 +151,18 @@ def _draw(stages: _Stages, output: Path) -> None:
     logs: list[Log] = []
     for own in drawn.values():
         begin = 0.0
-        for path, one in own:
-            logs.append(read_log(StageFolder(path.parent), begin, one.bpb))
+        for folder, one in own:
+            logs.append(read_log(folder, begin, one.bpb))
             begin = logs[-1].end
     loss = figures.loss(logs, f"Training loss of {which}" if which else "Training loss")
-    picture(output / "loss.svg", [(1, [loss])], 800, 440, "")
+    picture(output / "loss.svg", [(1, [loss])])
     chart = figures.bits_by_stage(
         {run: [(one.stage, one.bpb) for _, one in own] for run, own in drawn.items()},
         {run: own[-1][1].compressors for run, own in drawn.items()},
         "" if few else f", {which}",
     )
     width = max(760, 240 + 130 * sum(len(own) for own in drawn.values()))
-    picture(output / "bpb.svg", [(1, [chart])], width, 440, "")
+    picture(output / "bpb.svg", [(1, [chart])], width)
 
 
 def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:

@@ -41,11 +41,11 @@ def draw_stage(folder: StageFolder) -> list[Path]:
         raise ValueError(f"{folder.evaluation}: made by a Spider that kept no figures in it; evaluate again")
     where = f"{measured.run}, stage {measured.stage}"
     paths = [folder.path / name for name in FIGURES]
-    picture(paths[0], [(1, [loss([read_log(folder, 0, measured.bpb)], where)])], 800, 440, "")
-    shown = loops({measured.stage: measured.loops})
-    picture(paths[1], [(1, [shown])], 800, 460, f"{where}: what more loops are worth")
+    curve, looped = loss([read_log(folder, 0, measured.bpb)], where), loops({measured.stage: measured.loops})
+    picture(paths[0], [(1, [curve])])
+    picture(paths[1], [(1, [looped])], height=460, title=f"{where}: what more loops are worth")
     columns = [(1.0, [panel]) for panel in inside(measured.figures)]
-    picture(paths[2], columns, max(800, 430 * len(columns)), 440, f"{where}: inside the model")
+    picture(paths[2], columns, max(800, 430 * len(columns)), title=f"{where}: inside the model")
     unit = f" in {measured.text.unit}" if measured.text else ""
     write_page(measured.text, paths[3], f"{where}: held-out text{unit}")
     return paths
@@ -85,7 +85,7 @@ def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart
 
 def training(stages: list[StageRecord]) -> list[Chart]:
     """Charts of a run over bytes trained: bits per byte, learning rates, norm of the gradient, speed."""
-    logs = [stage.log for stage in stages if stage.rows]
+    logs = [stage.log for stage in stages if stage.log.rows]
     if not logs:
         return []
     levels = []
@@ -105,7 +105,7 @@ def training(stages: list[StageRecord]) -> list[Chart]:
     rates = logged("AdamW", "lr", 0), logged("Muon", "muon_lr", 2)
     speed = logged("speed", "bytes_per_second", 4)
     return [
-        loss([stage.log for stage in stages if stage.rows or stage.evaluation], "Bits per byte", levels),
+        loss([stage.log for stage in stages if stage.log.rows or stage.evaluation], "Bits per byte", levels),
         chart("Learning rate", Axis("", number, zero=True), "{:.2e}", *rates),
         chart("Norm of the gradient", Axis(log=True), "{:.3g}", logged("norm", "grad_norm", 3)),
         chart("Bytes a second", Axis("", bytes_label, zero=True), "{:,.0f} bytes/s", speed),
@@ -175,13 +175,8 @@ def bits_by_stage(
     compressors: Mapping[str, Mapping[str, float]],
     which: str,
 ) -> Chart:
-    """bpb after each stage, run beside run, with the compressors' rates as lines across.
-
-    Args:
-        runs: stages of each run and their bits per byte.
-        compressors: rates on the text of each run.
-        which: added to the title, where these are not all runs.
-    """
+    """bpb after each stage of each run, run beside run, with the compressors' rates on its text as lines
+    across; ``which`` is added to the title, where these are not all runs."""
     same_text = len({tuple(rates.items()) for rates in compressors.values()}) == 1
     series: list[Series] = []
     levels: list[Level] = []

@@ -57,7 +57,7 @@ def render(config: Config, results: Results, run: str) -> str:
         stages=stages,
         last=last,
         sized=next((one for one in reversed(measured.values()) if one.parameters), None),
-        flops=sum((s.evaluation.flops_per_token or 0) * s.span.tokens for s in stages if s.evaluation),
+        flops=sum((s.evaluation.flops_per_token or 0) * s.log.span.tokens for s in stages if s.evaluation),
         manifests=[stage.manifest for stage in stages if stage.manifest],
         ranking=_ranking(run, last) if last else [],
         others=_others(config, results, last) if last else [],

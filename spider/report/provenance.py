@@ -11,8 +11,7 @@ checkpoint verify`` do that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from spider.data.metadata import Metadata, Shard
 from spider.files import digest
@@ -20,8 +19,7 @@ from spider.report.stages import StageRecord
 from spider.results import Results
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """One thing that was made from others, by digest."""
 
     kind: str
@@ -33,8 +31,7 @@ class Link:
     """Why the link does not hold; empty: it does."""
 
 
-@dataclass(frozen=True)
-class DatasetRecord:
+class DatasetRecord(NamedTuple):
     """A dataset as its metadata.json has it; without a digest where that is not there."""
 
     name: str

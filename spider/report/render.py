@@ -24,15 +24,18 @@ from markupsafe import Markup
 
 from spider.evaluation.artifact import HeatMap, Note
 from spider.files import write_text
-from spider.report.charts import Drawing, Figure, Label, Series, draw, mark, named
+from spider.report.charts import Figure, Label, Series, draw, mark, named
 from spider.report.formatting import bits, duration, number, printable, quantity
 
 HERE = Path(__file__).parent
 #: How many tints of a cut text follow one another: the variables ``--t0``... of `page.css`.
 TINTS = 4
 _SIZE = 1000
-#: Which place of a label a page needs; what is missing here only pictures show.
-_PLACES = {"y": "bottom", "x": "left", "band": "left", "level": "bottom", "ruler": "left", "cell": "both"}
+#: Where a page puts a label, by shares of 100; what is missing here only pictures show.
+_PLACES = {
+    "y": "bottom:%(y).4g%%", "x": "left:%(x).4g%%", "band": "left:%(x).4g%%", "level": "bottom:%(y).4g%%",
+    "ruler": "left:%(x).4g%%", "cell": "left:%(x).4g%%;bottom:%(y).4g%%",
+}  # fmt: skip
 
 
 def html(name: str, *, script: str = "", **values: Any) -> str:
@@ -50,35 +53,12 @@ def _shown(value: Any) -> Any:
 
 def in_page(figure: Figure) -> Markup:
     """A figure of a page; nothing at all of a chart without a point."""
-    if isinstance(figure, Note):
-        shape = '<figure class="chart" data-values="[]"><figcaption>{}</figcaption><p class="none">{}</p>'
-        return Markup(shape + "</figure>").format(figure.title, figure.text)
-    drawing = draw(figure, _SIZE, _SIZE, stretched=True)
-    if drawing is None:
+    drawing = None if isinstance(figure, Note) else draw(figure, _SIZE, _SIZE, stretched=True)
+    if not (drawing or isinstance(figure, Note)):
         return Markup("")
-    key = Markup('<li class="{0.style}" style="--own:var(--c{0.colour})">{0.name}</li>')
-    keys = Markup("").join(key.format(one) for one in drawing.legend)
-    return Markup(
-        '<figure class="chart{kind}" data-values="{values}"><figcaption>{title}</figcaption>{legend}'
-        '<div class="plot"><svg viewBox="0 0 {n} {n}" preserveAspectRatio="none" role="img" '
-        'aria-label="{title}">{shapes}</svg>{labels}</div><div class="under">{under}</div></figure>'
-    ).format(
-        kind=" heat" if isinstance(figure, HeatMap) else "",
-        values=json.dumps(drawing.said, separators=(",", ":")),
-        title=figure.title,
-        legend=Markup('<ul class="legend">{}</ul>').format(keys) if len(drawing.legend) > 1 else "",
-        n=_SIZE,
-        shapes=Markup("").join(drawing.shapes),
-        labels=Markup("").join(_page_label(label) for label in drawing.labels if label.kind in _PLACES),
-        under=drawing.under,
-    )
-
-
-def _page_label(label: Label) -> Markup:
-    place = _PLACES[label.kind]
-    at = [f"{name}:{100 * share:.4g}%" for name, share in (("left", label.x), ("bottom", label.y))
-          if place in (name, "both")]  # fmt: skip
-    return Markup('<span class="{}" style="{}">{}</span>').format(label.kind, ";".join(at), label.text)
+    said = json.dumps(drawing.said if drawing else [], separators=(",", ":"))
+    shown = {"figure": figure, "drawing": drawing, "values": said, "size": _SIZE, "places": _PLACES}
+    return Markup(_TEMPLATES.get_template("figure.html.j2").render(shown))
 
 
 _TEMPLATES = Environment(
@@ -146,14 +126,14 @@ def write_svg(path: Path, parts: Sequence[Markup], width: float, height: float, 
 
 
 def picture(
-    path: Path, columns: Sequence[tuple[float, Sequence[Figure]]], width: float, height: float, title: str
+    path: Path,
+    columns: Sequence[tuple[float, Sequence[Figure]]],
+    width: float = 800,
+    height: float = 440,
+    title: str = "",
 ) -> None:
-    """Write figures as one file.
-
-    Args:
-        columns: from left to right, each with its share of the width and figures from top to bottom.
-        title: above all of them.
-    """
+    """Write figures as one file below a title; ``columns`` are from left to right, each with its share of
+    the width and figures from top to bottom."""
     top = 34 if title else 6
     parts = [text(14, 24, title, 'font-size="16" font-weight="bold"')] if title else []
     x, total = 0.0, sum(weight for weight, _ in columns)
@@ -177,28 +157,23 @@ def _panel(figure: Figure, x: float, y: float, width: float, height: float) -> M
     heading = text(x + left, y + 16, figure.title, 'font-size="14" font-weight="bold"')
     drawing = None if isinstance(figure, Note) else draw(figure, w, h, stretched=False)
     if drawing:
-        inner = _inner(drawing, w, h, axes=not isinstance(figure, HeatMap))
+        parts = [*drawing.shapes]
+        if not isinstance(figure, HeatMap):
+            parts.append(Markup('<path class="axis" d="M0 0V{0:.1f}H{1:.1f}"/>').format(h, w))
+        parts += [_picture_label(label, w, h) for label in drawing.labels if label.kind != "level"]
+        parts += _level_names([label for label in drawing.labels if label.kind == "level"], w, h)
+        parts.append(text(w / 2, h + 38, drawing.under, "", "middle"))
+        if drawing.beside:
+            turned = f'transform="rotate(-90 -54 {h / 2:.1f})"'
+            parts.append(text(-54, h / 2, drawing.beside, turned, "middle"))
+        parts += _legend(drawing.legend) if len(drawing.legend) > 1 else []
     else:
-        inner = Markup('<rect class="band" width="{}" height="{}"/>').format(w, h)
         said = figure.text if isinstance(figure, Note) else getattr(figure, "instead", "")
+        parts = [Markup('<rect class="band" width="{}" height="{}"/>').format(w, h)]
         for i, line in enumerate(said.split("\n")):
-            inner += text(w / 2, h / 2 + 18 * i, line, 'fill="var(--soft)"', "middle")
+            parts.append(text(w / 2, h / 2 + 18 * i, line, 'fill="var(--soft)"', "middle"))
     group = Markup('<g transform="translate({:.1f} {:.1f})">{}</g>')
-    return heading + group.format(x + left, y + top, inner)
-
-
-def _inner(drawing: Drawing, w: float, h: float, *, axes: bool) -> Markup:
-    parts = [*drawing.shapes]
-    if axes:
-        parts.append(Markup('<path class="axis" d="M0 0V{0:.1f}H{1:.1f}"/>').format(h, w))
-    parts += [_picture_label(label, w, h) for label in drawing.labels if label.kind != "level"]
-    parts += _level_names([label for label in drawing.labels if label.kind == "level"], w, h)
-    parts.append(text(w / 2, h + 38, drawing.under, "", "middle"))
-    if drawing.beside:
-        parts.append(text(-54, h / 2, drawing.beside, f'transform="rotate(-90 -54 {h / 2:.1f})"', "middle"))
-    if len(drawing.legend) > 1:
-        parts += _legend(drawing.legend)
-    return Markup("").join(parts)
+    return heading + group.format(x + left, y + top, Markup("").join(parts))
 
 
 def _picture_label(label: Label, w: float, h: float) -> Markup:

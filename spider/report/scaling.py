@@ -36,6 +36,12 @@ from spider.results import Results
 FORMAT = 1
 #: Fewest sizes that a parabola goes through, and fewest minima that a law goes through.
 LEAST_SIZES, LEAST_BUDGETS = 3, 2
+#: Of what there are laws: a title, a letter, and how a value is said beside an axis.
+_LAWS: dict[str, tuple[str, str, Format]] = {
+    "parameters": ("Best parameters", "N", count_label),
+    "bytes": ("Best bytes", "D", bytes_label),
+    "bpb": ("Bits per byte there", "L", count_label),
+}
 
 
 @dataclass(frozen=True)
@@ -109,8 +115,8 @@ def fit(points: list[Point]) -> ScalingFit:
     if len(good) < LEAST_BUDGETS:
         said = f"{len(good)} of {len(curves)} budgets have a minimum, a law needs {LEAST_BUDGETS}"
         return ScalingFit(curves, problem=said)
-    flops, names = [curve.flops for curve in good], ("parameters", "bytes", "bpb")
-    laws = [fit_law(flops, [getattr(curve, f"best_{name}") for curve in good]) for name in names]
+    flops = [curve.flops for curve in good]
+    laws = [fit_law(flops, [getattr(curve, f"best_{name}") for curve in good]) for name in _LAWS]
     return ScalingFit(curves, laws[0], laws[1], laws[2])
 
 
@@ -231,12 +237,7 @@ def draw_scaling(fitted: ScalingFit, path: Path, title: str) -> None:
         Axis("bits per byte on held-out text"),
         [one for number, curve in enumerate(fitted.curves) for one in _parabola(curve, number)],
     )
-    panels = [
-        _law(fitted, "parameters", "Best parameters", "N", count_label),
-        _law(fitted, "bytes", "Best bytes", "D", bytes_label),
-        _law(fitted, "bpb", "Bits per byte there", "L", count_label),
-    ]
-    picture(path, [(1.7, [parabolas]), (1, panels)], 1200, 640, title)
+    picture(path, [(1.7, [parabolas]), (1, [_law(fitted, name) for name in _LAWS])], 1200, 640, title)
 
 
 def _parabola(curve: IsoFlop, number: int) -> list[Series]:
@@ -253,10 +254,11 @@ def _parabola(curve: IsoFlop, number: int) -> list[Series]:
     return series
 
 
-def _law(fitted: ScalingFit, name: str, title: str, letter: str, form: Format) -> Chart:
-    law: Law | None = getattr(fitted, name)
+def _law(fitted: ScalingFit, name: str) -> Chart:
+    (title, letter, form), corner = _LAWS[name], ""
     series: list[Series] = []
-    if law:  # without one, a minimum alone says nothing here
+    if law := getattr(fitted, name):  # without one, a minimum alone says nothing here
+        corner = f"{letter} ~ {law}"
         flops = [curve.flops for curve in fitted.curves]
         ends = [min(flops) / 1.3, max(flops) * 1.3]
         series = [Series("", ends, [law.at(end) for end in ends], COLOURS - 1)] + [
@@ -265,12 +267,5 @@ def _law(fitted: ScalingFit, name: str, title: str, letter: str, form: Format) -
             if curve.problem is None
         ]
     x = Axis("FLOPs of training", flops_label, log=True, margin=0.03)
-    corner = f"{letter} ~ {law}" if law else ""
-    return Chart(
-        title,
-        x,
-        Axis("", form, log=True, margin=0.12),
-        series,
-        corner=corner,
-        instead=fitted.problem or "no law",
-    )
+    y = Axis("", form, log=True, margin=0.12)
+    return Chart(title, x, y, series, corner=corner, instead=fitted.problem or "no law")

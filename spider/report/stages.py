@@ -97,65 +97,51 @@ class StageRecord:
     manifest: Manifest | None
     """Of the final checkpoint, or of the newest one of a stage that is not finished."""
     evaluation: Evaluation | None
-    rows: list[Row]
-    begin: int
-    """Bytes trained before it."""
-    span: Span
-    """By the last logged step where it is not finished; the bytes then count special ids as well."""
-
-    @property
-    def log(self) -> Log:
-        """What is not finished has no score at its end."""
-        held_out = self.evaluation.bpb if self.evaluation and self.receipt else None
-        return Log(self.spec["run"], self.name, self.rows, self.span, self.begin, held_out)
+    log: Log
+    """What is not finished has no score at its end, and has come as far as its last row says; its bytes then
+    count special ids as well."""
 
     @property
     def state(self) -> str:
         """``evaluated``, ``trained``, ``begun`` or ``waiting``."""
         if self.receipt:
             return "evaluated" if self.evaluation else "trained"
-        return "begun" if self.rows or self.manifest else "waiting"
+        return "begun" if self.log.rows or self.manifest else "waiting"
 
     @property
     def notes(self) -> Iterator[str]:
         """Sentences on what is missing or does not fit."""
-        at, name = f"{self.folder.path.parent.name} {self.name}", self.name
-        receipt, measured = self.receipt, self.evaluation
+        at, stage = f"{self.folder.path.parent.name} {self.name}", f"Stage {self.name}"
+        receipt, measured, again = self.receipt, self.evaluation, f"`spider evaluate {at}`"
         if self.state == "waiting":
-            yield f"Stage {name} has not begun: `spider train {at}`, or the workflow, trains it."
+            yield f"{stage} has not begun: `spider train {at}`, or the workflow, trains it."
         if self.state == "begun":
-            done = f"step {self.span.steps:,}"
+            done = f"step {self.log.span.steps:,}"
             if self.manifest and self.manifest.end:
                 done += f" of {self.manifest.end:,}"
-            if self.rows:
+            if self.log.rows:
                 ago = time.time() - self.folder.metrics.stat().st_mtime
                 done += f", logged {duration(max(0, ago))} ago"
-            yield (
-                f"Stage {name} is not finished: {done}. If nothing trains it, `spider train {at}` or the "
-                "workflow goes on."
-            )
+            end = f"If nothing trains it, `spider train {at}` or the workflow goes on."
+            yield f"{stage} is not finished: {done}. {end}"
         if receipt is None:
             return
         trained = self.manifest and identity_of(StageSpec.deciding_in(self.manifest.spec))  # of any version
         if self.configured and self.configured not in (trained, receipt.identity):
-            yield (
-                f"Stage {name} was trained with other settings than the configuration says now (digest "
-                f"{receipt.identity}, now {self.configured}); this page shows what was trained."
-            )
+            digests = f"digest {receipt.identity}, now {self.configured}"
+            said = f"with other settings than the configuration says now ({digests})"
+            yield f"{stage} was trained {said}; this page shows what was trained."
         if self.manifest is None:
-            yield f"The final checkpoint of stage {name} is gone: {self.folder.path / receipt.checkpoint}."
+            path = self.folder.path / receipt.checkpoint
+            yield f"The final checkpoint of stage {self.name} is gone: {path}."
         if measured is None:
-            yield f"Stage {name} is trained and not evaluated: `spider evaluate {at}`."
+            yield f"{stage} is trained and not evaluated: {again}."
         elif measured.weights != (receipt.averaged_weights or receipt.weights):
-            yield (
-                f"The evaluation of stage {name} is of other weights ({measured.weights}) than those that it "
-                f"has now: `spider evaluate {at}`."
-            )
+            others = f"other weights ({measured.weights}) than those that it has now"
+            yield f"The evaluation of stage {self.name} is of {others}: {again}."
         elif measured.figures is None:
-            yield (
-                f"Stage {name} was evaluated before figures were kept: `spider evaluate {at}` shows what is "
-                "inside the model, its size and its work."
-            )
+            what = "what is inside the model, its size and its work"
+            yield f"{stage} was evaluated before figures were kept: {again} shows {what}."
 
 
 def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]:
@@ -174,32 +160,23 @@ def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]
             raise ValueError(f"no run {run!r} in {results.root / 'runs'}{nearest(run, known)}")
         specs = sorted((origin.spec for origin in origins), key=lambda spec: spec.index)
     stages: list[StageRecord] = []
+    begin = first = 0
     for spec in specs:
-        stages.append(_read(results.stage(run, spec.stage), spec, configured, stages[-1] if stages else None))
+        folder = results.stage(run, spec.stage)
+        receipt = Receipt.read(folder.receipt) if folder.receipt.exists() else None
+        checkpoints = [folder.path / receipt.checkpoint] if receipt else steps(folder.checkpoints)
+        whole = [path / MANIFEST for path in checkpoints if (path / MANIFEST).is_file()]
+        manifest, rows = Manifest.read(whole[-1]) if whole else None, read_rows(folder.metrics)
+        plain = manifest.spec if manifest else spec.model_dump(mode="json")
+        if manifest:
+            first = manifest.global_step - manifest.step
+        last, s = max((row.step for row in rows), default=first), plain["settings"]
+        done = (last - first) * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
+        span = receipt or Training(steps=last - first, global_step=last, tokens=done, bytes=done, seconds=0)
+        evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.exists() else None
+        held_out = evaluation.bpb if evaluation and receipt else None
+        log = Log(plain["run"], spec.stage, rows, span, begin, held_out)
+        now = spec.identity if configured else None
+        stages.append(StageRecord(spec.stage, folder, plain, now, receipt, manifest, evaluation, log))
+        begin, first = begin + span.bytes, span.global_step
     return stages
-
-
-def _read(folder: StageFolder, spec: StageSpec, configured: bool, before: StageRecord | None) -> StageRecord:
-    receipt = Receipt.read(folder.receipt) if folder.receipt.exists() else None
-    checkpoints = [folder.path / receipt.checkpoint] if receipt else steps(folder.checkpoints)
-    whole = [path / MANIFEST for path in checkpoints if (path / MANIFEST).is_file()]
-    manifest = Manifest.read(whole[-1]) if whole else None
-    plain = manifest.spec if manifest else spec.model_dump(mode="json")
-    rows = read_rows(folder.metrics)
-    first = before.span.global_step if before else 0
-    if manifest:
-        first = manifest.global_step - manifest.step
-    last, s = max((row.step for row in rows), default=first), plain["settings"]
-    done = (last - first) * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
-    return StageRecord(
-        name=spec.stage,
-        folder=folder,
-        spec=plain,
-        configured=spec.identity if configured else None,
-        receipt=receipt,
-        manifest=manifest,
-        evaluation=Evaluation.read(folder.evaluation) if folder.evaluation.exists() else None,
-        rows=rows,
-        begin=before.begin + before.span.bytes if before else 0,
-        span=receipt or Training(steps=last - first, global_step=last, tokens=done, bytes=done, seconds=0),
-    )

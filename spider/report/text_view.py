@@ -50,7 +50,7 @@ def show(cut: CutText, console: Console) -> None:
 
 
 def write_page(cut: CutText | None, path: Path, title: str) -> None:
-    """A web page that needs nothing else; length and boundary probability of a segment are its tooltip."""
+    """A web page; length and boundary probability of a segment are its tooltip."""
     write_text(path, html("text.html.j2", title=title, cut=cut))
 
 
