@@ -3,9 +3,7 @@
 A figure (`Chart`, `HeatMap`, `Note`) says what is shown. `draw` turns it into SVG shapes in a box of any size
 and labels at shares of it; `spider.report.render` puts these into a page or into a file of its own. A page
 stretches its box, so its lines keep their width and its text is HTML: an SVG scaled to a phone's width would
-scale its letters too, down to nothing.
-
-Text of users comes through Markup's formatting, which escapes it.
+scale its letters too, down to nothing. Text of users is escaped by Markup's formatting.
 """
 
 from __future__ import annotations
@@ -135,11 +133,8 @@ class Drawing:
 
 
 def draw(figure: Chart | HeatMap, width: float, height: float, *, stretched: bool) -> Drawing | None:
-    """A figure in a box; None where there is nothing to draw.
-
-    Args:
-        stretched: the box is not drawn at its own proportions, so that shapes would not keep theirs.
-    """
+    """A figure in a box; None where there is nothing to draw. A ``stretched`` box is not drawn at its own
+    proportions, so that shapes would not keep theirs."""
     if isinstance(figure, HeatMap):
         return _draw_cells(figure, width, height)
     drawn = [_thinned(one) for one in figure.series if len(one.x)]

@@ -64,13 +64,12 @@ class Summary(Artifact):
 
 
 def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -> Summary:
-    """Gather evaluations into a report.
+    """Gather evaluations into summary.json (written last), table.md, table.html, bpb.svg and loss.svg.
 
     Args:
         evaluations: the evaluation.json of every stage of every run; each stage's train.json and
             metrics.jsonl stand beside it. The first run named is the first in the report.
         benchmarks: Snakemake's benchmark files, ``{benchmarks}/{rule}/*.tsv``.
-        output: folder for summary.json (written last), table.md, table.html, bpb.svg and loss.svg.
 
     Raises:
         ValueError: no evaluation, one of another version, or a stage given twice.
@@ -168,19 +167,16 @@ def _draw(stages: _Stages, output: Path) -> None:
 def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:
     """Title to (header, rows): a table for each text, compressors below the stages; then seconds by rule."""
     tables = {}
+    stages = [
+        (f"{run} / {name}", one.stages[name]) for run, one in summary.runs.items() for name in one.order
+    ]
     for text, compressors in summary.compressors_by_data.items():
-        named = {
-            f"{run} / {name}": one.stages[name] for run, one in summary.runs.items() for name in one.order
-        }
-        scored = {name: stage for name, stage in named.items() if stage["text"] == text}
-        rows = [[name, *figures_of(stage, ".4f", ",.1f")] for name, stage in scored.items()]
+        scored = [(name, stage) for name, stage in stages if stage["text"] == text]
+        rows = [[name, *figures_of(stage, ".4f", ",.1f")] for name, stage in scored]
         for name, rate in sorted(compressors.items(), key=lambda item: item[1]):
             rows.append([summary.compressor_settings[name], f"{rate:.4f}", "", "", "", ""])
-        size = next(iter(scored.values()))["scored_bytes"]
-        tables[f"Held-out text of {text}, {size:,} bytes"] = (
-            "|bits per byte|strict|steps|MB trained|seconds",
-            rows,
-        )
+        title = f"Held-out text of {text}, {scored[0][1]['scored_bytes']:,} bytes"
+        tables[title] = "|bits per byte|strict|steps|MB trained|seconds", rows
     if summary.seconds_by_rule:
         rows = [[rule, f"{s:,.1f}"] for rule, s in summary.seconds_by_rule.items()]
         tables["Wall time by rule, all jobs together"] = "rule|seconds", rows

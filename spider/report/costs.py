@@ -36,12 +36,8 @@ class RuleCost(NamedTuple):
 def costs(
     results: Results, run: str, stages: Sequence[str], datasets: Sequence[str], jobs: list[dict[str, Any]]
 ) -> list[RuleCost]:
-    """One row for each rule that has left a benchmark file.
-
-    Args:
-        datasets: names of those that the run trains on or is scored on.
-        jobs: tracking records of the jobs of the run and of these.
-    """
+    """One row for each rule that has left a benchmark file; ``datasets`` are those that the run trains on or
+    is scored on, ``jobs`` the tracking records of their jobs and of the run's."""
     joules: dict[str, float] = defaultdict(float)
     for job in jobs:
         for metric in job["metrics"]:

@@ -43,12 +43,12 @@ class DatasetRecord(NamedTuple):
 
 def read_datasets(results: Results, stages: list[StageRecord]) -> list[DatasetRecord]:
     """The datasets that the stages train on or are scored on."""
-    specs: dict[str, dict[str, Any] | None] = {}
+    streams: dict[str, dict[str, Any] | None] = {}
     for stage in stages:
-        specs[stage.spec["data"]] = stage.spec.get("stream")
-        if scored := stage.evaluation and stage.evaluation.data:
-            specs.setdefault(scored, None)
-    return [_dataset(results, name, stream) for name, stream in specs.items()]
+        streams[stage.spec["data"]] = stage.spec.get("stream")
+        if stage.evaluation:
+            streams.setdefault(stage.evaluation.data, None)
+    return [_dataset(results, name, stream) for name, stream in streams.items()]
 
 
 def _dataset(results: Results, name: str, stream: dict[str, Any] | None) -> DatasetRecord:

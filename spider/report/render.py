@@ -31,11 +31,6 @@ HERE = Path(__file__).parent
 #: How many tints of a cut text follow one another: the variables ``--t0``... of `page.css`.
 TINTS = 4
 _SIZE = 1000
-#: Where a page puts a label, by shares of 100; what is missing here only pictures show.
-_PLACES = {
-    "y": "bottom:%(y).4g%%", "x": "left:%(x).4g%%", "band": "left:%(x).4g%%", "level": "bottom:%(y).4g%%",
-    "ruler": "left:%(x).4g%%", "cell": "left:%(x).4g%%;bottom:%(y).4g%%",
-}  # fmt: skip
 
 
 def html(name: str, *, script: str = "", **values: Any) -> str:
@@ -57,7 +52,7 @@ def in_page(figure: Figure) -> Markup:
     if not (drawing or isinstance(figure, Note)):
         return Markup("")
     said = json.dumps(drawing.said if drawing else [], separators=(",", ":"))
-    shown = {"figure": figure, "drawing": drawing, "values": said, "size": _SIZE, "places": _PLACES}
+    shown = {"figure": figure, "drawing": drawing, "values": said, "size": _SIZE}
     return Markup(_TEMPLATES.get_template("figure.html.j2").render(shown))
 
 

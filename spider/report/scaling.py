@@ -1,8 +1,7 @@
 """Scaling laws from a sweep over sizes and FLOP budgets: IsoFLOP parabolas, then power laws.
 
-The second approach of Hoffmann et al. (arXiv:2203.15556). At each budget C the loss, bits per byte on
-held-out text, is fitted by a parabola in log N; its minimum is the best size for that budget. Through the
-minima of all budgets go power laws,
+The second approach of Hoffmann et al. (arXiv:2203.15556). At each budget C a parabola in log N is fitted to
+the loss, bits per byte on held-out text; its minimum is the best size. Through the minima go power laws,
 
     N_opt = k C^a    D_opt = k C^b    L_opt = k C^c
 
