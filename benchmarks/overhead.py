@@ -51,8 +51,8 @@ from spider.tracking.sync import sync
 from spider.training.allocator import keep_freed_memory
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer
-from spider.training.progress import Means
 from spider.training.stage import data_digest, train
+from spider.training.state import Means
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 from tests.unit.records import saved
 
@@ -201,7 +201,6 @@ def logging_seconds(row: dict[str, float], folder: Path, repeats: int) -> dict[s
 
     with progress_bar(0, 1) as bar:
         clock, _ = interleaved({"step": lambda: means.add(measured), "interval": tell}, repeats)
-    log.close()
     return clock
 
 

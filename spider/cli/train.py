@@ -24,7 +24,7 @@ from spider.results import StageFolder
 
 if TYPE_CHECKING:
     from spider.processes.world import World
-    from spider.training.plan import Plan
+    from spider.training.stage import Plan
 
 
 @click.command()
@@ -154,7 +154,7 @@ def train(
 
         sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads))
     from spider.processes.world import join
-    from spider.training.plan import Places, plan
+    from spider.training.stage import Places, plan
 
     world = context.with_resource(join())
     if not world.first:  # what happens is told and recorded once

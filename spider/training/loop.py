@@ -45,9 +45,8 @@ from spider.training.measurements import Warmup
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, decide, device_name
-from spider.training.progress import Means, Progress
 from spider.training.schedule import end_in_time, horizon, lr_factor
-from spider.training.state import Ema, State, read_parent
+from spider.training.state import Ema, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 
 log = logging.getLogger(__name__)
@@ -142,8 +141,6 @@ class Trainer:
                     if on_step is not None:
                         on_step(progress.step)
         finally:
-            if self.metrics is not None:
-                self.metrics.close()
             self.loader.close()
             self.saver.close()
         return self.saver.newest
@@ -271,7 +268,7 @@ class Trainer:
 
     def _save(self, *, final: bool) -> None:
         began = time.perf_counter()
-        self.progress.means = self.means.state()
+        self.progress.means = self.means.plain()
         record = {
             "run": self.spec.run,
             "stage": self.spec.stage,
@@ -293,18 +290,18 @@ class Trainer:
         self.progress.checkpoint_seconds += time.perf_counter() - began
 
     def _log(self, window: Window, bar: tqdm) -> None:
+        means, self.means = self.means, Means()
         if self.metrics is None:
-            self.means = Means()
             return
         progress, left = self.progress, self._steps_left()
         factor = lr_factor(progress.step - 1, progress.end, self.settings)
         rates = {"lr": self.settings.lr * factor}
         if self.spec.optimizer.kind == "muon":
             rates["muon_lr"] = rates["lr"] * self.spec.optimizer.muon_lr_ratio
-        row = self.telemetry.row(self.means.read(), window, left, rates, progress.skipped)
-        if self.means.count:
-            progress.saw(row.get("train/cross_entropy", row["train/loss"]))
-        self.means = Means()
+        row = self.telemetry.row(means.read(), window, left, rates, progress.skipped)
+        if means.count:
+            progress.loss = loss = row.get("train/cross_entropy", row["train/loss"])
+            progress.best_loss = min(loss, loss if progress.best_loss is None else progress.best_loss)
         self.metrics.write(progress.global_step, row)
         show(row, progress.step, progress.step + left, bar, self.model.shown)
 

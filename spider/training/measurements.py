@@ -1,21 +1,17 @@
-"""What a warm-up measured: ``runs/{run}/warmup-{shape}.json``. Reports read it too, so no torch here."""
+"""What a warm-up measured: ``runs/{run}/warmup-{shape}.json``."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from spider.artifacts import Artifact
 
 Kind = Literal["fp32", "bf16", "fp8"]
 
 
-class _Measured(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Product(_Measured):
+class Product(BaseModel, frozen=True):
     """One distinct matrix product of the model: M rows, K in, N out."""
 
     m: int
@@ -29,8 +25,8 @@ class Product(_Measured):
     layers: list[str]
 
 
-class Parts(_Measured):
-    """One of the layers that the family multiplies in fp8 itself."""
+class Parts(BaseModel, frozen=True):
+    """One of the layers that the family multiplies in fp8 itself, as `Product` has it."""
 
     tokens: int
     """Rows that it gets."""
@@ -40,7 +36,7 @@ class Parts(_Measured):
     layers: list[str]
 
 
-class Step(_Measured):
+class Step(BaseModel, frozen=True):
     """Forward, backward and update of one micro-batch."""
 
     first_seconds: float
@@ -48,7 +44,7 @@ class Step(_Measured):
     peak_memory_mb: float
 
 
-class Compiled(_Measured):
+class Compiled(BaseModel, frozen=True):
     """The archive of what the compiler made (`spider.training.compilecache`)."""
 
     cache: str
@@ -57,8 +53,7 @@ class Compiled(_Measured):
 
 
 class Warmup(Artifact):
-    WHAT: ClassVar[str] = "the record of a warm-up"
-    REMEDY: ClassVar[str] = "delete it and warm up again"
+    WHAT, REMEDY = "the record of a warm-up", "delete it and warm up again"
 
     run: str
     device: str

@@ -8,7 +8,7 @@ duplicates.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import json
 import math
 import os
@@ -60,35 +60,17 @@ class MetricsLog:
     """Append rows to ``metrics.jsonl``; rows up to `last` are there already and are not written again."""
 
     def __init__(self, path: Path) -> None:
-        self.last = _cut_torn_tail(path)
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+        self.last, self._path, whole = -1, path, 0
+        path.touch()
+        with open(path, "rb") as f, contextlib.suppress(ValueError):
+            for line in f:
+                if line.endswith(b"\n"):
+                    self.last, whole = parse_row(line).step, whole + len(line)
+        os.truncate(path, whole)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         if step > self.last:
             row = {"step": step, "time": time.time(), "metrics": dict(metrics)}
-            line = (json.dumps(row) + "\n").encode()
-            if self._file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+            with open(self._path, "ab") as f:
+                f.write((json.dumps(row) + "\n").encode())
             self.last = step
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _cut_torn_tail(path: Path) -> int:
-    """Truncate after the last whole row; returns its step (-1: there is none)."""
-    if not path.exists():
-        return -1
-    whole, last = 0, -1
-    with open(path, "rb") as f:
-        for line in f:
-            try:
-                step = parse_row(line).step
-            except ValueError:
-                break
-            if not line.endswith(b"\n"):
-                break
-            whole, last = whole + len(line), step
-    if path.stat().st_size != whole:
-        os.truncate(path, whole)
-    return last

@@ -1,4 +1,4 @@
-"""AdamW and Muon in one optimizer.
+"""AdamW and Muon in one optimizer, and torchao's AdamW of 8 and 4 bits behind the same interface.
 
 AdamW (Loshchilov and Hutter, arXiv:1711.05101) trains whatever is not a matrix: embeddings, norms, biases,
 tables; with ``kind: adamw`` it trains everything. Muon (Jordan, 2024) replaces the momentum of a hidden
@@ -19,18 +19,24 @@ bound the scratch memory.
 Weight decay is decoupled, for matrices also cautious (Chen et al., arXiv:2510.12402): only where it pulls the
 same way as the update. Vectors, and tables of which a batch touches few rows, are not decayed.
 
-State is kept in fp32, by parameter; `Optimizer.tensors` names it by the parameter's own name, so a checkpoint
-does not depend on the order of groups.
+State is fp32 (but `LowBitAdamW`'s), by parameter, and named in a checkpoint by the parameter's own name, so
+the order of groups does not matter. Of parameters that are cut over processes (`spider.processes.parallel`)
+each process updates its slice. Only Muon's matrices need more than that: they are gathered, and every process
+computes their polar factors. A stack of experts is cut between experts and needs nothing.
 
-Of parameters that are cut over processes (`spider.processes.parallel`) each process updates its slice. Only
-Muon's matrices need more than that: they are gathered, and every process computes their polar factors. A
-stack of experts is cut between experts and needs nothing.
+Under ``master_weights: bf16`` weights and gradients take 2 bytes a value less each. bf16 has 8 bits of
+precision, so rounding to nearest would drop every update below 1/256 of the weight; torchao rounds at random
+instead, up with the probability of the part that is cut off, which is right on average. Only matrices become
+bf16: what is not multiplied under autocast (tables, norms, the recurrence's vectors) makes up the fp32
+residual stream. The random numbers come from torch's generator, which the training loop seeds at every step.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,13 +44,11 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from spider.config import OptimizerConfig
-from spider.processes.parallel import apply_whole, local
-from spider.training.lowbit import BITS, LowBitAdamW
-
-Coefficients = tuple[tuple[float, float, float], ...]
+from spider.processes.parallel import apply_whole, cut_like, local
+from spider.training.precision import quiet_torchao
 
 #: arXiv:2505.16932, for singular values in [1e-3, 1].
-POLAR_EXPRESS: Coefficients = (
+POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
     (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
@@ -54,34 +58,29 @@ POLAR_EXPRESS: Coefficients = (
 #: bf16 rounding may lift a singular value above 1, where the polynomials grow fast: start this much lower.
 _SAFETY = 1.01
 _SCRATCH_NUMEL = 1 << 26
+_SMALLEST_MOMENT, _SMALLEST_BLOCK = 4096, 32
 
 
-def polar(g_Nrc: Tensor, coefficients: Coefficients = POLAR_EXPRESS, safety: float = _SAFETY) -> Tensor:
+def polar(g_Nrc: Tensor) -> Tensor:
     """Approximate polar factor of each matrix of a batch: ``U V^T`` where ``g = U S V^T``.
 
     Takes and returns (N, rows, cols) in one dtype; the result's singular values are within about 0.1 of 1.
     """
     tall = g_Nrc.size(-2) > g_Nrc.size(-1)
     x = g_Nrc.mT if tall else g_Nrc
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) * safety + 1e-7)
-    for a, b, c in coefficients:
-        a, b, c = a / safety, b / safety**3, c / safety**5
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) * _SAFETY + 1e-7)
+    for a, b, c in POLAR_EXPRESS:
+        a, b, c = a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
 class Optimizer(torch.optim.Optimizer):
-    """AdamW for groups marked ``muon: False``, Muon for the others.
+    """AdamW for groups marked ``muon: False``, Muon for the others. A group carries its ``peak_lr``."""
 
-    A group carries its ``peak_lr``; `set_lr` scales all of them by the schedule's factor.
-    """
-
-    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
-        super().__init__(
-            groups,
-            {"cautious": True, "coefficients": POLAR_EXPRESS, "safety": _SAFETY, "compute": torch.float32},
-        )
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
         for group in self.param_groups:
             group["lr"] = group["peak_lr"]
             for p in group["params"]:
@@ -91,6 +90,7 @@ class Optimizer(torch.optim.Optimizer):
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
 
     def set_lr(self, factor: float) -> None:
+        """Scale every group's rate by the schedule's factor."""
         for group in self.param_groups:
             group["lr"] = group["peak_lr"] * factor
 
@@ -104,10 +104,7 @@ class Optimizer(torch.optim.Optimizer):
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            if group["muon"]:
-                self._muon(group, params)
-            elif params:
-                self._adamw(group, params)
+            (self._muon if group["muon"] else self._adamw)(group, params)
 
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
         params = [p for p in params if local(p).numel()]
@@ -151,7 +148,7 @@ class Optimizer(torch.optim.Optimizer):
 
         def directions(matrices: Tensor) -> Tensor:
             u_Nrc = matrices.reshape(-1, rows, cols).to(group["compute"])
-            return polar(u_Nrc, group["coefficients"], group["safety"]).float().view_as(matrices)
+            return polar(u_Nrc).float().view_as(matrices)
 
         if len(shape) == 3:
             update = directions(torch.stack(steps)).unbind()
@@ -162,13 +159,93 @@ class Optimizer(torch.optim.Optimizer):
         lr, decay = group["lr"], group["weight_decay"]
         for p, u in zip(map(local, params), update, strict=True):
             if decay:
-                pull = p * (u * p > 0) if group["cautious"] else p
-                p.sub_(pull, alpha=lr * decay)
+                p.sub_(p * (u * p > 0), alpha=lr * decay)
             p.sub_(u, alpha=lr * gain)
 
 
 def _gradients(params: list[Tensor]) -> list[Tensor]:
     return [local(p.grad) for p in params if p.grad is not None]
+
+
+class LowBitAdamW:
+    """`Optimizer`'s interface around ``torchao.optim.AdamW8bit`` or ``AdamW4bit``.
+
+    A moment is kept in blocks (256 values at 8 bits, 128 at 4) as codes into a fixed table of values and one
+    fp32 scale a block (Dettmers et al., arXiv:2110.02861; Li et al., arXiv:2309.01507). An update reads it
+    into fp32, computes there, and quantizes it again. Against fp32 moments that saves 6 or 7 bytes a
+    parameter. A block never reaches from one row of a parameter into the next (of a stack, from one matrix
+    into the next), so rows can be dealt to any number of processes: blocks are smaller where a row is no
+    whole number of them. Moments of fewer than 4,096 values stay fp32, and those whose blocks would have
+    fewer than 32.
+
+    torchao can compile its update, one kernel for each shape of parameter. On a CPU that took 15 to 25 seconds
+    a shape, so it is ``compiled`` only where the model is.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], bits: int, *, compiled: bool = False) -> None:
+        with quiet_torchao():
+            from torchao.optim import AdamW4bit, AdamW8bit
+        kind = {8: AdamW8bit, 4: AdamW4bit}[bits]
+        # What torchao's optimizer sees: this process's slices, of a parameter that is not cut all of it.
+        self._slices = {p: nn.Parameter(local(p.detach())) for group in groups for p in group["params"]}
+        self.bits, self.compiled = bits, compiled
+        inner = [{**g, "lr": g["peak_lr"], "params": [self._slices[p] for p in g["params"]]} for g in groups]
+        # Where weights are fp32 there is nothing to round and this says nothing.
+        self._inner = kind(inner, bf16_stochastic_round=True)
+        dealt = zip(self._inner.param_groups, groups, strict=True)
+        self.param_groups = [{**theirs, "params": group["params"]} for theirs, group in dealt]
+        for p, slice_ in self._slices.items():
+            # As torchao does in its first step; a checkpoint is loaded before that.
+            self._inner.state[slice_] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": self._moment(p, signed=True),
+                "exp_avg_sq": self._moment(p, signed=False),
+            }
+
+    def _moment(self, p: Tensor, *, signed: bool) -> Tensor:
+        block = math.gcd(p.numel() // p.shape[0], self._inner.block_size)
+        if p.numel() < _SMALLEST_MOMENT or block < _SMALLEST_BLOCK:
+            return torch.zeros_like(local(p), dtype=torch.float32)
+        moment: Tensor = self._inner._subclass_zeros(local(p), signed, block)
+        return moment
+
+    def set_lr(self, factor: float) -> None:
+        for group in self.param_groups:
+            group["lr"].fill_(group["peak_lr"] * factor)  # one tensor with torchao's own group
+
+    def zero_grad(self) -> None:
+        for p, slice_ in self._slices.items():
+            p.grad = slice_.grad = None
+
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """The live state as plain tensors, ``{parameter name}.{state name}``, of a quantized moment
+        ``{parameter name}.{state name}.{bits}bit.{codes, scale or qmap}``."""
+        named: dict[str, Tensor] = {}
+        for name, p in model.named_parameters():
+            state = self._inner.state[self._slices[p]] if p in self._slices else {}
+            for key, value in state.items():
+                named |= {f"{name}.{key}{suffix}": part for suffix, part in self._parts(p, value)}
+        return named
+
+    def _parts(self, p: Tensor, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+        if not hasattr(value, "__tensor_flatten__"):  # it is not quantized
+            yield "", cut_like(value, p) if value.ndim else value
+            return
+        parts, _ = value.__tensor_flatten__()
+        for part in parts:
+            held: Tensor = getattr(value, part)
+            if part != "qmap":  # codes and scales, by the parameter's rows
+                rows = len(local(p))
+                held = cut_like(held.view(rows, held.numel() // max(1, rows)), p)
+            yield f".{self.bits}bit.{part}", held
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        for p, slice_ in self._slices.items():
+            slice_.data = local(p.detach())
+            slice_.grad = None if p.grad is None or not slice_.numel() else local(p.grad)
+        with contextlib.nullcontext() if self.compiled else torch.compiler.set_stance("force_eager"):
+            self._inner.step()
 
 
 def build_optimizer(
@@ -179,7 +256,7 @@ def build_optimizer(
     *,
     compiled: bool = False,
 ) -> Optimizer | LowBitAdamW:
-    """Deal every trainable parameter to exactly one group.
+    """Deal every trainable parameter to one group.
 
     Parameters marked ``_is_embedding`` (tables that are looked up) and the weights of convolutions are never
     Muon's; those, vectors, and parameters marked ``_no_weight_decay`` go to AdamW and are not decayed.
@@ -204,11 +281,8 @@ def build_optimizer(
         }
         for (muon, decayed), params in sorted(dealt.items())
     ]
-    ids = [id(p) for g in groups for p in g["params"]]
-    trainable = {id(p) for p in model.parameters() if p.requires_grad}
-    assert len(ids) == len(set(ids)) and set(ids) == trainable, "a parameter is in no group, or in two"
-    if config.kind in BITS:
-        return LowBitAdamW(groups, BITS[config.kind], compiled=compiled)
+    if config.kind in ("adamw8bit", "adamw4bit"):
+        return LowBitAdamW(groups, int(config.kind[5]), compiled=compiled)
     return Optimizer(groups)
 
 

@@ -56,7 +56,7 @@ class Precision:
         return f"{what} ({self.reason})"
 
     def unless_began_as(self, before: SavedPrecision, device: torch.device) -> Precision:
-        """What goes on with a training that began so: that, unless it is the same; raises as `decide`."""
+        """What a training goes on with that began so; raises as `decide`."""
         layers = frozenset(before.layers) if before.layers else None
         if (before.kind, layers, before.recipe) == (self.kind, self.layers, self.recipe):
             return self
@@ -70,9 +70,8 @@ class Precision:
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """The context of forward and backward's matrix products."""
-        if self.kind == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(device.type, dtype=self.compute)
+        narrow = self.kind != "fp32"
+        return torch.autocast(device.type, dtype=self.compute) if narrow else contextlib.nullcontext()
 
     def prepare(self, model: Model, *, emulate: bool = False, sharded: bool = False) -> None:
         """Swap the chosen linear layers for Float8Linear and set the family's own parts to fp8, in place;
@@ -135,9 +134,8 @@ def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup |
     if asked != "auto":
         return Precision(cast(Kind, asked), "asked for", recipe=recipe if asked == "fp8" else None)
     if warmup is not None and warmup.device == name:
-        if warmup.precision == "fp8":
-            return Precision("fp8", warmup.reason, frozenset(warmup.fp8_layers), recipe)
-        return Precision(warmup.precision, warmup.reason)
+        fp8 = (frozenset(warmup.fp8_layers), recipe) if warmup.precision == "fp8" else ()
+        return Precision(warmup.precision, warmup.reason, *fp8)
     kind: Kind = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
     return Precision(kind, "not measured: no warm-up on this device")
 
@@ -148,8 +146,8 @@ def eligible(model: Model) -> frozenset[str]:
     Each side of a weight is an outer dimension of one of the three products, and those have to be multiples
     of 16. The rows of a batch are only ever summed over, or come first, and are padded.
     """
-    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    fit = {name for name, m in linear.items() if not (m.in_features % 16 or m.out_features % 16)}
+    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    fit = (name for name, m in linear if not (m.in_features % 16 or m.out_features % 16))
     return frozenset(name for name in fit if not model.keeps_wide(name))
 
 

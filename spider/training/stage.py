@@ -1,4 +1,9 @@
-"""One stage, from the lock on its folder to its receipt.
+"""One training: where it happens and what it starts from, then from the lock on its folder to its receipt.
+
+A stage as the configuration has it trains where the workflow would train it. Any other training is a run of
+its own, ``{run}-{digest of what differs}``, beside the configuration's in the results folder: the workflow
+never finds its own checkpoints replaced by an experiment's, and the same command goes on with the same
+experiment. Only ``ckpt_dir`` puts it elsewhere.
 
 What is half done goes on from its newest good checkpoint. What is finished is not trained again: the receipt
 is a pure function of the final checkpoint's manifest, and is only written again.
@@ -9,18 +14,116 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from spider import files
 from spider.checkpoints.claim import claim, hold
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Origin, Receipt
-from spider.config import StageSpec
+from spider.config import Config, ConfigError, StageSpec
 from spider.data.metadata import load_metadata
+from spider.data.mock import MOCK, make_mock_data
 from spider.errors import TrainingError
 from spider.processes.stopping import StopSignals
 from spider.processes.world import ALONE, World
-from spider.results import StageFolder
+from spider.results import Results, StageFolder
 from spider.training.loop import Trainer
+
+
+class Places(NamedTuple):
+    """What a training starts from and where it happens: the options of these names of ``spider train``."""
+
+    data_dir: Path | None = None
+    mock_data: bool = False
+    resume: Path | None = None
+    reset_steps: bool = False
+    ckpt_dir: Path | None = None
+
+
+class Plan(NamedTuple):
+    """One training, ready to start: what `train` is given."""
+
+    spec: StageSpec
+    folder: Path
+    """``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there."""
+    data: Path
+    """``shards/{dataset}``."""
+    previous: Path | None
+    """Receipt of the stage before; its weights and optimizer state are where this one starts."""
+    resume: Path | None
+    """A checkpoint to start from instead; looked for once, for finding the newest good one reads it whole."""
+    reset_steps: bool
+    warmup: Path | None
+
+
+def plan(config: Config, changed: Config, run: str, stage: str, places: Places) -> Plan:
+    """Work out one training; makes the mock data if that is asked for, and nothing else.
+
+    Args:
+        config: as it is in the file.
+        changed: with the settings that are given on the spot.
+
+    Raises:
+        ConfigError: the places contradict each other, or the stage before is not trained.
+        ValueError: ``data_dir`` holds no encoded dataset.
+        CheckpointError: there is no checkpoint at ``resume``.
+    """
+    data_dir, mock_data, start, reset_steps, ckpt_dir = places
+    if mock_data and data_dir:
+        raise ConfigError("give --mock_data or --data_dir, not both")
+    if reset_steps and not start:
+        raise ConfigError("--reset_steps: needs --resume, it says what to take from there")
+    if start and start.suffix == ".pt":
+        raise ConfigError(
+            f"--resume {start}: bring it into a folder first (spider checkpoint import {start} FOLDER), then "
+            "--resume FOLDER"
+        )
+    spec, results = changed.stage(run, stage), Results(Path(config.results))
+    data, elsewhere = results.shards(spec.data), None
+    if mock_data:
+        spec = _on(spec, MOCK)
+    elif data_dir is not None and data_dir.resolve() != data.resolve():
+        data = elsewhere = data_dir
+        spec = _on(spec, load_metadata(data).dataset)
+    warmup = results.warmup(run, spec.shape)
+    previous = None if start else _receipt_before(config, results, run, spec)
+
+    starts = [str(path.resolve()) if path else None for path in (elsewhere, start)]
+    another = spec.identity != config.stage(run, stage).identity or any(starts) or mock_data
+    if another and ckpt_dir is None:
+        mark = files.digest([spec.identity, *starts, reset_steps])[:8]
+        spec = spec.model_copy(update={"run": f"{run}-{mark}"})
+    folder = ckpt_dir or results.stage(spec.run, stage).path
+    resume = Checkpoint.at(start, quick=True).path if start else None
+    if resume and resume.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(
+            f"--resume {resume}: lies in the folder that is trained in, {folder}. Leave --resume out to go "
+            "on with that training, or name another folder with --ckpt_dir to begin another from there"
+        )
+    if mock_data:
+        data = folder / "mock_data"
+        make_mock_data(data)
+    return Plan(spec, folder, data, previous, resume, reset_steps, warmup if warmup.exists() else None)
+
+
+def _receipt_before(config: Config, results: Results, run: str, spec: StageSpec) -> Path | None:
+    """The receipt of the stage before; of the first stage, None."""
+    if spec.index == 0:
+        return None
+    before = config.run(run).stages[spec.index - 1].name
+    receipt = results.stage(run, before).receipt
+    if not receipt.exists():
+        raise ConfigError(
+            f"{run}/{spec.stage}: starts from stage {before}, which is not trained ({receipt} is missing); "
+            "train that first, or name with --resume what to start from"
+        )
+    return receipt
+
+
+def _on(spec: StageSpec, data: str) -> StageSpec:
+    """The stage on shards that the configuration does not know."""
+    settings = spec.settings.model_copy(update={"data": data})
+    return spec.model_copy(update={"data": data, "stream": None, "settings": settings})
 
 
 def train(
@@ -38,11 +141,8 @@ def train(
     """Train one stage, or go on with it, or, if it is finished, write its receipt again.
 
     Args:
-        folder: ``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there.
-        data: ``shards/{dataset}``.
-        previous: receipt of the stage before; its weights and optimizer state are where this one starts.
-        resume: start from this instead, anything that `Checkpoint.at` takes; with this optimizer's state
-            its step count goes on as well.
+        previous: as in `Plan`.
+        resume: anything that `Checkpoint.at` takes; with this optimizer's state its step count goes on too.
         reset_steps: of ``resume`` take the weights only.
         warmup: what was measured for this stage's shape.
         on_step: called after every step (and its checkpoint) with the number of steps done in this stage.
@@ -54,7 +154,6 @@ def train(
         Preempted: a signal asked to stop; everything is saved, run again to go on.
         Ended: another of several processes raised one of these.
     """
-    folder, data = Path(folder), Path(data)
     if spec.index and previous is None and resume is None:
         raise TrainingError(
             f"{spec.run}/{spec.stage}: needs the receipt of the stage before (it is stage {spec.index})"

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +24,74 @@ from spider.config import EmaConfig, StageSpec
 from spider.errors import TrainingError
 from spider.model.interface import Model
 from spider.processes.parallel import local
-from spider.training.lowbit import LowBitAdamW
-from spider.training.optim import Optimizer
-from spider.training.progress import Progress
+from spider.training.optim import LowBitAdamW, Optimizer
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Means:
+    """Means over every step since the last log line, as running sums of device scalars: no host
+    synchronisation until they are read. The sums are part of a checkpoint, hence exact across a resume."""
+
+    count: int = 0
+    sums: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        self.count += 1
+        for name, value in values.items():
+            value = value.detach().double()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def read(self) -> dict[str, float]:
+        if not self.count:
+            return {}
+        values = (torch.stack([*self.sums.values()]) / self.count).tolist()
+        return dict(zip(self.sums, values, strict=True))
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"count": self.count, "sums": {name: s.item() for name, s in self.sums.items()}}
+
+    @classmethod
+    def restore(cls, plain: dict[str, Any], device: torch.device) -> Self:
+        sums = plain["sums"].items()
+        tensors = {name: torch.tensor(s, dtype=torch.float64, device=device) for name, s in sums}
+        return cls(plain["count"], tensors)
+
+
+@dataclass
+class Progress:
+    """How far a stage has come: every field is plain JSON, under its name in the manifest."""
+
+    step: int = 0
+    """Steps of this stage that are done, skipped ones included."""
+    end: int | None = None
+    """Steps of this stage; None while only ``max_hours`` limits it and has not yet begun its end."""
+    global_step: int = 0
+    """Steps of the run that are done."""
+    tokens: int = 0
+    bytes: int = 0
+    """Bytes of text that its targets stand for; ``tokens`` counts special ids too."""
+    seconds: float = 0.0
+    """Training time of this stage over all its restarts, without work that was lost."""
+    checkpoint_seconds: float = 0.0
+    """How long training stood still for checkpoints."""
+    skipped: int = 0
+    """Steps whose gradient was not finite."""
+    streak: int = 0
+    """How many of them came in a row just now."""
+    loss: float | None = None
+    """Mean cross entropy (nats a target) over the last log interval, and the least such mean."""
+    best_loss: float | None = None
+    position: dict[str, Any] | None = None
+    """The loader's: which sample of which order of which data comes next."""
+    means: dict[str, Any] = field(default_factory=lambda: Means().plain())
+
+    @classmethod
+    def saved(cls, manifest: Manifest) -> Self:
+        """How far the training had come that this was saved in."""
+        return cls(**{name: getattr(manifest, name) for name in cls.__dataclass_fields__})
 
 
 class Ema:
@@ -70,12 +135,7 @@ class Ema:
 
 
 class State:
-    """The tensors of one training.
-
-    Args:
-        origin: ``data_digest`` of the data to train on; ``resumed``, where it is there, says what to take
-            from the parent: its ``weights``, or all of its ``training``, step count included.
-    """
+    """The tensors of one training; ``origin`` is what `spider.training.stage` knows of where it starts."""
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ we know none, MFU is unknown rather than guessed.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import re
@@ -19,10 +18,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import starmap
 
 import psutil
 import torch
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +68,7 @@ class Window:
 
 
 class Telemetry:
-    """Makes the rows of one training; the device's peak is looked up by its ``name`` and the precision, and
-    ``flops_per_token`` are those of forward and backward."""
+    """Makes the rows of one training; ``flops_per_token`` are those of forward and backward."""
 
     def __init__(self, device: torch.device, name: str, precision: str, flops_per_token: float) -> None:
         self.device, self.flops_per_token = device, flops_per_token
@@ -114,30 +114,29 @@ class Telemetry:
         return row
 
 
-#: The line's groups, each of (figure, how to show it), before the model's own. What a row does not have is
-#: left out.
+#: The line's groups before the model's own: figures, and how to show them. What a row lacks is left out.
 _GROUPS = (
-    (("train/bpb", "bpb {:.3f}"), ("train/loss", "loss {:.3f}")),
-    (("train/lr", "lr {:.2e}"), ("train/muon_lr", "muon {:.2e}"), ("train/grad_norm", "grad {:.3g}")),
-    (
-        ("train/bytes_per_second", "{:,.0f} bytes/s"),
-        ("train/mfu", "mfu {:.1%}"),
-        ("train/data_wait_share", "data wait {:.1%}"),
-    ),
-    (("system/gpu_memory_mb", "gpu {:,.0f} MB"), ("system/rss_mb", "ram {:,.0f} MB")),
+    {"train/bpb": "bpb {:.3f}", "train/loss": "loss {:.3f}"},
+    {"train/lr": "lr {:.2e}", "train/muon_lr": "muon {:.2e}", "train/grad_norm": "grad {:.3g}"},
+    {
+        "train/bytes_per_second": "{:,.0f} bytes/s",
+        "train/mfu": "mfu {:.1%}",
+        "train/data_wait_share": "data wait {:.1%}",
+    },
+    {"system/gpu_memory_mb": "gpu {:,.0f} MB", "system/rss_mb": "ram {:,.0f} MB"},
 )
 
 
 def line(row: Mapping[str, float], step: int, end: int, shown: Mapping[str, str]) -> str:
     """A row for a reader, after ``step`` of ``end`` steps; ``shown`` is the model's own part of it."""
-    own = tuple((f"train/{name}", form) for name, form in shown.items())
+    own = {f"train/{name}": form for name, form in shown.items()}
 
-    def tell(name: str, form: str) -> list[str]:
-        if name in row:
-            return [form.format(row[name])]
-        return ["mfu unknown"] if name == "train/mfu" else []
+    def tell(name: str, form: str) -> str:
+        if name not in row:
+            return "mfu unknown" if name == "train/mfu" else ""
+        return form.format(row[name])
 
-    groups = ["  ".join(text for figure in group for text in tell(*figure)) for group in (*_GROUPS, own)]
+    groups = ["  ".join(filter(None, starmap(tell, group.items()))) for group in (*_GROUPS, own)]
     skipped = f"{row['train/skipped_steps']:.0f} steps skipped" if row["train/skipped_steps"] else ""
     eta = f"eta {timedelta(seconds=round(row['train/eta_seconds']))}"
     return " | ".join(part for part in (f"step {step}/{end}", *groups, skipped, eta) if part)
@@ -151,20 +150,14 @@ def progress_bar(step: int, end: int | None, *, hidden: bool = False) -> Iterato
     place it takes.
     """
     off = hidden or not sys.stderr.isatty()
-    with tqdm(total=end, initial=step, unit="step", disable=off) as bar, contextlib.ExitStack() as after:
-        for handler in () if off else logging.getLogger().handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
-                divert = functools.partial(_write_above, handler)
-                handler.addFilter(divert)
-                after.callback(handler.removeFilter, divert)
+    with (
+        contextlib.nullcontext() if off else logging_redirect_tqdm(),
+        tqdm(total=end, initial=step, unit="step", disable=off) as bar,
+    ):
+        if not off:
+            # The handler is tqdm's own for the while: the filter goes with it.
+            logging.root.handlers[-1].addFilter(lambda record: record.name != __name__)
         yield bar
-
-
-def _write_above(handler: logging.Handler, record: logging.LogRecord) -> bool:
-    """A filter for a handler of the terminal: nothing passes, it is written here."""
-    if record.name != __name__:
-        tqdm.write(handler.format(record), file=sys.stderr)
-    return False
 
 
 def show(row: Mapping[str, float], step: int, end: int, bar: tqdm, shown: Mapping[str, str]) -> None:

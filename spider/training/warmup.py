@@ -29,13 +29,13 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spider.config import Fp8Recipe, StageSpec
+from spider.config import StageSpec
 from spider.data.loader import to_device
 from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward
@@ -62,25 +62,28 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
     """
     began = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    asked, recipe = spec.precision, spec.fp8_recipe
+    asked, recipe, compiled = spec.precision, spec.fp8_recipe, spec.compiled_on(device.type)
     decide(asked, recipe, device, None)
     choose_kernels(spec.kernels)
-    compiled = spec.compiled_on(device.type)
 
     products, may = _products(spec, device)
-    gemms = _time_products(products, may, recipe, device, compiled)
+    gemms = _time_products(spec, products, may, device)
     fp8_layers = _fp8_layers(may, gemms) if has_fp8(device) else []
-    parts = _time_parts(spec, device, compiled)
+    parts = _time_parts(spec, device)
     if parts and parts.fastest == "fp8":
         fp8_layers += parts.layers
     plan = frozenset(fp8_layers) if asked == "auto" else None
     archive = compilecache.archive_of(output)
     with compilecache.kept(archive) if compiled else contextlib.nullcontext():
         step = {
-            kind: _time_steps(spec, Precision(kind, "measured", plan, recipe), device, compiled)
+            kind: _time_steps(spec, Precision(kind, "measured", plan, recipe), device)
             for kind in _candidates(asked, device, fp8_layers)
             if not spec.model.problems(kind, compiled)
         }
+    costs = "; ".join(
+        f"{kind} {1000 * s.seconds:.0f} ms, {s.peak_memory_mb / 1000:.2f} GB" for kind, s in step.items()
+    )
+    chosen = "" if asked == "auto" else "asked for, "
     python, torchao = platform.python_version(), version("torchao")
     return Warmup(
         format=Warmup.FORMAT,
@@ -89,7 +92,7 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
         threads=torch.get_num_threads(),
         versions={"python": python, "torch": torch.__version__, "torchao": torchao},
         precision=_fastest(step) if asked == "auto" else asked,
-        reason=_reason(asked, step, device),
+        reason=f"{chosen}measured on {device_name(device)}, a step of one micro-batch: {costs}",
         fp8_recipe=recipe,
         fp8_layers=fp8_layers,
         step_shape={k: spec.shape_fields()[k] for k in ("seq_len", "micro_batch", "n_loops")},
@@ -116,14 +119,6 @@ def _fastest(step: dict[Kind, Step]) -> Kind:
     first, *others = step
     best = min(others, key=lambda kind: step[kind].seconds, default=first)
     return best if step[best].seconds < _CLEARLY * step[first].seconds else first
-
-
-def _reason(asked: str, step: dict[Kind, Step], device: torch.device) -> str:
-    costs = "; ".join(
-        f"{kind} {1000 * s.seconds:.0f} ms, {s.peak_memory_mb / 1000:.2f} GB" for kind, s in step.items()
-    )
-    chosen = "" if asked == "auto" else "asked for, "
-    return f"{chosen}measured on {device_name(device)}, a step of one micro-batch: {costs}"
 
 
 # ---------------------------------------------------------------------------------------- matrix products
@@ -157,11 +152,7 @@ def _random_text(spec: StageSpec, tokens: Tokens, device: torch.device) -> tuple
 
 
 def _time_products(
-    products: dict[Shape, dict[str, int]],
-    may: frozenset[str],
-    recipe: Fp8Recipe,
-    device: torch.device,
-    compiled: bool,
+    spec: StageSpec, products: dict[Shape, dict[str, int]], may: frozenset[str], device: torch.device
 ) -> list[Product]:
     """Every distinct product by precision; in fp8 where the device has it and a layer ``may`` run in it."""
     budget = _GEMM_SECONDS / max(1, 3 * len(products))
@@ -174,15 +165,16 @@ def _time_products(
         for kind in kinds:
             layer = nn.Sequential(nn.Linear(k, n, bias=False, device=device))
             if kind == "fp8":
-                to_fp8(layer, recipe, ["0"])
+                to_fp8(layer, spec.fp8_recipe, ["0"])
             x_MK = torch.randn(m, k, device=device)
-            ms[kind] = milliseconds(layer, x_MK, kind, compiled and kind == "fp8", budget)
-        fastest, uses = min(ms, key=lambda kind: ms[kind]), sum(layers.values())
+            compiled = kind == "fp8" and spec.compiled_on(device.type)
+            ms[kind] = milliseconds(layer, x_MK, kind, compiled, budget)
+        fastest, uses = min(ms, key=ms.__getitem__), sum(layers.values())
         timed.append(Product(m=m, k=k, n=n, uses=uses, ms=ms, fastest=fastest, layers=sorted(layers)))
     return timed
 
 
-def _time_parts(spec: StageSpec, device: torch.device, compiled: bool) -> Parts | None:
+def _time_parts(spec: StageSpec, device: torch.device) -> Parts | None:
     """One of the layers that the family multiplies in fp8 itself; None where there is none, or the device
     cannot."""
     with torch.device("meta"):
@@ -194,67 +186,14 @@ def _time_parts(spec: StageSpec, device: torch.device, compiled: bool) -> Parts 
     for kind in kinds:
         part, x_MK = own.example(spec.micro_batch(spec.processes), spec.settings.seq_len, device)
         part.fp8 = kind == "fp8"  # type: ignore[assignment]
-        ms[kind] = milliseconds(part, x_MK, kind, compiled, _GEMM_SECONDS / 10)
-    layers, fastest = sorted(own.layers), min(ms, key=lambda kind: ms[kind])
+        ms[kind] = milliseconds(part, x_MK, kind, spec.compiled_on(device.type), _GEMM_SECONDS / 10)
+    layers, fastest = sorted(own.layers), min(ms, key=ms.__getitem__)
     return Parts(tokens=len(x_MK), uses=spec.loops * len(layers), ms=ms, fastest=fastest, layers=layers)
 
 
 def _fp8_layers(may: frozenset[str], gemms: list[Product]) -> list[str]:
     """Layers that may run in fp8 and whose every product was measured fastest in it."""
     return sorted(may.difference(*(product.layers for product in gemms if product.fastest != "fp8")))
-
-
-# -------------------------------------------------------------------------------------------- whole steps
-
-
-def _time_steps(spec: StageSpec, precision: Precision, device: torch.device, compiled: bool) -> Step:
-    """First step, later steps, and peak memory of one micro-batch's forward, backward and update."""
-    torch.compiler.reset()
-    gc.collect()  # what was timed before is in cycles, and would count as memory of this
-    torch.manual_seed(spec.seed)
-    model = build_model(spec.model).to(device)
-    precision.prepare(model)
-    narrow_weights(model, spec.optimizer)
-    optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute, compiled=compiled)
-    if compiled:
-        compile_forward(model, spec.depths)
-    tokens_BT, labels_BT = _random_text(spec, model.tokens, device)
-    forget_peak(device)
-
-    def once(n_loops: int | None = spec.settings.n_loops) -> None:
-        with precision.autocast(device):
-            loss = model(tokens_BT, labels_BT, n_loops=n_loops).loss
-        assert loss is not None
-        loss.backward()
-        optimizer.step()
-        model.after_step()
-        optimizer.zero_grad()
-
-    first = seconds_of(once, device, 0)
-    seconds = seconds_of(once, device, _STEP_SECONDS - first)
-    measured = Step(
-        first_seconds=round(first, 4), seconds=round(seconds, 5), peak_memory_mb=peak_memory_mb(device)
-    )
-    if compiled and spec.model.samples_loops:
-        for depth in range(1, 2 * spec.loops):
-            once(depth)
-    return measured
-
-
-# ------------------------------------------------------------------------------------------ time and memory
-
-
-def seconds_of(once: Callable[[], None], device: torch.device, budget: float) -> float:
-    """Least time of one call, over calls until ``budget`` seconds are spent, one at least."""
-    best, deadline = float("inf"), time.perf_counter() + budget
-    while True:
-        began = time.perf_counter()
-        once()
-        wait(device)
-        ended = time.perf_counter()
-        best = min(best, ended - began)
-        if ended > deadline:
-            return best
 
 
 def milliseconds(part: nn.Module, x_MK: Tensor, kind: Kind, compiled: bool, budget: float) -> float:
@@ -274,15 +213,60 @@ def milliseconds(part: nn.Module, x_MK: Tensor, kind: Kind, compiled: bool, budg
             y_MN = part(x_MK)
         y_MN.backward(dy_MN)
 
-    once()
-    wait(x_MK.device)
+    seconds_of(once, x_MK.device, 0)
     return round(1000 * seconds_of(once, x_MK.device, budget), 4)
 
 
-def wait(device: torch.device) -> None:
-    """Until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+# -------------------------------------------------------------------------------------------- whole steps
+
+
+def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> Step:
+    """First step, later steps, and peak memory of one micro-batch's forward, backward and update."""
+    torch.compiler.reset()
+    gc.collect()  # what was timed before is in cycles, and would count as memory of this
+    torch.manual_seed(spec.seed)
+    compiled, model = spec.compiled_on(device.type), build_model(spec.model).to(device)
+    precision.prepare(model)
+    narrow_weights(model, spec.optimizer)
+    optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute, compiled=compiled)
+    if compiled:
+        compile_forward(model, spec.depths)
+    tokens_BT, labels_BT = _random_text(spec, model.tokens, device)
+    forget_peak(device)
+
+    def once(n_loops: int | None = spec.settings.n_loops) -> None:
+        with precision.autocast(device):
+            loss = model(tokens_BT, labels_BT, n_loops=n_loops).loss
+        assert loss is not None
+        loss.backward()
+        optimizer.step()
+        model.after_step()
+        optimizer.zero_grad()
+
+    first = round(seconds_of(once, device, 0), 4)
+    seconds = round(seconds_of(once, device, _STEP_SECONDS - first), 5)
+    measured = Step(first_seconds=first, seconds=seconds, peak_memory_mb=peak_memory_mb(device))
+    if compiled and spec.model.samples_loops:
+        for depth in range(1, 2 * spec.loops):
+            once(depth)
+    return measured
+
+
+# ------------------------------------------------------------------------------------------ time and memory
+
+
+def seconds_of(once: Callable[[], Any], device: torch.device, budget: float) -> float:
+    """Least time of one call, over calls until ``budget`` seconds are spent, one at least."""
+    best, deadline = float("inf"), time.perf_counter() + budget
+    while True:
+        began = time.perf_counter()
+        once()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        ended = time.perf_counter()
+        best = min(best, ended - began)
+        if ended > deadline:
+            return best
 
 
 def forget_peak(device: torch.device) -> None:

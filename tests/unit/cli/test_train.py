@@ -25,7 +25,7 @@ from spider.config import ConfigError, Given, load_config, with_settings
 from spider.data.mock import make_mock_data
 from spider.data.shards import verify
 from spider.errors import RESUME_ME, TrainingError
-from spider.training.plan import Places, plan
+from spider.training.stage import Places, plan
 from tests.unit.small_training import DEFAULTS, MODEL, REPO
 
 VARIABLES = ("SEQ_LEN", "MICRO_BATCH", "GRAD_ACCUM", "N_LOOPS", "LR", "TARGET_TOKENS", "CKPT_EVERY")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spider.training.metrics import MetricsLog
-from spider.training.progress import Means
+from spider.training.state import Means
 
 
 def steps_in(path):
@@ -17,7 +17,6 @@ def test_rows_already_there_are_not_written_again(tmp_path):
         log = MetricsLog(path)
         for step in steps:
             log.write(step, {"train/loss": 1.0})
-        log.close()
     assert steps_in(path) == [10, 20, 30]
 
 
@@ -29,12 +28,10 @@ def test_a_torn_last_line_is_dropped_and_written_again(tmp_path, tail):
     log = MetricsLog(path)
     log.write(10, {"train/loss": 1.0})
     log.write(20, {"train/loss": 0.5})
-    log.close()
     path.write_bytes(path.read_bytes() + tail)
     log = MetricsLog(path)
     assert log.last == 20
     log.write(30, {"train/loss": 0.25})
-    log.close()
     assert steps_in(path) == [10, 20, 30]
 
 
@@ -42,7 +39,6 @@ def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write(1, {"train/loss": 1.0})
     assert steps_in(tmp_path / "metrics.jsonl") == [1]
-    log.close()
 
 
 def test_means_are_exact_through_a_checkpoint():
@@ -53,7 +49,7 @@ def test_means_are_exact_through_a_checkpoint():
         whole.add(value)
     for value in values[:3]:
         first.add(value)
-    rest = Means.restore(json.loads(json.dumps(first.state())), torch.device("cpu"))
+    rest = Means.restore(json.loads(json.dumps(first.plain())), torch.device("cpu"))
     for value in values[3:]:
         rest.add(value)
     assert rest.read() == whole.read()

@@ -146,7 +146,7 @@ def test_only_a_clearly_faster_precision_displaces_the_exact_one(tmp_path, make_
         monkeypatch.setattr(
             warmup,
             "_time_steps",
-            lambda spec, precision, device, compiled, s=seconds: Step(
+            lambda spec, precision, device, s=seconds: Step(
                 first_seconds=1, seconds=1 if precision.kind == "fp32" else s, peak_memory_mb=1
             ),
         )
