@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import ctypes
 
-# Parameters of mallopt(3).
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-_NEVER = 2**31 - 1
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt(3)
 
 
 def keep_freed_memory() -> None:
     """Let this process's allocator reuse what it freed; does nothing where the C library is not glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, _NEVER)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)  # never
         mallopt(_MMAP_MAX, 0)

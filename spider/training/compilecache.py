@@ -31,20 +31,14 @@ from spider.training.precision import device_name
 log = logging.getLogger(__name__)
 
 
-def archive_of(warmup: Path) -> Path:
-    """Beside a warm-up's record."""
-    return warmup.with_suffix(".compile-cache")
-
-
 def describe(archive: Path, device: torch.device) -> Compiled:
     return Compiled(cache=archive.name, bytes=archive.stat().st_size, made_for=_processors(device))
 
 
 def load(warmup: Path, device: torch.device) -> None:
     """Give the compiler what the warm-up compiled, if it left anything that runs here."""
-    archive = archive_of(warmup)
-    compiled = Warmup.read(warmup).compile if archive.exists() else None
-    if compiled is None:
+    compiled = Warmup.read(warmup).compile
+    if compiled is None or not (archive := warmup.with_name(compiled.cache)).exists():
         return
     if compiled.made_for != (here := _processors(device)):
         log.info("compile: the warm-up compiled for %s, this is %s; compiling again", compiled.made_for, here)
@@ -60,8 +54,8 @@ def _processors(device: torch.device) -> str:
     """What machine code is made for: the processor with the instructions that it has, and the GPU."""
     name = features = platform.machine()
     if (cpuinfo := Path("/proc/cpuinfo")).exists():
-        about = dict(line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
-        about = {key.strip(): value.strip() for key, value in about.items()}
+        pairs = (line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
+        about = {key.strip(): value.strip() for key, value in pairs}
         name = about.get("model name", name)
         features = files.digest(about.get("flags") or about.get("Features"))
     gpu = f", {device_name(device)}" if device.type == "cuda" else ""
@@ -88,10 +82,7 @@ def unpack(archive: Path) -> None:
     """Make this process's compiler find what is in ``archive``; has to come before its first compilation.
 
     The files go into a folder of the machine's own (below ``TORCHINDUCTOR_CACHE_DIR``), once for all
-    processes on it. From then on the variables that name torch's and Triton's cache point there.
-
-    Raises:
-        ValueError: the archive is damaged.
+    processes on it, to which the environment then points. `ValueError`: the archive is damaged.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -113,12 +104,10 @@ def unpack(archive: Path) -> None:
 
 
 def _keep_whole_steps() -> None:
-    """Let torch keep the graphs of steps that enter and leave autocast inside.
-
-    It keeps graphs of functions that it knows to depend on nothing but their arguments, and these two are
-    not on its list. They do: device, dtype and switch are arguments, and so part of the graph's digest.
-    """
+    """Let torch keep the graphs of steps that enter and leave autocast inside."""
     from torch._inductor import config
 
+    # It keeps graphs of functions that it knows to depend on nothing but their arguments, and these two are
+    # not on its list. They do: device, dtype and switch are arguments, and so part of the graph's digest.
     for name in ("_enter_autocast", "_exit_autocast"):
         config.unsafe_marked_cacheable_functions[f"torch.amp.autocast_mode.{name}"] = torch.__version__

@@ -1,10 +1,10 @@
 """The training loop: the steps of one stage, resumable anywhere, with the same result to the last bit.
 
-One step reads: batch, forward, backward, clip, optimizer, schedule, log. What a step computes is a function
-of the state it starts from and of (seed, stage, step): the global generator is seeded anew at every step, the
-learning rate is a function of the step, and the batch one of the loader's position. So a checkpoint needs no
-generator state, and a run killed anywhere and resumed equals one that never was (same machine, same number of
-threads). Only ``max_hours`` lets a clock decide something: when the stage ends.
+What a step computes is a function of the state it starts from and of (seed, stage, step): the global
+generator is seeded anew at every step, the learning rate is a function of the step, and the batch one of the
+loader's position. So a checkpoint needs no generator state, and a run killed anywhere and resumed equals one
+that never was (same machine, same number of threads). Only ``max_hours`` lets a clock decide something: when
+the stage ends.
 
 Several processes (`spider.processes.world`) share the windows of a step. A step is the same work for any
 number of them: the same windows in the same order, cut into micro-batches that draw the same noise, so only
@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +55,8 @@ class Trainer:
     """One stage's live objects: model, optimizer, loader, progress.
 
     Args:
-        origin: ``data_digest`` and ``parent_weights``, for the manifest; ``resumed`` as `State` takes it.
+        origin: ``data_digest`` and ``parent_weights``, for the manifest; ``resumed``, where it is there, says
+            what to take from the parent: its ``weights``, or all of its ``training``, step count included.
         parent: receipt of the stage before, or what is resumed; None to start from nothing.
         good: checkpoint of this stage to go on from, None to begin.
         warmup: what was measured for this stage's shape.
@@ -77,9 +77,9 @@ class Trainer:
         self.spec, self.settings = spec, spec.settings
         self.world, self.device = world, world.device
         self.origin, self.good = origin, good
-        self.micro_batch = world.from_first(lambda: spec.micro_batch(world.size))
+        micro_batch = world.from_first(lambda: spec.micro_batch(world.size))
         self.windows = spec.windows_per_step // world.size
-        self.micro_batches = self.windows // self.micro_batch
+        self.micro_batches = self.windows // micro_batch
         self.precision = world.from_first(lambda: self._decide_precision(warmup))
 
         choose_kernels(spec.kernels)
@@ -87,11 +87,19 @@ class Trainer:
         self.model = build_model(spec.model).to(self.device)
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)
-        self.called = self._share()
-        compiled = spec.compiled_on(self.device.type)
-        self.optimizer = build_optimizer(
-            self.model, spec.optimizer, self.settings.lr, self.precision.compute, compiled=compiled
-        )
+        self.called: nn.Module = self.model
+        if world.size > 1:
+            log.info(
+                "%d processes (%s): each takes %d of a step's %d windows, in micro-batches of %d",
+                *(world.size, spec.parallel, self.windows, spec.windows_per_step, micro_batch),
+            )
+            if spec.parallel == "fsdp":
+                shard(self.model, world)
+            else:
+                self.called = replica(self.model, world)
+        compiled, compute = spec.compiled_on(self.device.type), self.precision.compute
+        config, lr = spec.optimizer, self.settings.lr
+        self.optimizer = build_optimizer(self.model, config, lr, compute, compiled=compiled)
         self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
         self.state = State(spec, origin, self.model, self.optimizer, self.ema)
         self.progress = self._begin(parent)
@@ -105,8 +113,6 @@ class Trainer:
         self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world)
         flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / world.size
         self.telemetry = Telemetry(self.device, device_name(self.device), self.precision.kind, flops)
-
-    # ------------------------------------------------------------------------------------------- the loop
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
         """Train to the stage's end and return its final checkpoint, in the process that saved it."""
@@ -149,8 +155,8 @@ class Trainer:
         progress = self.progress
         began = time.perf_counter()
         batch = next(self.loader)
-        targets_BT, tokens = batch.rows_BT1[:, 1:], self.model.tokens
         window.waited += time.perf_counter() - began
+        targets_BT, tokens = batch.rows_BT1[:, 1:], self.model.tokens
         counted_B = (targets_BT != tokens.pad).sum(1)
         targets, bytes_ = self.world.total(int(counted_B.sum()), int(tokens.bytes_of[targets_BT].sum()))
 
@@ -181,12 +187,9 @@ class Trainer:
     def _forward_backward(
         self, rows_BT1: np.ndarray, counted_B: np.ndarray, targets: int
     ) -> dict[str, Tensor]:
-        """Accumulate the gradient of the mean loss over all the step's targets.
-
-        A micro-batch weighs by its share of the targets, so that padding does not make ``grad_accum`` change
-        the loss. Of this process's windows ``counted_B`` targets count, of the whole step's ``targets``;
-        returned is this process's share of the means over the step.
-        """
+        """Accumulate the gradient of the mean loss over all the step's ``targets``, of which this process's
+        windows hold ``counted_B``; returns its share of the means over the step. A micro-batch weighs by its
+        share of the targets, so that padding does not make ``grad_accum`` change the loss."""
         self._draw("depth")
         n_loops = draw_depth(self.spec)
         measured: dict[str, Tensor] = {}
@@ -220,26 +223,17 @@ class Trainer:
         torch.manual_seed(seed_of(self.spec.seed, "step", self.spec.index, self.progress.step, *what))
 
     def _end_in_time(self, bar: tqdm) -> bool:
-        """Fix the stage's end if its hours are running out; a checkpoint then has to keep that."""
+        """Fix the stage's end if its hours run out now, and say whether; a checkpoint has to keep that."""
         progress = self.progress
         if self.settings.max_hours is None:
             return False
-        spent = progress.seconds + progress.checkpoint_seconds
-        end = self.world.from_first(lambda: end_in_time(progress.step, spent, progress.end, self.settings))
+        now = (progress.step, progress.spent, progress.end)
+        end = self.world.from_first(lambda: end_in_time(*now, self.settings))
         if end is None:
             return False
         progress.end = bar.total = end
         log.info("step %d: max_hours lets this stage end after %d steps", progress.step, end)
         return True
-
-    def _steps_left(self) -> int:
-        """Steps to come; as long as only a clock tells, at the pace so far."""
-        progress = self.progress
-        if progress.end is not None:
-            return progress.end - progress.step
-        assert self.settings.max_hours is not None
-        spent = progress.seconds + progress.checkpoint_seconds
-        return max(1, int((self.settings.max_hours * 3600 / spent - 1) * progress.step))
 
     def _skip(self) -> None:
         progress = self.progress
@@ -263,8 +257,6 @@ class Trainer:
             self._save(final=False)
         self.world.from_first(self.saver.settle)  # whoever leaves before the others ends them
         raise Preempted(signum, progress.global_step)
-
-    # -------------------------------------------------------------------------- checkpoints and the log
 
     def _save(self, *, final: bool) -> None:
         began = time.perf_counter()
@@ -293,7 +285,12 @@ class Trainer:
         means, self.means = self.means, Means()
         if self.metrics is None:
             return
-        progress, left = self.progress, self._steps_left()
+        progress = self.progress
+        if progress.end is not None:
+            left = progress.end - progress.step
+        else:  # only a clock tells: at the pace so far
+            assert self.settings.max_hours is not None
+            left = max(1, int((self.settings.max_hours * 3600 / progress.spent - 1) * progress.step))
         factor = lr_factor(progress.step - 1, progress.end, self.settings)
         rates = {"lr": self.settings.lr * factor}
         if self.spec.optimizer.kind == "muon":
@@ -305,8 +302,6 @@ class Trainer:
         self.metrics.write(progress.global_step, row)
         show(row, progress.step, progress.step + left, bar, self.model.shown)
 
-    # ------------------------------------------------------------------------------------------ beginning
-
     def _decide_precision(self, warmup: Path | None) -> Precision:
         """The configuration's choice; a resumed stage keeps the arithmetic that it began with."""
         measured = Warmup.read(warmup) if warmup else None
@@ -316,22 +311,8 @@ class Trainer:
         log.info("precision: %s", chosen)
         return chosen
 
-    def _share(self) -> nn.Module:
-        """Share the model with the other processes; returns what to call in its place."""
-        if self.world.size == 1:
-            return self.model
-        parallel, share = self.spec.parallel, (self.windows, self.spec.windows_per_step, self.micro_batch)
-        log.info(
-            "%d processes (%s): each takes %d of a step's %d windows, in micro-batches of %d",
-            *(self.world.size, parallel, *share),
-        )
-        if parallel == "fsdp":
-            shard(self.model, self.world)
-            return self.model
-        return replica(self.model, self.world)
-
     def _begin(self, parent: Path | None) -> Progress:
-        """Where this process starts: in the middle of the stage, or at its beginning."""
+        """Load what there is to go on from, of this stage or before it; returns where that is."""
         if self.good is not None:
             return self.state.resume(self.good, self.world.size)
         # Verified once: it is read whole for that, and what is wrong with it is said by one process.
@@ -340,19 +321,14 @@ class Trainer:
 
     def _open(self, data: Path) -> Batches:
         position = self.progress.position
-        place: dict[str, Any] = {
-            "seq_len": self.settings.seq_len,
-            "rows": self.windows,
-            "rank": self.world.rank,
-            "world": self.world.size,
-            "seed": position["seed"] if position else seed_of(self.spec.seed, "order", self.spec.index),
-            "position": position,
-        }
+        seed = position["seed"] if position else seed_of(self.spec.seed, "order", self.spec.index)
+        process = {"rank": self.world.rank, "world": self.world.size}
+        place = {"seq_len": self.settings.seq_len, "rows": self.windows, "seed": seed, **process}
         if self.spec.stream is None:
-            return Loader(Shards(data, "train"), **place)
+            return Loader(Shards(data, "train"), **place, position=position)
         from spider.data.stream import StreamLoader
 
-        return StreamLoader(self.spec.stream, **place)
+        return StreamLoader(self.spec.stream, **place, position=position)
 
     def _out_of_memory(self, error: BaseException) -> str:
         s, recompute = self.settings, self.spec.model.RECOMPUTE

@@ -11,12 +11,9 @@ from spider.artifacts import Artifact
 Kind = Literal["fp32", "bf16", "fp8"]
 
 
-class Product(BaseModel, frozen=True):
-    """One distinct matrix product of the model: M rows, K in, N out."""
+class Timed(BaseModel, frozen=True):
+    """What some ``layers`` of the model compute."""
 
-    m: int
-    k: int
-    n: int
     uses: int
     """How often in one forward pass."""
     ms: dict[Kind, float]
@@ -25,15 +22,18 @@ class Product(BaseModel, frozen=True):
     layers: list[str]
 
 
-class Parts(BaseModel, frozen=True):
-    """One of the layers that the family multiplies in fp8 itself, as `Product` has it."""
+class Product(Timed, frozen=True):
+    """One distinct matrix product: M rows, K in, N out."""
+
+    m: int
+    k: int
+    n: int
+
+
+class Parts(Timed, frozen=True):
+    """One of the layers that the family multiplies in fp8 itself; it gets ``tokens`` rows."""
 
     tokens: int
-    """Rows that it gets."""
-    uses: int
-    ms: dict[Kind, float]
-    fastest: Kind
-    layers: list[str]
 
 
 class Step(BaseModel, frozen=True):

@@ -1,9 +1,8 @@
 """The training curve on disk.
 
-``metrics.jsonl`` is append-only: one line a log step, ``{"step", "time", "metrics"}``, written in one call so
-that a kill tears at most the last line, which the next start cuts off. A resumed run walks again through
-steps already logged: equal to the first time, so they are skipped and the curve has neither gaps nor
-duplicates.
+``metrics.jsonl`` is append-only, one line a log step, written in one call so that a kill tears at most the
+last line, which the next start cuts off. A resumed run walks again through steps already logged: equal to the
+first time, so they are skipped and the curve has neither gaps nor duplicates.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A log step: means over the steps since the one before."""
+    """A log step of the run, its time (seconds since 1970), and means over the steps since the one before."""
 
     step: int
-    """Counted over the whole run."""
     time: float
-    """Seconds since 1970."""
     metrics: dict[str, float]
 
 
@@ -39,13 +36,8 @@ def parse_row(line: bytes) -> Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows; none where the file is missing (a run that logged nothing).
-
-    A last line without its newline is a write that was cut off, and is left out.
-
-    Raises:
-        ValueError: any other line is malformed; names the file and the line.
-    """
+    """All rows, none of a missing file; a last line that was cut off is left out. `ValueError` names the file
+    and the line that is malformed otherwise."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):

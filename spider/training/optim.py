@@ -6,23 +6,20 @@ matrix by the nearest semi-orthogonal one, so that all directions of a layer lea
 
     m <- mu m + (1 - mu) g;   u = (1 - mu) g + mu m  (Nesterov);   W <- W - lr max(1, out/in)^1/2 polar(u)
 
-Its learning rate is ``muon_lr_ratio`` times the stage's ``lr``, so that one rate governs a stage: what lowers
-``lr`` (another stage, the command line, a sweep) lowers both. A ratio of 0.2 width^1/2 makes the updates of
-square matrices as large as AdamW's (Liu et al., arXiv:2502.16982).
+Its learning rate is ``muon_lr_ratio`` times the stage's ``lr``, so that one rate governs a stage. A ratio of
+0.2 width^1/2 makes the updates of square matrices as large as AdamW's (Liu et al., arXiv:2502.16982).
 
 The polar factor comes from Polar Express (Amsel et al., arXiv:2505.16932): five quintic polynomials ``a X +
 (b A + c A^2) X`` with ``A = X X^T``, each the best for the singular values that the ones before it leave.
-Matrix products only, so they run in bf16 wherever the run's own products do. A stack of experts (E, in,
-out) is E matrices, and all matrices of one shape go through the iteration as one batch, cut into pieces that
-bound the scratch memory.
+Matrix products only, so they run in bf16 wherever the run's own products do. All matrices of one shape, a
+stack of experts (E, in, out) as E of them, go through it as one batch, cut to bound the scratch memory.
 
 Weight decay is decoupled, for matrices also cautious (Chen et al., arXiv:2510.12402): only where it pulls the
 same way as the update. Vectors, and tables of which a batch touches few rows, are not decayed.
 
-State is fp32 (but `LowBitAdamW`'s), by parameter, and named in a checkpoint by the parameter's own name, so
-the order of groups does not matter. Of parameters that are cut over processes (`spider.processes.parallel`)
-each process updates its slice. Only Muon's matrices need more than that: they are gathered, and every process
-computes their polar factors. A stack of experts is cut between experts and needs nothing.
+State is fp32 (but `LowBitAdamW`'s), and named in a checkpoint by the parameter's own name. Of parameters that
+are cut over processes (`spider.processes.parallel`) each process updates its slice. Only Muon's matrices are
+gathered, and every process computes their polar factors; a stack of experts is cut between experts.
 
 Under ``master_weights: bf16`` weights and gradients take 2 bytes a value less each. bf16 has 8 bits of
 precision, so rounding to nearest would drop every update below 1/256 of the weight; torchao rounds at random
@@ -175,11 +172,9 @@ class LowBitAdamW:
     into fp32, computes there, and quantizes it again. Against fp32 moments that saves 6 or 7 bytes a
     parameter. A block never reaches from one row of a parameter into the next (of a stack, from one matrix
     into the next), so rows can be dealt to any number of processes: blocks are smaller where a row is no
-    whole number of them. Moments of fewer than 4,096 values stay fp32, and those whose blocks would have
-    fewer than 32.
-
-    torchao can compile its update, one kernel for each shape of parameter. On a CPU that took 15 to 25 seconds
-    a shape, so it is ``compiled`` only where the model is.
+    whole number of them. Moments of fewer than 4,096 values, and of blocks of fewer than 32, stay fp32.
+    torchao compiles its update for each shape of parameter, on a CPU in 15 to 25 seconds: it is ``compiled``
+    only where the model is.
     """
 
     def __init__(self, groups: list[dict[str, Any]], bits: int, *, compiled: bool = False) -> None:
@@ -256,12 +251,9 @@ def build_optimizer(
     *,
     compiled: bool = False,
 ) -> Optimizer | LowBitAdamW:
-    """Deal every trainable parameter to one group.
-
-    Parameters marked ``_is_embedding`` (tables that are looked up) and the weights of convolutions are never
-    Muon's; those, vectors, and parameters marked ``_no_weight_decay`` go to AdamW and are not decayed.
-    ``compute`` is the dtype of Muon's products; where the update is torchao's it may be ``compiled`` too.
-    """
+    """Deal every trainable parameter to one group: what `matrix_ids` does not name and what is marked
+    ``_no_weight_decay`` goes to AdamW and is not decayed. ``compute`` is the dtype of Muon's products; where
+    the update is torchao's it may be ``compiled`` too."""
     matrices = matrix_ids(model)
     dealt: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)
     for p in model.parameters():
@@ -296,7 +288,8 @@ def narrow_weights(model: nn.Module, config: OptimizerConfig) -> None:
 
 
 def matrix_ids(model: nn.Module) -> set[int]:
-    """``id`` of each parameter that multiplies: matrices and stacks of them, not tables, not convolutions."""
+    """``id`` of each parameter that multiplies: matrices and stacks of them, not tables (they are marked
+    ``_is_embedding``), not convolutions."""
     others = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.Conv1d))}
     others |= {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
     wide = [p for p in model.parameters() if p.ndim in (2, 3) and min(p.shape[-2:]) > 1]

@@ -1,10 +1,9 @@
 """Which arithmetic a run computes in, and why.
 
-Weights, gradients and optimizer state are fp32 always; precision is about the matrix products. ``bf16`` runs
-them under autocast. ``fp8`` is bf16 whose linear layers are torchao's Float8Linear: operands scaled, cast to
-8 bits, multiplied, in forward and backward. The family says which it keeps wide, because their output decides
-something discrete or is tiny, and what it multiplies in fp8 itself (`spider.model.interface.Fp8Parts`), which
-has one way of scaling whatever the recipe.
+That of the matrix products: ``bf16`` runs them under autocast. ``fp8`` is bf16 whose linear layers are
+torchao's Float8Linear: operands scaled, cast to 8 bits, multiplied, in forward and backward. The family says
+which it keeps wide, because their output decides something discrete or is tiny, and what it multiplies in fp8
+itself (`spider.model.interface.Fp8Parts`), which has one way of scaling whatever the recipe.
 
 A *recipe* says what shares a scale. ``tensorwise``: one a tensor, e4m3 forward and e5m2 for gradients; the
 cheapest casts, but one outlier costs all others their last bits. ``rowwise``: one a row of the left and a
@@ -43,8 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Precision:
-    """A decision: the arithmetic and the reason; of fp8 also how operands are scaled, and which layers take
-    part (None: all eligible ones)."""
+    """The arithmetic and the reason; of fp8 also which layers take part (None: all eligible ones)."""
 
     kind: Kind
     reason: str
@@ -86,12 +84,12 @@ class Precision:
             return
         chosen = [part for name, part in own.layers.items() if self.layers is None or name in self.layers]
         device = next(model.parameters()).device
-        if chosen and not (emulate or own.runs_on(device)):
-            name = device_name(device)
-            log.info("precision: %d parts of the model stay in bf16, %s lacks their fp8", len(chosen), name)
-            return
-        for part in chosen:
-            part.fp8 = True  # type: ignore[assignment]
+        if emulate or own.runs_on(device):
+            for part in chosen:
+                part.fp8 = True  # type: ignore[assignment]
+        elif chosen:
+            lacks = f"{device_name(device)} lacks their fp8"
+            log.info("precision: %d parts of the model stay in bf16, %s", len(chosen), lacks)
 
     def after_update(self, model: nn.Module) -> None:
         """Find the scales of all weights that are gathered in fp8 in one exchange, not one for each."""
@@ -112,13 +110,12 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """What a person calls the device, such as ``NVIDIA H100 80GB HBM3`` or ``cpu``."""
+    """``NVIDIA H100 80GB HBM3`` or ``cpu``."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup | None) -> Precision:
-    """Turn ``precision`` and ``fp8_recipe`` of the configuration into a decision for this device; ``auto``
-    goes by the warm-up if that was made on this kind of device.
+    """The configuration's choice for this device; ``auto`` goes by a warm-up on this kind of device.
 
     Raises:
         TrainingError: the device cannot do what was asked for.
@@ -141,11 +138,9 @@ def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup |
 
 
 def eligible(model: Model) -> frozenset[str]:
-    """Names of the linear layers that may run in fp8: the family lets them, and the hardware can.
-
-    Each side of a weight is an outer dimension of one of the three products, and those have to be multiples
-    of 16. The rows of a batch are only ever summed over, or come first, and are padded.
-    """
+    """Names of the linear layers that may run in fp8: the family lets them, and the hardware can."""
+    # Each side of a weight is an outer dimension of one of the three products, and those have to be multiples
+    # of 16. The rows of a batch are only ever summed over, or come first, and are padded.
     linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     fit = (name for name, m in linear if not (m.in_features % 16 or m.out_features % 16))
     return frozenset(name for name in fit if not model.keeps_wide(name))

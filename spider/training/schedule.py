@@ -1,8 +1,7 @@
 """How long a stage is, and its learning rate as a pure function of the step.
 
-A stage ends with the first limit it reaches. Bytes, FLOPs and bytes per parameter become a number of steps
-as soon as the model's size is known (`horizon`, which the trainer and ``spider describe`` share; the model
-may be on the meta device). The rate then needs no state: a stage warms up linearly over ``warmup_steps`` and
+A stage ends with the first limit it reaches; with the model's size known, each but ``max_hours`` is a number
+of steps (`horizon`). The rate then needs no state: a stage warms up linearly over ``warmup_steps`` and
 follows its schedule over the steps that are left,
 
     cosine, linear   down from the warm-up's end on
@@ -10,14 +9,13 @@ follows its schedule over the steps that are left,
     constant         not at all
 
 from ``lr`` to ``min_lr_ratio * lr``, which it reaches as the stage ends, after its last step. No step trains
-at rate 0: step 0 has ``lr / warmup_steps``, and the last step of a fall to 0 is still a little above it.
-Every stage starts its own schedule; a stage that should go on at full rate sets ``warmup_steps: 0``.
+at rate 0: step 0 has ``lr / warmup_steps``. Every stage starts its own schedule; one that should go on at
+full rate sets ``warmup_steps: 0``.
 
 ``max_hours`` is the one limit that is no number of steps. When the share ``1 - decay_fraction`` of the hours
 is spent after n steps, `end_in_time` fixes the end at ``n / (1 - decay_fraction)`` steps: the decay then
-takes its share of the steps, and of the time if they stay as fast as they were. From there on the end is a
-number like any other. It is kept in the checkpoint, so a resumed run anneals as it began to; but a clock
-decided it, and another run may end after another number of steps.
+takes its share of the steps, and of the time if they stay as fast as they were. The end is kept in the
+checkpoint, so a resumed run anneals as it began to; another run may end after another number of steps.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from spider.model.interface import Model
 
 def horizon(spec: StageSpec, model: Model) -> int | None:
     """Optimizer steps of a stage: the least that its limits come to, at least 1; None if only a clock tells.
+    The model may be on the meta device.
 
     Raises:
         ValueError: the average of the weights would start after the last step.
@@ -55,15 +54,12 @@ def horizon(spec: StageSpec, model: Model) -> int | None:
 
 def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
     """Share of the peak learning rate to train step ``step`` of ``steps`` (counted from 0) with; ``steps`` is
-    None while ``max_hours`` has not yet fixed the end. ``ValueError`` for a step that the stage has not."""
-    if step < 0 or (steps is not None and step >= steps):
-        last = "" if steps is None else steps - 1
-        raise ValueError(f"step {step} is not one of the stage's steps 0..{last}")
+    None while ``max_hours`` has not yet fixed the end."""
+    assert step >= 0 and (steps is None or step < steps), f"step {step} is not one of the stage's"
     warmup = settings.warmup_steps if steps is None else min(settings.warmup_steps, steps)
     if step < warmup:
         return (step + 1) / warmup
-    start = step if steps is None else _decay_start(steps, settings)
-    if steps is None or step <= start:
+    if steps is None or step <= (start := _decay_start(steps, settings)):
         return 1.0
     done = (step - start) / (steps - start)
     fall = 0.5 * (1 - math.cos(math.pi * done)) if settings.schedule == "cosine" else done

@@ -51,17 +51,17 @@ class Plan(NamedTuple):
     previous: Path | None
     """Receipt of the stage before; its weights and optimizer state are where this one starts."""
     resume: Path | None
-    """A checkpoint to start from instead; looked for once, for finding the newest good one reads it whole."""
+    """A checkpoint to start from instead; with this optimizer's state its step count goes on as well. It is
+    looked for once, since finding the newest good one reads it whole."""
     reset_steps: bool
+    """Of ``resume`` take the weights only."""
     warmup: Path | None
+    """What was measured for this stage's shape."""
 
 
 def plan(config: Config, changed: Config, run: str, stage: str, places: Places) -> Plan:
-    """Work out one training; makes the mock data if that is asked for, and nothing else.
-
-    Args:
-        config: as it is in the file.
-        changed: with the settings that are given on the spot.
+    """Work out one training, of ``config`` as the file has it, ``changed`` by the settings given on the spot;
+    makes the mock data if that is asked for, and nothing else.
 
     Raises:
         ConfigError: the places contradict each other, or the stage before is not trained.
@@ -79,14 +79,15 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
             "--resume FOLDER"
         )
     spec, results = changed.stage(run, stage), Results(Path(config.results))
-    data, elsewhere = results.shards(spec.data), None
-    if mock_data:
-        spec = _on(spec, MOCK)
-    elif data_dir is not None and data_dir.resolve() != data.resolve():
+    data, elsewhere, unknown = results.shards(spec.data), None, MOCK if mock_data else None
+    if data_dir is not None and data_dir.resolve() != data.resolve():
         data = elsewhere = data_dir
-        spec = _on(spec, load_metadata(data).dataset)
+        unknown = load_metadata(data).dataset
+    if unknown:  # to the configuration
+        settings = spec.settings.model_copy(update={"data": unknown})
+        spec = spec.model_copy(update={"data": unknown, "stream": None, "settings": settings})
     warmup = results.warmup(run, spec.shape)
-    previous = None if start else _receipt_before(config, results, run, spec)
+    previous = None if start or spec.index == 0 else _receipt_before(config, results, run, spec)
 
     starts = [str(path.resolve()) if path else None for path in (elsewhere, start)]
     another = spec.identity != config.stage(run, stage).identity or any(starts) or mock_data
@@ -106,10 +107,7 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
     return Plan(spec, folder, data, previous, resume, reset_steps, warmup if warmup.exists() else None)
 
 
-def _receipt_before(config: Config, results: Results, run: str, spec: StageSpec) -> Path | None:
-    """The receipt of the stage before; of the first stage, None."""
-    if spec.index == 0:
-        return None
+def _receipt_before(config: Config, results: Results, run: str, spec: StageSpec) -> Path:
     before = config.run(run).stages[spec.index - 1].name
     receipt = results.stage(run, before).receipt
     if not receipt.exists():
@@ -118,12 +116,6 @@ def _receipt_before(config: Config, results: Results, run: str, spec: StageSpec)
             "train that first, or name with --resume what to start from"
         )
     return receipt
-
-
-def _on(spec: StageSpec, data: str) -> StageSpec:
-    """The stage on shards that the configuration does not know."""
-    settings = spec.settings.model_copy(update={"data": data})
-    return spec.model_copy(update={"data": data, "stream": None, "settings": settings})
 
 
 def train(
@@ -141,10 +133,7 @@ def train(
     """Train one stage, or go on with it, or, if it is finished, write its receipt again.
 
     Args:
-        previous: as in `Plan`.
-        resume: anything that `Checkpoint.at` takes; with this optimizer's state its step count goes on too.
-        reset_steps: of ``resume`` take the weights only.
-        warmup: what was measured for this stage's shape.
+        resume: as in `Plan`, or anything that `Checkpoint.at` takes.
         on_step: called after every step (and its checkpoint) with the number of steps done in this stage.
         world: the processes that train it together; each calls this with the same arguments.
 

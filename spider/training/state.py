@@ -88,9 +88,13 @@ class Progress:
     """The loader's: which sample of which order of which data comes next."""
     means: dict[str, Any] = field(default_factory=lambda: Means().plain())
 
+    @property
+    def spent(self) -> float:
+        """Seconds of this stage in all."""
+        return self.seconds + self.checkpoint_seconds
+
     @classmethod
     def saved(cls, manifest: Manifest) -> Self:
-        """How far the training had come that this was saved in."""
         return cls(**{name: getattr(manifest, name) for name in cls.__dataclass_fields__})
 
 
@@ -99,16 +103,13 @@ class Ema:
 
     It smooths the noise of the last thousands of steps, which is what lowering the learning rate does too, so
     it tells early what an anneal would bring (Polyak and Juditsky, 1992). It is empty until `begin`, and
-    begins as a copy of the weights of that moment, hence without a bias towards zero. It is fp32 whatever the
-    weights are. Buffers are not averaged.
-
-    A checkpoint holds both: ``model.{parameter}``, which training goes on from, in this stage and the next,
-    and ``ema.{parameter}``, which evaluation, generation and export read (`Checkpoint.model`).
+    begins as a copy of the weights of that moment, hence without a bias towards zero. It is fp32; buffers are
+    not averaged. Training goes on from the weights themselves, in the next stage too; evaluation, generation
+    and export read the average (`Checkpoint.model`).
     """
 
     def __init__(self, model: nn.Module, config: EmaConfig) -> None:
-        self._parameters = dict(model.named_parameters())
-        self._config = config
+        self._parameters, self._config = dict(model.named_parameters()), config
         self._averages: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -122,40 +123,36 @@ class Ema:
         """Take in the weights after so many steps of the stage."""
         if steps < self._config.start_step:
             return
-        if not self._averages:
+        if self._averages:
+            weights = [local(p.detach()).float() for p in self._parameters.values()]
+            averages = [local(average) for average in self._averages.values()]
+            torch._foreach_lerp_(averages, weights, 1 - self._config.decay)
+        else:
             self.begin()
-            return
-        weights = [local(p.detach()).float() for p in self._parameters.values()]
-        averages = [local(average) for average in self._averages.values()]
-        torch._foreach_lerp_(averages, weights, 1 - self._config.decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """The live averages as ``ema.{parameter}``: save them, or copy saved ones into them."""
         return {f"{AVERAGE}{name}": average for name, average in self._averages.items()}
 
 
+@dataclass(eq=False)
 class State:
-    """The tensors of one training; ``origin`` is what `spider.training.stage` knows of where it starts."""
+    """The tensors of one training, and where they come from, as far as ``origin`` tells (`Trainer`)."""
 
-    def __init__(
-        self,
-        spec: StageSpec,
-        origin: dict[str, str | None],
-        model: Model,
-        optimizer: Optimizer | LowBitAdamW,
-        ema: Ema | None,
-    ) -> None:
-        self._spec, self._origin = spec, origin
-        self._model, self._optimizer, self._ema = model, optimizer, ema
+    spec: StageSpec
+    origin: dict[str, str | None]
+    model: Model
+    optimizer: Optimizer | LowBitAdamW
+    ema: Ema | None
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds."""
-        return {**self._inherited(), **(self._ema.tensors() if self._ema else {})}
+        return {**self._inherited(), **(self.ema.tensors() if self.ema else {})}
 
     def _inherited(self) -> dict[str, Tensor]:
         """What the next stage goes on from."""
-        state = self._optimizer.tensors(self._model)
-        return {**model_tensors(self._model), **{f"optimizer.{name}": t for name, t in state.items()}}
+        state = self.optimizer.tensors(self.model)
+        return {**model_tensors(self.model), **{f"optimizer.{name}": t for name, t in state.items()}}
 
     def resume(self, good: Checkpoint, processes: int) -> Progress:
         """Load this stage's own checkpoint, and return how far it had come."""
@@ -171,15 +168,11 @@ class State:
         return Progress.saved(good.training)
 
     def start(self, parent: Checkpoint | None, end: int | None) -> Progress:
-        """Load what a stage of ``end`` steps begins from, if anything, and return where it begins.
-
-        Raises:
-            CheckpointError: it is of another architecture.
-            TrainingError: it has gone further than ``end``.
-        """
+        """Load what a stage of ``end`` steps begins from, if anything, and return where it begins, or raise
+        `TrainingError` where that is not before ``end``."""
         if parent is None:
             return Progress(end=end)
-        resumed = self._origin.get("resumed")
+        resumed = self.origin.get("resumed")
         whole = resumed != "weights" and parent.holds_optimizer(self._inherited())
         if resumed != "weights" and not whole:
             log.warning(
@@ -188,16 +181,13 @@ class State:
                 "no optimizer's state" if parent.exported else "the state of another optimizer",
                 " at step 0" if resumed else "",
             )
-        if resumed and whole:
-            return self._go_on(parent, end)
-        parent.load_into(self._inherited() if whole else model_tensors(self._model))
-        if resumed:
-            return Progress(end=end)
-        before = parent.training
-        return Progress(global_step=before.global_step, position=self._next_position(before), end=end)
-
-    def _go_on(self, parent: Checkpoint, end: int | None) -> Progress:
-        """Take over another folder's training where it stood, towards an end of our own."""
+        if not (resumed and whole):
+            parent.load_into(self._inherited() if whole else model_tensors(self.model))
+            if resumed:
+                return Progress(end=end)
+            at = self._next_position(parent.training)
+            return Progress(global_step=parent.training.global_step, position=at, end=end)
+        # Another folder's training goes on where it stood, towards an end of our own.
         before = Progress.saved(parent.training)
         if end is not None and before.step >= end:
             raise TrainingError(
@@ -209,16 +199,15 @@ class State:
         return dataclasses.replace(before, position=self._next_position(parent.training), end=end, streak=0)
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        """All that a checkpoint of this training holds, its average of the weights included."""
-        if self._ema is not None and checkpoint.training.averaged_weights is not None:
-            self._ema.begin()
+        if self.ema is not None and checkpoint.training.averaged_weights is not None:
+            self.ema.begin()
         checkpoint.load_into(self.tensors())
 
     def _next_position(self, before: Manifest) -> dict[str, Any] | None:
         """Where what we start from stopped; other data or windows begin a new order."""
         position = before.position
-        same_data = before.data_digest == self._origin["data_digest"]
-        if position and same_data and position["seq_len"] == self._spec.settings.seq_len:
+        same_data = before.data_digest == self.origin["data_digest"]
+        if position and same_data and position["seq_len"] == self.spec.settings.seq_len:
             log.info("data: going on where that training stopped")
             return position
         log.info("data: other data or seq_len than that training's, beginning a new order")
@@ -226,14 +215,8 @@ class State:
 
 
 def read_parent(spec: StageSpec, start: Path) -> Checkpoint:
-    """The checkpoint that a stage starts from: at ``start``, or by the receipt there.
-
-    Activation checkpointing, which no weight knows of, may differ.
-
-    Raises:
-        CheckpointError: missing or damaged.
-        TrainingError: of another model than ``spec``'s.
-    """
+    """The checkpoint that a path names, or `CheckpointError`; `TrainingError` if it is of another model than
+    ``spec``'s but for activation checkpointing, which no weight knows of."""
     parent = Checkpoint.at(start)
     before, now = parent.config.shape_of_weights(), spec.model.shape_of_weights()
     if changed := differences(before, now, "model"):

@@ -1,7 +1,7 @@
 """What a training says of itself while it runs: a row of figures a log interval, a line, a progress bar.
 
-The row goes into ``metrics.jsonl``, and from there to MLflow; the line is the row for a reader, and stands in
-every log file. On a terminal the bar stands in for the lines, and what else is logged appears above it.
+The row goes into ``metrics.jsonl``, and from there to MLflow; the line is the row for a reader. On a terminal
+the bar stands in for the lines, and what else is logged appears above it.
 
 Model FLOPs utilisation (Chowdhery et al., arXiv:2204.02311, appendix B) is the model's FLOPs a second over
 the device's peak. The peak is a data sheet's, without sparsity, so that one figure compares machines; where
@@ -27,21 +27,18 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 log = logging.getLogger(__name__)
 
-#: Dense bf16 TFLOP/s with sums in fp32, from the data sheets. A device is the first entry all of whose words
-#: are in its name.
+#: Dense bf16 TFLOP/s with sums in fp32. A device is the first entry all of whose words are in its name.
 _PEAK_BF16 = """
     GB200 2500, B200 2250, GH200 989, H200 NVL 835, H200 989, H100 NVL 835, H100 PCIe 756, H100 989, A100 312,
     MI300X 1307, L40S 362, L40 181, L4 121, A10G 70, RTX PRO 6000 Max Q 439, RTX PRO 6000 503,
     RTX 6000 Ada 364, RTX A6000 155, RTX 5090 210, RTX 4090 165, RTX 3090 71
 """
-#: A slower chip, or a share of one, under the same name.
-_OTHER_CHIPS = {"Laptop", "MIG"}
 
 
 def peak_flops(device: str, precision: str) -> float | None:
     """Dense FLOP/s that a device could reach in ``bf16`` or ``fp8`` (twice that); None where unknown."""
     words = set(re.findall(r"\w+", device))
-    if precision != "fp32" and not words & _OTHER_CHIPS:
+    if precision != "fp32" and not words & {"Laptop", "MIG"}:  # a slower chip, or a share of one
         for entry in _PEAK_BF16.split(","):
             *name, peak = entry.split()
             if words.issuperset(name):
@@ -76,27 +73,17 @@ class Telemetry:
         if self.peak is None:
             log.info("mfu: unknown, there is no peak FLOP/s on record for %s on %s", precision, name)
         else:
-            peak = self.peak / 1e12
-            log.info("mfu: of %.0f TFLOP/s, dense %s by the data sheet of %s", peak, precision, name)
+            peak = f"{self.peak / 1e12:.0f} TFLOP/s"
+            log.info("mfu: of %s, dense %s by the data sheet of %s", peak, precision, name)
         self._process = psutil.Process()
         self._process.cpu_percent()  # counts from here to the first row
 
     def row(
-        self,
-        means: Mapping[str, float],
-        window: Window,
-        steps_left: int,
-        lr: Mapping[str, float],
-        skipped: int,
+        self, means: dict[str, float], window: Window, steps_left: int, lr: dict[str, float], skipped: int
     ) -> dict[str, float]:
-        """All figures of a log interval, ``train/*`` and ``system/*``: losses in nats a byte, ``bpb`` in
-        bits; megabytes of 10^6 bytes; shares of 1. ``train/mfu`` only where the peak is known.
-
-        Args:
-            means: of what the model measured; empty if every update of the interval was skipped.
-            lr: learning rates of the interval's last step, by name.
-            skipped: updates since the stage began.
-        """
+        """All figures of a log interval: losses in nats a byte, ``bpb`` in bits; megabytes of 10^6 bytes;
+        shares of 1. There are no ``means`` if every update of it was skipped; ``lr`` are the last step's
+        rates, by name, and ``skipped`` are updates since the stage began."""
         row = {f"train/{name}": value for name, value in means.items()}
         if row:
             row["train/bpb"] = row.get("train/cross_entropy", row["train/loss"]) / math.log(2)
@@ -144,11 +131,8 @@ def line(row: Mapping[str, float], step: int, end: int, shown: Mapping[str, str]
 
 @contextlib.contextmanager
 def progress_bar(step: int, end: int | None, *, hidden: bool = False) -> Iterator[tqdm]:
-    """A bar over the steps, on a terminal; elsewhere a disabled one, which does nothing.
-
-    While it is there, what is logged to the terminal is written above it, except this module's lines, whose
-    place it takes.
-    """
+    """A bar over the steps, on a terminal; elsewhere a disabled one, which does nothing. What is logged to
+    the terminal meanwhile is written above it, except this module's lines, whose place it takes."""
     off = hidden or not sys.stderr.isatty()
     with (
         contextlib.nullcontext() if off else logging_redirect_tqdm(),

@@ -4,11 +4,8 @@ The warm-up runs the real model at the run's real shapes, notes every linear lay
 out), and times each distinct one forward and backward in fp32, bf16 and, where the device has it and a layer
 may run in it, the run's fp8 recipe, casts included. What a family multiplies in fp8 itself is timed whole, in
 bf16 and in fp8. Then it times whole training steps in the candidates that are left, because a product that
-wins alone may lose in company (a CPU spends more on bf16's casts of everything else than it saves). `decide`
-in ``precision.py`` reads the outcome.
-
-Every measurement is the least time of several calls: it stops after its share of a time budget, one call at
-least.
+wins alone may lose in company (a CPU spends more on bf16's casts of everything else than it saves). Each time
+is the least of as many calls as its share of a budget allows.
 
 The steps of a compiled run begin with nothing compiled, so the first is timed cold, and what the compiler
 made is kept in an archive beside the record (``compilecache.py``): a training stage of this shape, on
@@ -48,13 +45,13 @@ from spider.training.precision import Precision, decide, device_name, eligible, 
 #: Budgets: of all products together; of whole steps of one candidate.
 _GEMM_SECONDS, _STEP_SECONDS = 2.0, 2.0
 _CLEARLY = 0.95
+_KINDS: tuple[Kind, ...] = ("fp32", "bf16", "fp8")
 
-Shape = tuple[int, int, int]
+Products = dict[tuple[int, int, int], dict[str, int]]
 
 
 def warm_up(spec: StageSpec, output: Path) -> Warmup:
-    """Measure the shape of a stage and write down what came of it in ``runs/{run}/warmup-{shape}.json``;
-    stages of equal shape (`StageSpec.shape`) share it.
+    """Measure the shape of a stage and write its record; stages of equal shape (`StageSpec.shape`) share it.
 
     Raises:
         TrainingError: the run asks for a precision that this device does not have.
@@ -73,16 +70,14 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
     if parts and parts.fastest == "fp8":
         fp8_layers += parts.layers
     plan = frozenset(fp8_layers) if asked == "auto" else None
-    archive = compilecache.archive_of(output)
+    archive = output.with_suffix(".compile-cache")
     with compilecache.kept(archive) if compiled else contextlib.nullcontext():
         step = {
             kind: _time_steps(spec, Precision(kind, "measured", plan, recipe), device)
             for kind in _candidates(asked, device, fp8_layers)
             if not spec.model.problems(kind, compiled)
         }
-    costs = "; ".join(
-        f"{kind} {1000 * s.seconds:.0f} ms, {s.peak_memory_mb / 1000:.2f} GB" for kind, s in step.items()
-    )
+    costs = [f"{k} {1000 * s.seconds:.0f} ms, {s.peak_memory_mb / 1000:.2f} GB" for k, s in step.items()]
     chosen = "" if asked == "auto" else "asked for, "
     python, torchao = platform.python_version(), version("torchao")
     return Warmup(
@@ -92,7 +87,7 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
         threads=torch.get_num_threads(),
         versions={"python": python, "torch": torch.__version__, "torchao": torchao},
         precision=_fastest(step) if asked == "auto" else asked,
-        reason=f"{chosen}measured on {device_name(device)}, a step of one micro-batch: {costs}",
+        reason=f"{chosen}measured on {device_name(device)}, a step of one micro-batch: {'; '.join(costs)}",
         fp8_recipe=recipe,
         fp8_layers=fp8_layers,
         step_shape={k: spec.shape_fields()[k] for k in ("seq_len", "micro_batch", "n_loops")},
@@ -121,13 +116,9 @@ def _fastest(step: dict[Kind, Step]) -> Kind:
     return best if step[best].seconds < _CLEARLY * step[first].seconds else first
 
 
-# ---------------------------------------------------------------------------------------- matrix products
-
-
-def _products(spec: StageSpec, device: torch.device) -> tuple[dict[Shape, dict[str, int]], frozenset[str]]:
-    """Each distinct (M, K, N) with the layers that compute it and how often in one forward pass; and which
-    layers may run in fp8."""
-    products: dict[Shape, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+def _products(spec: StageSpec, device: torch.device) -> tuple[Products, frozenset[str]]:
+    """The layers that compute each distinct (M, K, N), and how often in a forward pass; who may in fp8."""
+    products: Products = defaultdict(lambda: defaultdict(int))
     model = build_model(spec.model).to(device)
 
     def note(name: str, module: nn.Linear, args: tuple[Tensor, ...]) -> None:
@@ -152,17 +143,15 @@ def _random_text(spec: StageSpec, tokens: Tokens, device: torch.device) -> tuple
 
 
 def _time_products(
-    spec: StageSpec, products: dict[Shape, dict[str, int]], may: frozenset[str], device: torch.device
+    spec: StageSpec, products: Products, may: frozenset[str], device: torch.device
 ) -> list[Product]:
-    """Every distinct product by precision; in fp8 where the device has it and a layer ``may`` run in it."""
+    """Every distinct product by precision; in fp8 where the device has it and a layer ``may`` use it."""
     budget = _GEMM_SECONDS / max(1, 3 * len(products))
     timed = []
     for (m, k, n), layers in sorted(products.items()):
         ms: dict[Kind, float] = {}
-        kinds: list[Kind] = ["fp32", "bf16"]
-        if has_fp8(device) and may & layers.keys():
-            kinds.append("fp8")
-        for kind in kinds:
+        narrow = has_fp8(device) and may & layers.keys()
+        for kind in _KINDS if narrow else _KINDS[:2]:
             layer = nn.Sequential(nn.Linear(k, n, bias=False, device=device))
             if kind == "fp8":
                 to_fp8(layer, spec.fp8_recipe, ["0"])
@@ -175,15 +164,13 @@ def _time_products(
 
 
 def _time_parts(spec: StageSpec, device: torch.device) -> Parts | None:
-    """One of the layers that the family multiplies in fp8 itself; None where there is none, or the device
-    cannot."""
+    """One of the layers that the family multiplies in fp8 itself, if there is one and the device can."""
     with torch.device("meta"):
         own = build_model(spec.model).fp8_parts()
     if own is None or not own.runs_on(device):
         return None
     ms: dict[Kind, float] = {}
-    kinds: tuple[Kind, ...] = ("bf16", "fp8")
-    for kind in kinds:
+    for kind in _KINDS[1:]:
         part, x_MK = own.example(spec.micro_batch(spec.processes), spec.settings.seq_len, device)
         part.fp8 = kind == "fp8"  # type: ignore[assignment]
         ms[kind] = milliseconds(part, x_MK, kind, spec.compiled_on(device.type), _GEMM_SECONDS / 10)
@@ -202,9 +189,9 @@ def milliseconds(part: nn.Module, x_MK: Tensor, kind: Kind, compiled: bool, budg
         # Else the shapes count as recompilations of one function, which soon falls back to eager.
         torch.compiler.reset()
         part.compile()
+    precision = Precision(kind, "measured")
     # Under autocast a real layer meets bf16 activations: the cast of its input is not its own cost.
-    x_MK = x_MK.to(torch.float32 if kind == "fp32" else torch.bfloat16).requires_grad_()
-    precision = Precision("fp32" if kind == "fp32" else "bf16", "measured")
+    x_MK = x_MK.to(precision.compute).requires_grad_()
     with precision.autocast(x_MK.device):
         dy_MN = torch.randn_like(part(x_MK))
 
@@ -215,9 +202,6 @@ def milliseconds(part: nn.Module, x_MK: Tensor, kind: Kind, compiled: bool, budg
 
     seconds_of(once, x_MK.device, 0)
     return round(1000 * seconds_of(once, x_MK.device, budget), 4)
-
-
-# -------------------------------------------------------------------------------------------- whole steps
 
 
 def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> Step:
@@ -250,9 +234,6 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> 
         for depth in range(1, 2 * spec.loops):
             once(depth)
     return measured
-
-
-# ------------------------------------------------------------------------------------------ time and memory
 
 
 def seconds_of(once: Callable[[], Any], device: torch.device, budget: float) -> float:

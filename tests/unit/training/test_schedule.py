@@ -82,7 +82,7 @@ def test_wsd_is_three_stages_in_one():
 
 
 def test_a_step_outside_the_stage_is_refused():
-    with pytest.raises(ValueError, match="step 100 is not one of"):
+    with pytest.raises(AssertionError, match="step 100 is not one of"):
         lr_factor(100, 100, settings())
 
 
