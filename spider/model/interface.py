@@ -61,9 +61,8 @@ class Inspector(Protocol):
     segments: str
     """What the model cuts a text into: ``patches``."""
 
-    @property
-    def uncut(self) -> str | None:
-        """Why it cuts nothing, a sentence; None for a model that does."""
+    uncut: str | None
+    """Why it cuts nothing, a sentence; None for a model that does."""
 
     def observe(self, trace: Any, scored_BT: np.ndarray) -> None:
         """Count what the trace of a forward pass says of the positions that were scored in it."""

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from spider.model.interface import IGNORED
 
 
-def no_decay(parameter: nn.Parameter) -> None:
-    """Mark a parameter that weight decay must leave alone."""
-    parameter._no_weight_decay = True  # type: ignore[attr-defined]
+def no_decay(*parameters: nn.Parameter) -> None:
+    """Mark parameters that weight decay must leave alone."""
+    for parameter in parameters:
+        parameter._no_weight_decay = True  # type: ignore[attr-defined]
 
 
 def embedding_like(parameter: nn.Parameter) -> None:

@@ -45,52 +45,33 @@ _INITIAL_SPREAD = 4.0
 
 @dataclass
 class Patches:
-    """Where one batch was cut.
-
-    Attributes:
-        slot_BT: slot that byte t reads, 0 before the first close (int64).
-        member_BT: slot that byte t is averaged into; L for bytes past the capacity.
-        close_BL: position of each patch's closing byte; arbitrary where not ``filled_BL``.
-        filled_BL: slots that hold a patch (neither the null patch nor padding).
-        valid_BL: the same, with the null patch.
-        boundary_BL: b at each patch's closing byte, 1 in value, carrying the predictor's gradient.
-    """
+    """Where one batch was cut."""
 
     slot_BT: Tensor
+    """Slot that byte t reads, 0 before the first close (int64)."""
     member_BT: Tensor
+    """Slot that byte t is averaged into; L for bytes past the capacity."""
     close_BL: Tensor
+    """Position of each patch's closing byte; arbitrary where not ``filled_BL``."""
     filled_BL: Tensor
+    """Slots that hold a patch (neither the null patch nor padding)."""
     valid_BL: Tensor
+    """The same, with the null patch."""
     boundary_BL: Tensor
+    """b at each patch's closing byte, 1 in value, carrying the predictor's gradient."""
 
 
 @dataclass
 class Stream:
-    """Where one stream of bytes stands between two pieces of it.
+    """Where one stream of bytes stands between two pieces of it."""
 
-    Attributes:
-        capacity: patches it may have, those of a window of as many bytes as it may grow to.
-        length: bytes so far.
-        closed: patches so far, without the null patch.
-        after_space: whether the last byte was white space.
-        sum_1D: sum of the bytes of the open patch, None before the first byte.
-        size_1: how many those are.
-        read_1D: what the next byte reads if it closes nothing: the last patch, normalised.
-    """
-
-    capacity: int
-    length: int = 0
-    closed: int = 0
-    after_space: bool = False
-    sum_1D: Tensor | None = None
-    size_1: Tensor | None = None
+    free: int
+    """Patches it may still close, at first those of a window of as many bytes as it may grow to."""
+    sum_1D: Tensor | float = 0.0
+    """Sum of the bytes of the open patch, and how many those are."""
+    size_11: Tensor | float = 0.0
     read_1D: Tensor | None = None
-
-
-def _every_byte(tokens_BT: Tensor) -> Patches:
-    t_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand(tokens_BT.shape)
-    yes_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-    return Patches(t_BT, t_BT, t_BT, yes_BT, yes_BT, yes_BT.float())
+    """What the next byte reads if it closes nothing: the last patch, normalised."""
 
 
 class BoundaryPredictor(nn.Module):
@@ -119,9 +100,9 @@ class BoundaryPredictor(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         if self.prior is not None:
-            space_V = _is_space(torch.arange(BYTES.size, device=self.prior.device))
+            first_V = _is_space(torch.arange(BYTES.size, device=self.prior.device))
             self.prior.fill_(-_INITIAL_SPREAD)
-            self.prior[0].copy_(torch.where(space_V, _INITIAL_SPREAD, -_INITIAL_SPREAD))
+            self.prior[0].masked_fill_(first_V, _INITIAL_SPREAD)
             embedding_like(self.prior)
 
     def forward(self, h_BTD: Tensor, tokens_BT: Tensor, after_space_BT: Tensor) -> Tensor:
@@ -160,15 +141,14 @@ class Chunker(nn.Module):
         return length if self.null is None else self.capacity(length) + 1
 
     def cut(self, tokens_BT: Tensor, h_BTD: Tensor) -> tuple[Patches, dict[str, Tensor], Tensor]:
-        """Decide the boundaries.
-
-        Returns:
-            The patches, metrics, and the unweighted boundary loss (zero where nothing is learned).
-        """
+        """Decide the boundaries; returns patches, metrics, and the unweighted boundary loss, zero where
+        nothing is learned."""
+        T = tokens_BT.shape[1]
         if self.null is None:
-            return _every_byte(tokens_BT), {}, h_BTD.new_zeros(())
-        capacity = self.capacity(tokens_BT.shape[1])
-        b_BT = self._boundaries(tokens_BT, h_BTD)
+            t_BT = torch.arange(T, device=h_BTD.device).expand(tokens_BT.shape)
+            yes_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+            return Patches(t_BT, t_BT, t_BT, yes_BT, yes_BT, yes_BT.float()), {}, h_BTD.new_zeros(())
+        capacity, b_BT = self.capacity(T), self._boundaries(tokens_BT, h_BTD)
         hard_BT = b_BT.detach() > 0.5
         order_BT = hard_BT.long().cumsum(1)
         kept_BT = hard_BT & (order_BT <= capacity)
@@ -178,7 +158,7 @@ class Chunker(nn.Module):
         filled_BL = (number_L > 0) & (number_L <= count_B1)
         # The j-th close is the first position at which the count reaches j.
         wanted_BL = number_L.expand(len(tokens_BT), -1).contiguous()
-        close_BL = torch.searchsorted(slot_BT, wanted_BL).clamp(max=tokens_BT.shape[1] - 1)
+        close_BL = torch.searchsorted(slot_BT, wanted_BL).clamp(max=T - 1)
         patches = Patches(
             slot_BT=slot_BT,
             member_BT=slot_BT - kept_BT.long() + 1,
@@ -223,35 +203,35 @@ class Chunker(nn.Module):
         row = torch.arange(B, device=z_BLD.device)[:, None] * L + patches.slot_BT
         return z_BLD.flatten(0, 1).index_select(0, row.flatten()).view(B, -1, D)
 
-    def down_next(self, tokens_1N: Tensor, h_1ND: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
-        """`cut` and `down` for the next piece of a stream, in evaluation.
+    def down_next(
+        self, tokens_1T: Tensor, h_1ND: Tensor, start: int, stream: Stream
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`cut` and `down` for a piece of a stream, in evaluation: N bytes behind ``start`` others.
+
+        Args:
+            tokens_1T: the piece's ids, and some of those before it, at least one if there are any.
 
         Returns:
-            The patches it closes, (1, K, D), the stream's first ones with the null patch in front; the byte
-            of the piece that closes each, (K,), -1 for the null patch; and how many of the K each byte has
-            seen, (N,).
+            The patches it closes, (1, K, D), at the start with the null patch in front; which of the T ids
+            closes each, (K,), -1 for the null patch; and how many of the K each byte has seen, (N,).
         """
-        N, first = tokens_1N.shape[1], stream.length == 0
-        start, stream.length = stream.length, stream.length + N
+        N, T = h_1ND.shape[1], tokens_1T.shape[1]
         if self.null is None:
             at_N = torch.arange(N, device=h_1ND.device)
-            return self.down_norm(h_1ND), at_N, at_N + 1
-        hard_N = self._boundaries(tokens_1N, h_1ND, start, stream.after_space)[0] > 0.5
-        stream.after_space = bool(_is_space(tokens_1N[0, -1]))
-        count_N = hard_N.long().cumsum(0).clamp(max=stream.capacity - stream.closed)
-        before_N = F.pad(count_N, (1, 0))[:-1]
+            return self.down_norm(h_1ND), at_N + T - N, at_N + 1
+        hard_N = self._boundaries(tokens_1T, h_1ND, start)[0] > 0.5
+        count_N = hard_N.long().cumsum(0).clamp(max=stream.free)
         K = int(count_N[-1])
         h_ND = wide(h_1ND[0])
-        sums = h_ND.new_zeros(K + 1, h_ND.shape[-1])
-        sizes = sums.new_zeros(K + 1, 1)
-        if stream.sum_1D is not None and stream.size_1 is not None:
-            sums[:1], sizes[:1] = stream.sum_1D, stream.size_1
+        sums, sizes = h_ND.new_zeros(K + 1, h_ND.shape[1]), h_ND.new_zeros(K + 1, 1)
+        sums[:1], sizes[:1] = stream.sum_1D, stream.size_11
+        before_N = F.pad(count_N, (1, 0))[:-1]
         sums = sums.index_add(0, before_N, h_ND)
         sizes = sizes.index_add(0, before_N, sizes.new_ones(N, 1))
-        stream.sum_1D, stream.size_1, stream.closed = sums[K:], sizes[K:], stream.closed + K
+        stream.sum_1D, stream.size_11, stream.free = sums[K:], sizes[K:], stream.free - K
         mean_KD = sums[:K] / sizes[:K]
-        close_K = torch.searchsorted(count_N, torch.arange(1, K + 1, device=h_1ND.device))
-        if first:
+        close_K = torch.searchsorted(count_N, torch.arange(1, K + 1, device=h_1ND.device)) + T - N
+        if start == 0:
             mean_KD = torch.cat([self.null[None].to(sums.dtype), mean_KD])
             close_K, count_N = F.pad(close_K, (1, 0), value=-1), count_N + 1
         return self.down_norm(mean_KD)[None], close_K, count_N
@@ -259,29 +239,28 @@ class Chunker(nn.Module):
     def up_next(self, z_1KD: Tensor, count_N: Tensor, stream: Stream) -> Tensor:
         """`up` for the bytes whose `down_next` gave the patches and counts: (1, N, D)."""
         new_KD = self.up_norm(z_1KD[0])
-        seen = new_KD if stream.read_1D is None else torch.cat([stream.read_1D, new_KD])
-        at_N = count_N - 1 if stream.read_1D is None else count_N
+        read_1D = new_KD[:0] if stream.read_1D is None else stream.read_1D
+        seen = torch.cat([read_1D, new_KD])
         stream.read_1D = seen[-1:]
-        return seen[at_N][None]
+        return seen[count_N + len(read_1D) - 1][None]
 
-    def _boundaries(
-        self, tokens_BT: Tensor, h_BTD: Tensor, start: int = 0, after_space: bool = False
-    ) -> Tensor:
-        """b as floats, 0 or 1 in value, of bytes that follow ``start`` others."""
+    def _boundaries(self, tokens_BT: Tensor, h_BND: Tensor, start: int = 0) -> Tensor:
+        """b as floats, 0 or 1 in value, of the last N bytes: those with a state, behind ``start`` others."""
+        N = h_BND.shape[1]
         space_BT = _is_space(tokens_BT)
-        after_space_BT = F.pad(space_BT, (1, 0), value=after_space)[:, :-1]
+        after_space_BT = F.pad(space_BT, (1, 0))[:, :-1]
         if self.boundary_predictor is not None:
-            logit_BT = self.boundary_predictor(h_BTD, tokens_BT, after_space_BT)
+            logit_BN = self.boundary_predictor(h_BND, tokens_BT[:, -N:], after_space_BT[:, -N:])
             if self.training:
-                u = torch.rand_like(logit_BT).clamp(1e-6, 1 - 1e-6)
-                logit_BT = (logit_BT + u.log() - (-u).log1p()) / self.config.temperature
-            soft_BT = logit_BT.sigmoid()
-            return (logit_BT > 0).to(soft_BT.dtype) + (soft_BT - soft_BT.detach())
+                u = torch.rand_like(logit_BN).clamp(1e-6, 1 - 1e-6)
+                logit_BN = (logit_BN + u.log() - (-u).log1p()) / self.config.temperature
+            soft_BN = logit_BN.sigmoid()
+            return (logit_BN > 0).to(soft_BN.dtype) + (soft_BN - soft_BN.detach())
         if self.config.kind == "fixed":
-            t = start + torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-            return ((t + 1) % self.config.stride == 0).float().expand(tokens_BT.shape)
+            t = start + torch.arange(N, device=tokens_BT.device)
+            return ((t + 1) % self.config.stride == 0).float().expand(len(tokens_BT), N)
         # whitespace: close at the first space (or special id) of a run.
-        return (space_BT & ~after_space_BT).float()
+        return (space_BT & ~after_space_BT)[:, -N:].float()
 
     def _rate_loss(self, b_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         if self.boundary_predictor is None:

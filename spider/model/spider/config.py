@@ -156,16 +156,11 @@ class SpiderConfig(ModelConfig):
     recurrence: RecurrenceConfig = RecurrenceConfig()
 
     @property
-    def groups_experts(self) -> bool:
-        """Whether the experts run as one grouped product."""
-        return self.moe is not None and self.moe.implementation == "grouped"
-
-    @property
     def samples_loops(self) -> bool:
         return self.recurrence.sample_loops
 
     def problems(self, precision: str, compiled: bool | None) -> list[str]:
-        if compiled and precision == "fp32" and self.groups_experts:
+        if compiled and precision == "fp32" and self.moe and self.moe.implementation == "grouped":
             return [
                 "compile: torch compiles the grouped expert product in bf16 only; set precision: bf16, or "
                 "model.moe.implementation: loop"
@@ -173,22 +168,16 @@ class SpiderConfig(ModelConfig):
         return []
 
     @model_validator(mode="after")
-    def _experts_can_be_grouped(self) -> SpiderConfig:
-        if self.moe is not None and self.groups_experts and (self.hidden % 8 or self.moe.expert_hidden % 8):
+    def _parts_fit(self) -> SpiderConfig:
+        D, moe, layers = self.hidden, self.moe, self.recurrence.layers
+        if moe and moe.implementation == "grouped" and (D % 8 or moe.expert_hidden % 8):
             raise ValueError(
                 "grouped experts are multiplied in blocks of 16 bytes: hidden and moe.expert_hidden must be "
-                f"multiples of 8 (got {self.hidden} and {self.moe.expert_hidden}), or set "
-                "moe.implementation: loop"
+                f"multiples of 8 (got {D} and {moe.expert_hidden}), or set moe.implementation: loop"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _engram_layers_exist(self) -> SpiderConfig:
         for layer in self.engram.layers:
-            if layer >= self.recurrence.layers:
-                raise ValueError(
-                    f"engram.layers: {layer} is not one of {self.recurrence.layers} recurrent layers"
-                )
+            if layer >= layers:
+                raise ValueError(f"engram.layers: {layer} is not one of {layers} recurrent layers")
         return self
 
 

@@ -13,6 +13,7 @@ Shapes: B windows of a batch, T positions, L patch slots, N recurrent layers, R 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -26,31 +27,23 @@ _STRONGEST = 2.5
 
 
 class SpiderInspector:
-    """See `spider.model.interface.Inspector`."""
+    """See `spider.model.interface.Inspector`. The ``predictor`` gives the logits of boundaries that are
+    learned; ``kind`` is that of the boundaries, ``none`` where each byte is its own patch."""
 
     segments = "patches"
 
     def __init__(self, model: Model, kind: str, predictor: nn.Module | None) -> None:
-        """
-        Args:
-            kind: of its boundaries, ``none`` where each byte is its own patch.
-            predictor: gives their logits, where they are learned.
-        """
         self.model, self.kind, self.predictor = model, kind, predictor
+        self.uncut = "this model has no patches (boundary.kind is none)" if kind == "none" else None
         self.lengths: Counter[int] = Counter()
         self.loops: Counter[int] | None = None
         self.load_NRE: np.ndarray | None = None
 
-    @property
-    def uncut(self) -> str | None:
-        return "this model has no patches (boundary.kind is none)" if self.kind == "none" else None
-
     def observe(self, trace: Any, scored_BT: np.ndarray) -> None:
         close_BL, filled_BL = _host(trace.patches.close_BL), _host(trace.patches.filled_BL)
         counted_BL = filled_BL & np.take_along_axis(scored_BT, close_BL, axis=1)
-        if self.kind != "none":
-            ends_BL = np.where(filled_BL, close_BL, -1)
-            lengths_BL = np.diff(ends_BL, axis=1, prepend=-1)
+        if not self.uncut:
+            lengths_BL = np.diff(np.where(filled_BL, close_BL, -1), axis=1, prepend=-1)
             self.lengths.update(lengths_BL[counted_BL].tolist())
         if trace.loops_BL is not None:
             self.loops = self.loops or Counter()
@@ -61,7 +54,7 @@ class SpiderInspector:
 
     def figures(self) -> list[dict[str, Any]]:
         """Lengths, halting depth, load of the experts; a note for a part that is switched off."""
-        lengths = None if self.kind == "none" else self.lengths
+        lengths = None if self.uncut else self.lengths
         no_patches = "patches are switched off:\nevery byte is its own"
         no_halting = "halting is switched off:\nevery patch uses all loops"
         return [
@@ -92,20 +85,16 @@ class SpiderInspector:
         """Where patches close, and the probability of a boundary at each position. The core's result does not
         matter here, so it runs once."""
         logits: list[torch.Tensor] = []
-        keep = self.predictor and self.predictor.register_forward_hook(lambda _, __, out: logits.append(out))
-        try:
+        predictor, keep = self.predictor, lambda _, __, out: logits.append(out)
+        with predictor.register_forward_hook(keep) if predictor else nullcontext():
             patches = self.model(tokens_BT, n_loops=1, trace=True).trace.patches
-        finally:
-            if keep:
-                keep.remove()
-        close_BL = _host(patches.close_BL)
         row_P, slot_P = np.nonzero(_host(patches.filled_BL))
         closed_BT = np.zeros(tokens_BT.shape, bool)
-        closed_BT[row_P, close_BL[row_P, slot_P]] = True
+        closed_BT[row_P, _host(patches.close_BL)[row_P, slot_P]] = True
         return closed_BT, _host(logits[0].sigmoid()) if logits else None
 
     def caption(self, total: int, closed: list[int]) -> str:
-        if self.kind == "none":
+        if self.uncut:
             return f"No patches (boundary.kind is none): each of {total:,} bytes stands alone."
         mean = f", {sum(closed) / len(closed):.2f} bytes a patch" if closed else ""
         return f"{self.kind.capitalize()} boundaries: {len(closed):,} in {total:,} bytes{mean}."

@@ -33,8 +33,8 @@ a stream N ids of a piece, K patches that they close.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, cast
 
 import torch
@@ -64,13 +64,11 @@ class Trace:
 class Spider(Body):
     """See the module's docstring; `spider.model.build_model` builds one with its weights set."""
 
-    shown = MappingProxyType(
-        {
-            "bytes_per_patch": "{:.2f} bytes/patch",
-            "moe_load_max": "fullest expert {:.2f}x its share",
-            "halt_depth": "depth {:.2f} loops",
-        }
-    )
+    shown: Mapping[str, str] = {
+        "bytes_per_patch": "{:.2f} bytes/patch",
+        "moe_load_max": "fullest expert {:.2f}x its share",
+        "halt_depth": "depth {:.2f} loops",
+    }
 
     def forward(
         self,
@@ -81,8 +79,7 @@ class Spider(Body):
         reduction: Literal["mean", "none"] = "mean",
         trace: bool = False,
     ) -> ModelOutput:
-        """Predict, at every position, the id that follows (`LanguageModel.__call__`); ``trace`` asks for a
-        `Trace`."""
+        """`LanguageModel.__call__`; ``trace`` asks for a `Trace`."""
         n_loops = self.loops(n_loops)
         rope = self.rope(tokens_BT.shape[1])
         h_BTD = self.embed(tokens_BT)
@@ -165,12 +162,12 @@ class Incremental(Reader):
     def __init__(self, model: Body, context: int, n_loops: int | None = None) -> None:
         super().__init__(model, context, n_loops)
         engram, slots = model.config.engram, model.chunker.slots(context)
-        self.stream = Stream(capacity=model.chunker.capacity(context))
+        self.stream = Stream(model.chunker.capacity(context))
         self.blocks = [LayerCache(context) for _ in [*model.prelude, *model.coda]]
         self.core = [[LayerCache(slots) for _ in model.core.layers] for _ in range(self.n_loops)]
         self.rope = model.rope(max(context, slots))
-        # As many ids before a piece as the longest n-gram that ends in it can reach.
-        self.reach = max([1, *(engram.orders if engram.layers else []), *engram.byte_orders]) - 1
+        # As many ids before a piece as the longest n-gram that ends in it can reach; one for boundaries.
+        self.reach = max([2, *(engram.orders if engram.layers else []), *engram.byte_orders]) - 1
 
     def read(self, N: int) -> Tensor:
         model, start = self.model, len(self.ids) - N
@@ -181,11 +178,10 @@ class Incremental(Reader):
         for block in model.prelude:
             h_1ND, _ = block(h_1ND, rope, cache=next(blocks))
         before = self.core[0][0].attention.length
-        z_1KD, close_K, count_N = model.chunker.down_next(tokens_1T[:, -N:], h_1ND, self.stream)
+        z_1KD, close_K, count_N = model.chunker.down_next(tokens_1T, h_1ND, start, self.stream)
         if K := z_1KD.shape[1]:
-            at_K = (close_K + tokens_1T.shape[1] - N).clamp(min=0)
             filled_1K = (close_K >= 0)[None]
-            memories = model.core.read_memories(tokens_1T, at_K[None], filled_1K)
+            memories = model.core.read_memories(tokens_1T, close_K.clamp(min=0)[None], filled_1K)
             rope_K, valid_1K = self.rope.part(before, before + K), torch.ones_like(filled_1K)
             z_1KD = model.core(z_1KD, memories, rope_K, valid_1K, self.n_loops, self.core).z_BLD
         h_1ND = h_1ND + model.chunker.up_next(z_1KD, count_N, self.stream)

@@ -97,8 +97,7 @@ class Injection(nn.Module):
         nn.init.zeros_(self.log_decay)
         nn.init.zeros_(self.step)
         nn.init.ones_(self.gain)
-        for parameter in self.parameters():
-            no_decay(parameter)
+        no_decay(*self.parameters())
 
     def forward(self, h_BLD: Tensor, e_BLD: Tensor) -> Tensor:
         step_D = F.softplus(self.step)
@@ -153,8 +152,7 @@ class Halting(nn.Module):
     def init_weights(self) -> None:
         nn.init.zeros_(self.weight)
         nn.init.constant_(self.bias, _INITIAL_BIAS)
-        no_decay(self.weight)
-        no_decay(self.bias)
+        no_decay(self.weight, self.bias)
 
     def start(self, h_BLD: Tensor) -> Halt:
         zero_BL = torch.zeros_like(h_BLD[..., 0])
