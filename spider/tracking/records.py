@@ -67,13 +67,11 @@ class Shown(BaseModel, frozen=True):
 
 
 class Process(BaseModel, frozen=True):
-    host: str
-    pid: int
-    created: float
+    """This one, unless said otherwise."""
 
-    @classmethod
-    def this(cls) -> Process:
-        return cls(host=socket.gethostname(), pid=os.getpid(), created=psutil.Process().create_time())
+    host: str = Field(default_factory=socket.gethostname)
+    pid: int = Field(default_factory=os.getpid)
+    created: float = Field(default_factory=lambda: psutil.Process().create_time())
 
     def alive(self) -> bool | None:
         """Whether it still runs; None for one on another host, of which nothing is known.
@@ -178,7 +176,7 @@ class Run(Record):
     started: float = Field(default_factory=time.time)
     ended: float | None = None
     error: str | None = None
-    process: Process = Field(default_factory=Process.this)
+    process: Process = Field(default_factory=Process)
     params: dict[str, Any] = {}
     tags: dict[str, str] = Field(default_factory=origin)
     metrics: list[Metric] = []

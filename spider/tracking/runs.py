@@ -121,12 +121,11 @@ def open_pipeline(results: Path, config: Any) -> str:
     identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     configure(config)
     os.environ["SPIDER_WORKFLOW"] = identity
-    if not target.enabled():
-        return identity
-    record = Run(kind="workflow", identity=identity, name=identity, config=to_jsonable_python(config))
-    record.tag("spider.config", digest(record.config))
-    spool.write(results, record)
-    _senders[identity] = Sender(results)
+    if target.enabled():
+        record = Run(kind="workflow", identity=identity, name=identity, config=to_jsonable_python(config))
+        record.tag("spider.config", digest(record.config))
+        spool.write(results, record)
+        _senders[identity] = Sender(results)
     return identity
 
 

@@ -321,13 +321,9 @@ def _origin(name: str, tags: dict[str, str], kind: str = "training") -> dict[str
     """The tags from which MLflow's pages show who made something, by what and from which commit."""
     name = name.replace("/", " ")  # MLflow shows what follows the last slash, as of a path
     made_by = {"workflow": "snakemake", "job": f"spider {name}", "training": f"spider train {name}"}
-    shown = {
-        "mlflow.user": tags.get("spider.user"),
-        "mlflow.source.name": made_by[kind],
-        "mlflow.source.type": "LOCAL",
-        "mlflow.source.git.commit": tags.get("git.commit", "").removesuffix("-dirty"),
-    }
-    return {key: text for key, text in shown.items() if text}
+    shown = {"mlflow.user": tags.get("spider.user"), "mlflow.source.name": made_by[kind]}
+    shown["mlflow.source.git.commit"] = tags.get("git.commit", "").removesuffix("-dirty")
+    return {key: text for key, text in shown.items() if text} | {"mlflow.source.type": "LOCAL"}
 
 
 def _key(name: str) -> str:

@@ -90,7 +90,7 @@ def test_a_secret_of_the_environment_is_removed_wherever_it_shows(monkeypatch):
 
 def test_a_process_is_alive_dead_or_another_with_its_number():
     process = subprocess.Popen(["sleep", "60"])
-    mine = Process.this()
+    mine = Process()
     assert mine.alive()
     assert not mine.model_copy(update={"created": mine.created - 3600}).alive()
     assert mine.model_copy(update={"host": "elsewhere"}).alive() is None
