@@ -31,7 +31,7 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
         elif isinstance(source, PydocsSource):
             record = pydocs.write_pydocs(int(part), source.pieces, output)
         elif isinstance(source, HubSource):
-            record = hub.download_file(source.repo, source.revision, item, output)
+            record = hub.download_file(hub.HubFile(source.repo, source.revision, item), output)
         else:
             record = local.import_local(Path(item), output, spec)
         # What metadata.json will say of where the text came from.

@@ -28,7 +28,6 @@ import errno
 import logging
 import os
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dic
     rows = {"read": 0, "null": 0, "empty": 0, "truncated": 0, "duplicates": 0}
     seen = [np.empty(0, np.uint64)]
     names = {split: folder / split / part for split in SPLITS}
-    with _explained(folder, part):
+    try:
         with contextlib.ExitStack() as files:
             writers = {split: _ShardWriter(name, files) for split, name in names.items()}
             for texts, ids in _batches(parquet, dataset.text_column, dataset.id_column):
@@ -94,14 +93,6 @@ def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dic
             records[split] = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part, **counts}
             records[split] |= {**dataset.encoding(), "rows": rows}
             write_json(names[split].with_suffix(".json"), records[split])
-    return records
-
-
-@contextlib.contextmanager
-def _explained(folder: Path, part: str) -> Iterator[None]:
-    """Turn a failure to write into one line that says where and what to do."""
-    try:
-        yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         remedy = "make room (a shard is twice the size of its text)" if full else "make the folder writable"
@@ -109,6 +100,7 @@ def _explained(folder: Path, part: str) -> Iterator[None]:
             f"{folder}: cannot write the shards of part {part} ({error.strerror}); {remedy} and run again, "
             "nothing half written was kept"
         ) from error
+    return records
 
 
 # ----------------------------------------------------------------------------------------------- reading
@@ -165,22 +157,9 @@ def _require(schema: pa.Schema, parquet: Path, setting: str, column: str) -> Non
 # -------------------------------------------------------------------------------------------- documents
 
 
-def _raw(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets (n + 1,) and the uint8 buffer they index, of a large_string array, without a copy."""
-    if len(strings) == 0:
-        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    _, offsets, data = strings.buffers()
-    return (
-        np.frombuffer(offsets, np.int64, len(strings) + 1, strings.offset * 8),
-        np.frombuffer(b"" if data is None else data, np.uint8),
-    )
-
-
 def _bytes(strings: pa.Array) -> list[bytes]:
-    offsets, data = _raw(strings)
-    start, end = int(offsets[0]), int(offsets[-1])
-    whole = data[start:end].tobytes()  # slicing bytes is three times as fast as slicing a memoryview
-    return [whole[a:b] for a, b in pairwise((offsets - start).tolist())]
+    plain: list[bytes] = strings.view(pa.large_binary()).to_numpy(zero_copy_only=False).tolist()
+    return plain
 
 
 def _drop_blank(texts: pa.Array, ids: pa.Array, rows: dict[str, int]) -> tuple[pa.Array, pa.Array]:
@@ -228,7 +207,8 @@ class _ShardWriter:
         if len(texts) == 0:
             return
         nothing, room = pa.scalar("", texts.type), pa.scalar("\0", texts.type)
-        offsets, joined = _raw(pc.binary_join_element_wise(nothing, texts, nothing, room))
+        _, offsets, joined = pc.binary_join_element_wise(nothing, texts, nothing, room).buffers()
+        offsets, joined = np.frombuffer(offsets, np.int64, len(texts) + 1), np.frombuffer(joined, np.uint8)
         for piece in BYTES.splice(joined, offsets, self._piece):
             self._tokens_file.write(piece.data)
         first = offsets[:-1].astype("<u8") + np.uint64(self.tokens)

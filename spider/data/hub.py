@@ -67,12 +67,12 @@ class HubFile:
         return f"{self.name} of {self.repo}@{self.revision}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Patience:
     """How often to try without success, and the first wait in seconds (doubled, jittered, capped)."""
 
-    attempts: int
-    backoff: float
+    attempts: int = 6
+    backoff: float = 1.0
 
     def call(self, file: HubFile, attempt: Callable[[], T]) -> T:
         """Run ``attempt`` until it succeeds; an error of the network or the server is retried.
@@ -84,9 +84,10 @@ class Patience:
             try:
                 return attempt()
             except (HTTPError, HFValidationError, FileNotFoundError, ConnectionError, TimeoutError) as error:
-                cause, status = cause_of(error), _status(cause_of(error))
+                cause = cause_of(error)
                 hopeless = isinstance(cause, (HFValidationError, FileNotFoundError))
-                hopeless |= bool(status) and status not in RETRIED_STATUS
+                if status := _status(cause):
+                    hopeless = status not in RETRIED_STATUS
                 failures += 1
                 if hopeless or failures >= self.attempts:
                     raise DownloadError(explain(cause, file)) from None
@@ -95,49 +96,35 @@ class Patience:
                 time.sleep(wait)
 
 
-def download_file(
-    repo: str,
-    revision: str,
-    file: str,
-    output: Path,
-    *,
-    attempts: int = 6,
-    backoff: float = 1.0,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> dict[str, Any]:
+PATIENCE = Patience()
+
+
+def download_file(file: HubFile, output: Path, patience: Patience = PATIENCE) -> dict[str, Any]:
     """Bring one file of a dataset repository to ``output``; nothing is transferred where it is already whole.
 
-    A second process waits, then finds it whole. ``chunk_bytes`` are asked for at a time, up to ``attempts``
-    times, the second ``backoff`` seconds after the first. Returns ``name`` (path inside the repository),
-    ``bytes`` and ``sha256``.
-
-    Raises:
-        DownloadError: missing file, revision or repository; no access; no network; server down; wrong hash
-            twice; no space or no right to write.
+    A second process waits, then finds it whole. Returns ``name`` (path inside the repository), ``bytes`` and
+    ``sha256``. Raises `DownloadError`: missing file, revision or repository; no access; no network; server
+    down; wrong hash twice; no space or no right to write.
     """
-    wanted, patience = HubFile(repo, revision, file), Patience(attempts, backoff)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(output.with_name(f".{output.name}.lock"))
         try:
             held = lock.acquire(blocking=False)
         except Timeout:
-            log.info("%s: another process is downloading it; waiting", wanted)
+            log.info("%s: another process is downloading it; waiting", file)
             held = lock.acquire()
         with held:
-            if constants.HF_HUB_OFFLINE:
-                _from_cache(wanted, output, patience)
-            else:
-                _from_hub(wanted, output, patience, chunk_bytes)
-            return {"name": file, "bytes": output.stat().st_size, "sha256": sha256(output)}
+            (_from_cache if constants.HF_HUB_OFFLINE else _from_hub)(file, output, patience)
+            return {"name": file.name, "bytes": output.stat().st_size, "sha256": sha256(output)}
     except OSError as error:
         wrong = f"cannot write {output} ({error.strerror or error}); check the folder and its permissions"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             wrong = f"no space left in {output.parent} ({error.strerror}); free some and run again to resume"
-        raise DownloadError(f"{wanted}: {wrong}") from None
+        raise DownloadError(f"{file}: {wrong}") from None
 
 
-def _from_hub(file: HubFile, output: Path, patience: Patience, chunk_bytes: int) -> None:
+def _from_hub(file: HubFile, output: Path, patience: Patience) -> None:
     size, expected = look_up(file, patience)
     if output.exists():
         if _hash_like(expected, output) == expected:
@@ -150,7 +137,7 @@ def _from_hub(file: HubFile, output: Path, patience: Patience, chunk_bytes: int)
             log.warning("%s: discarding a partial download of other content", file)
             partial.unlink()
         write_json(state, {"size": size, "hash": expected})
-        _transfer(file, size, partial, patience, chunk_bytes)
+        _transfer(file, size, partial, patience)
         got = _hash_like(expected, partial)
         if got == expected:
             break
@@ -188,7 +175,7 @@ def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
     return infos[0].size, f"sha256:{lfs.sha256}" if lfs else f"git:{infos[0].blob_id}"
 
 
-def _transfer(file: HubFile, size: int, partial: Path, patience: Patience, chunk_bytes: int) -> None:
+def _transfer(file: HubFile, size: int, partial: Path, patience: Patience) -> None:
     """Append to the partial file until it has ``size`` bytes, then flush it to disk.
 
     A terminal shows a bar, a log a line every ten seconds.
@@ -204,7 +191,7 @@ def _transfer(file: HubFile, size: int, partial: Path, patience: Patience, chunk
             log.info("%s: resuming at %s of %s bytes", file, f"{done:,}", f"{size:,}")
 
         def read() -> bytes:
-            end = min(done + chunk_bytes, size)
+            end = min(done + CHUNK_BYTES, size)
             data: bytes = filesystem.cat_file(
                 path, done, end, revision=file.revision, size=size, cache_type="none"
             )

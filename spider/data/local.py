@@ -37,11 +37,8 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]
     gives one document a ``.txt`` file, in order of their paths, which are the ids. Bytes that are not UTF-8
     become U+FFFD; one warning says in how many documents and where first.
 
-    Returns ``name``, ``documents`` and ``bytes`` (size of the parquet).
-
-    Raises:
-        ValueError: no such file, unreadable, unknown extension, empty, malformed JSON or no
-            text (file and line).
+    Returns ``name``, ``documents`` and ``bytes`` (size of the parquet). Raises `ValueError`: no such file,
+    unreadable, unknown extension, empty, malformed JSON or no text (file and line).
     """
     if not source.exists():
         raise ValueError(f"{source}: no such file or folder; check datasets.*.source.files")

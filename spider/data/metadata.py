@@ -44,8 +44,7 @@ class Split(BaseModel, frozen=True):
 
 
 class Metadata(Artifact):
-    """``metadata.json``: what readers trust, and what the dataset is known by (``digest``). The order of its
-    fields is that of the file."""
+    """``metadata.json``. The order of its fields is that of the file."""
 
     WHAT: ClassVar[str] = "the description of a dataset"
     REMEDY: ClassVar[str] = "encode the dataset again or use the Spider that wrote it"

@@ -26,8 +26,7 @@ WORDS = ["time", "way", "day", "thing", "world", "life", "hand", "part", "place"
 def write_mock(documents: int, output: Path) -> dict[str, Any]:
     """Write the first so many made-up documents, some 500 bytes each, into a parquet.
 
-    Returns:
-        ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written.
+    Returns ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written.
     """
     draw = random.Random(0)
     weights = [1 / rank for rank in range(1, len(WORDS) + 1)]

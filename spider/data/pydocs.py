@@ -11,10 +11,9 @@ docstrings where it exceeds `DOCUMENT_CHARS`. Only paragraphs of English prose a
 interpreter sessions, tables and repeated boilerplate are what a compressor copies and what teaches a small
 model little.
 
-The work is split by distribution: pieces are parallel jobs, and each parses only its own packages. Files of
-equal content are harvested once over all pieces (their hashes are in the installer's RECORD). A paragraph
-that repeats within a piece is dropped; a repeat between two pieces stays, since to find it each job had to
-parse everything.
+Pieces are parallel jobs, and each parses only its own packages. Files of equal content are harvested once
+over all pieces (their hashes are in the installer's RECORD). A paragraph that repeats within a piece is
+dropped; a repeat between two pieces stays, since to find it each job had to parse everything.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from spider.files import replacing
 
 log = logging.getLogger(__name__)
 
-#: The columns of FineWeb-Edu. Ours are not rated, and our tokens are bytes.
+#: The columns of FineWeb-Edu. Our tokens are bytes.
 SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in ("text", "id", "dump", "url", "file_path", "language")),
@@ -55,6 +54,8 @@ SCHEMA = pa.schema(
         ("int_score", pa.int64()),
     ]
 )
+#: What does not differ, for ours are not rated.
+CONSTANT = {"dump": "pydocs", "language": "en", "language_score": 1.0, "score": 0.0, "int_score": 0}
 ROW_GROUP = 1000
 #: Characters at which a module is cut into further documents, and below which one is left out.
 DOCUMENT_CHARS, MIN_DOCUMENT = 16_384, 200
@@ -280,28 +281,17 @@ def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
         raise ValueError(f"pydocs: piece must be between 0 and {pieces - 1} (got {piece})")
     distributions = {name: d for name, d in requirements().items() if name not in GENERATED}
     files = share_out(installed_files(distributions), pieces)[piece]
-    versions = {"python": platform.python_version()}
-    versions |= {name: d.version for name, d in distributions.items()}
+    versions = {"python": platform.python_version(), **{name: d.version for name, d in distributions.items()}}
     harvest = Harvest()
     rows: list[dict[str, Any]] = []
     for file in sorted(files, key=lambda f: (f.package, f.relative)):
         for i, text in enumerate(harvest.documents(file)):
             raw = text.encode("utf-8", "replace")  # lone surrogates of escape sequences
             where = f"{file.package}/{file.relative}"
-            rows.append(
-                {
-                    "text": raw.decode("utf-8"),
-                    "id": hashlib.blake2b(f"{where}#{i}".encode(), digest_size=16).hexdigest(),
-                    "dump": "pydocs",
-                    "url": f"pydocs:{file.package}=={versions[file.package]}/{file.relative}#{i}",
-                    "file_path": where,
-                    "language": "en",
-                    "language_score": 1.0,
-                    "token_count": len(raw),
-                    "score": 0.0,
-                    "int_score": 0,
-                }
-            )
+            row = {"text": raw.decode("utf-8"), "file_path": where, "token_count": len(raw), **CONSTANT}
+            row["id"] = hashlib.blake2b(f"{where}#{i}".encode(), digest_size=16).hexdigest()
+            row["url"] = f"pydocs:{file.package}=={versions[file.package]}/{file.relative}#{i}"
+            rows.append(row)
     harvested = {name: versions[name] for name in sorted({f.package for f in files})}
     made_of = json.dumps({"piece": f"{piece}/{pieces}", "packages": harvested})
     with replacing(output) as beside:

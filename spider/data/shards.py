@@ -1,4 +1,4 @@
-"""Shards on disk: their description, a memory-mapped view of a split, and the checks.
+"""Shards on disk: a memory-mapped view of a split, and the checks.
 
 A dataset's folder holds ``{split}/{part}.bin`` (uint16 tokens, documents back to back), ``.idx`` (uint64
 byte offsets of the BOS tokens), ``.json`` (what the encoder counted) and ``metadata.json``, which the index
@@ -25,6 +25,8 @@ from spider.tokens import BYTES, Tokens
 HEADER_MAGIC = 20240520
 HEADER_INTS = 256
 """Length of a headered shard's header in little-endian int32: magic, version 1, number of tokens, zeros."""
+CHUNK = 1 << 22
+"""Tokens checked at a time."""
 
 
 # -------------------------------------------------------------------------------------------------- view
@@ -33,10 +35,9 @@ HEADER_INTS = 256
 class Shards:
     """A read-only view of one split of an encoded dataset, as one sequence of ``tokens`` uint16 ids.
 
-    ``files`` and ``borders`` say where token i lies: ``files[s]`` holds tokens ``borders[s]`` to
-    ``borders[s + 1]``. ``alphabet`` says what its ids stand for, ``digest`` identifies the content for a
-    resume. Every size is checked against ``metadata.json`` at opening.
-    Safe to use from several threads.
+    Token i lies in ``files[s]`` (``maps[s]``), which holds tokens ``borders[s]`` to ``borders[s + 1]``.
+    ``alphabet`` says what its ids stand for, ``digest`` identifies the content for a resume. Every size is
+    checked against ``metadata.json`` at opening. Safe to use from several threads.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
@@ -178,10 +179,6 @@ def _shard_problems(folder: Path, shard: Shard, alphabet: Tokens, full: bool) ->
             problems.append(f"{path}: SHA-256 differs from metadata.json")
         problems += _content_problems(path, _map(path, 0, shard.tokens), alphabet)
     return problems
-
-
-CHUNK = 1 << 22
-"""Tokens checked at a time."""
 
 
 def _content_problems(path: Path, tokens: np.ndarray, alphabet: Tokens) -> Iterator[str]:

@@ -26,7 +26,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HTTPError
 
 from spider.config import Dataset, StreamSource
-from spider.data.hub import DownloadError, HubFile, Patience, cause_of, explain, look_up
+from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience, cause_of, explain, look_up
 from spider.data.loader import Batch, Batches
 from spider.data.split import cut, document_key, is_validation
 from spider.tokens import BYTES
@@ -38,8 +38,7 @@ BREAKS = (OSError, RuntimeError, pa.ArrowInvalid)
 class StreamLoader(Batches):
     """Batches of a dataset on the hub, whose source is a `StreamSource`; the rest as `Loader` has it.
 
-    Tries up to ``attempts`` times to reach the hub at the start, the second ``backoff`` seconds after the
-    first. Once reading, `datasets` itself tries again for minutes.
+    ``patience`` is for the hub at the start; once reading, `datasets` itself tries again for minutes.
 
     Raises `ValueError` for a file, revision or repository that is not there or not open to us and no network
     (`DownloadError`, one line with the remedy), no text column, no document to train on.
@@ -52,8 +51,7 @@ class StreamLoader(Batches):
         seq_len: int,
         seed: int,
         position: dict[str, Any] | None = None,
-        attempts: int = 6,
-        backoff: float = 1.0,
+        patience: Patience = PATIENCE,
         **share: int,
     ) -> None:
         source = dataset.source
@@ -65,7 +63,7 @@ class StreamLoader(Batches):
         order |= {"seq_len": seq_len, "seed": seed}
         super().__init__("stream", order, position=position, **share)
         self._columns: list[str] | None = None
-        self._columns = self._look_up(Patience(attempts, backoff))
+        self._columns = self._look_up(patience)
         start: dict[str, Any] = position or {"epoch": 0, "state": None, "offset": 0}
         self._documents = self._read(start["epoch"], start["state"])
         self._begun: deque[tuple[int, int, Any]] = deque()
@@ -108,7 +106,7 @@ class StreamLoader(Batches):
                         yield epoch, before, tokens
                     before = dataset.state_dict()
             except BREAKS as error:
-                raise self._broken(error, self._reading(epoch, dataset)) from error
+                raise self._broken(error, epoch, dataset) from error
             if not any_document:
                 raise ValueError(f"{self._files[0]}: holds no document to train on; look at its text column")
             epoch, state = epoch + 1, None
@@ -134,7 +132,7 @@ class StreamLoader(Batches):
         try:
             return load_dataset("parquet", data_files={"train": urls}, **options)
         except BREAKS as error:
-            raise self._broken(error, "opening it") from error
+            raise self._broken(error, epoch) from error
 
     def _look_up(self, patience: Patience) -> list[str]:
         """Check that every file can be had, then the columns to read."""
@@ -150,18 +148,17 @@ class StreamLoader(Batches):
             )
         return [name for name in (text, id) if name in names]
 
-    def _reading(self, epoch: int, dataset: Any) -> str:
-        """What is being read: the state that resumes a stream counts files and the rows of each."""
-        state = dataset.state_dict()
-        while "examples_iterable" in state:
-            state = state["examples_iterable"]
-        file = self._in_order(epoch)[state["shard_idx"]]
-        return f"reading {file.name} behind row {state['shard_example_idx']}, epoch {epoch}"
-
-    def _broken(self, error: Exception, when: str) -> DownloadError:
+    def _broken(self, error: Exception, epoch: int, dataset: Any = None) -> DownloadError:
         if isinstance(cause := cause_of(error), HTTPError):
             return DownloadError(explain(cause, self._files[0]))
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first, when = (str(error).strip() or type(error).__name__).splitlines()[0], "opening it"
+        if dataset is not None:
+            # The state that resumes a stream counts files and the rows of each.
+            state = dataset.state_dict()
+            while "examples_iterable" in state:
+                state = state["examples_iterable"]
+            file, row = self._in_order(epoch)[state["shard_idx"]], state["shard_example_idx"]
+            when = f"reading {file.name} behind row {row}, epoch {epoch}"
         return DownloadError(
             f"{self._files[0].repo}@{self._files[0].revision}: the stream broke while {when} ({first}); run "
             "again to go on. Where it breaks at the same place again, that file is damaged: leave it out, or "

@@ -1,9 +1,5 @@
 """Alphabets: what an id stands for, which ids are special, how text becomes ids. Nothing else knows.
 
-Tokens     what there is to know of an alphabet
-BYTES      the bytes themselves (`spider.tokens.bytes`)
-recorded   the alphabet that a dataset says it is written in
-
 Ask whatever has an alphabet: a model (``model.tokens``), a dataset (`spider.data.shards.Shards.alphabet`). So
 "targets that are bytes" is ``tokens.bytes_of[labels].sum()``, in any alphabet.
 """

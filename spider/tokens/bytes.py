@@ -46,10 +46,9 @@ class ByteTokens:
     def splice(self, joined: np.ndarray, offsets: np.ndarray, room: np.ndarray) -> Iterator[np.ndarray]:
         """`encode` of many documents, one after the other, at the speed of a memory copy.
 
-        Args:
-            joined: their bytes (uint8), with one to be overwritten before and after each document.
-            offsets: where in ``joined`` each begins, and its end: (documents + 1,).
-            room: uint16, to widen into a piece at a time; what is yielded lies in it until the next.
+        ``joined`` are their bytes (uint8), with one to be overwritten before and after each, and ``offsets``
+        (documents + 1,) where each begins, and the end. They are widened a piece at a time into ``room``
+        (uint16): what is yielded lies there until the next.
         """
         first, last, total = offsets[:-1], offsets[1:] - 1, int(offsets[-1])
         for start in range(0, total, len(room)):

@@ -23,12 +23,13 @@ CHUNK = 1 << 16
 SCRIPT = """
 import json, logging, pathlib, sys
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-from spider.data.hub import DownloadError, download_file
-file, output, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-repo, revision = options.pop("repo"), options.pop("revision")
+from spider.data import hub
+name, output, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+file = hub.HubFile(options["repo"], options["revision"], name)
+hub.CHUNK_BYTES = options["chunk_bytes"]
 try:
-    print(json.dumps(download_file(repo, revision, file, pathlib.Path(output), **options)))
-except DownloadError as error:
+    print(json.dumps(hub.download_file(file, pathlib.Path(output), hub.Patience(options["attempts"], 0.01))))
+except hub.DownloadError as error:
     print(error)
     sys.exit(3)
 """
@@ -46,13 +47,7 @@ def start(hub: Hub | str, output: Path, file: str = FILE, env: dict[str, str] | 
     endpoint = hub if isinstance(hub, str) else hub.endpoint
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     clean |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **(env or {})}
-    options = {
-        "repo": REPO,
-        "revision": REVISION,
-        "attempts": 3,
-        "backoff": 0.01,
-        "chunk_bytes": CHUNK,
-    } | options
+    options = {"repo": REPO, "revision": REVISION, "attempts": 3, "chunk_bytes": CHUNK} | options
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, file, str(output), json.dumps(options)],
         env=clean,

@@ -26,6 +26,7 @@ VALIDATION, SEQ_LEN = 0.2, 64
 SCRIPT = """
 import json, sys
 from spider.config import Dataset
+from spider.data.hub import Patience
 from spider.data.stream import StreamLoader
 common, variants, count = json.loads(sys.argv[1])
 results = []
@@ -34,7 +35,7 @@ for options in variants:
         given = common | options
         source = {"kind": "stream", **{name: given.pop(name) for name in ("repo", "revision", "files")}}
         encoding = {name: given.pop(name) for name in Dataset.model_fields if name in given}
-        loader = StreamLoader(Dataset(source=source, **encoding), **given)
+        loader = StreamLoader(Dataset(source=source, **encoding), patience=Patience(2, 0.01), **given)
         batches = [next(loader) for _ in range(count)]
         loader.close()
     except ValueError as error:
@@ -79,7 +80,7 @@ def run(endpoint: str, home: Path, count: int, *variants: dict) -> list:
         "validation": VALIDATION,
         "seq_len": SEQ_LEN,
     }
-    common |= {"rows": 3, "seed": 1, "attempts": 2, "backoff": 0.01}
+    common |= {"rows": 3, "seed": 1}
     command = [sys.executable, "-c", SCRIPT, json.dumps([common, variants or [{}], count])]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
