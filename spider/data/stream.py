@@ -69,9 +69,10 @@ class StreamLoader(Batches):
         self._begun: deque[tuple[int, int, Any]] = deque()
         """Documents in or behind the next window: (place of its first token, epoch, state before it)."""
         self._rest = np.empty(0, np.uint16)
-        """Tokens from the place ``_at``, where the next window begins; to begin with, of what is resumed."""
+        """Tokens from the place ``_at`` on, where the next window begins."""
         self._at = 0
         self._skipped = int(start["offset"])
+        """Of the next document, the tokens before the position that is resumed."""
 
     def _block(self) -> list[Batch]:
         length = self._order["seq_len"]
