@@ -322,8 +322,8 @@ class Trainer:
     def _open(self, data: Path) -> Batches:
         position = self.progress.position
         seed = position["seed"] if position else seed_of(self.spec.seed, "order", self.spec.index)
-        process = {"rank": self.world.rank, "world": self.world.size}
-        place = {"seq_len": self.settings.seq_len, "rows": self.windows, "seed": seed, **process}
+        place: dict[str, Any] = {"rank": self.world.rank, "world": self.world.size}
+        place |= {"seq_len": self.settings.seq_len, "rows": self.windows, "seed": seed}
         if self.spec.stream is None:
             return Loader(Shards(data, "train"), **place, position=position)
         from spider.data.stream import StreamLoader
