@@ -26,7 +26,7 @@ from spider.results import keep_config
 @click.version_option(spider.__version__)
 @click.option(
     "--config",
-    "config_path",
+    "path",
     type=FILE,
     default="config.yaml",
     show_default=True,
@@ -35,20 +35,18 @@ from spider.results import keep_config
 @click.option("--configure", metavar="JSON", help="Write this to --config first, unless that says the same.")
 @click.option("--log", "log_path", type=FILE, help="Also write the log to this file.")
 @click.pass_context
-def cli(context: click.Context, config_path: Path, configure: str | None, log_path: Path | None) -> None:
+def cli(context: click.Context, path: Path, configure: str | None, log_path: Path | None) -> None:
     """Raw text to a trained, evaluated, tracked byte-level language model."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if log_path:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(log_path, encoding="utf-8"))
-    form = logging.Formatter(f"%(asctime)s {context.invoked_subcommand}: %(message)s", "%H:%M:%S")
-    for handler in handlers:
-        handler.setFormatter(form)
-    logging.basicConfig(handlers=handlers, level=logging.WARNING, force=True)
+    form = f"%(asctime)s {context.invoked_subcommand}: %(message)s"
+    logging.basicConfig(handlers=handlers, format=form, datefmt="%H:%M:%S", level="WARNING", force=True)
     log.setLevel(logging.INFO)
     if configure:
-        keep_config(config_path, json.loads(configure))
-    context.obj = Session(config_path)
+        keep_config(path, json.loads(configure))
+    context.obj = Session(path)
 
 
 for _verb in (
@@ -69,8 +67,7 @@ _REMEDIES = {
 
 
 def _status() -> int:
-    """Run the command line and return its exit code. Errors for people go to stderr as one message, bugs keep
-    their traceback."""
+    """Of the command line. Errors for people go to stderr as one message, bugs keep their traceback."""
     try:
         cli(standalone_mode=False)
     except SystemExit as leaving:

@@ -34,10 +34,9 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
             record = hub.download_file(hub.HubFile(source.repo, source.revision, item), output)
         else:
             record = local.import_local(Path(item), output, spec)
-        # What metadata.json will say of where the text came from.
         size, digest = output.stat().st_size, record.get("sha256") or sha256(output)
         origin = {"part": part, "name": item, "bytes": size, "sha256": digest}
-        write_json(output.with_suffix(".json"), origin)
+        write_json(output.with_suffix(".json"), origin)  # for metadata.json
         job.metric("bytes", size)
     log.info("%s: %.1f MB from %s", output, size / 1e6, item)
 

@@ -22,8 +22,7 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
     from spider.report.figures import FIGURES, draw_stage
 
     results, spec = session.results, session.config.stage(run, stage)
-    folder = results.stage(run, stage)
-    scored = spec.evaluation.data or spec.data
+    folder, scored = results.stage(run, stage), spec.evaluation.data or spec.data
     data = results.shards(scored)
     inputs = [folder.receipt, data / "metadata.json"]
     outputs = [*(folder.path / name for name in FIGURES), folder.sample, folder.evaluation]
@@ -34,9 +33,8 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")
         curves = {"bpb_at_loops": list(enumerate(measured.loops.bpb, start=1))} if measured.loops else {}
-        tracking.log_evaluation(
-            results.root, run, stage, measured.plain(), outputs, dataset=card, curves=curves
-        )
+        plain = measured.plain()
+        tracking.log_evaluation(results.root, run, stage, plain, outputs, dataset=card, curves=curves)
         job.metric("bpb", measured.bpb)
     best, rate = min(measured.compressors.items(), key=lambda item: item[1])
     log.info("%.3f bits per byte (%s: %.3f)", measured.bpb, best, rate)
@@ -66,10 +64,9 @@ def compare(session: Session, output: Path) -> None:
     """Set all evaluations side by side: table, figures, summary.json."""
     from spider.report.compare import compare
 
-    results = session.results
     evaluations = session.evaluations(session.config.runs)
     with session.tracked("compare", "report", {}, evaluations, [output]) as job:
-        compare(evaluations, benchmarks=results.root / "benchmarks", output=output.parent)
+        compare(evaluations, benchmarks=session.results.root / "benchmarks", output=output.parent)
         for name in ("summary.json", "table.md", "bpb.svg", "loss.svg"):
             job.artifact(output.parent / name)
 
@@ -85,8 +82,7 @@ def report(session: Session, run: str, output: Path | None) -> None:
     """
     from spider.report.page import write_report
 
-    results = session.results
-    page = output or results.page(run)
+    results, page = session.results, output or session.results.page(run)
     evaluations = [s.evaluation for s in results.stages(run) if s.evaluation.exists()]
     with session.tracked("report", run, {}, evaluations, [page]) as job:
         write_report(session.config, results, run, page)

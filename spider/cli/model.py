@@ -164,8 +164,7 @@ def checkpoint_export(path: Path, output: Path) -> None:
     from spider.checkpoints.export import export
 
     tracked: AbstractContextManager[tracking.Job | None] = nullcontext()
-    root = root_of(path)  # the results folder that PATH lies in, which need not be the configuration's
-    if root:
+    if root := root_of(path):  # the results folder that PATH lies in, which need not be the configuration's
         snapshot, receipt = root / "config.yaml", StageFolder(path).receipt
         tracking.configure(yaml.safe_load(snapshot.read_text("utf-8")) if snapshot.is_file() else {})
         inputs = [receipt if receipt.is_file() else path]

@@ -29,7 +29,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 @dataclass
 class Session:
-    """What the options before the verb say: which configuration, and where its results are."""
+    """What the options before the verb say."""
 
     config_path: Path
 
@@ -44,7 +44,6 @@ class Session:
     def tracked(
         self, rule: str, name: str, params: dict[str, Any], inputs: list[Path], outputs: list[Path]
     ) -> AbstractContextManager[tracking.Job]:
-        """Record this job: what went in, what came out, how long it took."""
         tracking.configure(self.config)
         root = self.results.root
         return tracking.job(rule, name, results=root, params=params, inputs=inputs, outputs=outputs)
@@ -57,9 +56,8 @@ class Session:
     def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
         """Name, digest and source of a dataset, as tracking shows it."""
         source = self.config.dataset(name).source
-        if isinstance(source, HubSource | StreamSource):
-            return name, data_digest, f"{source.repo}@{source.revision}"
-        return name, data_digest, source.kind
+        on_hub = isinstance(source, HubSource | StreamSource)
+        return name, data_digest, f"{source.repo}@{source.revision}" if on_hub else source.kind
 
 
 def prepare_torch(threads: int | None, processes: int = 1) -> None:

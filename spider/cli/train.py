@@ -1,8 +1,7 @@
 """Verbs of a training: time its products; train as the workflow does, or with other settings.
 
 Settings are ``PATH=VALUE`` in general; flags and variables of the seeds are a table of aliases of paths. What
-each is for, and what it may be, is the schema's to say. A setting comes from the command line, else from the
-environment, else from the configuration.
+each is for, and what it may be, is the schema's to say.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -45,40 +44,31 @@ def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     log.info("%s: %s, %s", record.device, record.precision, record.reason)
 
 
-class Alias(NamedTuple):
-    """The flag ``--name``; one that begins with ``no_`` sets false."""
-
-    name: str
-    path: str
-    variable: bool = False
-    """Whether the variable ``NAME`` sets it where the command line does not."""
-    help: str = ""
-    """What the schema does not say."""
-
-
-_SEEDS = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "ckpt_every")
-ALIASES = (
-    *(Alias(name, name, variable=True) for name in _SEEDS),
-    Alias("target_tokens", "tokens", variable=True),
-    Alias("max_steps", "max_steps", help="0: no such limit."),
-    *(Alias(name, name) for name in ("precision", "fp8_recipe", "parallel", "compile", "kernels")),
-    Alias("no_gradient_checkpointing", "model.gradient_checkpointing", help="Keep all activations."),
-)
+#: What a variable of the name in capitals sets as well, where the command line does not.
+_VARIABLES = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "ckpt_every", "target_tokens")
+_FLAGS = ("max_steps", "precision", "fp8_recipe", "parallel", "compile", "kernels")
+#: The path that a flag stands for; one that begins with ``no_`` sets false.
+ALIASES = {name: name for name in (*_VARIABLES, *_FLAGS)} | {
+    "target_tokens": "tokens",
+    "no_gradient_checkpointing": "model.gradient_checkpointing",
+}
+#: What the schema does not say.
+_HELP = {"max_steps": "0: no such limit.", "no_gradient_checkpointing": "Keep all activations."}
 _FIELDS = {**Run.model_fields, **StageSettings.model_fields}
 
 
 def _aliases(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command all of `ALIASES` as options."""
-    for name, path, variable, more in reversed(ALIASES):
+    for name, path in reversed(ALIASES.items()):
         field, flag = _FIELDS.get(path), f"--{name}"
         kinds = get_args(field.annotation) if field else ()
-        said = f"{field.description if field else ''} {more}".replace("``", "").strip()
+        said = f"{field.description if field else ''} {_HELP.get(name, '')}".replace("``", "").strip()
         form: dict[str, Any] = {"metavar": "|".join(k for k in kinds if isinstance(k, str)) or "NUMBER"}
         if name.startswith("no_"):
             form = {"is_flag": True, "flag_value": False, "default": None}
         elif bool in kinds:
             flag, form = f"{flag}/--no_{name}", {"default": None}
-        form |= {"envvar": name.upper() if variable else None, "show_envvar": True, "help": said}
+        form |= {"envvar": name.upper() if name in _VARIABLES else None, "show_envvar": True, "help": said}
         command = click.option(flag, **form)(command)
     return command
 
@@ -87,17 +77,12 @@ def _read_settings(
     context: click.Context, words: tuple[str, ...]
 ) -> tuple[list[str], list[Given], list[str]]:
     """The names of a run and a stage, and the settings, of a command's words, its flags and the environment;
-    and the variables that are ignored, which are all in a workflow's job.
-
-    Raises:
-        ConfigError: a value is not YAML.
-        UsageError: there are too many names.
-    """
+    and the variables that are ignored, which are all in a workflow's job."""
     names = [word for word in words if "=" not in word]
     if len(names) > 2:
         raise click.UsageError(f"unexpected {', '.join(names[2:])}; a setting is written PATH=VALUE", context)
     given, ignored = [], []
-    for name, path, *_ in ALIASES:
+    for name, path in ALIASES.items():
         source, value = context.get_parameter_source(name), context.params[name]
         variable = source is ParameterSource.ENVIRONMENT
         if variable and os.environ.get("SPIDER_WORKFLOW"):

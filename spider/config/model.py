@@ -1,17 +1,12 @@
 """Families of models: how a run's ``model:`` block finds the schema that checks it.
 
-A family is a package with two modules (docs/architecture.md, "Adding a family")::
-
-    config.py    `Config`, a `ModelConfig`, and `PRESETS`, named sizes, the largest first; imports no torch
-    model.py     `Model`, a `spider.model.interface.LanguageModel`
-
-Those in ``spider/model/`` are known by their folder's name and their presets; any other by the name it is
-imported by, ``model: {family: my_package.my_family}``. Nothing else in Spider names a family.
+A family is a package of two modules (docs/architecture.md, "Adding a family"). Those in ``spider/model/`` are
+known by their folder's name and their presets; any other by the name it is imported by, ``model: {family:
+my_package.my_family}``. Nothing else in Spider names a family.
 """
 
 from __future__ import annotations
 
-import pkgutil
 from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,8 +18,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, SerializeAsAny
 
 from spider.config.block import Block, ConfigError, nearest, none_such, wrong_key
-
-_BUILT_IN = Path(__file__).parents[1] / "model"
 
 
 class ModelConfig(Block):
@@ -69,29 +62,23 @@ class ModelConfig(Block):
 
 def families() -> list[str]:
     """Those that come with Spider."""
-    return sorted(m.name for m in pkgutil.iter_modules([str(_BUILT_IN)]) if m.ispkg)
+    return sorted(path.parent.name for path in Path(__file__).parents[1].glob("model/*/config.py"))
 
 
 def family_module(family: str, module: str) -> ModuleType:
-    """``config`` or ``model`` of a family.
-
-    Raises:
-        ConfigError: there is no such family, or its module cannot be imported.
-    """
+    """``config`` or ``model`` of a family; `ConfigError` where there is none, or it cannot be imported."""
     package = f"spider.model.{family}" if family in families() else family
     try:
         if find_spec(package) is None:
             raise ModuleNotFoundError(name=package)
     except (ModuleNotFoundError, ValueError):
-        raise ConfigError(
-            f"no family {family!r}; one of your own is named as it is imported{nearest(family, families())}"
-        ) from None
+        hint = f"one of your own is named as it is imported{nearest(family, families())}"
+        raise ConfigError(f"no family {family!r}; {hint}") from None
     try:
         return import_module(f"{package}.{module}")
     except Exception as error:
-        raise ConfigError(
-            f"family {family!r}: {package}.{module} cannot be imported ({type(error).__name__}: {error})"
-        ) from error
+        reason = f"{package}.{module} cannot be imported ({type(error).__name__}: {error})"
+        raise ConfigError(f"family {family!r}: {reason}") from error
 
 
 def family_config(family: str) -> type[ModelConfig]:
@@ -107,11 +94,8 @@ def presets(family: str) -> dict[str, dict[str, Any]]:
 
 
 def model_block(given: Any) -> Any:
-    """``tiny`` or ``{preset: tiny, ...}`` as the preset's full mapping, with the family's name in it.
-
-    Raises:
-        ValidationError: no such family or preset.
-    """
+    """``tiny`` or ``{preset: tiny, ...}`` as the preset's full mapping, with the family's name in it;
+    `ValidationError` where there is no such family or preset."""
     block = {"preset": given} if isinstance(given, str) else given
     if not isinstance(block, dict):
         return given
@@ -137,12 +121,8 @@ def merged(base: Any, over: Any) -> Any:
 
 def family_block(value: Any) -> Any:
     """A mapping as the block of the family that it names, or, written before families were named, of the
-    default's; anything else as it is.
-
-    Raises:
-        ConfigError: of a family that is not here.
-        ValidationError: with keys or values that the family does not know.
-    """
+    default's; anything else as it is. `ConfigError` of a family that is not here, `ValidationError` of keys
+    or values that it does not know."""
     if not isinstance(value, dict):
         return value
     family = value.get("family", ModelConfig.model_fields["family"].default)

@@ -14,8 +14,7 @@ Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
 
 class OptimizerConfig(Block):
-    """AdamW for everything, its moments in 32, 8 or 4 bits; or Muon for the matrices and AdamW for the
-    rest."""
+    """AdamW, its moments in 32, 8 or 4 bits; or Muon for the matrices and AdamW for the rest."""
 
     kind: Literal["adamw", "adamw8bit", "adamw4bit", "muon"] = "adamw"
     """adamw, the same with quantized moments, or Muon for the matrices beside it."""
@@ -37,10 +36,9 @@ class OptimizerConfig(Block):
     @model_validator(mode="after")
     def _bf16_is_rounded(self) -> OptimizerConfig:
         if self.master_weights == "bf16" and self.kind not in ("adamw8bit", "adamw4bit"):
-            raise ValueError(
-                f"master_weights: bf16 loses small updates under {self.kind}, which rounds to nearest; "
-                "set kind: adamw8bit or adamw4bit, or master_weights: fp32"
-            )
+            remedy = "set kind: adamw8bit or adamw4bit, or master_weights: fp32"
+            reason = f"bf16 loses small updates under {self.kind}, which rounds to nearest"
+            raise ValueError(f"master_weights: {reason}; {remedy}")
         return self
 
 
@@ -103,9 +101,7 @@ class StageSettings(Block):
     """Also keep those whose step in the stage is a multiple of this, a multiple of ``ckpt_every``."""
 
     #: Settings that never touch the weights: they may change in the middle of a stage.
-    BOOKKEEPING: ClassVar[frozenset[str]] = frozenset(
-        {"log_every", "ckpt_every", "keep_last", "keep_every", "stall_minutes"}
-    )
+    BOOKKEEPING: ClassVar = frozenset({"log_every", "ckpt_every", "keep_last", "keep_every", "stall_minutes"})
 
 
 class Stage(StageSettings):
@@ -160,10 +156,9 @@ class Resources(Block):
     @model_validator(mode="after")
     def _share(self) -> Resources:
         if self.processes % self.nodes or self.gpus % self.nodes:
-            raise ValueError(
-                f"{self.nodes} nodes cannot share {self.gpus} gpus and {self.processes} processes evenly; "
-                f"make both multiples of {self.nodes}"
-            )
+            what = f"{self.gpus} gpus and {self.processes} processes"
+            remedy = f"make both multiples of {self.nodes}"
+            raise ValueError(f"{self.nodes} nodes cannot share {what} evenly; {remedy}")
         return self
 
 

@@ -1,7 +1,7 @@
 """The whole configuration, from a file and from settings that are given beside it, checked.
 
-Settings of the command line or the environment go where the file has its own (`spider.config.settings`), and
-the whole is checked as a file is: so nothing can be asked for that a file could not, in the same messages.
+Settings from elsewhere go where the file has its own (`spider.config.settings`), and the whole is checked as
+a file is: so nothing can be asked for that a file could not, in the same messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field, ValidationError
 
 from spider.config.block import Block, ConfigError, Name, explain, key_path, nearest, none_such
 from spider.config.data import Dataset, StreamSource
@@ -32,8 +32,8 @@ class Config(Block):
     tracking: TrackingConfig = TrackingConfig()
     scaling: str | None = None
     """Fit a scaling law to this run's grid, over models and ``target_flops`` (docs/sweeps.md)."""
-    _written: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _sweeps: dict[str, list[str]] = PrivateAttr(default_factory=dict)
+    _written: dict[str, Any] = {}
+    _sweeps: dict[str, list[str]] = {}
 
     @property
     def sweeps(self) -> dict[str, list[str]]:
@@ -41,16 +41,11 @@ class Config(Block):
         return self._sweeps
 
     def choose(self, run: str | None = None, stage: str | None = None) -> tuple[str, str]:
-        """The run and stage meant: where none is named, the only run, and a run's first stage.
-
-        Raises:
-            ConfigError: no run is named and there are several.
-        """
+        """The run and stage meant: where none is named, the only run, and a run's first stage."""
         if run is None:
             run, *others = self.runs
             if others:
-                known = ", ".join(self.runs)
-                raise ConfigError(f"which run? The configuration has several, name one: {known}")
+                raise ConfigError(f"which run? There are several, name one: {', '.join(self.runs)}")
         return run, stage or self.run(run).stages[0].name
 
     def stage(self, run_name: str, stage_name: str) -> StageSpec:
@@ -84,20 +79,17 @@ class Config(Block):
 
     def run(self, name: str) -> Run:
         if name in self.sweeps:
-            known = ", ".join(self.sweeps[name])
-            raise ConfigError(f"runs: {name} is a sweep, name one of its runs: {known}")
+            raise ConfigError(
+                f"runs: {name} is a sweep, name one of its runs: {', '.join(self.sweeps[name])}"
+            )
         if name not in self.runs:
             raise ConfigError(f"runs: {none_such('run', name, self.runs)}")
         return self.runs[name]
 
 
 def load_config(source: Path | dict[str, Any]) -> Config:
-    """Validate a YAML file or a parsed mapping.
-
-    Raises:
-        ConfigError: names the key of every problem, such as
-            ``runs.demo.stages[1].tokens: must be positive (got -5)``.
-    """
+    """Validate a YAML file or a parsed mapping; `ConfigError` names the key of every problem, such as
+    ``runs.demo.stages[1].tokens: must be positive (got -5)``."""
     written = source
     if isinstance(source, Path):
         try:
@@ -116,8 +108,7 @@ def load_config(source: Path | dict[str, Any]) -> Config:
         config = Config.model_validate(written)
     except ValidationError as error:
         raise ConfigError("\n".join(map(explain, error.errors()))) from None
-    config._written.update(written)
-    config._sweeps.update(sweeps)
+    config._written, config._sweeps = written, sweeps
     if problems := list(_problems(config)):
         raise ConfigError("\n".join(problems))
     return config
@@ -163,10 +154,8 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     if not any((s.tokens, s.max_steps, s.target_flops, s.tokens_per_parameter, s.max_hours)):
         yield ": needs tokens, max_steps, target_flops, tokens_per_parameter or max_hours"
     if s.max_hours and s.schedule not in ("wsd", "constant"):
-        yield (
-            f".max_hours: schedule: {s.schedule} must know its last step from the first; set schedule: wsd, "
-            "which decays when time runs out, or constant"
-        )
+        remedy = "set schedule: wsd, which decays when time runs out, or constant"
+        yield f".max_hours: schedule: {s.schedule} must know its last step from the first; {remedy}"
     try:
         spec.micro_batch(spec.processes)
     except ConfigError as error:
@@ -192,10 +181,8 @@ def _scaling_problems(config: Config, sweep: str) -> Iterator[str]:
     budgets = {config.stage(name, run.stages[0].name).settings.target_flops for name, run in runs.items()}
     models = {run.model.model_dump_json() for run in runs.values()}
     if None in budgets or len(budgets) < 2 or len(models) < 3:
-        yield (
-            f"runs.{sweep}.grid: a scaling law needs at least 3 models and 2 values of target_flops "
-            f"(here are {len(models)} and {len(budgets - {None})})"
-        )
+        needs = "a scaling law needs at least 3 models and 2 values of target_flops"
+        yield f"runs.{sweep}.grid: {needs} (here are {len(models)} and {len(budgets - {None})})"
 
 
 # --------------------------------------------------------------------------------------------- from elsewhere
@@ -203,11 +190,7 @@ def _scaling_problems(config: Config, sweep: str) -> Iterator[str]:
 
 @dataclass
 class Given:
-    """A setting that is not from the file.
-
-    Raises:
-        ConfigError: its value is a text, and that is not YAML.
-    """
+    """A setting that is not from the file; a value that is text is read as YAML."""
 
     origin: str
     """What messages call it: ``--lr``, ``LR``, ``lr=4e-3``."""
@@ -229,11 +212,8 @@ class Given:
 
 
 def with_settings(config: Config, run: str, stage: str, given: Sequence[Given]) -> tuple[Config, list[Given]]:
-    """The configuration with these settings of one stage, and those that were not yielded.
-
-    Raises:
-        ConfigError: no such setting, one that is given twice, or what comes of it is refused.
-    """
+    """The configuration with these settings of one stage, and those that were not yielded. `ConfigError`
+    where there is no such setting, one is given twice, or what comes of it is refused."""
     index = config.stage(run, stage).index
     plain = copy.deepcopy({**config._written, "scaling": None})  # there are no grids left to fit a law to
     block = plain["runs"][run]

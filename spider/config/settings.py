@@ -5,18 +5,9 @@ A path is what one would write to find the setting in a run's block, ``model.rec
 or, where none is, all stages (``defaults``). Only whether there is such a setting is checked here. What it
 may be is the schema's to say, of the configuration that comes of it.
 
-A sweep is one block of ``runs:`` that stands for a run for each combination of values:
-
-    runs:
-      demo:
-        ...
-        grid:
-          lr: [4.0e-3, 8.0e-3]
-          model: {small: {preset: tiny, hidden: 128}, large: tiny}
-
-becomes the runs ``demo-lr4e-3-small``, ``demo-lr4e-3-large``, ``demo-lr8e-3-small``, ``demo-lr8e-3-large``.
-Each is an ordinary run, so that rules, tracking, comparison and report need to know nothing of sweeps.
-Values are a list, which names them, or a mapping from names to values.
+A block of ``runs:`` with a ``grid`` from paths to values stands for a run for each combination of these: of
+``demo``, ``grid: {lr: [4.0e-3, 8.0e-3]}`` makes ``demo-lr4e-3`` and ``demo-lr8e-3``. Each is an ordinary run,
+so that rules, tracking, comparison and report need to know nothing of sweeps.
 """
 
 from __future__ import annotations
@@ -64,10 +55,8 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
     steps = path
     if path[0] == "stages":
         if len(path) < 3 or path[1] not in stages:
-            known = nearest("".join(path[1:2]), stages)
-            raise ConfigError(
-                f"{where}: write stages.NAME.SETTING, NAME being one of this run's stages{known}"
-            )
+            known = f"one of this run's stages{nearest(''.join(path[1:2]), stages)}"
+            raise ConfigError(f"{where}: write stages.NAME.SETTING, NAME being {known}")
         if stage and path[1] != stage:
             raise ConfigError(f"{where}: is a setting of stage {path[1]}, and this is about stage {stage}")
         block, steps = StageSettings, path[2:]
@@ -81,10 +70,9 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
     # What would change nothing, because a stage goes by a setting of its own.
     for name, own in stages.items():
         if path[0] == "defaults" and own.keys() & {*path[1:2]}:
-            raise ConfigError(
-                f"{where}: stage {name!r} sets {path[1]} itself, so the grid would not reach it; leave it "
-                f"out there, or write stages.{name}.{path[1]}"
-            )
+            remedy = f"leave it out there, or write stages.{name}.{path[1]}"
+            reason = f"stage {name!r} sets {path[1]} itself, so the grid would not reach it"
+            raise ConfigError(f"{where}: {reason}; {remedy}")
     meant = [run.get("defaults"), *(own for name, own in stages.items() if stage in (None, name))]
     if key == f"model.{family.LOOPS}" and any(isinstance(b, dict) and b.get("n_loops") for b in meant):
         raise ConfigError(f"{where}: this run trains with n_loops, whatever the model's loops; write n_loops")
@@ -140,12 +128,7 @@ LIMIT = 200
 
 def expand_grids(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """The block ``runs:`` of a file with each grid replaced by the runs it stands for, and of each grid their
-    names. What is no mapping is left to the schema.
-
-    Raises:
-        ConfigError: an unknown key, no values, a value twice, one that cannot be named, too many runs, or a
-            name that another run has.
-    """
+    names; `ConfigError` of a grid that makes none. What is no mapping is left to the schema."""
     expanded: dict[str, Any] = {}
     sweeps: dict[str, list[str]] = {}
     for name, run in runs.items():
@@ -155,9 +138,8 @@ def expand_grids(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[s
             sweeps[name] = list(made)
         for one, block in made.items():
             if one in expanded or (one != name and one in runs):
-                raise ConfigError(
-                    f"runs.{name}: its grid makes a run {one!r}, and there is another of that name"
-                )
+                problem = f"its grid makes a run {one!r}, and there is another of that name"
+                raise ConfigError(f"runs.{name}: {problem}")
             expanded[one] = block
     return expanded, sweeps
 
@@ -180,9 +162,9 @@ def _expand(name: str, run: dict[str, Any], grid: Any) -> dict[str, Any]:
             raise ConfigError(f"{where}.{key}: {error}") from None
     if (count := math.prod(map(len, axes))) > LIMIT:
         sizes = " x ".join(str(len(axis)) for axis in axes)
+        remedy = "leave values out, or make several sweeps"
         raise ConfigError(
-            f"{where}: {sizes} values make {count:,} runs, and a grid may make {LIMIT}; leave values out, or "
-            "make several sweeps"
+            f"{where}: {sizes} values make {count:,} runs, and a grid may make {LIMIT}; {remedy}"
         )
     made: dict[str, Any] = {}
     for combination in itertools.product(*axes):
@@ -192,23 +174,22 @@ def _expand(name: str, run: dict[str, Any], grid: Any) -> dict[str, Any]:
             put(block, path, value)
         full = "-".join([name, *(label for label, _ in combination)])
         if full in made:
-            raise ConfigError(
-                f"{where}: two combinations are both named {full!r}; name the values: {{name: value}}"
-            )
+            problem = f"two combinations are both named {full!r}"
+            raise ConfigError(f"{where}: {problem}; name the values: {{name: value}}")
         made[full] = block
     return made
 
 
 def _values(label: str, given: Any) -> list[tuple[str, Any]]:
     """Name and value of each point of an axis."""
-    if not isinstance(given, dict | list):
-        raise ConfigError("must be a list of values, or a mapping from names to values")
-    if not given:
-        raise ConfigError("must not be empty")
     if isinstance(given, dict):
         named = [(str(name), value) for name, value in given.items()]
-    else:
+    elif isinstance(given, list):
         named = [(label + _written(value), value) for value in given]
+    else:
+        raise ConfigError("must be a list of values, or a mapping from names to values")
+    if not named:
+        raise ConfigError("must not be empty")
     for i, (name, value) in enumerate(named):
         check_name(name)
         if any(value == other and type(value) is type(other) for _, other in named[:i]):

@@ -33,8 +33,8 @@ class StageSpec(RunSettings):
 
     @classmethod
     def deciding_in(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """`deciding` of what any version wrote down of it, with whatever else stands beside; as it is where
-        this version does not know all of its keys."""
+        """`deciding` of what any version wrote down, and what else stands beside; as it is where this version
+        does not know all of its keys."""
         own = {name: value for name, value in fields.items() if name in cls.model_fields}
         try:
             return {k: v for k, v in fields.items() if k not in own} | cls.model_validate(own).deciding()
@@ -87,13 +87,10 @@ class StageSpec(RunSettings):
         return self.settings.seq_len * self.windows_per_step
 
     def micro_batch(self, processes: int) -> int:
-        """Windows of one forward pass, where so many processes share a step.
+        """Windows of one forward pass, where so many processes share a step; `ConfigError` where they cannot.
 
         As many as ``micro_batch`` allows such that all passes are equal; so with ``grad_accum`` a multiple of
         ``processes`` the passes are exactly those of one process.
-
-        Raises:
-            ConfigError: the windows cannot be dealt evenly.
         """
         mine, rest = divmod(self.windows_per_step, processes)
         if rest:

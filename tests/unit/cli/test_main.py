@@ -35,7 +35,7 @@ def test_the_help_of_a_setting_is_the_schemas():
     options = {option.name: option for option in cli.commands["train"].params}
     assert options["lr"].help == "Peak learning rate (AdamW's)."
     assert options["precision"].metavar == "auto|fp8|bf16|fp32"
-    assert all(options[alias.name].help for alias in ALIASES)
+    assert all(options[name].help for name in ALIASES)
 
 
 @pytest.mark.parametrize(

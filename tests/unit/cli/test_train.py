@@ -127,8 +127,7 @@ def manifest(stage: Path) -> dict[str, Any]:
 )
 def test_a_setting_changes_its_own_field_of_its_own_stage(project, flag, value, path):
     before = project.config
-    (path_of_flag,) = (alias.path for alias in ALIASES if alias.name == flag)
-    after, _ = with_settings(before, "r", "b", [Given(f"--{flag}", path_of_flag, value)])
+    after, _ = with_settings(before, "r", "b", [Given(f"--{flag}", ALIASES[flag], value)])
     first, second = after.stage("r", "a"), after.stage("r", "b").model_dump()
     expected = before.stage("r", "b").model_dump()
     *block, leaf = path.split(".")
