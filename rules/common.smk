@@ -116,7 +116,7 @@ def metadata(dataset):
 
 def previous_receipt(wildcards):
     """The receipt of the stage before; the first stage starts from nothing."""
-    before = stages(wildcards.run)[: stages(wildcards.run).index(wildcards.stage)]
+    before = stages(wildcards.run)[: stage_spec(wildcards).index]
     return f"<results>/runs/{wildcards.run}/{before[-1]}/train.json" if before else []
 
 
@@ -138,18 +138,14 @@ def job_resource(name):
 
 
 def one_gpu(wildcards):
-    """The GPU of a job that is one process, if the run has any."""
+    """Of a job that is one process, if the run has any."""
     return min(1, CONFIG.runs[wildcards.run].resources.gpus)
 
 
-def on_several_nodes(value):
-    """``value`` (or what it makes of the number of nodes) where a training takes several, else not set at all."""
-
-    def resource(wildcards):
-        nodes = CONFIG.runs[wildcards.run].resources.nodes
-        return (value(nodes) if callable(value) else value) if nodes > 1 else None
-
-    return resource
+def several_nodes(wildcards):
+    """The number of nodes of a training that takes several; else None: a resource that is not set at all."""
+    nodes = CONFIG.runs[wildcards.run].resources.nodes
+    return nodes if nodes > 1 else None
 
 
 def longer(minutes):

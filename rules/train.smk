@@ -46,9 +46,9 @@ rule train:
         processes=job_resource("processes"),
         nodes=job_resource("nodes"),
         # In the words of Snakemake's Slurm executor: one task on each node, which the job starts itself.
-        mpi=on_several_nodes("srun"),
-        tasks=on_several_nodes(int),
-        tasks_per_gpu=on_several_nodes(0),
+        mpi=lambda wildcards: several_nodes(wildcards) and "srun",
+        tasks=several_nodes,
+        tasks_per_gpu=lambda wildcards: several_nodes(wildcards) and 0,
     params:
         spider=command,
         identity=lambda wildcards: stage_spec(wildcards).identity,

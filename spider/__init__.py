@@ -21,11 +21,7 @@ __version__ = VERSION
 
 def load_model(path: str | Path) -> tuple[Model, ModelConfig]:
     """Model in evaluation mode and its configuration, from a checkpoint, a stage's folder or its train.json,
-    or a folder made by ``spider checkpoint export`` or ``import``.
-
-    Raises:
-        ValueError: no readable checkpoint at ``path``.
-    """
+    or a folder made by ``spider checkpoint export`` or ``import``; `ValueError` of anything else."""
     from spider.checkpoints.load import Checkpoint
 
     model = Checkpoint.at(Path(path)).model()

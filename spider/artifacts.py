@@ -34,11 +34,8 @@ class Artifact(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The artifact at ``path``.
-
-        Raises:
-            ValueError: (or the class's ``ERROR``) missing, malformed, of another format, or not whole.
-        """
+        """The artifact at ``path``; the class's ``ERROR`` if it is missing, malformed, of another format, or
+        not whole."""
         try:
             plain = files.read_json(path)
         except ValueError as error:
@@ -50,9 +47,8 @@ class Artifact(BaseModel):
         """What was read from ``path``, checked."""
         version = plain.get("format") if isinstance(plain, dict) else None
         if version != cls.FORMAT:
-            raise cls.ERROR(
-                f"{path}: {cls.WHAT} of format {version!r}, this Spider reads {cls.FORMAT}; {cls.REMEDY}"
-            )
+            problem = f"of format {version!r}, this Spider reads {cls.FORMAT}"
+            raise cls.ERROR(f"{path}: {cls.WHAT} {problem}; {cls.REMEDY}")
         try:
             return cls.model_validate(plain)
         except ValidationError as error:

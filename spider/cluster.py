@@ -47,8 +47,5 @@ _REMEDIES = {
 def remedies(logs: Iterable[str]) -> list[str]:
     """What to change, one line for each kind of refusal that Snakemake's logs of a failed workflow hold."""
     text = "".join(Path(log).read_text(encoding="utf-8", errors="replace") for log in logs)
-    found = []
-    for pattern, advice in _REMEDIES.items():
-        if match := re.search(pattern, text):
-            found.append(advice.format(**match.groupdict()))
-    return found
+    refusals = ((re.search(pattern, text), advice) for pattern, advice in _REMEDIES.items())
+    return [advice.format(**match.groupdict()) for match, advice in refusals if match]

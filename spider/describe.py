@@ -28,16 +28,12 @@ _KEPT = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "schedule", "w
 
 
 def describe(config: Config, run: str) -> dict[str, Any]:
-    """A plain mapping, ready for JSON.
+    """A plain mapping, ready for JSON; sizes are in bytes.
 
-    Sizes are in bytes. ``flops_per_byte`` is of training, forward and backward, at the window and depth of
-    the stage (at the top: of the last stage). ``precision: auto`` is counted as bf16 where the run asks for a
-    GPU, else as fp32; ``counted_as`` says which. Steps, bytes and FLOPs of a stage that only ``max_hours``
-    limits are null, and so are sums that it belongs to.
-
-    Raises:
-        ConfigError: no such run.
-        ValueError: a stage ends before its average of the weights starts.
+    ``flops_per_byte`` is of training, forward and backward, at the window and depth of the stage (at the top:
+    of the last). ``precision: auto`` is counted as bf16 where the run asks for a GPU, else as fp32;
+    ``counted_as`` says which. What is not known of a stage that only ``max_hours`` limits is null, and so are
+    sums that it belongs to. `ValueError` where a stage ends before its average of the weights starts.
     """
     block = config.run(run)
     specs = [config.stage(run, stage.name) for stage in block.stages]

@@ -1,8 +1,5 @@
-"""Files that are whole or absent: write beside the final name, flush to disk, rename.
-
-Everything Spider leaves on disk for a later step goes through here, so that a process killed at any moment
-never leaves half a file under a final name.
-"""
+"""Files that are whole or absent: write beside the final name, flush to disk, rename. So a process killed at
+any moment never leaves half a file under a final name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The results folder: its version mark, and where in it everything lies.
-
-A results folder carries ``spider.json`` at its root. The mark tells a later Spider whether it can read the
-folder, and lets a command that is given a path deep inside find the root without being told.
-"""
+"""The results folder: where in it everything lies, and the mark at its root, ``spider.json``. That tells a
+later Spider whether it can read the folder, and lets a command given a path deep inside find the root."""
 
 from __future__ import annotations
 
@@ -59,7 +56,6 @@ class Results:
 
     @property
     def runs(self) -> list[str]:
-        """Names of those that lie here."""
         return [path.name for path in sorted((self.root / "runs").glob("*/"))]
 
     def run(self, run: str) -> Path:
@@ -80,7 +76,6 @@ class Results:
         return self.run(run) / f"warmup-{shape}.json"
 
     def warmups(self, run: str) -> list[Path]:
-        """Of all shapes that were measured."""
         return sorted(self.run(run).glob("warmup-*.json"))
 
     @property
@@ -92,11 +87,7 @@ class Results:
 
 
 def check_root(root: Path) -> None:
-    """Refuse a results folder that another version of Spider wrote.
-
-    Raises:
-        ValueError: names the folder, its format and the remedy.
-    """
+    """Refuse, by a `ValueError`, a results folder that another version of Spider wrote."""
     if not (root / MARK).exists():
         return
     plain = read_json(root / MARK)

@@ -8,16 +8,13 @@ from typing import Any
 
 import click
 
-from spider.cli.session import FILE, JSON, Session, log
+from spider.cli.session import FILE, JSON, Session, log, verb
 from spider.config import HubSource, MockSource, PydocsSource
 from spider.files import read_json, sha256, write_json
 
 
-@click.command()
-@click.argument("dataset")
-@click.argument("part")
+@verb("dataset", "part")
 @click.option("--output", type=FILE, required=True)
-@click.pass_obj
 def download(session: Session, dataset: str, part: str, output: Path) -> None:
     """Bring one part of a dataset here, as parquet."""
     from spider.data import hub, local, mock, pydocs
@@ -41,11 +38,8 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     log.info("%s: %.1f MB from %s", output, size / 1e6, item)
 
 
-@click.command()
-@click.argument("dataset")
-@click.argument("part")
+@verb("dataset", "part")
 @click.argument("parquet", type=FILE)
-@click.pass_obj
 def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
     """Widen one parquet file into uint16 shards, one for each split."""
     from spider.data.encode import encode_part
@@ -62,10 +56,8 @@ def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
             log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")
 
 
-@click.command()
-@click.argument("dataset")
+@verb("dataset")
 @click.option("--output", type=FILE, required=True)
-@click.pass_obj
 def index(session: Session, dataset: str, output: Path) -> None:
     """Gather the parts' records into metadata.json."""
     from spider.data.metadata import build_metadata

@@ -8,14 +8,11 @@ from pathlib import Path
 import click
 
 from spider import tracking
-from spider.cli.session import FILE, NEW_FILE, THREADS, Session, log, prepare_torch
+from spider.cli.session import FILE, NEW_FILE, THREADS, Session, log, prepare_torch, verb
 
 
-@click.command()
-@click.argument("run")
-@click.argument("stage")
+@verb("run", "stage")
 @THREADS
-@click.pass_obj
 def evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Score a stage's last checkpoint in bits per byte, against compressors; write a sample and figures."""
     from spider.evaluation.evaluate import evaluate
@@ -40,10 +37,7 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
     log.info("%.3f bits per byte (%s: %.3f)", measured.bpb, best, rate)
 
 
-@click.command()
-@click.argument("run")
-@click.argument("stage", required=False)
-@click.pass_obj
+@verb("run", "[stage]")
 def draw(session: Session, run: str, stage: str | None) -> None:
     """Draw the figures of a stage (default: of all of RUN that are evaluated) again, without the model."""
     from spider.report.figures import draw_stage
@@ -57,9 +51,8 @@ def draw(session: Session, run: str, stage: str | None) -> None:
             log.info("%s", path)
 
 
-@click.command()
+@verb()
 @click.option("--output", type=FILE, required=True, help="summary.json to write.")
-@click.pass_obj
 def compare(session: Session, output: Path) -> None:
     """Set all evaluations side by side: table, figures, summary.json."""
     from spider.report.compare import compare
@@ -71,10 +64,8 @@ def compare(session: Session, output: Path) -> None:
             job.artifact(output.parent / name)
 
 
-@click.command()
-@click.argument("run")
+@verb("run")
 @click.option("--output", type=NEW_FILE, help="Page to write (default: in the results).")
-@click.pass_obj
 def report(session: Session, run: str, output: Path | None) -> None:
     """Put everything about RUN on one page, finished or not: scores, curves, provenance, costs.
 
@@ -90,9 +81,8 @@ def report(session: Session, run: str, output: Path | None) -> None:
     log.info("%s", page)
 
 
-@click.command()
+@verb()
 @click.option("--output", type=FILE, help="scaling.json to write (default: in the results).")
-@click.pass_obj
 def scaling(session: Session, output: Path | None) -> None:
     """Fit a scaling law to the sweep that the configuration names under scaling."""
     from spider.report.scaling import write_scaling

@@ -12,14 +12,12 @@ import click
 import yaml
 
 from spider import tracking
-from spider.cli.session import COUNT, FILE, JSON, NEW_FILE, Session, log
+from spider.cli.session import COUNT, FILE, JSON, NEW_FILE, Session, log, verb
 from spider.results import StageFolder, root_of
 
 
-@click.command()
-@click.argument("run", required=False)
+@verb("[run]")
 @JSON
-@click.pass_obj
 def describe(session: Session, run: str | None, as_json: bool) -> None:
     """Say before training what a run costs: parameters, FLOPs a byte, steps, memory.
 

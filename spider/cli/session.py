@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +25,18 @@ NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1)
 THREADS = click.option("--threads", type=COUNT, help="CPU threads of this machine (default: all).")
 JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
+
+def verb(*names: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A command of these arguments, optional ones in brackets, that is given the `Session`."""
+
+    def command(function: Callable[..., None]) -> click.Command:
+        function = click.pass_obj(function)
+        for name in reversed(names):
+            function = click.argument(name.strip("[]"), required=name[0] != "[")(function)
+        return click.command(function)
+
+    return command
 
 
 @dataclass

@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 from spider import tracking
-from spider.cli.session import COUNT, FILE, THERE, THREADS, Session, log, prepare_torch
+from spider.cli.session import COUNT, FILE, THERE, THREADS, Session, log, prepare_torch, verb
 from spider.config import ConfigError, Given, Run, StageSettings, with_settings
 from spider.results import StageFolder
 
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from spider.training.stage import Plan
 
 
-@click.command()
-@click.argument("run")
-@click.argument("stage")
+@verb("run", "stage")
 @THREADS
-@click.pass_obj
 def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Compile and time a stage's matrix products in each precision; decide which to use."""
     from spider.training.warmup import warm_up
