@@ -138,7 +138,7 @@ def job_resource(name):
 
 
 def one_gpu(wildcards):
-    """Of a job that is one process, if the run has any."""
+    """The GPU of a job that is one process, if the run has any."""
     return min(1, CONFIG.runs[wildcards.run].resources.gpus)
 
 

@@ -43,6 +43,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     narrow = block.precision in ("bf16", "fp8") or (block.precision == "auto" and block.resources.gpus > 0)
     fixed = _fixed_memory(model, specs[0], narrow)
     stages = [_stage(spec, model, fixed, narrow) for spec in specs]
+    parts = {name: [stage[name] for stage in stages] for name in ("steps", "bytes", "flops")}
     return {
         "format": FORMAT,
         "run": run,
@@ -51,7 +52,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         "parameters_by_part": model.parameters_by_part(),
         "looked_up": model.looked_up(),
         "flops_per_byte": stages[-1]["flops_per_byte"],
-        **{name: _sum(stage[name] for stage in stages) for name in ("steps", "bytes", "flops")},
+        **{name: None if None in known else sum(known) for name, known in parts.items()},
         "memory": max(stage["memory"]["total"] for stage in stages),
         "precision": block.precision,
         "counted_as": "bf16" if narrow else "fp32",
@@ -102,12 +103,6 @@ def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], narrow: bool) -
 
 def _shares(spec: StageSpec) -> int:
     return spec.processes if spec.parallel == "fsdp" else 1
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum, unless a part of it is not known."""
-    known = list(values)
-    return None if None in known else sum(filter(None, known))
 
 
 def _size(tensors: Iterable[Any]) -> int:

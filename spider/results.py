@@ -107,14 +107,11 @@ def root_of(path: Path) -> Path | None:
 
 
 def write_config(path: Path, config: dict[str, Any]) -> None:
-    """Keep the configuration of this invocation in the results folder, where its jobs read it; marks that."""
+    """Keep the configuration of this invocation in the results folder, where its jobs read it, and mark that.
+    Each job of a module calls it, for there no handler does; so only what is new is written."""
     check_root(path.parent)
     if not (mark := path.parent / MARK).exists():
         write_json(mark, {"format": FORMAT, "spider": VERSION})
-    write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-
-
-def keep_config(path: Path, config: dict[str, Any]) -> None:
-    """The same where no handler of the workflow ran: each job may call it, and writes only what is new."""
-    if not path.exists() or yaml.safe_load(path.read_text(encoding="utf-8")) != config:
-        write_config(path, config)
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)

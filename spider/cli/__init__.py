@@ -16,14 +16,22 @@ from pathlib import Path
 
 import click
 
-import spider
 from spider.cli import data, evaluate, model, train
 from spider.cli.session import FILE, Session, log
-from spider.results import keep_config
+from spider.results import write_config
+from spider.version import VERSION
+
+_VERBS = (
+    *(data.download, data.encode, data.index, data.verify, data.inspect),
+    *(train.warmup, train.train),
+    *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
+    *(model.describe, model.generate, model.boundaries, model.checkpoint),
+)
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(spider.__version__)
+@click.group(commands=_VERBS, context_settings=_HELP)
+@click.version_option(VERSION)
 @click.option(
     "--config",
     "path",
@@ -45,17 +53,8 @@ def cli(context: click.Context, path: Path, configure: str | None, log_path: Pat
     logging.basicConfig(handlers=handlers, format=form, datefmt="%H:%M:%S", level="WARNING", force=True)
     log.setLevel(logging.INFO)
     if configure:
-        keep_config(path, json.loads(configure))
+        write_config(path, json.loads(configure))
     context.obj = Session(path)
-
-
-for _verb in (
-    *(data.download, data.encode, data.index, data.verify, data.inspect),
-    *(train.warmup, train.train),
-    *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
-    *(model.describe, model.generate, model.boundaries, model.checkpoint),
-):
-    cli.add_command(_verb)
 
 
 _REMEDIES = {

@@ -70,11 +70,10 @@ def _aliases(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _read_settings(
-    context: click.Context, words: tuple[str, ...]
-) -> tuple[list[str], list[Given], list[str]]:
+def _read_settings(context: click.Context) -> tuple[list[str], list[Given], list[str]]:
     """The names of a run and a stage, and the settings, of a command's words, its flags and the environment;
     and the variables that are ignored, which are all in a workflow's job."""
+    words = context.params["words"]
     names = [word for word in words if "=" not in word]
     if len(names) > 2:
         raise click.UsageError(f"unexpected {', '.join(names[2:])}; a setting is written PATH=VALUE", context)
@@ -96,23 +95,14 @@ def _read_settings(
 @_aliases
 @click.option("--data_dir", type=FILE, help="Folder of encoded shards to train on.")
 @click.option("--mock_data", is_flag=True, help="Train on made-up text.")
-@click.option(
-    "--resume", type=THERE, help="Go on from a checkpoint, stage or exported folder, or train.json."
-)
+@click.option("--resume", type=THERE, help="From a checkpoint, stage or exported folder, or train.json.")
 @click.option("--reset_steps", is_flag=True, help="Of --resume take the weights only.")
 @click.option("--ckpt_dir", type=FILE, help="Folder to train in.")
 @THREADS
 @click.option("--processes", type=COUNT, default=1, help="Start so many, to train together.")
 @click.option("--nodes", type=COUNT, default=1, help="Of this Slurm job, to share them.")
 @click.pass_context
-def train(
-    context: click.Context,
-    words: tuple[str, ...],
-    threads: int | None,
-    processes: int,
-    nodes: int,
-    **rest: Any,
-) -> None:
+def train(context: click.Context, threads: int | None, processes: int, nodes: int, **rest: Any) -> None:
     """Train one stage, or go on with it from its last good checkpoint.
 
     Without RUN it is the configuration's only one, without STAGE its first. PATH=VALUE sets anything of the
@@ -126,7 +116,7 @@ def train(
     session: Session = context.obj
     config = session.config
     try:
-        names, given, ignored = _read_settings(context, words)
+        names, given, ignored = _read_settings(context)
         run, stage = config.choose(*names)
         changed, used = with_settings(config, run, stage, given)
     except ConfigError as error:

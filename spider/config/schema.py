@@ -94,8 +94,6 @@ def load_config(source: Path | dict[str, Any]) -> Config:
     if isinstance(source, Path):
         try:
             written = yaml.safe_load(source.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"{source}: no such file") from None
         except yaml.YAMLError as error:
             raise ConfigError(f"{source}: not valid YAML: {error}") from None
     if not isinstance(written, dict):

@@ -1,7 +1,7 @@
 import pytest
 
 from spider.files import write_json
-from spider.results import check_root, keep_config, write_config
+from spider.results import check_root, write_config
 
 
 def test_a_folder_of_another_version_is_refused_with_the_remedy(tmp_path):
@@ -20,9 +20,9 @@ def test_a_mark_that_says_nothing_is_refused_too(tmp_path):
 
 def test_jobs_that_hand_over_the_same_configuration_write_it_once(tmp_path):
     path = tmp_path / "results/config.yaml"
-    keep_config(path, {"runs": {"ü": [1, 2.5, None]}})
+    write_config(path, {"runs": {"ü": [1, 2.5, None]}})
     written = path.stat().st_mtime_ns, path.stat().st_ino
-    keep_config(path, {"runs": {"ü": [1, 2.5, None]}})
+    write_config(path, {"runs": {"ü": [1, 2.5, None]}})
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
-    keep_config(path, {"runs": {}})
+    write_config(path, {"runs": {}})
     assert path.read_text() == "runs: {}\n" and (tmp_path / "results/spider.json").exists()
