@@ -68,8 +68,9 @@ class Session:
     def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
         """Name, digest and source of a dataset, as tracking shows it."""
         source = self.config.dataset(name).source
-        on_hub = isinstance(source, HubSource | StreamSource)
-        return name, data_digest, f"{source.repo}@{source.revision}" if on_hub else source.kind
+        if isinstance(source, HubSource | StreamSource):
+            return name, data_digest, f"{source.repo}@{source.revision}"
+        return name, data_digest, source.kind
 
 
 def prepare_torch(threads: int | None, processes: int = 1) -> None:

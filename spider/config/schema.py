@@ -40,6 +40,11 @@ class Config(Block):
         """Of each block with a grid, the names of the runs that it became."""
         return self._sweeps
 
+    @property
+    def written(self) -> dict[str, Any]:
+        """The mapping that this was read from, runs in the place of their grids."""
+        return self._written
+
     def choose(self, run: str | None = None, stage: str | None = None) -> tuple[str, str]:
         """The run and stage meant: where none is named, the only run, and a run's first stage."""
         if run is None:
@@ -213,7 +218,7 @@ def with_settings(config: Config, run: str, stage: str, given: Sequence[Given]) 
     """The configuration with these settings of one stage, and those that were not yielded. `ConfigError`
     where there is no such setting, one is given twice, or what comes of it is refused."""
     index = config.stage(run, stage).index
-    plain = copy.deepcopy({**config._written, "scaling": None})  # there are no grids left to fit a law to
+    plain = copy.deepcopy({**config.written, "scaling": None})  # there are no grids left to fit a law to
     block = plain["runs"][run]
     used: dict[tuple[str, ...], Given] = {}
     for one in sorted(given, key=lambda one: (one.yields, one.key.count("."))):  # a model before its parts
