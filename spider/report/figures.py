@@ -32,10 +32,7 @@ _BYTES = Axis("bytes trained", bytes_label)
 
 def draw_stage(folder: StageFolder) -> list[Path]:
     """Draw `FIGURES` into a stage's folder, from its evaluation.json, train.json and metrics.jsonl.
-
-    Raises:
-        ValueError: one of them is missing or damaged, or the evaluation is from before figures were kept.
-    """
+    `ValueError` where one is missing or damaged, or the evaluation is from before figures were kept."""
     measured = Evaluation.read(folder.evaluation)
     if measured.figures is None:
         raise ValueError(f"{folder.evaluation}: made by a Spider that kept no figures in it; evaluate again")

@@ -28,11 +28,7 @@ from spider.tracking import spool
 
 
 def write_report(config: Config, results: Results, run: str, output: Path) -> None:
-    """Write the page of ``run`` to ``output``.
-
-    Raises:
-        ValueError: no such run, or a damaged file of it.
-    """
+    """Write the page of ``run`` to ``output``; `ValueError` where there is none, or a file is damaged."""
     files.write_text(output, render(config, results, run))
 
 

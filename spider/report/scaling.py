@@ -159,12 +159,8 @@ def fit_law(flops: list[float], values: list[float]) -> Law:
 
 
 def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
-    """What the runs of a sweep came to.
-
-    Raises:
-        ValueError: a run is not trained, not evaluated, or was evaluated before sizes were kept; or two were
-            scored on different texts.
-    """
+    """What the runs of a sweep came to. `ValueError` where one is not trained, not evaluated, or was
+    evaluated before sizes were kept, or where two were scored on different texts."""
     points, texts = [], set()
     for run in config.sweeps[sweep]:
         (stage,) = config.runs[run].stages
@@ -185,10 +181,7 @@ def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
 
 def write_scaling(config: Config, results: Results, output: Path) -> ScalingFit:
     """Fit the configuration's sweep; write a table and a figure beside ``output``, the JSON.
-
-    Raises:
-        ValueError: the configuration names no sweep, or as `read_points` says.
-    """
+    `ValueError` where the configuration names no sweep, or as `read_points` says."""
     if (sweep := config.scaling) is None:
         raise ValueError("scaling: the configuration names no run with a grid to fit a law to")
     fitted = fit(read_points(config, results, sweep))

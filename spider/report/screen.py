@@ -31,11 +31,7 @@ NEXT_STEPS = {
 
 
 def final_screen(path: Path, *, console: Console | None = None) -> None:
-    """Print what a finished workflow reached, by the summary at ``path``.
-
-    Raises:
-        ValueError: no summary there, or one of another version.
-    """
+    """Print what a finished workflow reached, by the summary at ``path``; raises as `Summary.read`."""
     summary = Summary.read(path)
     console = console or Console(highlight=False)
     width = min(WIDTH, console.width)

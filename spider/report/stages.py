@@ -145,12 +145,8 @@ class StageRecord:
 
 
 def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]:
-    """All stages of a run, in the order of training.
-
-    Raises:
-        ValueError: neither the configuration nor the results folder knows the run, or a file there is
-            damaged; names it.
-    """
+    """All stages of a run, in the order of training; `ValueError` where neither the configuration nor the
+    results folder knows the run, or names a file there that is damaged."""
     if configured := run in config.runs:
         specs = [config.stage(run, stage.name) for stage in config.runs[run].stages]
     else:
