@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -20,10 +20,6 @@ from spider import tracking
 from spider.cli.session import COUNT, FILE, THERE, THREADS, Session, log, prepare_torch, verb
 from spider.config import ConfigError, Given, Run, StageSettings, with_settings
 from spider.results import StageFolder
-
-if TYPE_CHECKING:
-    from spider.processes.world import World
-    from spider.training.stage import Plan
 
 
 @verb("run", "stage")
@@ -126,7 +122,7 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
 
         sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads))
     from spider.processes.world import join
-    from spider.training.stage import Places, plan
+    from spider.training.stage import Places, data_digest, plan, train
 
     world = context.with_resource(join())
     if not world.first:  # what happens is told and recorded once
@@ -141,22 +137,16 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     places = Places(**{name: rest[name] for name in Places._fields})
     planned = world.from_first(lambda: plan(config, changed, run, stage, places))
     prepare_torch(threads, world.local_size)
-    _train_tracked(session, planned, world)
-
-
-def _train_tracked(session: Session, planned: Plan, world: World) -> None:
-    """Train, and record it: the job, and, of a stage of the results folder, its curves and checkpoint."""
-    from spider.training.stage import data_digest, train
-
     results, spec, folder, data = session.results, planned.spec, planned.folder, planned.data
-    used = [data / "metadata.json", planned.resume or planned.previous, planned.warmup]
-    inputs = [path for path in used if path and path.exists()]
+    read = [data / "metadata.json", planned.resume or planned.previous, planned.warmup]
+    inputs = [path for path in read if path and path.exists()]
     name, made = f"{spec.run}/{spec.stage}", [StageFolder(folder).receipt]
     with session.tracked("train", name, spec.deciding(), inputs, made) as job:
         digest = data_digest(spec, data)
         foreign = data != results.shards(spec.data)
         card = (spec.data, digest, str(data)) if foreign else session.dataset_card(spec.data, digest)
         job.dataset(*card, context="training")
+        # Of a stage of the results folder its curves and checkpoint are recorded as well.
         at_home = folder == results.stage(spec.run, spec.stage).path
         with tracking.training(results.root, spec, dataset=card) if at_home else nullcontext():
             receipt = train(**planned._asdict(), world=world)
