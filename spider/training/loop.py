@@ -60,8 +60,7 @@ class Trainer:
             what to take from the parent: its ``weights``, or all of its ``training``, step count included.
         parent: receipt of the stage before, or what is resumed; None to start from nothing.
         good: checkpoint of this stage to go on from, None to begin.
-        warmup: what was measured for this stage's shape.
-        world: the processes that train together; with more than one, each has a trainer.
+        world: the processes that train together, each with a trainer.
     """
 
     def __init__(
@@ -210,7 +209,6 @@ class Trainer:
         return measured
 
     def _update(self) -> None:
-        """Move the weights, and what follows them."""
         step = self.progress.step
         self._draw("update")
         self.optimizer.set_lr(lr_factor(step, self.progress.end, self.settings))
@@ -252,12 +250,11 @@ class Trainer:
 
     def _leave(self, signum: int) -> None:
         """Save what no checkpoint holds yet and stop."""
-        progress = self.progress
         self.saver.settle()
-        if progress.step and self.saver.begun != progress.global_step:
+        if self.progress.step and self.saver.begun != self.progress.global_step:
             self._save(final=False)
         self.world.from_first(self.saver.settle)  # whoever leaves before the others ends them
-        raise Preempted(signum, progress.global_step)
+        raise Preempted(signum, self.progress.global_step)
 
     def _save(self, *, final: bool) -> None:
         began = time.perf_counter()
@@ -292,8 +289,7 @@ class Trainer:
         else:  # only a clock tells: at the pace so far
             assert self.settings.max_hours is not None
             left = max(1, int((self.settings.max_hours * 3600 / progress.spent - 1) * progress.step))
-        factor = lr_factor(progress.step - 1, progress.end, self.settings)
-        rates = {"lr": self.settings.lr * factor}
+        rates = {"lr": self.settings.lr * lr_factor(progress.step - 1, progress.end, self.settings)}
         if self.spec.optimizer.kind == "muon":
             rates["muon_lr"] = rates["lr"] * self.spec.optimizer.muon_lr_ratio
         row = self.telemetry.row(means.read(), window, left, rates, progress.skipped)

@@ -59,10 +59,8 @@ _SMALLEST_MOMENT, _SMALLEST_BLOCK = 4096, 32
 
 
 def polar(g_Nrc: Tensor) -> Tensor:
-    """Approximate polar factor of each matrix of a batch: ``U V^T`` where ``g = U S V^T``.
-
-    Takes and returns (N, rows, cols) in one dtype; the result's singular values are within about 0.1 of 1.
-    """
+    """Approximate polar factor of each of N matrices, in their dtype: ``U V^T`` where ``g = U S V^T``. Its
+    singular values are within about 0.1 of 1."""
     tall = g_Nrc.size(-2) > g_Nrc.size(-1)
     x = g_Nrc.mT if tall else g_Nrc
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * _SAFETY + 1e-7)
@@ -87,7 +85,6 @@ class Optimizer(torch.optim.Optimizer):
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
 
     def set_lr(self, factor: float) -> None:
-        """Scale every group's rate by the schedule's factor."""
         for group in self.param_groups:
             group["lr"] = group["peak_lr"] * factor
 
@@ -98,7 +95,6 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             (self._muon if group["muon"] else self._adamw)(group, params)
@@ -235,7 +231,6 @@ class LowBitAdamW:
             yield f".{self.bits}bit.{part}", held
 
     def step(self) -> None:
-        """Update every parameter that has a gradient."""
         for p, slice_ in self._slices.items():
             slice_.data = local(p.detach())
             slice_.grad = None if p.grad is None or not slice_.numel() else local(p.grad)

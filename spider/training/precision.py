@@ -5,11 +5,10 @@ torchao's Float8Linear: operands scaled, cast to 8 bits, multiplied, in forward 
 which it keeps wide, because their output decides something discrete or is tiny, and what it multiplies in fp8
 itself (`spider.model.interface.Fp8Parts`), which has one way of scaling whatever the recipe.
 
-A *recipe* says what shares a scale. ``tensorwise``: one a tensor, e4m3 forward and e5m2 for gradients; the
-cheapest casts, but one outlier costs all others their last bits. ``rowwise``: one a row of the left and a
-column of the right operand, powers of two, e4m3 throughout; closer, and slower to cast, since an operand
-needs other scales for each product it enters. ``rowwise_with_gw_hp`` leaves the weight gradient, whose errors
-add up over steps, in bf16: two of three products are narrow.
+A *recipe* says what shares a scale (docs/training.md). ``tensorwise``: the cheapest casts, but one outlier
+costs all others their last bits. ``rowwise``: closer, and slower to cast, since an operand needs other scales
+for each product it enters. ``rowwise_with_gw_hp`` leaves the weight gradient, whose errors add up over steps,
+in bf16: two of three products are narrow.
 
 ``auto`` follows the warm-up's measurements. On a CPU: fp32 or bf16, whichever made a whole step faster. On a
 GPU: bf16, and fp8 for exactly the layers whose product was measured faster in it, casts included. Without a
@@ -22,12 +21,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from spider.checkpoints.records import SavedPrecision
@@ -115,19 +114,15 @@ def device_name(device: torch.device) -> str:
 
 
 def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup | None) -> Precision:
-    """The configuration's choice for this device; ``auto`` goes by a warm-up on this kind of device.
-
-    Raises:
-        TrainingError: the device cannot do what was asked for.
-    """
+    """The configuration's choice, or `TrainingError` where this device cannot do what is asked for; ``auto``
+    goes by a warm-up on this kind of device."""
     name = device_name(device)
+    cannot = f"precision: {asked} cannot run on {name}"
     if asked == "fp8" and not has_fp8(device):
-        raise TrainingError(
-            f"precision: fp8 cannot run on {name} (it needs compute capability 8.9, such as H100 or RTX 40); "
-            "set precision: auto or bf16"
-        )
+        needs = "it needs compute capability 8.9, such as H100 or RTX 40"
+        raise TrainingError(f"{cannot} ({needs}); set precision: auto or bf16")
     if asked == "bf16" and not has_bf16(device):
-        raise TrainingError(f"precision: bf16 cannot run on {name}; set precision: fp32")
+        raise TrainingError(f"{cannot}; set precision: fp32")
     if asked != "auto":
         return Precision(cast(Kind, asked), "asked for", recipe=recipe if asked == "fp8" else None)
     if warmup is not None and warmup.device == name:
@@ -149,26 +144,21 @@ def eligible(model: Model) -> frozenset[str]:
 @contextlib.contextmanager
 def quiet_torchao() -> Iterator[None]:
     """Importing torchao warns of its parts for other machines, which concern nobody here."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
+    loggers = map(logging.getLogger, ("torchao", "torchao.kernel.intmm", "torch.utils._pytree"))
+    levels = {logger: logger.level for logger in loggers}
+    for logger in levels:
         logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
 
 
 def to_fp8(
-    model: nn.Module,
-    recipe: Fp8Recipe,
-    layers: Collection[str],
-    *,
-    emulate: bool = False,
-    gather: bool = False,
+    model: nn.Module, recipe: Fp8Recipe, names: Container[str], *, emulate: bool = False, gather: bool = False
 ) -> None:
-    """Swap the linear layers named for Float8Linear, in place."""
+    """Swap the linear layers of these names for Float8Linear, in place."""
     with quiet_torchao():
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
@@ -179,12 +169,8 @@ def to_fp8(
         emulate=emulate,
         enable_fsdp_float8_all_gather=gather and recipe == "tensorwise",
     )
-    convert_to_float8_training(model, module_filter_fn=lambda _, name: name in layers, config=config)
-    for module in model.modules():
-        if emulate and isinstance(module, Float8Linear):
-            module.register_forward_pre_hook(_autocast_input)
-
-
-def _autocast_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Float8Linear casts its input under a GPU's autocast, and knows of no other."""
-    return tuple(x.to(compute_dtype(x)) for x in args)
+    convert_to_float8_training(model, module_filter_fn=lambda _, name: name in names, config=config)
+    for module in model.modules() if emulate else ():
+        if isinstance(module, Float8Linear):
+            # It casts its input under a GPU's autocast, and knows of no other.
+            module.register_forward_pre_hook(lambda _, args: tuple(x.to(compute_dtype(x)) for x in args))

@@ -29,11 +29,7 @@ from spider.model.interface import Model
 
 def horizon(spec: StageSpec, model: Model) -> int | None:
     """Optimizer steps of a stage: the least that its limits come to, at least 1; None if only a clock tells.
-    The model may be on the meta device.
-
-    Raises:
-        ValueError: the average of the weights would start after the last step.
-    """
+    The model may be on the meta device. `ValueError`: the average of the weights would start too late."""
     s = spec.settings
     tokens: list[float] = [] if s.tokens is None else [s.tokens]
     if s.target_flops is not None:
@@ -67,17 +63,14 @@ def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
 
 
 def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSettings) -> int | None:
-    """The stage's number of steps, if ``max_hours`` fixes it now; None: not now.
-
-    Never before the warm-up is over, nor where a stage of ``steps`` steps, by its other limits, has begun its
-    decay already. ``seconds`` is what the ``step`` steps that are done took.
-    """
+    """The stage's number of steps, if ``max_hours`` fixes it now, when ``step`` steps have taken ``seconds``;
+    None: not now. Never before the warm-up is over, nor where a stage of ``steps`` steps, by its other limits,
+    has begun its decay already."""
     if settings.max_hours is None or step < settings.warmup_steps:
         return None
     share = 1 - (settings.decay_fraction if settings.schedule == "wsd" else 0.0)
-    if seconds < share * settings.max_hours * 3600:
-        return None
-    if steps is not None and step >= _decay_start(steps, settings):
+    decays = steps is not None and step >= _decay_start(steps, settings)
+    if decays or seconds < share * settings.max_hours * 3600:
         return None
     return next(n for n in count(int(step / share)) if _decay_start(n + 1, settings) > step)
 

@@ -87,7 +87,15 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         settings = spec.settings.model_copy(update={"data": unknown})
         spec = spec.model_copy(update={"data": unknown, "stream": None, "settings": settings})
     warmup = results.warmup(run, spec.shape)
-    previous = None if start or spec.index == 0 else _receipt_before(config, results, run, spec)
+    previous = None
+    if spec.index and not start:
+        before = config.run(run).stages[spec.index - 1].name
+        previous = results.stage(run, before).receipt
+        if not previous.exists():
+            raise ConfigError(
+                f"{run}/{stage}: starts from stage {before}, which is not trained ({previous} is missing); "
+                "train that first, or name with --resume what to start from"
+            )
 
     starts = [str(path.resolve()) if path else None for path in (elsewhere, start)]
     another = spec.identity != config.stage(run, stage).identity or any(starts) or mock_data
@@ -105,17 +113,6 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         data = folder / "mock_data"
         make_mock_data(data)
     return Plan(spec, folder, data, previous, resume, reset_steps, warmup if warmup.exists() else None)
-
-
-def _receipt_before(config: Config, results: Results, run: str, spec: StageSpec) -> Path:
-    before = config.run(run).stages[spec.index - 1].name
-    receipt = results.stage(run, before).receipt
-    if not receipt.exists():
-        raise ConfigError(
-            f"{run}/{spec.stage}: starts from stage {before}, which is not trained ({receipt} is missing); "
-            "train that first, or name with --resume what to start from"
-        )
-    return receipt
 
 
 def train(

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 @dataclass
 class Means:
     """Means over every step since the last log line, as running sums of device scalars: no host
-    synchronisation until they are read. The sums are part of a checkpoint, hence exact across a resume."""
+    synchronisation until they are read. Checkpoints hold the sums, hence they are exact across a resume."""
 
     count: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -44,13 +44,10 @@ class Means:
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def read(self) -> dict[str, float]:
-        if not self.count:
-            return {}
-        values = (torch.stack([*self.sums.values()]) / self.count).tolist()
+        values = (torch.stack([*self.sums.values()]) / self.count).tolist() if self.count else []
         return dict(zip(self.sums, values, strict=True))
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
         return {"count": self.count, "sums": {name: s.item() for name, s in self.sums.items()}}
 
     @classmethod
@@ -103,9 +100,8 @@ class Ema:
 
     It smooths the noise of the last thousands of steps, which is what lowering the learning rate does too, so
     it tells early what an anneal would bring (Polyak and Juditsky, 1992). It is empty until `begin`, and
-    begins as a copy of the weights of that moment, hence without a bias towards zero. It is fp32; buffers are
-    not averaged. Training goes on from the weights themselves, in the next stage too; evaluation, generation
-    and export read the average (`Checkpoint.model`).
+    begins as a copy of the weights, hence without a bias towards zero. It is fp32, without buffers. Training
+    goes on from the weights; evaluation, generation and export read the average (`Checkpoint.model`).
     """
 
     def __init__(self, model: nn.Module, config: EmaConfig) -> None:
@@ -114,7 +110,6 @@ class Ema:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Start from the weights as they are."""
         weights = self._parameters.items()
         self._averages = {name: p.detach().to(torch.float32, copy=True) for name, p in weights}
 

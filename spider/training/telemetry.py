@@ -56,13 +56,6 @@ class Window:
     waited: float = 0.0
     """Seconds of these that went by waiting for data."""
 
-    def rates(self, steps_left: int) -> dict[str, float]:
-        return {
-            "train/bytes_per_second": self.tokens / self.seconds,
-            "train/data_wait_share": self.waited / self.seconds,
-            "train/eta_seconds": steps_left * self.seconds / self.steps,
-        }
-
 
 class Telemetry:
     """Makes the rows of one training; ``flops_per_token`` are those of forward and backward."""
@@ -92,7 +85,9 @@ class Telemetry:
             "train/skipped_steps": skipped,
             "system/rss_mb": self._process.memory_info().rss / 1e6,
             "system/cpu_percent": self._process.cpu_percent(),
-            **window.rates(steps_left),
+            "train/bytes_per_second": window.tokens / window.seconds,
+            "train/data_wait_share": window.waited / window.seconds,
+            "train/eta_seconds": steps_left * window.seconds / window.steps,
         }
         if self.device.type == "cuda":
             row["system/gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 1e6
@@ -147,6 +142,5 @@ def progress_bar(step: int, end: int | None, *, hidden: bool = False) -> Iterato
 def show(row: Mapping[str, float], step: int, end: int, bar: tqdm, shown: Mapping[str, str]) -> None:
     """Log the row's line, and put its chief figures beside the bar."""
     log.info(line(row, step, end, shown))
-    bar.set_postfix_str(
-        f"bpb {row.get('train/bpb', math.nan):.3f}, {row['train/bytes_per_second']:,.0f} bytes/s"
-    )
+    bpb, speed = row.get("train/bpb", math.nan), row["train/bytes_per_second"]
+    bar.set_postfix_str(f"bpb {bpb:.3f}, {speed:,.0f} bytes/s")

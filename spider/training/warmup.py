@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import platform
 import resource
 import time
 from collections import defaultdict
@@ -26,6 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import Any, cast
 
 import numpy as np
@@ -52,11 +52,7 @@ Products = dict[tuple[int, int, int], dict[str, int]]
 
 def warm_up(spec: StageSpec, output: Path) -> Warmup:
     """Measure the shape of a stage and write its record; stages of equal shape (`StageSpec.shape`) share it.
-
-    Raises:
-        TrainingError: the run asks for a precision that this device does not have.
-        ValueError: it asks for kernels that cannot run here.
-    """
+    `TrainingError` and `ValueError` say that the device lacks the precision or the kernels asked for."""
     began = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     asked, recipe, compiled = spec.precision, spec.fp8_recipe, spec.compiled_on(device.type)
@@ -79,13 +75,12 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
         }
     costs = [f"{k} {1000 * s.seconds:.0f} ms, {s.peak_memory_mb / 1000:.2f} GB" for k, s in step.items()]
     chosen = "" if asked == "auto" else "asked for, "
-    python, torchao = platform.python_version(), version("torchao")
     return Warmup(
         format=Warmup.FORMAT,
         run=spec.run,
         device=device_name(device),
         threads=torch.get_num_threads(),
-        versions={"python": python, "torch": torch.__version__, "torchao": torchao},
+        versions={"python": python_version(), "torch": torch.__version__, "torchao": version("torchao")},
         precision=_fastest(step) if asked == "auto" else asked,
         reason=f"{chosen}measured on {device_name(device)}, a step of one micro-batch: {'; '.join(costs)}",
         fp8_recipe=recipe,
@@ -104,9 +99,8 @@ def _candidates(asked: str, device: torch.device, fp8_layers: list[str]) -> list
         return [cast(Kind, asked)]
     if device.type == "cpu":
         return ["fp32", "bf16"]
-    if not has_bf16(device):
-        return ["fp32"]
-    return ["bf16", "fp8"] if fp8_layers else ["bf16"]
+    narrow: list[Kind] = ["bf16", "fp8"] if fp8_layers else ["bf16"]
+    return narrow if has_bf16(device) else ["fp32"]
 
 
 def _fastest(step: dict[Kind, Step]) -> Kind:
