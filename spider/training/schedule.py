@@ -64,8 +64,8 @@ def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
 
 def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSettings) -> int | None:
     """The stage's number of steps, if ``max_hours`` fixes it now, when ``step`` steps have taken ``seconds``;
-    None: not now. Never before the warm-up is over, nor where a stage of ``steps`` steps, by its other limits,
-    has begun its decay already."""
+    None: not now. Never before the warm-up is over, nor where a stage of ``steps`` steps, by its other
+    limits, has begun its decay already."""
     if settings.max_hours is None or step < settings.warmup_steps:
         return None
     share = 1 - (settings.decay_fraction if settings.schedule == "wsd" else 0.0)
