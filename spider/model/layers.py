@@ -82,10 +82,8 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A linear map whose weights start at ``N(0, std^2)`` (default 1/sqrt(fan_in)).
-
-    ``bias`` is the value at which a bias starts; None for no bias.
-    """
+    """A linear map whose weights start at ``N(0, std^2)`` (default 1/sqrt(fan_in)), its bias, if any, at
+    ``bias``."""
 
     def __init__(
         self, fan_in: int, fan_out: int, *, std: float | None = None, bias: float | None = None

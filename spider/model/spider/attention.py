@@ -27,9 +27,6 @@ from torch import Tensor, nn
 from spider.model.layers import Linear, RMSNorm
 from spider.model.spider.config import AttentionConfig
 
-#: Longest window whose (T, T) weights are worth keeping.
-_SHORT = 512
-
 
 class Rope(NamedTuple):
     """Cosine and sine of every position's angles, each (T, d_rope / 2)."""
@@ -63,7 +60,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     the products written out (benchmarks/cpu_step.py).
     """
     B, H, T, d = q.shape
-    if not (q.device.type == "cpu" and q.dtype == torch.bfloat16 and T <= _SHORT):
+    keeps_weights = T <= 512  # longer windows have too many of them
+    if not (q.device.type == "cpu" and q.dtype == torch.bfloat16 and keeps_weights):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     later_TT = torch.full((T, T), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
     q, k, v = (x.reshape(B * H, T, -1) for x in (q, k, v))
@@ -71,20 +69,29 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(weight, v).view(B, H, T, -1)
 
 
-class LatentCache:
-    """``[RMS(c_kv); RoPE(k_r)]`` of the positions so far, in one buffer of a fixed number of positions."""
+class LayerCache:
+    """What a layer keeps of earlier positions, in one loop: ``[RMS(c_kv); RoPE(k_r)]`` of each, in one buffer
+    of a fixed length, and the last inputs of its Engram's convolution, on which the next look back."""
 
     def __init__(self, positions: int) -> None:
         self.positions, self.length = positions, 0
         self._buffer: Tensor | None = None
+        self._past_BPD: Tensor | None = None
 
-    def extend(self, new_BNK: Tensor) -> Tensor:
+    def latents(self, new_BNK: Tensor) -> Tensor:
         """Take N positions in; returns all of them, (B, length, C + d_rope)."""
         if self._buffer is None:
             self._buffer = new_BNK.new_empty(len(new_BNK), self.positions, new_BNK.shape[2])
         start, self.length = self.length, self.length + new_BNK.shape[1]
         self._buffer[:, start : self.length] = new_BNK
         return self._buffer[:, : self.length]
+
+    def convolved(self, new_BND: Tensor, past: int) -> Tensor:
+        """The new inputs behind the ``past`` ones before them, zeros where there were none."""
+        before = self._past_BPD
+        seen = F.pad(new_BND, (0, 0, past, 0)) if before is None else torch.cat([before, new_BND], dim=1)
+        self._past_BPD = seen[:, seen.shape[1] - past :]
+        return seen
 
 
 class LatentAttention(nn.Module):
@@ -97,7 +104,7 @@ class LatentAttention(nn.Module):
         self.kv_b = Linear(c.kv_lora_rank, c.heads * (c.nope_dim + c.v_dim))
         self.out = Linear(c.heads * c.v_dim, dim, std=0.0)
 
-    def forward(self, x_BTD: Tensor, rope: Rope, cache: LatentCache | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, rope: Rope, cache: LayerCache | None = None) -> Tensor:
         """Attend; with a ``cache`` the positions of ``x_BTD`` and ``rope`` follow those that it holds."""
         c = self.config
         B, T, _ = x_BTD.shape
@@ -112,7 +119,7 @@ class LatentAttention(nn.Module):
             k = torch.cat([k_nope, k_rope[:, None].expand(-1, c.heads, -1, -1)], dim=-1)
             out_BHTV = causal_attention(torch.cat([q_nope, q_rope], dim=-1), k, v)
         else:
-            seen_BTK = cache.extend(torch.cat([latent, k_rope.to(latent.dtype)], dim=-1))
+            seen_BTK = cache.latents(torch.cat([latent, k_rope.to(latent.dtype)], dim=-1))
             out_BHTV = self._absorbed(q_nope, q_rope, seen_BTK)
         return self.out(out_BHTV.transpose(1, 2).reshape(B, T, -1))
 

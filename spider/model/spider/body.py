@@ -116,7 +116,7 @@ class Body(interface.Model):
         square = a.heads * (a.nope_dim + a.rope_dim + a.v_dim)
         blocks = [*self.prelude, *self.coda]
         dense = _multiplies([*blocks, self.chunker]) + square * length * len(blocks)
-        memory = _multiplies(layer.engram for layer in self.core.stack() if layer.engram is not None)
+        memory = _multiplies(layer.engram for layer in self.core.layers if layer.engram is not None)
         loop = _multiplies([self.core]) - memory + square * slots * len(self.core.layers)
         bytes_, patches = dense + self.embed_tokens.numel(), memory + self.loops(n_loops) * loop
         return 3 * 2 * (length * bytes_ + slots * patches) / length

@@ -33,6 +33,7 @@ from kernels.engram_gate import engram_gate, engram_gate_torch
 from kernels.engram_hash import engram_hash, engram_hash_torch
 from kernels.switch import use_triton
 from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay
+from spider.model.spider.attention import LayerCache
 from spider.model.spider.config import EngramConfig
 from spider.tokens import BYTES
 
@@ -102,21 +103,6 @@ class Memory(NamedTuple):
     value_BLD: Tensor
 
 
-class ConvCache:
-    """The last inputs of one Engram's convolution: what its next outputs look back on."""
-
-    past_BLD: Tensor | None = None
-
-    def extend(self, new_BLD: Tensor, past: int) -> Tensor:
-        """The new inputs behind the ``past`` ones before them, zeros where there were none."""
-        if self.past_BLD is None:
-            seen_BLD = F.pad(new_BLD, (0, 0, past, 0))
-        else:
-            seen_BLD = torch.cat([self.past_BLD, new_BLD], dim=1)
-        self.past_BLD = seen_BLD[:, seen_BLD.shape[1] - past :]
-        return seen_BLD
-
-
 class Engram(nn.Module):
     def __init__(self, dim: int, config: EngramConfig, primes: list[int], eps: float) -> None:
         super().__init__()
@@ -141,14 +127,14 @@ class Engram(nn.Module):
         m_BLM = self.tables(rows_BLG).flatten(-2) * filled_BL[..., None]
         return Memory(self.key_norm(self.key(m_BLM)), self.value(m_BLM))
 
-    def forward(self, h_BLD: Tensor, memory: Memory, cache: ConvCache | None = None) -> Tensor:
+    def forward(self, h_BLD: Tensor, memory: Memory, cache: LayerCache | None = None) -> Tensor:
         """What to add to ``h_BLD``; with a ``cache`` its patches follow those that the cache has seen."""
         gate = engram_gate if use_triton(h_BLD) else engram_gate_torch
         h_ND, key_ND, value_ND = (x_BLD.flatten(0, 1) for x_BLD in (h_BLD, *memory))
         norm = self.query_norm
         v_BLD = gate(h_ND, key_ND, value_ND, norm.weight, norm.eps).view_as(h_BLD)
         x_BLD, L, kernel = self.value_norm(v_BLD), h_BLD.shape[1], self.conv.shape[-1]
-        padded = cache.extend(x_BLD, kernel - 1) if cache else F.pad(x_BLD, (0, 0, kernel - 1, 0))
+        padded = cache.convolved(x_BLD, kernel - 1) if cache else F.pad(x_BLD, (0, 0, kernel - 1, 0))
         # The convolution as shifted products: cheaper on a CPU than conv1d with groups.
         terms = [padded[:, i : i + L] * self.conv[:, 0, i] for i in range(kernel)]
         return v_BLD + F.silu(sum(terms[1:], terms[0]))

@@ -1,11 +1,10 @@
 """What the Spider shows of itself: lengths of patches, loops they used, load of the experts, its patches.
 
-It is handed the traces of the scoring pass itself, so nothing is computed twice. Windows overlap, and what
-lies in the overlap is seen by two of them: a patch counts in the one window in which the position of its
-closing byte is scored, so every patch of the text counts once. Its length is in ids (bytes, and the BOS and
-EOS between documents) and begins, for the first patch of a window, where the window does. Experts are counted
-by the model over all patches of a window at once, those of the overlap included: as shares of the load the
-figures hardly change.
+It is handed the traces of the scoring pass itself, so nothing is computed twice. Windows overlap: a patch
+counts in the one window in which its closing byte is scored, so every patch of the text counts once. Its
+length is in ids (bytes, and the BOS and EOS between documents) and begins, for the first patch of a window,
+where the window does. Experts are counted over all patches of a window, those of the overlap included: as
+shares of the load the figures hardly change.
 
 Shapes: B windows of a batch, T positions, L patch slots, N recurrent layers, R loops, E experts.
 """
@@ -21,9 +20,6 @@ import torch
 from torch import nn
 
 from spider.model.interface import Model
-
-#: Load of an expert, as a multiple of an equal share, from which on a colour stays the strongest.
-_STRONGEST = 2.5
 
 
 class SpiderInspector:
@@ -77,7 +73,7 @@ class SpiderInspector:
             "column": "expert",
             "values": share_NRE.reshape(-1, experts).tolist(),
             "middle": 1.0,
-            "most": _STRONGEST,
+            "most": 2.5,  # from there on a colour stays the strongest
             "caption": "red: more, blue: less than an equal share",
         }
 

@@ -13,19 +13,14 @@ float32 under autocast (embeddings, norms' weights and the injection are float32
 narrow. Cross entropy is float32. Embeddings are normalised when read, so their scale belongs to the head
 alone.
 
-Generation reads a stream piece by piece (`Incremental`). The logits are those that the whole stream in one
-forward pass would give, for any way of cutting it into pieces; a piece of one byte costs one position of
-prelude and coda, and one of the core only where it closes a patch. What is kept between pieces, for a stream
-of at most ``context`` ids:
-
-- latents and rotated keys of prelude and coda, one a byte and layer;
-- the same of the core, one a patch, layer *and loop*, with the last inputs of each Engram's convolution:
-  in loop r a patch attends to what earlier patches were in loop r;
-- the running sum of the open patch, and the last closed one, which the bytes of the open one read;
-- the ids, for the n-grams that end at the next bytes.
-
-Patches and their capacity are those of a window of ``context`` bytes, so a comparison with a forward pass
-must pad its window to that length (`tests/unit/model/test_incremental.py`).
+Generation reads a stream piece by piece (`Incremental`), with the logits that one forward pass over all of it
+would give, however it is cut. A piece of one byte costs one position of prelude and coda, and one of the core
+only where it closes a patch. Kept between pieces are latents and rotated keys: one a byte and dense layer,
+and one a patch, core layer *and loop* (in loop r a patch attends to what earlier patches were in loop r),
+there with the last inputs of each Engram's convolution; the running sum of the open patch, and the last
+closed one, which the bytes of the open one read; and the ids, for n-grams. Patches and their capacity are
+those of a window of ``context`` bytes, so a comparison with a forward pass must pad its window to that length
+(`tests/unit/model/test_incremental.py`).
 
 Shapes: B batch, T bytes, L patch slots, D features, V vocabulary, N recurrent layers, R loops, E experts; of
 a stream N ids of a piece, K patches that they close.
@@ -42,11 +37,12 @@ from torch import Tensor
 
 from spider.model.interface import LanguageModel, ModelOutput, Reader
 from spider.model.layers import cross_entropy, wide
+from spider.model.spider.attention import LayerCache
 from spider.model.spider.body import Body
 from spider.model.spider.chunking import Patches, Stream
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
-from spider.model.spider.recurrence import CoreOutput, LayerCache
+from spider.model.spider.recurrence import CoreOutput
 
 
 @dataclass
@@ -58,7 +54,8 @@ class Trace:
     loops_BL: Tensor | None
     """Loops each slot used; None without halting."""
     counts_NRE: Tensor | None
-    """Tokens each expert was given, int64; None without experts."""
+    """Tokens each expert was given, int64, in every loop with a gradient (in evaluation, all); None without
+    experts."""
 
 
 class Spider(Body):
@@ -95,8 +92,10 @@ class Spider(Body):
         logits_BTV = self.head(h_BTD)
 
         auxiliary = self.config.boundary.weight * boundary_loss
-        auxiliary = auxiliary + self._halting(core, patches.valid_BL, metrics) + self._routing(core, metrics)
-        inside = Trace(patches, core.loops_BL, _counts(core)) if trace else None
+        auxiliary = auxiliary + self._halting(core, patches.valid_BL, metrics)
+        router_loss, counts_NRE = self._routing(core, metrics)
+        auxiliary = auxiliary + router_loss
+        inside = Trace(patches, core.halt and core.halt.loops_BL, counts_NRE) if trace else None
         if labels_BT is None:
             return ModelOutput(None, wide(logits_BTV), metrics, inside)
         nats_BT, mean = cross_entropy(logits_BTV, labels_BT)
@@ -105,21 +104,22 @@ class Spider(Body):
         return ModelOutput(loss, None, metrics, inside)
 
     def _halting(self, core: CoreOutput, valid_BL: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
-        if core.loops_BL is None or core.remainder_BL is None:
+        if core.halt is None:
             return 0.0
-        total = valid_BL.sum()
-        ponder = ((core.loops_BL + core.remainder_BL) * valid_BL).sum() / total
+        total, loops_BL = valid_BL.sum(), core.halt.loops_BL
+        ponder = ((loops_BL + core.halt.remainder_BL) * valid_BL).sum() / total
         metrics["ponder"] = ponder.detach()
-        metrics["halt_depth"] = (core.loops_BL * valid_BL).sum() / total
+        metrics["halt_depth"] = (loops_BL * valid_BL).sum() / total
         return self.config.recurrence.ponder_weight * ponder
 
-    def _routing(self, core: CoreOutput, metrics: dict[str, Tensor]) -> Tensor | float:
-        """Mean router losses over layers and loops, load metrics, and the load that `after_step` balances."""
-        counts_NRE, moe = _counts(core), self.config.moe
-        if counts_NRE is None or moe is None:
-            return 0.0
+    def _routing(self, core: CoreOutput, metrics: dict[str, Tensor]) -> tuple[Tensor | float, Tensor | None]:
+        """Mean router losses over layers and loops, and the counts for `Trace`; adds load metrics, and in
+        training the load that `after_step` balances."""
+        if (moe := self.config.moe) is None:
+            return 0.0, None
         seen = [s for of_layer in zip(*core.stats, strict=True) for s in of_layer]
         aux, z = torch.stack([s.aux for s in seen]).mean(), torch.stack([s.z for s in seen]).mean()
+        counts_NRE = torch.stack([s.counts_E for s in seen]).unflatten(0, (-1, len(core.stats)))
         load_NE = counts_NRE.sum(1)
         share_NE = load_NE / load_NE.sum(1, keepdim=True).clamp(min=1)
         metrics |= {
@@ -129,9 +129,9 @@ class Spider(Body):
             "moe_load_entropy": torch.special.entr(share_NE).sum(1).mean(),
         }
         if self.training:
-            for layer, load_E in zip(self.core.stack(), load_NE, strict=True):
+            for layer, load_E in zip(self.core.layers, load_NE, strict=True):
                 cast(MoE, layer.ffn).load += load_E
-        return moe.aux_weight * aux + moe.z_weight * z
+        return moe.aux_weight * aux + moe.z_weight * z, counts_NRE
 
     def after_step(self, *, updated: bool = True) -> None:
         """Balance the experts; where the update was skipped their load is forgotten."""
@@ -144,14 +144,6 @@ class Spider(Body):
 
     def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
         return Incremental(self, context, n_loops)
-
-
-def _counts(core: CoreOutput) -> Tensor | None:
-    """Tokens of every layer's experts in every loop that has a gradient (in evaluation, all), (N, R, E)."""
-    if not core.stats[0]:
-        return None
-    by_layer = zip(*core.stats, strict=True)
-    return torch.stack([torch.stack([s.counts_E for s in of_layer]) for of_layer in by_layer])
 
 
 class Incremental(Reader):
@@ -177,7 +169,7 @@ class Incremental(Reader):
         h_1ND = model.embed(tokens_1T)[:, -N:]
         for block in model.prelude:
             h_1ND, _ = block(h_1ND, rope, cache=next(blocks))
-        before = self.core[0][0].attention.length
+        before = self.core[0][0].length
         z_1KD, close_K, count_N = model.chunker.down_next(tokens_1T, h_1ND, start, self.stream)
         if K := z_1KD.shape[1]:
             filled_1K = (close_K >= 0)[None]

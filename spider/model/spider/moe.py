@@ -45,8 +45,6 @@ from spider.model.layers import Linear, SwiGLU, compute_dtype, swiglu, wide
 from spider.model.spider.config import MoEConfig, SpiderConfig
 
 _Product = Callable[[Tensor, Tensor, Tensor], Tensor]
-#: Rows to which a segment is padded: what products in fp8 ask for.
-_ALIGNMENT = 16
 
 
 class RouterStats(NamedTuple):
@@ -160,7 +158,7 @@ class Experts(nn.Module):
 
 
 def _by_ops(x_ND: Tensor, up: Tensor, down: Tensor, routing: Routing, product: _Product) -> Tensor:
-    mapping = get_fused_mapping(routing.chosen_NK, len(up), _ALIGNMENT)
+    mapping = get_fused_mapping(routing.chosen_NK, len(up), 16)  # the alignment that products in fp8 ask for
     places = mapping.token_to_pos_NK, mapping.pos_to_expert_P
     h_PF = swiglu(product(expand_to_fused(x_ND, *places), up, mapping.end_E))
     return reduce_fused(product(h_PF, down, mapping.end_E), routing.gates_NK, *places)

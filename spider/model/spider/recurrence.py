@@ -28,6 +28,7 @@ Shapes: B batch, L patch slots, D features, R loops.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -36,20 +37,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spider.model.layers import Linear, RMSNorm, SwiGLU, no_decay, rms_norm
-from spider.model.spider.attention import LatentAttention, LatentCache, Rope
+from spider.model.spider.attention import LatentAttention, LayerCache, Rope
 from spider.model.spider.config import MoEConfig, SpiderConfig
-from spider.model.spider.engram import ConvCache, Engram, Memory
+from spider.model.spider.engram import Engram, Memory
 from spider.model.spider.moe import MoE, RouterStats
-
-#: First loop's halting probability about 0.27: a patch uses several loops until it has learned not to.
-_INITIAL_BIAS = -1.0
-
-
-class LayerCache:
-    """What one layer keeps of earlier positions; in the core, in one loop."""
-
-    def __init__(self, positions: int) -> None:
-        self.attention, self.conv = LatentCache(positions), ConvCache()
 
 
 class Layer(nn.Module):
@@ -76,8 +67,8 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, RouterStats | None]:
         """The stream, and what the router did; experts need to know which slots are ``valid_BL``."""
         if self.engram is not None and memory is not None:
-            x_BLD = x_BLD + self.engram(x_BLD, memory, cache and cache.conv)
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope, cache and cache.attention)
+            x_BLD = x_BLD + self.engram(x_BLD, memory, cache)
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope, cache)
         if isinstance(self.ffn, MoE):
             y_BLD, stats = self.ffn(self.ffn_norm(x_BLD), valid_BL)
             return x_BLD + y_BLD, stats
@@ -151,7 +142,8 @@ class Halting(nn.Module):
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.weight)
-        nn.init.constant_(self.bias, _INITIAL_BIAS)
+        # The first p is about 0.27: a patch uses several loops until it has learned not to.
+        nn.init.constant_(self.bias, -1.0)
         no_decay(self.weight, self.bias)
 
     def start(self, h_BLD: Tensor) -> Halt:
@@ -177,9 +169,7 @@ class Halting(nn.Module):
 
 class CoreOutput(NamedTuple):
     z_BLD: Tensor
-    loops_BL: Tensor | None
-    """Loops each slot used, and its remainder; None without halting."""
-    remainder_BL: Tensor | None
+    halt: Halt | None
     stats: list[list[RouterStats]]
     """Per loop that had a gradient (in evaluation, all), per layer; empty lists without MoE."""
 
@@ -189,19 +179,16 @@ class RecurrentCore(nn.Module):
         super().__init__()
         self.config = r = config.recurrence
         D, self.eps = config.hidden, config.norm_eps
-        self.layers = nn.ModuleList(Layer(config, config.moe, engram_primes.get(i)) for i in range(r.layers))
+        layers = nn.ModuleList(Layer(config, config.moe, engram_primes.get(i)) for i in range(r.layers))
+        self.layers = cast(Sequence[Layer], layers)
         self.injection = Injection(D) if r.injection else None
         self.lora = LoopLoRA(D, r.lora_rank, r.loops) if r.lora_rank else None
         self.halting = Halting(D, r.halt_epsilon, self.eps) if r.halting else None
 
-    def stack(self) -> list[Layer]:
-        """The layers of one loop, in order."""
-        return [cast(Layer, layer) for layer in self.layers]
-
     def read_memories(self, tokens_BT: Tensor, close_BL: Tensor, filled_BL: Tensor) -> list[Memory | None]:
         """What each layer's Engram holds for this batch (None for layers without one); see `Engram.read`."""
         read = tokens_BT, close_BL, filled_BL
-        return [layer.engram.read(*read) if layer.engram else None for layer in self.stack()]
+        return [layer.engram.read(*read) if layer.engram else None for layer in self.layers]
 
     def forward(
         self,
@@ -239,6 +226,4 @@ class RecurrentCore(nn.Module):
                 stats.append(seen)
             if self.halting is not None and halt is not None:
                 halt = self.halting(halt, h_BLD, last=r == n_loops - 1)
-        if halt is None:
-            return CoreOutput(h_BLD, None, None, stats)
-        return CoreOutput(halt.output_BLD, halt.loops_BL, halt.remainder_BL, stats)
+        return CoreOutput(h_BLD if halt is None else halt.output_BLD, halt, stats)

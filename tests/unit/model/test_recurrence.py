@@ -112,7 +112,7 @@ def test_a_patch_that_halts_at_the_first_loop_is_that_of_a_one_loop_model(make, 
         many = model(tokens, n_loops=3, trace=True)
         e, *others = enter(model, 40)
         z = [model.core(e, *others, n_loops=r) for r in (1, 3)]
-    at_once = z[1].loops_BL == 1
+    at_once = z[1].halt.loops_BL == 1
     assert 0.1 < at_once.double().mean() < 0.9
     assert torch.equal(z[0].z_BLD[at_once], z[1].z_BLD[at_once])
     assert not (z[0].z_BLD == z[1].z_BLD)[~at_once].all(-1).any()
