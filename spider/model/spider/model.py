@@ -91,15 +91,14 @@ class Spider(Body):
             h_BTD, _ = block(h_BTD, rope)
         logits_BTV = self.head(h_BTD)
 
-        auxiliary = self.config.boundary.weight * boundary_loss
-        auxiliary = auxiliary + self._halting(core, patches.valid_BL, metrics)
+        ponder_loss = self._halting(core, patches.valid_BL, metrics)
         router_loss, counts_NRE = self._routing(core, metrics)
-        auxiliary = auxiliary + router_loss
         inside = Trace(patches, core.halt and core.halt.loops_BL, counts_NRE) if trace else None
         if labels_BT is None:
             return ModelOutput(None, wide(logits_BTV), metrics, inside)
         nats_BT, mean = cross_entropy(logits_BTV, labels_BT)
         metrics["cross_entropy"] = mean.detach()
+        auxiliary = self.config.boundary.weight * boundary_loss + ponder_loss + router_loss
         loss = nats_BT if reduction == "none" else mean + auxiliary
         return ModelOutput(loss, None, metrics, inside)
 
