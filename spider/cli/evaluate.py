@@ -25,7 +25,13 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
     outputs = [*(folder.path / name for name in FIGURES), folder.sample, folder.evaluation]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.changed(), inputs, outputs) as job:
         prepare_torch(threads)
-        measured = evaluate(folder.receipt, spec, data, folder.path)
+        before = [session.config.stage(run, one.name) for one in session.config.run(run).stages[: spec.index]]
+        learned_from = [
+            (results.stage(run, one.stage).receipt, None if one.stream else results.shards(one.data))
+            for one in [*before, spec]
+        ]
+        kept = results.root / "yardsticks"
+        measured = evaluate(folder.receipt, spec, data, folder.path, learned_from=learned_from, kept=kept)
         draw_stage(folder)
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")

@@ -129,6 +129,9 @@ class EvaluationConfig(Block):
     """Loops (default: the stage's)."""
     loops_bytes: Annotated[int, Field(ge=0)] = 50_000
     """Score this much with 1, 2, ... twice the stage's loops, for the curve (0: no curve)."""
+    training_bytes: Positive | None = 32_000_000
+    """Training text that is searched for copies of the scored text and given to PPMd before it, at most; the
+    other compressors, which are slow, get a 64th part (null: all of it to each, which may take hours)."""
     prompt: str = "The "
     """What the sample continues."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400

@@ -13,6 +13,16 @@ from pydantic.dataclasses import dataclass
 
 from spider.artifacts import Artifact
 
+COMPRESSORS = {
+    "ppmd": "7z PPMd, order 12",
+    "xz": "xz -9",
+    "zstd": "zstd --ultra -22",
+    "brotli": "brotli -q 11",
+    "bz2": "bzip2 -9",
+    "zlib": "zlib -9",
+}
+"""The command line that each compressor's figure stands for; the strongest first."""
+
 
 class Histogram(BaseModel, frozen=True):
     """How many ``things`` (patches) have 0, 1, 2, ... of a ``unit`` (bytes)."""
@@ -84,6 +94,63 @@ class LoopsCurve(BaseModel, frozen=True):
     bpb: list[float]
 
 
+class Yardstick(BaseModel, frozen=True):
+    """What a compressor makes of the text."""
+
+    name: str
+    given: Literal["nothing", "stage", "split"]
+    """The text it read before: none, what the model was trained on, all of the training split."""
+    given_bytes: int
+    share: float
+    """That is so much of the text it is named after."""
+    bpb: float
+    fresh: float | None
+    """On the bytes that the training split does not hold; None where that is unknown or there are none."""
+
+    @property
+    def key(self) -> str:
+        return self.name + {"nothing": "", "stage": " given stage", "split": " given all"}[self.given]
+
+    @property
+    def label(self) -> str:
+        """``7z PPMd, order 12, given all training text (26.4 MB)``"""
+        if self.given == "nothing":
+            return COMPRESSORS[self.name]
+        what = {"stage": "what the model was trained on", "split": "all training text"}[self.given]
+        size = f"{self.given_bytes / 1e6:.1f}"
+        size += f" of {self.given_bytes / self.share / 1e6:.1f}" if self.share < 0.995 else ""
+            f" of {self.given_bytes / self.share / 1e6:.1f}" if self.share < 0.995 else ""
+        )
+        return f"{COMPRESSORS[self.name]}, given {what} ({size} MB)"
+
+
+class Copies(BaseModel, frozen=True):
+    """How much of the text stands in the training split as well, and the score on what does not."""
+
+    length: int
+    """Bytes in a row that count as a copy."""
+    copied: float
+    """Share of the text's bytes that lie in one."""
+    searched: float
+    """Share of the training split that was searched."""
+    fresh_bytes: int
+    bpb: float | None
+    """Of the model, on the other bytes; None where there are none."""
+
+
+class DocumentScore(BaseModel, frozen=True):
+    """Of one document of the text."""
+
+    bytes: int
+    bpb: float
+    ppmd: float | None = None
+    """Of PPMd given as much training text as it is given."""
+    common: float | None = None
+    """Share of its stretches of 12 bytes that the training split holds."""
+    copied: float | None = None
+    """Share of its bytes in copies."""
+
+
 class Training(BaseModel, frozen=True):
     """Of the stage's receipt."""
 
@@ -113,7 +180,9 @@ class Evaluation(Artifact):
     nats: dict[str, float]
     targets: dict[str, int]
     compressors: dict[str, float]
+    """The rates of `yardsticks`, by their keys."""
     compressor_settings: dict[str, str]
+    """How each is named to a reader."""
     data: str
     data_digest: str
     text_sha256: str
@@ -143,3 +212,8 @@ class Evaluation(Artifact):
     """Of tables of which a token reads some rows: they cost no FLOPs."""
     flops_per_token: float | None = None
     """Of training, forward and backward, at the window and depth of the stage."""
+    yardsticks: list[Yardstick] | None = None
+    left_out: tuple[str, ...] = ()
+    """Yardsticks that are missing, and why."""
+    copies: Copies | None = None
+    by_document: list[DocumentScore] | None = None

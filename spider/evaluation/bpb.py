@@ -49,6 +49,8 @@ class Score:
     counts: dict[str, int]
     """Targets; for ``byte`` the bytes that they stand for."""
     seconds: float
+    by_target_S: np.ndarray
+    """Nats of each target, in order: (N - 1,) float32."""
     metrics: dict[str, float]
     """The model's own figures (patches, loops, ...), averaged over windows."""
 
@@ -134,6 +136,7 @@ def score(
     traced = {"trace": True} if observe is not None else {}
     nats, counts, sums = np.zeros(len(KINDS)), np.zeros(len(KINDS)), defaultdict[str, float](float)
     done = rows = 0
+    by_target: list[np.ndarray] = []
     was_training = model.training
     model.eval()
     began = time.perf_counter()
@@ -155,6 +158,7 @@ def score(
             nats += np.bincount(kind_S, weights=nats_S, minlength=len(KINDS))
             counts += np.bincount(kind_S, weights=np.maximum(bytes_S, 1), minlength=len(KINDS))
             done += len(label_S)
+            by_target.append(nats_S.astype(np.float32))
             rows += len(inputs_BT)
             for name, value in output.metrics.items():
                 sums[name] += float(value) * len(inputs_BT)
@@ -166,5 +170,13 @@ def score(
         nats=dict(zip(KINDS, nats.tolist(), strict=True)),
         counts=dict(zip(KINDS, counts.astype(int).tolist(), strict=True)),
         seconds=time.perf_counter() - began,
+        by_target_S=np.concatenate(by_target),
         metrics={name: value / rows for name, value in sums.items()},
     )
+
+
+def bits_by_byte(score: Score, tokens_N: np.ndarray, alphabet: Tokens) -> np.ndarray:
+    """Bits that each byte of a scored stream cost, a token's shared among its bytes: (bytes,) float64."""
+    bytes_S = alphabet.bytes_of[tokens_N[1:]].astype(np.int64)
+    bits_S = score.by_target_S / math.log(2) / np.maximum(1, bytes_S)
+    return np.repeat(bits_S.astype(np.float64), bytes_S)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,13 @@ from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
-from spider.evaluation import compressors
 from spider.evaluation.artifact import Evaluation, LoopsCurve, Training
-from spider.evaluation.bpb import clip_stream, score
+from spider.evaluation.bpb import bits_by_byte, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
+from spider.evaluation.overlap import COPIED, Text
 from spider.evaluation.segments import cut
+from spider.evaluation.training_text import training_texts
+from spider.evaluation.yardsticks import Measured, beside, measure
 from spider.model import choose_kernels
 from spider.model.interface import Model
 from spider.results import StageFolder
@@ -42,13 +46,22 @@ _SHOWN_BYTES = 1500
 
 
 def evaluate(
-    receipt: Path, spec: StageSpec, data: Path, output: Path, *, device: str | None = None
+    receipt: Path,
+    spec: StageSpec,
+    data: Path,
+    output: Path,
+    *,
+    learned_from: Sequence[tuple[Path, Path | None]] = (),
+    kept: Path | None = None,
+    device: str | None = None,
 ) -> Evaluation:
     """Measure the checkpoint that a receipt names; write sample.txt and, last, evaluation.json.
 
     Args:
         spec: the stage; the model's own configuration is in the checkpoint.
         data: shards folder of ``spec.evaluation.data``.
+        learned_from: receipt and shards folder (None: a stream) of each stage up to this one.
+        kept: folder of what was measured of texts before (default: in ``output``).
         device: where to run (default: the GPU where there is one).
 
     Raises:
@@ -67,51 +80,93 @@ def evaluate(
     tokens_N, data_digest = validation_stream(data, asked.max_bytes)
     # A model trained in low precision is judged in the precision it will be used in.
     autocast = trained.precision in ("bf16", "fp8")
-    text = model.tokens.raw(tokens_N)
-    log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", spec.window, device)
+    held_out = Text.of(tokens_N, model.tokens)
+    log.info("scoring %s bytes with windows of %d on %s", f"{len(held_out):,}", spec.window, device)
     reading = {"seq_len": spec.window, **asked.model_dump(include={"overlap", "batch"}), "autocast": autocast}
     n_loops = asked.n_loops or spec.loops
     inspector = model.inspector()
     observe = inspector.observe if inspector else None
-    result = score(model, tokens_N, n_loops=n_loops, observe=observe, **reading)
-    written = generate(
-        model, asked.prompt, max_bytes=asked.sample_bytes, temperature=asked.temperature, seed=spec.seed,
-        n_loops=n_loops, context=spec.window,
-    )  # fmt: skip
-    sample = "".join(stream_text(written, model.tokens))
-    shown_N = clip_stream(tokens_N, _SHOWN_BYTES, model.tokens)
+    stage_text, split_text, unread = training_texts(learned_from, asked.training_bytes)
+    kept = kept or output / "yardsticks"
+    work = partial(measure, held_out, stage_text, split_text, asked.training_bytes, kept)
+    with beside(work) as others:
+        result = score(model, tokens_N, n_loops=n_loops, observe=observe, **reading)
+        written = generate(
+            model, asked.prompt, max_bytes=asked.sample_bytes, temperature=asked.temperature, seed=spec.seed,
+            n_loops=n_loops, context=spec.window,
+        )  # fmt: skip
+        sample = "".join(stream_text(written, model.tokens))
+        shown_N = clip_stream(tokens_N, _SHOWN_BYTES, model.tokens)
+        inside = {
+            "loops": _loops_curve(model, tokens_N, spec, **reading),
+            "figures": inspector.figures() if inspector else [],
+            "text": cut(model, inspector, shown_N, **reading) if inspector else None,
+        }
+        yardsticks = others.result()
+    yardsticks.left_out.extend(unread)
+    for line in yardsticks.left_out:
+        log.info("left out: %s", line)
     measured = Evaluation.model_validate(
         {
             "format": Evaluation.FORMAT,
             **{name: getattr(spec, name) for name in ("run", "stage", "index")},
             **{name: getattr(result, name) for name in ("bpb", "bpb_strict", "seconds", "nats")},
-            "bytes": len(text),
-            "bytes_per_second": len(text) / result.seconds,
+            "bytes": len(held_out),
+            "bytes_per_second": len(held_out) / result.seconds,
             "targets": result.counts,
             "model": result.metrics,
             "documents": int(np.count_nonzero(tokens_N == model.tokens.bos)),
-            "compressors": compressors.bits_per_byte(text),
-            "compressor_settings": compressors.SETTINGS,
             "data": asked.data,
             "data_digest": data_digest,
-            "text_sha256": hashlib.sha256(text).hexdigest(),
+            "text_sha256": hashlib.sha256(held_out.bytes_N.tobytes()).hexdigest(),
             "seq_len": spec.window,
             "overlap": asked.overlap,
             "n_loops": n_loops,
             "device": device,
             "precision": "bf16" if autocast else "fp32",
             **_of_checkpoint(trained, model, spec),
-            "loops": _loops_curve(model, tokens_N, spec, **reading),
+            **_against(yardsticks, held_out, bits_by_byte(result, tokens_N, model.tokens)),
+            **inside,
             "prompt": asked.prompt,
             "sample": sample,
-            "figures": inspector.figures() if inspector else [],
-            "text": cut(model, inspector, shown_N, **reading) if inspector else None,
         }
     )
     output.mkdir(parents=True, exist_ok=True)
     folder = StageFolder(output)
     files.write_text(folder.sample, asked.prompt + sample + "\n")
     return measured.write(folder.evaluation)
+
+
+def _against(yardsticks: Measured, held_out: Text, bits_N: np.ndarray) -> dict[str, Any]:
+    """The model beside what others make of the text, on all of it, on its news, and by document."""
+    copied_N, size_D = yardsticks.copied_N, np.diff(held_out.bounds_D)
+
+    def by_document(values_N: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(values_N, held_out.bounds_D[:-1])
+
+    copies = None
+    columns = {"bytes": size_D, "bpb": by_document(bits_N) / size_D}
+    if yardsticks.ppmd_D is not None:
+        columns["ppmd"] = yardsticks.ppmd_D / size_D
+    if copied_N is not None and yardsticks.common_D is not None:
+        news = int(len(held_out) - copied_N.sum())
+        copies = {
+            "length": COPIED,
+            "copied": float(copied_N.mean()),
+            "searched": yardsticks.searched,
+            "fresh_bytes": news,
+            "bpb": float(bits_N[~copied_N].sum() / news) if news else None,
+        }
+        columns |= {"copied": by_document(copied_N.astype(float)) / size_D, "common": yardsticks.common_D}
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return {
+        "compressors": {one.key: one.bpb for one in yardsticks.table},
+        "compressor_settings": {one.key: one.label for one in yardsticks.table},
+        "yardsticks": yardsticks.table,
+        "left_out": yardsticks.left_out,
+        "copies": copies,
+        "by_document": [dict(zip(columns, row, strict=True)) for row in rows],
+    }
 
 
 def _of_checkpoint(trained: Receipt, model: Model, spec: StageSpec) -> dict[str, Any]:

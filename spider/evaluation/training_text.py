@@ -1,0 +1,126 @@
+"""The text a model has learned from, found again: what its stages read, and the splits they read it in.
+
+Receipts say how far into the order of windows each stage came, and that order is a pure function of its seed
+(`spider.data.loader`), so the windows can be named without having been written down. Their union, in the
+order of the split, is what a compressor has to be given for a comparison on equal terms.
+
+No more than ``limit`` ids are taken of either: of the windows those that were read first, of a split its
+beginning. The share that this is stands beside every figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from spider.checkpoints.records import Receipt
+from spider.data.loader import Loader
+from spider.data.shards import Shards
+from spider.tokens import Tokens
+
+#: Ids read at a time.
+_PIECE = 1 << 22
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """Spans of splits of encoded datasets: ``(shards, first id, end)``, in order, at least one."""
+
+    spans: Sequence[tuple[Shards, int, int]]
+    share: float
+    """Of what there is."""
+
+    @property
+    def alphabet(self) -> Tokens:
+        return self.spans[0][0].alphabet
+
+    def pieces(self, overlap: int = 0) -> Iterator[np.ndarray]:
+        """Its ids (uint16), some millions at a time, each piece with so many more of what follows it."""
+        for shards, begin, end in self.spans:
+            for at in range(begin, end, _PIECE):
+                yield shards.read(at, min(_PIECE + overlap, end - at))
+
+    def raw(self) -> bytes:
+        """Its bytes."""
+        return b"".join(self.alphabet.raw(piece) for piece in self.pieces())
+
+
+def training_texts(
+    stages: Sequence[tuple[Path, Path | None]], limit: int | None
+) -> tuple[TrainingText | None, TrainingText | None, list[str]]:
+    """What these stages (receipt, and shards folder or None for a stream) were trained on, and all of their
+    splits; None where that cannot be read again, and why."""
+    receipts, splits, why = [], [], []
+    for path, folder in stages:
+        receipt = Receipt.read(path)
+        name = f"{receipt.run}/{receipt.stage}"
+        if folder is None:
+            why.append(f"{name} was trained on a stream: compressors cannot be given its text")
+        elif receipt.position is None:
+            why.append(f"{name}: its receipt has no position in its data")
+        else:
+            try:
+                split = Shards(folder, "train")
+            except ValueError as error:
+                why.append(f"the training text of {name} cannot be read: {error}")
+                continue
+            if split.digest != receipt.position["data"]:
+                why.append(f"the training text of {name} was encoded anew since: {folder}")
+            else:
+                receipts.append(receipt)
+                splits.append(split)
+    if why or not splits:
+        return None, None, why or ["what the model was trained on is unknown: compressors alone"]
+    different = list({split.digest: split for split in splits}.values())
+    return of_stages(receipts, splits, limit), of_splits(different, limit), []
+
+
+def of_splits(splits: Sequence[Shards], limit: int | None) -> TrainingText:
+    """All of them, or the beginning."""
+    spans, room = [], limit
+    for split in splits:
+        count = split.tokens if room is None else min(room, split.tokens)
+        spans.append((split, 0, count))
+        room = None if room is None else room - count
+    return TrainingText(spans, _size(spans) / sum(split.tokens for split in splits))
+
+
+def of_stages(receipts: Sequence[Receipt], splits: Sequence[Shards], limit: int | None) -> TrainingText:
+    """The windows that these stages read, each from its own split, or the first of them.
+
+    The receipts have positions in these splits.
+    """
+    orders: dict[tuple[str, int, int], tuple[Shards, int]] = {}
+    for receipt, split in zip(receipts, splits, strict=True):
+        assert receipt.position is not None, "the caller asks for no other"
+        order = split.digest, receipt.position["seq_len"], receipt.position["seed"]
+        _, before = orders.get(order, (split, 0))
+        orders[order] = split, max(before, receipt.position["sample"])  # a stage may go on where one stopped
+    spans, there, room = [], 0, limit
+    for (_, seq_len, seed), (split, samples) in orders.items():
+        windows = -(-split.tokens // seq_len)
+        there += min(split.tokens, samples * seq_len)
+        # Once all windows were read, all of the split was: no more than an epoch has to be looked at.
+        count = min(samples, windows) if room is None else min(samples, windows, room // seq_len)
+        spans += _seen(split, seq_len, seed, count)
+        room = None if room is None else room - count * seq_len
+    return TrainingText(spans, min(1.0, _size(spans) / there))
+
+
+def _seen(split: Shards, seq_len: int, seed: int, count: int) -> list[tuple[Shards, int, int]]:
+    """The union of the first windows of an order, as spans of the split."""
+    starts = Loader(split, seq_len=seq_len, rows=1, seed=seed).starts(np.arange(count))
+    begins, ends = np.sort(starts), np.sort(starts) + seq_len + 1
+    round_the_ring = np.maximum(0, ends - split.tokens).max(initial=0)
+    begins, ends = np.append(0, begins), np.append(round_the_ring, np.minimum(ends, split.tokens))
+    first = np.append(True, begins[1:] > np.maximum.accumulate(ends)[:-1])
+    last = np.append(np.flatnonzero(first)[1:], len(begins)) - 1
+    reach = np.maximum.accumulate(ends)[last]
+    return [(split, int(a), int(b)) for a, b in zip(begins[first], reach, strict=True) if b > a]
+
+
+def _size(spans: Sequence[tuple[Shards, int, int]]) -> int:
+    return sum(end - begin for _, begin, end in spans)
