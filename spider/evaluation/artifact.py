@@ -119,8 +119,6 @@ class Yardstick(BaseModel, frozen=True):
         what = {"stage": "what the model was trained on", "split": "all training text"}[self.given]
         size = f"{self.given_bytes / 1e6:.1f}"
         size += f" of {self.given_bytes / self.share / 1e6:.1f}" if self.share < 0.995 else ""
-            f" of {self.given_bytes / self.share / 1e6:.1f}" if self.share < 0.995 else ""
-        )
         return f"{COMPRESSORS[self.name]}, given {what} ({size} MB)"
 
 
