@@ -1,8 +1,8 @@
 """A held-out text, measured without a model: what compressors make of it, and how much of it is news.
 
 All of it depends on texts alone and is kept by their digests below ``results/yardsticks``, so the next stage,
-scored on the same text, finds most of it done. It is computed in a thread of low priority beside the model's
-scoring: compressors and numpy leave Python to others while they work.
+scored on the same text, finds most of it done. It is computed in a thread beside the model's scoring:
+compressors and numpy leave Python to others while they work.
 
 A compressor has to read the training text first. PPMd, which is the strongest and does 2 MB a second, is
 given ``limit`` bytes of it; the others one part in `SLOWER` of that, and all of the split only where it is no
@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,16 +58,10 @@ class Measured:
 
 @contextlib.contextmanager
 def beside(work: Callable[[], T]) -> Iterator[Future[T]]:
-    """Do something in a thread that has what the others leave of the processor."""
-
-    def gently() -> T:
-        with contextlib.suppress(OSError, AttributeError):  # Linux has priorities of threads
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        return work()
-
+    """Do something in a thread meanwhile. (One of low priority starves beside the jobs of others.)"""
     pool = ThreadPoolExecutor(1, thread_name_prefix="yardsticks")
     try:
-        yield pool.submit(gently)
+        yield pool.submit(work)
     finally:
         pool.shutdown(cancel_futures=True)
 
