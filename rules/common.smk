@@ -1,7 +1,6 @@
 """Helpers shared by the rules: the validated configuration and what each job's inputs are.
 
-Nothing here touches the network, and nothing is written while Snakemake parses: jobs on a cluster parse this
-file again.
+Nothing here touches the network, and nothing is written while a job parses this file again.
 """
 
 import json
@@ -14,9 +13,10 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from spider import tracking
-from spider.cluster import remedies
+from spider.cluster import one_word, remedies
 from spider.config import load_config
 from spider.results import check_root, write_config
+from spider.unlock import enter
 
 
 def checked(function, argument):
@@ -26,6 +26,8 @@ def checked(function, argument):
     except ValueError as error:
         raise WorkflowError(*str(error).splitlines())
 
+
+ALIVE = enter(Path.cwd()) if workflow.is_main_process else None  # open as long as this workflow lives
 
 CONFIG = checked(load_config, config)
 

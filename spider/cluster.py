@@ -49,3 +49,37 @@ def remedies(logs: Iterable[str]) -> list[str]:
     text = "".join(Path(log).read_text(encoding="utf-8", errors="replace") for log in logs)
     refusals = ((re.search(pattern, text), advice) for pattern, advice in _REMEDIES.items())
     return [advice.format(**match.groupdict()) for match, advice in refusals if match]
+
+
+def one_word(python: str) -> str:
+    """A path of this interpreter without a space, or whatever else a shell would not take as it stands.
+
+    The script that Snakemake sends to a scheduler names the interpreter unquoted. Where its folder has a
+    space, the environment gets a link in the user's cache folder, which a cluster shares as it shares homes.
+
+    Raises:
+        ValueError: that folder has a space as well, or cannot be written.
+    """
+    if shlex.quote(python) == python:
+        return python
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    link = cache / "spider" / "environments" / digest(sys.prefix)
+    plain = str(link / Path(python).relative_to(sys.prefix))
+    if shlex.quote(plain) != plain:
+        raise ValueError(
+            f"{python}: a scheduler's job scripts cannot name an interpreter in a folder with a space, and "
+            f"{cache} is no better for a link; move the project, or name another folder in XDG_CACHE_HOME"
+        )
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not (link.is_symlink() and os.readlink(link) == sys.prefix):
+            beside = link.with_name(f".{link.name}.{os.getpid()}")
+            beside.symlink_to(sys.prefix)
+            beside.replace(link)
+    except OSError as error:
+        raise ValueError(
+            f"{link}: cannot link the environment there for a scheduler's job scripts ({error.strerror}); "
+            "name another folder in XDG_CACHE_HOME, or move the project to a folder without a space"
+        ) from None
+    log.info("jobs call this environment by %s: their scripts cannot name a folder with a space", link)
+    return plain
