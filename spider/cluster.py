@@ -1,4 +1,4 @@
-"""What to do about a scheduler's refusals.
+"""What a scheduler needs to be told: what to do about its refusals, and an interpreter it can name.
 
 Slurm says what it did not like and not where the value came from. After a workflow failed, its log is
 searched for the refusals that a wrong site value brings, and the setting to change is named. Whatever was
@@ -7,9 +7,17 @@ made before is there; the same command goes on from it.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import shlex
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+from spider.files import digest
+
+log = logging.getLogger(__name__)
 
 _SITE = "at the top of profiles/slurm/config.yaml"
 _RUN = "under `resources:` of the run in the configuration"

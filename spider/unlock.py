@@ -1,9 +1,9 @@
-"""A workflow that was killed leaves Snakemake's lock on the folder; the next one takes it away, if nobody lives.
+"""The lock of a workflow that was killed is taken off the folder by the next one, if nobody lives.
 
-Snakemake's lock is a list of files that says nothing of whose it is. So each workflow also holds a lock of the
-kernel, shared with its like, on a file beside it: the kernel drops that when the process dies, however it
-dies, on a shared disk as well (where it is mounted without ``nolock`` or ``local_lock``). Who can have it
-exclusively is alone, and what lies there was left by the dead. Whoever cannot, leaves all as it is, and
+Snakemake's lock is a list of files that says nothing of whose it is. So each workflow also holds a lock of
+the kernel, shared with its like, on a file beside it: the kernel drops that when the process dies, however
+it dies, on a shared disk as well (unless that is mounted with ``nolock`` or ``local_lock``). Who can have it
+exclusively is alone, and what lies there was left by the dead. Whoever cannot leaves all as it is, and
 Snakemake decides as ever: two workflows may share a folder while their files differ.
 """
 
@@ -31,7 +31,7 @@ def enter(folder: Path) -> IO[str] | None:
         pass  # somebody lives
     except OSError as error:
         alive.close()
-        log.warning("%s: %s; a lock that a killed workflow left stays (snakemake --unlock)", kept, error.strerror)
+        log.warning("%s: %s; locks of killed workflows stay (snakemake --unlock)", alive.name, error.strerror)
         return None
     else:
         left = [*kept.glob("locks/*.lock")]

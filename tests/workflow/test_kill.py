@@ -35,3 +35,26 @@ def test_an_orphaned_trainer_keeps_its_run_folder_to_itself(workflow):
         assert "another trainer is at work here" in output
     finally:
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_lock_of_a_killed_workflow_is_gone_at_once_and_that_of_a_living_one_stays(workflow):
+    workflow.run["stages"][0]["max_steps"] = 3000
+    locks = workflow.folder / ".snakemake/locks"
+
+    def started():
+        process = workflow.start()
+        deadline = time.monotonic() + 90
+        while not (locks.is_dir() and list(locks.iterdir())) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return process
+
+    living = started()
+    try:
+        assert "LockException" in workflow("datasets/text", fails=True)
+        assert list(locks.iterdir())
+    finally:
+        os.killpg(living.pid, signal.SIGKILL)
+        living.wait()
+    assert list(locks.iterdir())
+    assert "was killed; going on" in workflow("datasets/text")
+    assert not locks.exists()
