@@ -60,16 +60,32 @@ class Block(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _hint(cls, plain: Any, validate: Callable[[Any], Self]) -> Self:
-        """Say of an unknown key which one is near."""
+    def _checked(cls, plain: Any, validate: Callable[[Any], Self]) -> Self:
+        """Say of an unknown key which one is near, and that true and false are no numbers (to Python they are
+        1 and 0, and YAML reads ``yes``, ``no``, ``on`` and ``off`` so)."""
+        wrong: list[Any] = [
+            {"type": _said(f"must be a number (got {str(value).lower()})"), "loc": (key,), "input": value}
+            for key, value in (plain.items() if isinstance(plain, dict) else ())
+            if isinstance(value, bool) and cls._is_number(key)
+        ]
         try:
-            return validate(plain)
+            block = validate(plain)
         except ValidationError as error:
-            wrong: list[Any] = error.errors()
-            for one in wrong:
-                if one["type"] == "extra_forbidden" and len(one["loc"]) == 1:
-                    one["type"] = _said(f"unknown key{nearest(one['loc'][0], cls.model_fields)}")
-            raise ValidationError.from_exception_data("block", wrong) from None
+            said = {one["loc"] for one in wrong}
+            wrong += [one for one in error.errors() if one["loc"] not in said]
+        else:
+            if not wrong:
+                return block
+        for one in wrong:
+            if one["type"] == "extra_forbidden" and len(one["loc"]) == 1:
+                one["type"] = _said(f"unknown key{nearest(one['loc'][0], cls.model_fields)}")
+        raise ValidationError.from_exception_data("block", wrong)
+
+    @classmethod
+    def _is_number(cls, key: str) -> bool:
+        field = cls.model_fields.get(key)
+        kinds = set(re.findall(r"\w+", str(field.annotation))) if field else set()
+        return bool(kinds & {"int", "float"}) and not kinds & {"bool", "Any"}
 
     def changed(self, **without: Any) -> dict[str, Any]:
         """What differs from the defaults, as plain JSON; ``without`` is pydantic's ``exclude``."""

@@ -55,6 +55,12 @@ def changed(path: str, value) -> dict:
         ),
         ("runs.demo.precision", "fp9", "runs.demo.precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32'"),
         ("runs.demo.seed", "x", "runs.demo.seed: must be a whole number (got 'x')"),
+        ("runs.demo.seed", True, "runs.demo.seed: must be a number (got true)"),  # as YAML reads `yes`
+        (
+            "runs.demo.evaluation.max_bytes",
+            False,
+            "runs.demo.evaluation.max_bytes: must be a number (got false)",
+        ),
         ("runs.demo.data", "dosc", "runs.demo.stages[0].data: no dataset 'dosc'; did you mean \"docs\"?"),
         ("runs.demo.stages", [], "runs.demo.stages: must not be empty"),
         ("runs.demo.stages", [{"name": "a"}], "runs.demo.stages[0]: needs tokens, max_steps,"),
