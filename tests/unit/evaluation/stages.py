@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from spider.evaluation.compressors import SETTINGS
+from spider.evaluation.artifact import COMPRESSORS as SETTINGS
 from tests.unit import records
 
 COMPRESSORS = {"zlib": 2.70, "bz2": 2.31, "xz": 2.39, "zstd": 2.41}
