@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from spider.cli import data, evaluate, model, train
-from spider.cli.session import FILE, Session, log
+from spider.cli.session import FILE, Session, log, share_the_processor
 from spider.results import write_config
 from spider.version import VERSION
 
@@ -98,6 +98,7 @@ def main() -> None:
     A process group that goes down while an exchange is being forgotten waits for the interpreter's lock,
     which its own destructor holds: for ever, and all other processes with it.
     """
+    share_the_processor()
     status = _status()
     if "LOCAL_WORLD_SIZE" in os.environ:
         logging.shutdown()
