@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import glob
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from spider.config.block import Block, ConfigError, Positive
 
@@ -98,6 +99,25 @@ class MockSource(Source):
         return [f"{self.documents} documents"]
 
 
+class SplitBy(Block):
+    """What documents have in common that stay on one side of the split."""
+
+    column: str
+    """Column of strings that says it: ``url``."""
+    pattern: Annotated[str, Field(min_length=1)] = ".+"
+    """Regular expression; its first group, or all that it finds, names what a document belongs to. A document
+    in which it finds nothing is decided by its own id."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"is no regular expression: {error} (got {pattern!r})") from None
+        return pattern
+
+
 class Dataset(Block):
     """Documents, and how they are split and encoded."""
 
@@ -112,6 +132,8 @@ class Dataset(Block):
     """Column whose hash decides the split; where it is absent the text itself is hashed."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.005
     """Share of documents held out."""
+    split_by: SplitBy | None = None
+    """Hold out whole sites, packages, authors, ... (null: each document by itself)."""
     max_document_bytes: Annotated[int, Field(ge=4)] | None = None
     """Truncate longer documents at a UTF-8 boundary (null: keep them whole)."""
 

@@ -27,6 +27,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,20 +72,23 @@ def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dic
     try:
         with contextlib.ExitStack() as files:
             writers = {split: _ShardWriter(name, files) for split, name in names.items()}
-            for texts, ids in _batches(parquet, dataset.text_column, dataset.id_column):
+            for texts, ids, kin in _batches(parquet, dataset):
                 rows["read"] += len(texts)
-                texts, ids = _drop_blank(texts, ids, rows)
-                hashes = hash_keys(_keys(texts, ids))
+                texts, ids, kin = _drop_blank(texts, ids, kin, rows)
+                keys = _keys(texts, ids)
+                hashes = hash_keys(keys)
                 if rows["read"] <= REMEMBERED_ROWS:
                     seen.append(hashes)
+                if dataset.split_by:
+                    hashes = hash_keys(_kin_keys(kin, dataset.split_by.pattern, keys))
                 held_out = validation_mask(hashes, dataset.validation)
                 texts = _truncate(texts, dataset.max_document_bytes, rows)
                 writers["train"].append(texts.filter(pa.array(~held_out)))
                 writers["validation"].append(texts.filter(pa.array(held_out)))
             for name in names.values():  # a record left by an earlier encode must not vouch for the new shard
                 name.with_suffix(".json").unlink(missing_ok=True)
-        keys = np.concatenate(seen)
-        rows["duplicates"] = repeated = len(keys) - len(np.unique(keys))
+        ids_seen = np.concatenate(seen)
+        rows["duplicates"] = repeated = len(ids_seen) - len(np.unique(ids_seen))
         if repeated:
             logger.warning("%s: %d documents repeat an earlier id; they are kept", parquet, repeated)
         records = {}
@@ -106,22 +110,27 @@ def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dic
 # ----------------------------------------------------------------------------------------------- reading
 
 
-def _batches(parquet: Path, text_column: str, id_column: str) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Batches of (texts, ids), both large_string; ids are null where there is no such column."""
-    row_group, wanted = 0, [text_column]
+def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
+    """Batches of texts, ids and what ``split_by`` reads, as large_string; null where there is no column."""
+    row_group, by = 0, dataset.split_by
+    wanted = {"text_column": dataset.text_column, "id_column": dataset.id_column}
+    wanted |= {"split_by.column": by.column} if by else {}
     try:
         with pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20) as file:
-            _require(file.schema_arrow, parquet, "text_column", text_column)
-            if id_column in file.schema_arrow.names:
-                _require(file.schema_arrow, parquet, "id_column", id_column)
-                wanted.append(id_column)
-            else:
-                logger.warning("%s: no column %r, the text itself decides the split", parquet, id_column)
+            if dataset.id_column not in file.schema_arrow.names:
+                instead = "" if by else ", the text itself decides the split"
+                logger.warning("%s: no column %r%s", parquet, wanted.pop("id_column"), instead)
+            for setting, column in wanted.items():
+                _require(file.schema_arrow, parquet, setting, column)
             for row_group in range(file.num_row_groups):
-                size = _rows_a_batch(file.metadata.row_group(row_group), text_column)
-                for batch in file.iter_batches(size, [row_group], wanted, use_threads=False):
-                    texts, *ids = [column.cast(pa.large_string()) for column in batch.columns]
-                    yield texts, ids[0] if ids else pa.nulls(len(texts), pa.large_string())
+                size = _rows_a_batch(file.metadata.row_group(row_group), dataset.text_column)
+                columns = sorted(set(wanted.values()))
+                for batch in file.iter_batches(size, [row_group], columns, use_threads=False):
+                    nothing = pa.nulls(len(batch), pa.large_string())
+                    yield tuple(
+                        batch[wanted[setting]].cast(pa.large_string()) if setting in wanted else nothing
+                        for setting in ("text_column", "id_column", "split_by.column")
+                    )
     except FileNotFoundError:
         raise ValueError(f"{parquet}: no such file; download it first") from None
     except (pa.ArrowException, OSError) as error:
@@ -162,13 +171,15 @@ def _bytes(strings: pa.Array) -> list[bytes]:
     return plain
 
 
-def _drop_blank(texts: pa.Array, ids: pa.Array, rows: dict[str, int]) -> tuple[pa.Array, pa.Array]:
+def _drop_blank(
+    texts: pa.Array, ids: pa.Array, kin: pa.Array, rows: dict[str, int]
+) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Leave out null and empty documents, and count them."""
     keep = pc.greater(pc.binary_length(texts), 0).fill_null(False)
     blank, nulls = len(texts) - keep.true_count, texts.null_count
     rows["null"] += nulls
     rows["empty"] += blank - nulls
-    return (texts.filter(keep), ids.filter(keep)) if blank else (texts, ids)
+    return (texts.filter(keep), ids.filter(keep), kin.filter(keep)) if blank else (texts, ids, kin)
 
 
 def _keys(texts: pa.Array, ids: pa.Array) -> list[bytes]:
@@ -177,6 +188,14 @@ def _keys(texts: pa.Array, ids: pa.Array) -> list[bytes]:
     if b"" in keys:
         keys = [key or text for key, text in zip(keys, _bytes(texts), strict=True)]
     return keys
+
+
+def _kin_keys(kin: pa.Array, pattern: str, keys: list[bytes]) -> list[bytes]:
+    """Of documents that belong together what the pattern finds, of any other its own key."""
+    find = re.compile(pattern).search
+    matches = [find(value) if value else None for value in kin.to_pylist()]
+    return [(match[match.re.groups and 1] or match[0]).encode() if match else key
+            for match, key in zip(matches, keys, strict=True)]  # fmt: skip
 
 
 def _truncate(texts: pa.Array, limit: int | None, rows: dict[str, int]) -> pa.Array:

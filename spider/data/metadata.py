@@ -57,9 +57,14 @@ class Metadata(Artifact):
     text_column: str
     id_column: str
     validation: float
+    split_by: dict[str, str] | None = None
     max_document_bytes: int | None
     splits: dict[str, Split]
     digest: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it, and had it before there was ``split_by``."""
+        return {key: v for key, v in super().plain().items() if (key, v) != ("split_by", None)}
 
     @property
     def alphabet(self) -> Tokens:
@@ -109,7 +114,7 @@ def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any
     if not path.exists():
         raise ValueError(f"{path}: part {part} of the {split} split is missing; encode it first")
     record = read_json(path)
-    for key, value in settings.items():
+    for key, value in {"split_by": None, **settings}.items():
         if record.get(key) != value:
             raise ValueError(
                 f"{path}: part {part} was encoded with {key} = {record.get(key)!r}, not {value!r}; "

@@ -1,7 +1,8 @@
-"""What is decided for each document alone: whether it is held out, and where a long one is cut.
+"""What is decided for each document by itself: whether it is held out, and where a long one is cut.
 
 A document is in the validation split where the first 64 bits of the BLAKE2b hash of its key, read as a
-fraction of 2**64, lie below the share. Its key is its id, or its text where it has no id. Nothing else
+fraction of 2**64, lie below the share. Its key is its id, or its text where it has no id; with ``split_by``,
+the name of what it belongs to (a site, a package), so that all of that falls on one side. Nothing else
 enters: not the order, not the number of parts, not the machine, not the seed. So a document keeps its place
 when the corpus is cut anew, both copies of a duplicated id fall on the same side, and a larger share holds
 every document of a smaller. The price: the share is met in expectation, and missed by few documents.

@@ -61,6 +61,11 @@ def changed(path: str, value) -> dict:
             False,
             "runs.demo.evaluation.max_bytes: must be a number (got false)",
         ),
+        (
+            "datasets.docs.split_by",
+            {"column": "url", "pattern": "(["},
+            "datasets.docs.split_by.pattern: is no regular expression: unterminated character set",
+        ),
         ("runs.demo.data", "dosc", "runs.demo.stages[0].data: no dataset 'dosc'; did you mean \"docs\"?"),
         ("runs.demo.stages", [], "runs.demo.stages: must not be empty"),
         ("runs.demo.stages", [{"name": "a"}], "runs.demo.stages[0]: needs tokens, max_steps,"),

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -366,3 +367,46 @@ print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 def test_torch_is_not_imported():
     code = "import sys, spider.data.encode, spider.data.shards; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SITES = [f"https://site{i % 23}.org/page/{i}" for i in range(500)]
+
+
+def encode_by_site(folder: Path, urls: list[str | None], **by: str) -> dict[str, set[str | None]]:
+    """Of each split the addresses of its documents, whose text is their number."""
+    folder.mkdir()
+    table = pa.table({"text": [str(i) for i in range(len(urls))], "id": IDS[: len(urls)], "url": urls})
+    pq.write_table(table, folder / "a.parquet", row_group_size=77)
+    settings = dataset(validation=0.2, split_by={"column": "url", **by})
+    encode_part(folder / "a.parquet", folder, "000", settings)
+    sides = {}
+    for split in ("train", "validation"):
+        ids, offsets = shard(folder, split)
+        texts = [BYTES.decode(ids[a // 2 : b // 2]) for a, b in pairwise([*offsets, 2 * len(ids)])]
+        sides[split] = {urls[int(text)] for text in texts}
+    return sides
+
+
+def test_documents_of_one_site_fall_on_one_side(tmp_path):
+    sides = encode_by_site(tmp_path / "site", SITES, pattern="//([^/]+)")
+    sites = {split: {url.split("/")[2] for url in urls} for split, urls in sides.items()}
+    assert sites["train"] and sites["validation"] and not sites["train"] & sites["validation"]
+    assert sites["validation"] == {
+        f"site{i}.org" for i in range(23) if is_validation(f"site{i}.org".encode(), 0.2)
+    }
+    whole = encode_by_site(tmp_path / "whole", [url.split("/page")[0] for url in SITES])
+    assert not whole["train"] & whole["validation"]  # all that is found, where the pattern has no group
+
+
+def test_what_belongs_to_nothing_is_decided_by_its_id(tmp_path):
+    urls = [None, "", "no address"] * 30
+    sides = encode_by_site(tmp_path / "none", urls, pattern="//([^/]+)")
+    assert sides["train"] == sides["validation"] == set(urls)
+    held_out = [i for i in range(90) if is_validation(IDS[i].encode(), 0.2)]
+    assert len(shard(tmp_path / "none", "validation")[1]) == len(held_out)
+
+
+def test_a_column_to_split_by_that_is_not_there_is_named(tmp_path):
+    file = write(tmp_path / "a.parquet", MANY, IDS)
+    with pytest.raises(ValueError, match=r"no column 'url' \(there are: text, id\); set split_by.column"):
+        encode_part(file, tmp_path, "000", dataset(split_by={"column": "url"}))

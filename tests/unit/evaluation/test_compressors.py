@@ -13,7 +13,9 @@ import pytest
 from spider.evaluation.artifact import COMPRESSORS
 from spider.evaluation.compressors import available, bits, ppmd
 
-TEXT = ("It was a bright cold day in April, and the clocks were striking thirteen. Größe, 東京. " * 40).encode()
+TEXT = (
+    "It was a bright cold day in April, and the clocks were striking thirteen. Größe, 東京. " * 40
+).encode()
 GIVEN = b"".join(b"%d bright clocks were striking %d times in April. " % (i, i * i) for i in range(400))
 
 
