@@ -56,11 +56,7 @@ def changed(path: str, value) -> dict:
         ("runs.demo.precision", "fp9", "runs.demo.precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32'"),
         ("runs.demo.seed", "x", "runs.demo.seed: must be a whole number (got 'x')"),
         ("runs.demo.seed", True, "runs.demo.seed: must be a number (got true)"),  # as YAML reads `yes`
-        (
-            "runs.demo.evaluation.max_bytes",
-            False,
-            "runs.demo.evaluation.max_bytes: must be a number (got false)",
-        ),
+        ("runs.demo.stages.1.tokens", False, "runs.demo.stages[1].tokens: must be a number (got false)"),
         (
             "datasets.docs.split_by",
             {"column": "url", "pattern": "(["},
