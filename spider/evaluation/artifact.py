@@ -6,6 +6,7 @@ family, as figures of a few kinds that are drawn without knowing what they are a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -215,3 +216,40 @@ class Evaluation(Artifact):
     """Yardsticks that are missing, and why."""
     copies: Copies | None = None
     by_document: list[DocumentScore] | None = None
+
+
+class Quarter(BaseModel, frozen=True):
+    """A quarter of the scored text: documents with like shares of wording that the training text holds."""
+
+    least: float
+    most: float
+    """Of `DocumentScore.common`."""
+    bytes: int
+    copied: float
+    bpb: float
+    ppmd: float | None
+
+
+def quarters(documents: Sequence[DocumentScore]) -> list[Quarter]:
+    """Documents by how common their wording is, in four parts of as equal a size as they allow."""
+    known = sorted((one for one in documents if one.common is not None), key=lambda one: one.common or 0.0)
+    total, done, parts = sum(one.bytes for one in known), 0, [list[DocumentScore]() for _ in range(4)]
+    for one in known:
+        parts[min(3, int(4 * (done + one.bytes / 2) / total))].append(one)
+        done += one.bytes
+
+    def mean(part: list[DocumentScore], name: str) -> float:
+        return sum(one.bytes * getattr(one, name) for one in part) / sum(one.bytes for one in part)
+
+    return [
+        Quarter(
+            least=part[0].common,
+            most=part[-1].common,
+            bytes=sum(one.bytes for one in part),
+            copied=mean(part, "copied"),
+            bpb=mean(part, "bpb"),
+            ppmd=None if part[0].ppmd is None else mean(part, "ppmd"),
+        )
+        for part in parts
+        if part
+    ]

@@ -1,0 +1,121 @@
+"""What a critic would compare a finished run with: one table from one text.
+
+Every compressor alone and given the training text in full (what the last stage was trained on, and all of its
+split), the run by stage, the share of copies and the figures outside of them, and the four quarters of the
+documents by how much of their wording the training text holds. Then what the yardsticks cost: all stages
+evaluated with those of the default setting and with none, nothing kept from before.
+
+    python benchmarks/yardsticks.py [--config config.yaml] [--run demo] [--quick] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import parser, report, show
+
+from spider.config import Config, load_config
+from spider.data.shards import Shards
+from spider.evaluation.artifact import Evaluation, quarters
+from spider.evaluation.evaluate import evaluate, validation_stream
+from spider.evaluation.overlap import Text
+from spider.evaluation.training_text import training_texts
+from spider.evaluation.yardsticks import measure
+from spider.results import Results
+
+
+def learned_from(config: Config, run: str, last: int) -> list[tuple[Path, Path | None]]:
+    """Receipt and shards of each stage up to one."""
+    results = Results(Path(config.results))
+    specs = [config.stage(run, stage.name) for stage in config.run(run).stages[: last + 1]]
+    return [(results.stage(run, spec.stage).receipt, results.shards(spec.data)) for spec in specs]
+
+
+def in_full(config: Config, run: str, limit: int | None) -> tuple[list[list[str]], dict[str, Any]]:
+    """Every compressor, given everything (or ``limit`` bytes of it)."""
+    results, last = Results(Path(config.results)), len(config.run(run).stages) - 1
+    spec = config.stage(run, config.run(run).stages[last].name)
+    data = results.shards(spec.evaluation.data or spec.data)
+    tokens_N, _ = validation_stream(data, spec.evaluation.max_bytes)
+    text = Text.of(tokens_N, Shards(data, "validation").alphabet)
+    stage, split, why = training_texts(learned_from(config, run, last), limit)
+    if stage is None or split is None:
+        raise SystemExit("; ".join(why))
+    measured = measure(text, stage, split, limit, results.root / "yardsticks")
+    rows = [
+        [one.label, f"{one.bpb:.4f}", "" if one.fresh is None else f"{one.fresh:.4f}"]
+        for one in sorted(measured.table, key=lambda one: one.bpb)
+    ]
+    return rows, {one.key: [one.bpb, one.fresh] for one in measured.table}
+
+
+def cost(config: Config, run: str) -> dict[str, float]:
+    """Seconds to evaluate all stages, with the yardsticks of the default setting and with none given."""
+    results = Results(Path(config.results))
+    seconds = {"with yardsticks": 0.0, "without": 0.0}
+    with tempfile.TemporaryDirectory() as folder:
+        for index, stage in enumerate(config.run(run).stages):
+            spec = config.stage(run, stage.name)
+            data = results.shards(spec.evaluation.data or spec.data)
+            for name in seconds:
+                texts = learned_from(config, run, index) if name == "with yardsticks" else []
+                kept = Path(folder) / name
+                began = time.perf_counter()
+                evaluate(
+                    results.stage(run, stage.name).receipt, spec, data, Path(folder) / "out",
+                    learned_from=texts, kept=kept,
+                )  # fmt: skip
+                seconds[name] += time.perf_counter() - began
+    return seconds
+
+
+def main() -> None:
+    options = parser(__doc__ or "")
+    options.add_argument("--config", type=Path, default=Path("config.yaml"))
+    options.add_argument("--run", default="demo")
+    asked = options.parse_args()
+    config = load_config(asked.config)
+    results = Results(Path(config.results))
+    rows, figures = in_full(config, asked.run, 1_000_000 if asked.quick else None)
+    stages = [
+        Evaluation.read(results.stage(asked.run, s.name).evaluation) for s in config.run(asked.run).stages
+    ]
+    for one in stages:
+        news = "" if one.copies is None or one.copies.bpb is None else f"{one.copies.bpb:.4f}"
+        rows.append([f"{asked.run}, after {one.stage}, windows of {one.seq_len}", f"{one.bpb:.4f}", news])
+        figures[one.stage] = [one.bpb, one.copies and one.copies.bpb]
+    last = stages[-1]
+    assert last.copies is not None and last.by_document is not None, "evaluated before there were yardsticks"
+    figures |= {"copied": last.copies.copied, "bytes": last.bytes}
+    parts = quarters(last.by_document)
+    show(
+        f"Documents by the share of their wording that the training text holds ({last.stage})",
+        ["common", "bytes", "in copies", asked.run, "ppmd given all"],
+        [
+            [
+                f"{q.least:.0%} to {q.most:.0%}",
+                f"{q.bytes:,}",
+                f"{q.copied:.1%}",
+                f"{q.bpb:.3f}",
+                f"{q.ppmd:.3f}",
+            ]
+            for q in parts
+        ],
+    )
+    figures["quarters"] = [q.model_dump() for q in parts]
+    figures["seconds"] = spent = cost(config, asked.run)
+    extra = spent["with yardsticks"] / spent["without"] - 1
+    print(
+        f"all stages evaluated in {spent['with yardsticks']:.1f} s, without in {spent['without']:.1f} s: {extra:+.0%}"
+    )
+    title = (
+        f"{last.bytes:,} held-out bytes, {last.copies.copied:.1%} of them in copies of {last.copies.length}"
+    )
+    report(title, ["bits per byte", "all", "outside copies"], rows, figures, asked, ["torch", "pyppmd"])
+
+
+if __name__ == "__main__":
+    main()
