@@ -221,8 +221,8 @@ class Evaluation(Artifact):
 class Quarter(BaseModel, frozen=True):
     """A quarter of the scored text: documents with like shares of wording that the training text holds."""
 
-    least: float
-    most: float
+    least: float | None
+    most: float | None
     """Of `DocumentScore.common`."""
     bytes: int
     copied: float
