@@ -89,5 +89,5 @@ def one_word(python: str) -> str:
             f"{link}: cannot link the environment there for a scheduler's job scripts ({error.strerror}); "
             "name another folder in XDG_CACHE_HOME, or move the project to a folder without a space"
         ) from None
-    log.info("jobs call this environment by %s: their scripts cannot name a folder with a space", link)
+    log.warning("jobs call this environment by %s: their scripts cannot name a folder with a space", link)
     return plain

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +54,27 @@ SMALL = {
 }
 
 
-def finished(process: subprocess.Popen[str], patience: float) -> tuple[str, int]:
-    """What a snakemake printed and its exit status; if it hangs, it is killed with all that it started."""
+def finished(
+    process: subprocess.Popen[str], patience: float, waits_for: Callable[[], str] = lambda: ""
+) -> tuple[str, int]:
+    """What a snakemake printed and its exit status; if it hangs, it is killed with all that it started.
+
+    Each minute it is printed what it waits for, so that a test that hangs says on what.
+    """
+    began = time.monotonic()
     try:
-        output, _ = process.communicate(timeout=patience)
+        while True:
+            try:
+                output, _ = process.communicate(timeout=min(60.0, patience))
+                return output, process.returncode
+            except subprocess.TimeoutExpired:
+                waited = time.monotonic() - began
+                print(f"after {waited:.0f} s: {waits_for()}", flush=True)
+                if waited >= patience:
+                    raise
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    return output, process.returncode
 
 
 class Workflow:
@@ -108,9 +123,13 @@ class Workflow:
         self, *arguments: str, fails: bool = False, patience: float = PATIENCE, **environment: str
     ) -> str:
         """Run snakemake to its end; its output, after checking that it succeeded (or failed)."""
-        output, status = finished(self.start(*arguments, **environment), patience)
+        output, status = finished(self.start(*arguments, **environment), patience, self.waits_for)
         assert (status != 0) == fails, output
         return output
+
+    def waits_for(self) -> str:
+        """Why it is not done yet, as far as can be known."""
+        return "still running"
 
     def planned(self) -> dict[str, int]:
         """Jobs by rule that a run would do now."""

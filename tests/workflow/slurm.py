@@ -95,6 +95,13 @@ class Slurm:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
 
+def queue() -> str:
+    """Jobs that are not done, each with what it waits for."""
+    command = ["squeue", "--noheader", "--format=%i %k %T %r"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.stdout.strip() or done.stderr.strip() or "no job is queued"
+
+
 def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +23,7 @@ import yaml
 from spider.files import read_json
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE, Workflow, finished
-from .slurm import Slurm, running
+from .slurm import Slurm, queue, running
 
 STEPS = 150
 FIRST = "results/runs/small/first/train.json"
@@ -48,6 +50,9 @@ class Cluster(Workflow):
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
         profile = ["--snakefile", str(ROOT / "Snakefile"), "--workflow-profile", str(self.profile)]
         return [str(SNAKEMAKE), *profile, *self.options, *arguments]
+
+    def waits_for(self) -> str:
+        return queue()
 
     def steps(self) -> list[int]:
         """The steps of which the first stage has logged figures."""
@@ -120,15 +125,19 @@ def generic(together: Started, prepared: Workflow, tmp_path_factory: pytest.Temp
 
 def succeeded(started: Started, patience: float = 2 * PATIENCE) -> str:
     """Wait for a workflow's success; what it said."""
-    output, status = finished(started[1], patience)
+    output, status = finished(started[1], patience, queue)
     assert status == 0, output
     return output
 
 
 def until(ready: Callable[[], object], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
+    """Wait; each minute it is printed what the scheduler waits for."""
+    began = said = time.monotonic()
     while not ready():
-        assert time.monotonic() < deadline, "waited in vain"
+        if (now := time.monotonic()) - said >= 60:
+            said = now
+            print(f"after {now - began:.0f} s: {queue()}", flush=True)
+        assert now - began < seconds, f"waited in vain: {queue()}"
         time.sleep(0.1)
 
 
@@ -188,6 +197,28 @@ def test_another_scheduler_is_served_by_the_two_files_that_the_documentation_sho
     cluster, _ = generic
     succeeded(generic)
     assert cluster.receipt("first")["global_step"] == STEPS
+
+
+def test_an_environment_and_a_folder_with_spaces_are_no_obstacle(prepared, slurm, tmp_path):
+    """Job scripts name the interpreter unquoted: such an environment is called by a link without a space."""
+    cluster = copied(prepared, tmp_path / "my project")
+    cluster.run["stages"][0]["max_steps"] = 10
+    environment = tmp_path / "my environment"
+    environment.symlink_to(sys.prefix)
+    _, *arguments = cluster.command(FIRST, "--retries", "0")
+    process = subprocess.Popen(
+        [environment / "bin/python", "-m", "snakemake", *arguments],
+        cwd=cluster.folder,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    output = succeeded((cluster, process))
+    (link,) = (tmp_path / "cache/spider/environments").iterdir()
+    assert os.readlink(link) == str(environment) and f"call this environment by {link}" in output
+    assert cluster.receipt("first")["global_step"] == 10
 
 
 def test_an_unknown_partition_is_named_with_where_to_set_it_and_costs_nothing(cluster):
