@@ -53,5 +53,5 @@ rule train:
         spider=command,
         identity=lambda wildcards: stage_spec(wildcards).identity,
     shell:
-        "{params.spider} --log {log:q} train {wildcards.run} {wildcards.stage} "
+        "{params.spider} --log {log:q} train {wildcards.run} {wildcards.stage} --wait "
         "--threads {threads} --processes {resources.processes} --nodes {resources.nodes}"

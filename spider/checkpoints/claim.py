@@ -50,11 +50,7 @@ def hold(folder: Path) -> Iterator[None]:
         lock.acquire()
         files.write_json(stage.holder, me)
     except filelock.Timeout:
-        who = "another trainer is at work here"
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # it may not have said yet
-            card = files.read_json(stage.holder)
-            who += f": process {card['pid']} on {card['host']}, since {card['since']}"
-        raise TrainingError(f"{folder}: {who}; wait for it, or stop it, and run again") from None
+        raise TrainingError(f"{_who(stage)}; wait for it, or stop it, and run again") from None
     except OSError as error:
         lock.release(force=True)
         raise TrainingError(
@@ -64,6 +60,29 @@ def hold(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def wait_for(folder: Path) -> None:
+    """Until nobody trains in ``folder``. A workflow that was killed leaves its trainer at work; the next one
+    takes over what that has made."""
+    stage = StageFolder(folder)
+    if not stage.lock.exists():
+        return
+    lock = filelock.FileLock(stage.lock)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        log.warning("%s; waiting for it to end", _who(stage))
+        lock.acquire()
+    lock.release()
+
+
+def _who(stage: StageFolder) -> str:
+    who = f"{stage.path}: another trainer is at work here"
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # it may not have said yet
+        card = files.read_json(stage.holder)
+        who += f": process {card['pid']} on {card['host']}, since {card['since']}"
+    return who
 
 
 def claim(folder: Path, origin: Origin) -> Checkpoint | None:

@@ -94,6 +94,7 @@ def _read_settings(context: click.Context) -> tuple[list[str], list[Given], list
 @click.option("--resume", type=THERE, help="From a checkpoint, stage or exported folder, or train.json.")
 @click.option("--reset_steps", is_flag=True, help="Of --resume take the weights only.")
 @click.option("--ckpt_dir", type=FILE, help="Folder to train in.")
+@click.option("--wait", is_flag=True, help="Where another trainer is at work, wait for it to end.")
 @THREADS
 @click.option("--processes", type=COUNT, default=1, help="Start so many, to train together.")
 @click.option("--nodes", type=COUNT, default=1, help="Of this Slurm job, to share them.")
@@ -121,6 +122,7 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         from spider.processes.launch import launch
 
         sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads))
+    from spider.checkpoints.claim import wait_for
     from spider.processes.world import join
     from spider.training.stage import Places, data_digest, plan, train
 
@@ -136,6 +138,8 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         log.warning("%s: set in the environment and ignored, %s", ", ".join(ignored), why)
     places = Places(**{name: rest[name] for name in Places._fields})
     planned = world.from_first(lambda: plan(config, changed, run, stage, places))
+    if rest["wait"]:
+        world.from_first(lambda: wait_for(planned.folder))
     prepare_torch(threads, world.local_size)
     results, spec, folder, data = session.results, planned.spec, planned.folder, planned.data
     read = [data / "metadata.json", planned.resume or planned.previous, planned.warmup]

@@ -1,5 +1,7 @@
 """SIGKILL at any moment loses at most the work since the last checkpoint, and never a byte of the result."""
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -19,10 +21,10 @@ def test_a_run_that_is_killed_damaged_and_out_of_space_equals_one_that_never_was
     assert found["kills"] == 8 and all(found["equal"])
 
 
-def test_an_orphaned_trainer_keeps_its_run_folder_to_itself(workflow):
-    """Killing snakemake alone leaves the trainer: the next run says so and breaks nothing."""
-    workflow.run["stages"][0]["max_steps"] = 3000
-    process = workflow.start()
+def test_what_a_killed_snakemake_left_at_work_is_waited_for_and_taken_over(workflow):
+    """Killing snakemake alone leaves the trainer; the same command goes on, and nothing is trained twice."""
+    workflow.run["stages"][0]["max_steps"] = 600
+    process = workflow.start("results/runs/small/first/train.json")
     checkpoints = workflow.stage("first") / "checkpoints"
     deadline = time.monotonic() + 90
     while not list(checkpoints.glob("step-*")) and time.monotonic() < deadline:
@@ -30,11 +32,14 @@ def test_an_orphaned_trainer_keeps_its_run_folder_to_itself(workflow):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     try:
-        workflow("--unlock")
-        output = workflow(fails=True)
-        assert "another trainer is at work here" in output
+        workflow("results/runs/small/first/train.json")
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    said = (workflow.results / "logs/train/small/first.log").read_text()
+    assert "another trainer is at work here" in said and "waiting for it to end" in said
+    steps = [json.loads(line)["step"] for line in (workflow.stage("first") / "metrics.jsonl").open()]
+    assert steps == list(range(5, 601, 5)) and workflow.receipt("first")["global_step"] == 600
 
 
 def test_the_lock_of_a_killed_workflow_is_gone_at_once_and_that_of_a_living_one_stays(workflow):
