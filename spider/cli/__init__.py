@@ -18,6 +18,7 @@ import click
 
 from spider.cli import data, evaluate, model, train
 from spider.cli.session import FILE, Session, log, share_the_processor
+from spider.processes.mapped import name_files_that_are_cut
 from spider.results import write_config
 from spider.version import VERSION
 
@@ -99,6 +100,7 @@ def main() -> None:
     which its own destructor holds: for ever, and all other processes with it.
     """
     share_the_processor()
+    name_files_that_are_cut()
     status = _status()
     if "LOCAL_WORLD_SIZE" in os.environ:
         logging.shutdown()
