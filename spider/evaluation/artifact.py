@@ -6,7 +6,7 @@ family, as figures of a few kinds that are drawn without knowing what they are a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -123,6 +123,16 @@ class Yardstick(BaseModel, frozen=True):
         return f"{COMPRESSORS[self.name]}, given {what} ({size} MB)"
 
 
+def fairest(rates: Mapping[str, float]) -> dict[str, float]:
+    """Where there is room for few compressors: the two best given all, given the stage's text, and alone."""
+    kinds: dict[str, list[str]] = {"all": [], "stage": [], "": []}
+    for key in sorted(rates, key=rates.__getitem__):
+        kinds[key.partition(" given ")[2]].append(key)
+    if len(kinds[""]) == len(rates):
+        return dict(rates)
+    return {key: rates[key] for keys in kinds.values() for key in keys[:2]}
+
+
 class Copies(BaseModel, frozen=True):
     """How much of the text stands in the training split as well, and the score on what does not."""
 
@@ -216,6 +226,16 @@ class Evaluation(Artifact):
     """Yardsticks that are missing, and why."""
     copies: Copies | None = None
     by_document: list[DocumentScore] | None = None
+
+    @property
+    def context(self) -> str:
+        """How many ids before it a target was predicted from: ``64 to 256``."""
+        return f"{int(self.seq_len * self.overlap)} to {self.seq_len}"
+
+    @property
+    def fresh(self) -> dict[str, float]:
+        """Rates of the compressors on what is no copy, by key."""
+        return {one.key: one.fresh for one in self.yardsticks or () if one.fresh is not None}
 
 
 class Quarter(BaseModel, frozen=True):

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from spider import files
 from spider.artifacts import Artifact
-from spider.evaluation.artifact import Evaluation
+from spider.evaluation.artifact import Evaluation, fairest
 from spider.report import figures
 from spider.report.costs import seconds_by_rule
 from spider.report.formatting import markdown_table
@@ -27,9 +27,15 @@ from spider.results import StageFolder
 
 #: Runs that a figure can hold and still be read; of more, the best.
 _DRAWN_RUNS = 8
+LIKE_AND_UNLIKE = (
+    "Compressors coded the same bytes, after the text that their name says they were given; they go on "
+    "learning from it as they read and see all of it so far, a model is frozen, sees its window only, and "
+    "may have read its training text several times. Copies are stretches of 50 bytes or more that the "
+    "training split holds too."
+)
 _NOTE = (
     "Bits per byte: nats of the bytes' predictions / (ln 2 x bytes), lower is better; strict also counts "
-    "what predicting the documents' ends and beginnings costs. Compressors saw the same bytes."
+    "what predicting the documents' ends and beginnings costs. " + LIKE_AND_UNLIKE
 )
 
 
@@ -59,6 +65,8 @@ class Summary(Artifact):
     compressors_by_data: dict[str, dict[str, float]]
     """The same for every text scored, by dataset."""
     compressor_settings: dict[str, str]
+    fresh_by_data: dict[str, dict[str, float]] = {}  # noqa: RUF012
+    """Their rates on what is no copy of the training split."""
     seconds_by_rule: dict[str, float]
     """Wall seconds summed over each rule's jobs, from Snakemake's benchmark files."""
 
@@ -87,6 +95,8 @@ def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -
                 **one.training.model_dump(),
                 "text": labels[one.text_sha256],
                 "scored_bytes": one.bytes,
+                "context": one.context,
+                "copies": one.copies and one.copies.model_dump(),
                 **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights", "prompt", "sample"}),
             }
             for _, one in own
@@ -98,7 +108,8 @@ def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -
         runs=runs,
         compressors=texts[labels[last_of_first.text_sha256]],
         compressors_by_data=texts,
-        compressor_settings=last_of_first.compressor_settings,
+        compressor_settings={key: said for one in measured for key, said in one.compressor_settings.items()},
+        fresh_by_data={labels[one.text_sha256]: one.fresh for one in measured},
         seconds_by_rule=seconds_by_rule(benchmarks) if benchmarks else {},
     )
     _draw(stages, output)
@@ -157,7 +168,7 @@ def _draw(stages: _Stages, output: Path) -> None:
     picture(output / "loss.svg", [(1, [loss])])
     chart = figures.bits_by_stage(
         {run: [(one.stage, one.bpb) for _, one in own] for run, own in drawn.items()},
-        {run: own[-1][1].compressors for run, own in drawn.items()},
+        {run: fairest(own[-1][1].compressors) for run, own in drawn.items()},
         "" if few else f", {which}",
     )
     width = max(760, 240 + 130 * sum(len(own) for own in drawn.values()))
@@ -172,15 +183,30 @@ def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:
     ]
     for text, compressors in summary.compressors_by_data.items():
         scored = [(name, stage) for name, stage in stages if stage["text"] == text]
-        rows = [[name, *figures_of(stage, ".4f", ",.1f")] for name, stage in scored]
+        rows = [
+            [name, bits, outside(stage), stage["context"], *more]
+            for name, stage in scored
+            for bits, *more in [figures_of(stage, ".4f", ",.1f")]
+        ]
+        fresh = summary.fresh_by_data.get(text, {})
         for name, rate in sorted(compressors.items(), key=lambda item: item[1]):
-            rows.append([summary.compressor_settings[name], f"{rate:.4f}", "", "", "", ""])
+            news = f"{fresh[name]:.4f}" if name in fresh else ""
+            rows.append(
+                [summary.compressor_settings[name], f"{rate:.4f}", news, "all before", "", "", "", ""]
+            )
         title = f"Held-out text of {text}, {scored[0][1]['scored_bytes']:,} bytes"
-        tables[title] = "|bits per byte|strict|steps|MB trained|seconds", rows
+        header = "|bits per byte|outside copies|context|strict|steps|MB trained|seconds"
+        tables[title] = header, rows
     if summary.seconds_by_rule:
         rows = [[rule, f"{s:,.1f}"] for rule, s in summary.seconds_by_rule.items()]
         tables["Wall time by rule, all jobs together"] = "rule|seconds", rows
     return tables
+
+
+def outside(stage: dict[str, Any], digits: int = 4) -> str:
+    """The score on what is no copy of the training split; empty where that is not known."""
+    bpb = (stage["copies"] or {}).get("bpb")
+    return "" if bpb is None else f"{bpb:.{digits}f}"
 
 
 def figures_of(stage: dict[str, Any], bits: str, seconds: str) -> list[str]:

@@ -16,8 +16,9 @@ import yaml
 
 from spider import files
 from spider.config import Config
-from spider.evaluation.artifact import Evaluation
+from spider.evaluation.artifact import Evaluation, fairest, quarters
 from spider.report import figures
+from spider.report.compare import LIKE_AND_UNLIKE
 from spider.report.costs import RULES, costs
 from spider.report.formatting import printable
 from spider.report.provenance import chain, read_datasets
@@ -55,6 +56,8 @@ def render(config: Config, results: Results, run: str) -> str:
         sized=next((one for one in reversed(measured.values()) if one.parameters), None),
         flops=sum((s.evaluation.flops_per_token or 0) * s.log.span.tokens for s in stages if s.evaluation),
         manifests=[stage.manifest for stage in stages if stage.manifest],
+        unlike=LIKE_AND_UNLIKE,
+        quarters=quarters(last.by_document or ()) if last else [],
         ranking=_ranking(run, last) if last else [],
         others=_others(config, results, last) if last else [],
         curves=figures.training(stages),
@@ -72,7 +75,8 @@ def render(config: Config, results: Results, run: str) -> str:
 
 def _ranking(run: str, last: Evaluation) -> list[dict[str, Any]]:
     """The run among the compressors, on the text that its last evaluated stage was scored on."""
-    rates = {last.compressor_settings.get(name, name): rate for name, rate in last.compressors.items()}
+    shown = fairest(last.compressors)
+    rates = {last.compressor_settings.get(name, name): rate for name, rate in shown.items()}
     rows = sorted([*rates.items(), (run, last.bpb)], key=lambda row: row[1])
     share = 100 / rows[-1][1]
     return [{"name": name, "bits": bits, "own": name == run, "share": bits * share} for name, bits in rows]

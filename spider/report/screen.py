@@ -7,6 +7,7 @@ wider than 80 columns, so that it reads the same in a log.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.markup import escape
@@ -14,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from spider.evaluation.artifact import fairest
 from spider.report.compare import ComparedRun, Summary, figures_of
 from spider.report.formatting import bits, duration, printable
 
@@ -64,13 +66,13 @@ def _panel(run: str, one: ComparedRun, summary: Summary) -> Panel:
     for name in one.order:
         table.add_row(escape(name), *figures_of(one.stages[name], ".3f", ",.0f"))
     sample = Text(printable(last["prompt"]), style="bold").append(printable(last["sample"]), style="not bold")
-    verdict, bars = _verdict(last["bpb"], compressors), _bars(run, last["bpb"], compressors)
+    verdict, bars = _verdict(last["bpb"], compressors), _bars(run, last["bpb"], fairest(compressors))
     said = Text("A sample, the prompt in bold:", style="dim")
     return Panel(
-        Group(verdict, Text(), bars, Text(), table, Text(), said, sample),
+        Group(verdict, Text(), bars, *_news(last, summary), Text(), table, Text(), said, sample),
         title=f"[bold]{escape(run)}[/]",
         title_align="left",
-        subtitle=f"bits per byte on {last['scored_bytes']:,} held-out bytes of {escape(dataset)}",
+        subtitle=f"{last['scored_bytes']:,} held-out bytes of {escape(dataset)}, context {last['context']}",
         subtitle_align="right",
     )
 
@@ -83,6 +85,22 @@ def _verdict(bpb: float, compressors: dict[str, float]) -> Text:
     beaten = [name for name, rate in compressors.items() if bpb < rate]
     tail = f"; better than {', '.join(beaten)}" if beaten else ""
     return Text(f"{said} above {best}, the best compressor{tail}.", style="bold yellow")
+
+
+def _news(last: dict[str, Any], summary: Summary) -> list[Text]:
+    """The second figure: on what does not stand in the training text."""
+    copies, fresh = last["copies"], summary.fresh_by_data.get(last["text"], {})
+    if not copies or copies["bpb"] is None:
+        return []
+    best = min(fresh, key=fresh.__getitem__, default=None)
+    rival = f", {best} {bits(fresh[best])}" if best else ""
+    share = f"{copies['copied']:.1%} of these bytes are copies of the training text"
+    return [
+        Text(
+            f"{share} (in {copies['length']} or more); on the others this model {bits(copies['bpb'])}{rival}.",
+            style="dim",
+        )
+    ]
 
 
 def _bars(run: str, bpb: float, compressors: dict[str, float]) -> Table:
