@@ -33,8 +33,7 @@ from spider.evaluation.bpb import bits_by_byte, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.overlap import COPIED, Text
 from spider.evaluation.segments import cut
-from spider.evaluation.training_text import training_texts
-from spider.evaluation.yardsticks import Measured, beside, measure
+from spider.evaluation.yardsticks import Measured, beside, measure_given
 from spider.model import choose_kernels
 from spider.model.interface import Model
 from spider.results import StageFolder
@@ -86,10 +85,8 @@ def evaluate(
     n_loops = asked.n_loops or spec.loops
     inspector = model.inspector()
     observe = inspector.observe if inspector else None
-    stage_text, split_text, unread = training_texts(learned_from, asked.training_bytes)
-    kept = kept or output / "yardsticks"
-    work = partial(measure, held_out, stage_text, split_text, asked.training_bytes, kept)
-    with beside(work) as others:
+    texts = learned_from, asked.training_bytes, kept or output / "yardsticks"
+    with beside(partial(measure_given, held_out, *texts)) as others:
         result = score(model, tokens_N, n_loops=n_loops, observe=observe, **reading)
         written = generate(
             model, asked.prompt, max_bytes=asked.sample_bytes, temperature=asked.temperature, seed=spec.seed,
@@ -103,9 +100,6 @@ def evaluate(
             "text": cut(model, inspector, shown_N, **reading) if inspector else None,
         }
         yardsticks = others.result()
-    yardsticks.left_out.extend(unread)
-    for line in yardsticks.left_out:
-        log.info("left out: %s", line)
     measured = Evaluation.model_validate(
         {
             "format": Evaluation.FORMAT,
@@ -119,10 +113,7 @@ def evaluate(
             "data": asked.data,
             "data_digest": data_digest,
             "text_sha256": hashlib.sha256(held_out.bytes_N.tobytes()).hexdigest(),
-            "seq_len": spec.window,
-            "overlap": asked.overlap,
-            "n_loops": n_loops,
-            "device": device,
+            **{"seq_len": spec.window, "overlap": asked.overlap, "n_loops": n_loops, "device": device},
             "precision": "bf16" if autocast else "fp32",
             **_of_checkpoint(trained, model, spec),
             **_against(yardsticks, held_out, bits_by_byte(result, tokens_N, model.tokens)),

@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,7 +28,7 @@ from spider import files
 from spider.evaluation import compressors
 from spider.evaluation.artifact import COMPRESSORS, Yardstick
 from spider.evaluation.overlap import COMMON, COPIED, Stretches, Text
-from spider.evaluation.training_text import TrainingText
+from spider.evaluation.training_text import TrainingText, training_texts
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,18 @@ def beside(work: Callable[[], T]) -> Iterator[Future[T]]:
         yield pool.submit(work)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def measure_given(
+    text: Text, stages: Sequence[tuple[Path, Path | None]], limit: int | None, kept: Path
+) -> Measured:
+    """All yardsticks, given what these stages learned from (as `training_texts` takes them)."""
+    stage, split, why = training_texts(stages, limit)
+    measured = measure(text, stage, split, limit, kept)
+    measured.left_out.extend(why)
+    for line in measured.left_out:
+        log.info("left out: %s", line)
+    return measured
 
 
 def measure(

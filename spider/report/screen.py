@@ -95,12 +95,8 @@ def _news(last: dict[str, Any], summary: Summary) -> list[Text]:
     best = min(fresh, key=fresh.__getitem__, default=None)
     rival = f", {best} {bits(fresh[best])}" if best else ""
     share = f"{copies['copied']:.1%} of these bytes are copies of the training text"
-    return [
-        Text(
-            f"{share} (in {copies['length']} or more); on the others this model {bits(copies['bpb'])}{rival}.",
-            style="dim",
-        )
-    ]
+    score = f"on the others this model {bits(copies['bpb'])}{rival}"
+    return [Text(f"{share} (in {copies['length']} or more); {score}.", style="dim")]
 
 
 def _bars(run: str, bpb: float, compressors: dict[str, float]) -> Table:

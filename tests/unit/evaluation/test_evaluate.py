@@ -4,6 +4,7 @@ import hashlib
 import html
 import json
 import math
+import operator
 import re
 import shutil
 
@@ -20,6 +21,7 @@ from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors
+from spider.evaluation.artifact import COMPRESSORS
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.evaluate import evaluate, validation_stream
 from spider.files import write_json
@@ -135,7 +137,12 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_byt
     text = BYTES.raw(tokens_N)
     assert found["bytes"] == len(text) == MAX_BYTES
     assert found["text_sha256"] == hashlib.sha256(text).hexdigest()
-    assert found["compressors"] == compressors.bits_per_byte(text)
+    alone = {name: compressors.bits(name, b"", [text])[0] / len(text) for name in COMPRESSORS}
+    assert found["compressors"] == pytest.approx(alone)
+    assert found["left_out"] == ["what the model was trained on is unknown: compressors alone"]
+    sizes, rates = ([one[key] for one in found["by_document"]] for key in ("bytes", "bpb"))
+    assert sum(sizes) == len(text) and len(sizes) == found["documents"]
+    assert sum(map(operator.mul, sizes, rates)) / len(text) == pytest.approx(found["bpb"], rel=1e-6)
     assert found["data_digest"] == json.loads((data / "metadata.json").read_text())["digest"]
     assert (found["seq_len"], found["n_loops"], found["global_step"]) == (64, 2, 20)
     assert found["weights"] == json.loads(receipt.read_text())["weights"]
@@ -144,7 +151,7 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_byt
     assert json.loads((out / "evaluation.json").read_text()) == found
     assert (out / "sample.txt").read_text() == "Sentence " + found["sample"] + "\n"
     assert all((out / name).stat().st_size > 2_000 for name in FIGURES)
-    measured = {"evaluation.json", "sample.txt"}
+    measured = {"evaluation.json", "sample.txt", "yardsticks"}
     assert {p.name for p in out.iterdir()} == {*FIGURES, *measured, "train.json", "metrics.jsonl"}
     assert (found["parameters"], found["parameters_looked_up"]) == (model.num_parameters(), model.looked_up())
     assert found["parameters_by_part"] == model.parameters_by_part()

@@ -59,7 +59,7 @@ def test_of_many_runs_the_best_are_listed_and_the_very_best_is_shown(tmp_path):
         line.split() for line in file.getvalue().splitlines() if line.startswith("run") and "pydocs" in line
     ]
     assert len(listed) == 20 and listed[0][:2] == ["run0", "2.050"] and listed[1][0] == "run18"
-    assert "and 5 more" in file.getvalue() and file.getvalue().count("bits per byte on") == 1
+    assert "and 5 more" in file.getvalue() and file.getvalue().count("held-out bytes of") == 1
 
 
 def test_lines_fit_80_columns_and_a_pipe_gets_no_colour(tmp_path):
