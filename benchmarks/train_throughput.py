@@ -54,6 +54,8 @@ from spider.model import build_model
 from spider.training.telemetry import peak_flops
 
 ROOT = Path(__file__).parents[1]
+#: What a step of the seed is; the preset's has as many bytes in longer windows.
+SEEDS_SHAPE = {"micro_batch": 112, "seq_len": 256, "grad_accum": 4, "n_loops": 6}
 
 WAYS: dict[str, dict[str, Any]] = {
     "seed": {"precision": "bf16", "compile": False, "model": {"moe": {"implementation": "loop"}}},
@@ -93,8 +95,8 @@ def options() -> argparse.Namespace:
     asked.add_argument("--config", type=Path, default=ROOT / "presets/spider-1b.yaml", help="configuration")
     asked.add_argument("--ways", nargs="+", choices=list(WAYS), metavar="NAME", help=f"of {', '.join(WAYS)}")
     asked.add_argument("--optimizer", choices=list(OPTIMIZERS), help="default: the configuration's")
-    for name in ("micro-batch", "seq-len", "grad-accum", "n-loops"):
-        asked.add_argument(f"--{name}", type=int, metavar="N", help="default: the configuration's")
+    for name in SEEDS_SHAPE:
+        asked.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help="default: the seed's")
     asked.add_argument("--no-checkpointing", action="store_true", help="keep core layers' activations")
     asked.add_argument("--steps", type=int, default=20, help="steps to time")
     asked.add_argument("--settle", type=int, default=5, help="steps before those")
@@ -114,8 +116,9 @@ def options() -> argparse.Namespace:
 
 def changes(way: str, chosen: argparse.Namespace) -> dict[str, Any]:
     """What a way and the command line change in the configuration's run."""
-    names = ("micro_batch", "seq_len", "grad_accum", "n_loops")
-    given = {name: value for name in names if (value := getattr(chosen, name)) is not None}
+    seeds = {} if chosen.quick else SEEDS_SHAPE
+    given = {name: getattr(chosen, name) or seeds.get(name) for name in SEEDS_SHAPE}
+    given = {name: value for name, value in given.items() if value}
     model = dict(WAYS[way].get("model", {}))
     if chosen.no_checkpointing:
         model["recurrence"] = {"checkpointing": False}
@@ -191,7 +194,7 @@ def tell(found: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
     for way, of in found.items():
         if "error" in of:
             print(f"{way} failed: {of['error']}")
-    show_goals("Goals on one H100 at the preset's shape", goals, chosen.quick)
+    show_goals("Goals on one H100 at the seed's shape", goals, chosen.quick)
 
 
 def _ratio(speed: dict[str, float], way: str, base: str) -> str:
