@@ -1,9 +1,10 @@
 """Files of a Hugging Face dataset repository, whole and checked, however often the way there breaks.
 
 The library retries a request but not a download: a new process starts from zero, bytes corrupted at equal
-length are accepted, and some calls give up on the first 503. So a file is read in ranges through
-`HfFileSystem` into a partial file beside its final name, with a small JSON that says whose content it is. A
-killed process is continued where it stopped; content of another hash is discarded. The finished file is
+length are accepted, and a call gives up on the first 503 or waits for as long as the server asks. So a file
+is read in ranges, by the library's session, into a partial file beside its final name, with a small JSON that
+says whose content it is. A killed process is continued where it stopped; content of another hash is
+discarded. A hub that sends errors only is given up after some two minutes (`Patience`). The finished file is
 checked against the hash the hub itself states (SHA-256 for large files, the git blob id for small ones),
 flushed and renamed.
 
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
-from huggingface_hub import HfApi, HfFileSystem, constants, hf_hub_download
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -38,6 +39,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFolder
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 from tqdm import tqdm
 
 from spider.files import fsync_dir, read_json, replacing, sha256, write_json
@@ -48,7 +50,7 @@ T = TypeVar("T")
 CHUNK_BYTES = 16 << 20
 """Bytes a request; what a killed process loses at most."""
 RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
-MAX_WAIT = 60.0
+MAX_WAIT = 30.0
 
 
 class DownloadError(ValueError):
@@ -69,9 +71,10 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Patience:
-    """How often to try without success, and the first wait in seconds (doubled, jittered, capped)."""
+    """How often to try without success, and the first wait in seconds (doubled, jittered, capped): with these
+    about two minutes."""
 
-    attempts: int = 6
+    attempts: int = 9
     backoff: float = 1.0
 
     def call(self, file: HubFile, attempt: Callable[[], T]) -> T:
@@ -180,8 +183,7 @@ def _transfer(file: HubFile, size: int, partial: Path, patience: Patience) -> No
 
     A terminal shows a bar, a log a line every ten seconds.
     """
-    filesystem = HfFileSystem()
-    path = f"datasets/{file.repo}/{file.name}"
+    url = hf_hub_url(file.repo, file.name, repo_type="dataset", revision=file.revision)
     with open(partial, "ab") as out:
         done = at_start = out.tell()
         free = shutil.disk_usage(partial.parent).free
@@ -192,9 +194,10 @@ def _transfer(file: HubFile, size: int, partial: Path, patience: Patience) -> No
 
         def read() -> bytes:
             end = min(done + CHUNK_BYTES, size)
-            data: bytes = filesystem.cat_file(
-                path, done, end, revision=file.revision, size=size, cache_type="none"
-            )
+            headers = {**build_hf_headers(), "Range": f"bytes={done}-{end - 1}"}
+            answer = get_session().get(url, headers=headers, timeout=60.0, follow_redirects=True)
+            hf_raise_for_status(answer)
+            data: bytes = answer.content
             if len(data) != end - done:
                 raise ConnectionError(f"asked for a range of the file, got {len(data)} bytes")
             return data

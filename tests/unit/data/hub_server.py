@@ -35,6 +35,7 @@ class Hub:
     unavailable: int = 0
     """Requests still to be answered with 503 (-1: all of them), of the kind `unavailable_for`."""
     unavailable_for: str = "any"
+    retry_after: str = "0"
     cut: int = 0
     """Content responses still to be cut in the middle."""
     corrupt: int = 0
@@ -102,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.unavailable_for in ("any", "content" if is_content else "api") and self.hub.take(
             "unavailable"
         ):
-            return self._refuse(503, {"Retry-After": "0"})
+            return self._refuse(503, {"Retry-After": self.hub.retry_after})
         prefix = f"/datasets/{REPO}" if is_content else f"/api/datasets/{REPO}"
         if path != prefix and not path.startswith(prefix + "/"):
             return self._refuse(404, {"X-Error-Code": "RepoNotFound"})

@@ -138,6 +138,11 @@ def test_unavailable_for_ever_ends_with_an_error(hub, tmp_path):
     assert "still answers 503; run again later" in fails(hub, tmp_path / "f")
 
 
+def test_a_hub_that_asks_to_come_back_next_day_is_given_up_as_any_other(hub, tmp_path):
+    hub.unavailable, hub.unavailable_for, hub.retry_after = -1, "content", "86400"
+    assert "still answers 503; run again later" in fails(hub, tmp_path / "f")
+
+
 def test_unavailable_in_the_middle_keeps_what_is_here(hub, tmp_path):
     (tmp_path / ".f.partial").write_bytes(CONTENT[:CHUNK])
     digest = hashlib.sha256(CONTENT).hexdigest()
