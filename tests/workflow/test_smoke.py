@@ -41,8 +41,12 @@ def test_the_summary_keeps_its_contract(smoke):
     for stage in stages.values():
         assert 0 < stage["bpb"] <= stage["bpb_strict"] < 9
         assert stage["steps"] > 0 and stage["bytes"] > 0 and stage["seconds"] > 0
-    assert set(summary["compressors"]) == {"zlib", "bz2", "xz", "zstd"}
+    alone = {"ppmd", "xz", "zstd", "brotli", "bz2", "zlib"}
+    given = {"ppmd given all", *(f"{name} given stage" for name in alone)}
+    assert set(summary["compressors"]) == alone | given == set(summary["fresh_by_data"]["pydocs"])
     assert all(1 < bits < 8 for bits in summary["compressors"].values())
+    assert min(summary["compressors"], key=summary["compressors"].get) == "ppmd given all"
+    assert all(0.05 < stage["copies"]["copied"] < 0.5 for stage in stages.values())
     rules = {"download", "encode", "index", "warmup", "train", "evaluate"}
     assert rules <= set(summary["seconds_by_rule"])
 
@@ -58,7 +62,15 @@ def test_every_stage_is_shown_from_inside(smoke):
 
 
 def test_the_last_screen_says_how_good_it_is_and_what_to_do_next(smoke):
-    for said in ("bits per byte", "xz", "sample", "make ui", "report", "presets/spider-1b.yaml"):
+    for said in (
+        "bits per byte",
+        "above ppmd given all",
+        "copies of the training text",
+        "sample",
+        "make ui",
+        "report",
+        "presets/spider-1b.yaml",
+    ):
         assert said in smoke[1]
 
 
