@@ -46,7 +46,7 @@ def test_the_summary_keeps_its_contract(smoke):
     assert set(summary["compressors"]) == alone | given == set(summary["fresh_by_data"]["pydocs"])
     assert all(1 < bits < 8 for bits in summary["compressors"].values())
     assert min(summary["compressors"], key=summary["compressors"].get) == "ppmd given all"
-    assert all(0.05 < stage["copies"]["copied"] < 0.5 for stage in stages.values())
+    assert all(0 <= stage["copies"]["copied"] < 0.5 for stage in stages.values())
     rules = {"download", "encode", "index", "warmup", "train", "evaluate"}
     assert rules <= set(summary["seconds_by_rule"])
 
