@@ -95,6 +95,7 @@ def measure(
     if split is not None:
         copied_N, common_D = _matches(text, split, kept)
     table: list[Yardstick] = []
+    too_slow: list[str] = []
     ppmd_D = None
     slow = None if limit is None else limit // SLOWER
     versions = compressors.available()
@@ -109,7 +110,7 @@ def measure(
             part, share = raw, source.share if source else 1.0
             if name != "ppmd" and slow is not None and len(raw) > slow:
                 if what == "split":
-                    left_out.append(f"{name} given all of the training text: slow, evaluation.training_bytes")
+                    too_slow.append(name)
                     continue
                 part, share = raw[:slow], share * slow / len(raw)
             one = _cost(name, versions[name], part, text, copied_N, kept)
@@ -120,6 +121,11 @@ def measure(
             )
             if name == "ppmd" and ppmd_D is None:
                 ppmd_D = np.array(one["documents"])
+    if too_slow:
+        names_said = ", ".join(too_slow)
+        left_out.append(
+            f"given all of the training text: {names_said} (slow; evaluation.training_bytes: null)"
+        )
     return Measured(table, ppmd_D, copied_N, common_D, split.share if split else None, left_out)
 
 

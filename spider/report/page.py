@@ -75,9 +75,7 @@ def render(config: Config, results: Results, run: str) -> str:
 
 def _ranking(run: str, last: Evaluation) -> list[dict[str, Any]]:
     """The run among the compressors, on the text that its last evaluated stage was scored on."""
-    shown = fairest(last.compressors)
-    rates = {last.compressor_settings.get(name, name): rate for name, rate in shown.items()}
-    rows = sorted([*rates.items(), (run, last.bpb)], key=lambda row: row[1])
+    rows = sorted([*fairest(last.compressors).items(), (run, last.bpb)], key=lambda row: row[1])
     share = 100 / rows[-1][1]
     return [{"name": name, "bits": bits, "own": name == run, "share": bits * share} for name, bits in rows]
 
