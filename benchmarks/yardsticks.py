@@ -41,7 +41,7 @@ def in_full(config: Config, run: str, limit: int | None) -> tuple[list[list[str]
     data = results.shards(spec.evaluation.data or spec.data)
     tokens_N, _ = validation_stream(data, spec.evaluation.max_bytes)
     text = Text.of(tokens_N, Shards(data, "validation").alphabet)
-    stage, split, why = training_texts(learned_from(config, run, last), limit)
+    stage, split, why = training_texts(learned_from(config, run, last), limit, limit)
     if stage is None or split is None:
         raise SystemExit("; ".join(why))
     measured = measure(text, stage, split, limit, results.root / "yardsticks")
@@ -93,7 +93,7 @@ def main() -> None:
     parts = quarters(last.by_document)
     show(
         f"Documents by the share of their wording that the training text holds ({last.stage})",
-        ["common", "bytes", "in copies", asked.run, "ppmd given all"],
+        ["common", "bytes", "in copies", asked.run, "ppmd, as the evaluation gave it text"],
         [
             [
                 f"{q.least:.0%} to {q.most:.0%}",

@@ -129,9 +129,9 @@ class EvaluationConfig(Block):
     """Loops (default: the stage's)."""
     loops_bytes: Annotated[int, Field(ge=0)] = 50_000
     """Score this much with 1, 2, ... twice the stage's loops, for the curve (0: no curve)."""
-    training_bytes: Positive | None = 32_000_000
-    """Training text that is searched for copies of the scored text and given to PPMd before it, at most; the
-    other compressors, which are slow, get a 64th part (null: all of it to each, which may take hours)."""
+    training_bytes: Positive | None = 4_000_000
+    """Training text that PPMd is given before the scored text, at most; slower compressors are given what is
+    no more than a 16th of it, and eight times as much is searched for copies (null: all of it)."""
     prompt: str = "The "
     """What the sample continues."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400

@@ -110,7 +110,8 @@ class Yardstick(BaseModel, frozen=True):
 
     @property
     def key(self) -> str:
-        return self.name + {"nothing": "", "stage": " given stage", "split": " given all"}[self.given]
+        split = " given all" if self.share > 0.995 else " given part"
+        return self.name + {"nothing": "", "stage": " given stage", "split": split}[self.given]
 
     @property
     def label(self) -> str:
@@ -125,7 +126,7 @@ class Yardstick(BaseModel, frozen=True):
 
 def fairest(rates: Mapping[str, float]) -> dict[str, float]:
     """Where there is room for few compressors: the two best given all, given the stage's text, and alone."""
-    kinds: dict[str, list[str]] = {"all": [], "stage": [], "": []}
+    kinds: dict[str, list[str]] = {"all": [], "part": [], "stage": [], "": []}
     for key in sorted(rates, key=rates.__getitem__):
         kinds[key.partition(" given ")[2]].append(key)
     if len(kinds[""]) == len(rates):

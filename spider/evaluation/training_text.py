@@ -49,10 +49,10 @@ class TrainingText:
 
 
 def training_texts(
-    stages: Sequence[tuple[Path, Path | None]], limit: int | None
+    stages: Sequence[tuple[Path, Path | None]], of_stage: int | None, of_split: int | None
 ) -> tuple[TrainingText | None, TrainingText | None, list[str]]:
     """What these stages (receipt, and shards folder or None for a stream) were trained on, and all of their
-    splits; None where that cannot be read again, and why."""
+    splits, no more ids than given; None where that cannot be read again, and why."""
     receipts, splits, why = [], [], []
     for path, folder in stages:
         receipt = Receipt.read(path)
@@ -75,7 +75,7 @@ def training_texts(
     if why or not splits:
         return None, None, why or ["what the model was trained on is unknown: compressors alone"]
     different = list({split.digest: split for split in splits}.values())
-    return of_stages(receipts, splits, limit), of_splits(different, limit), []
+    return of_stages(receipts, splits, of_stage), of_splits(different, of_split), []
 
 
 def of_splits(splits: Sequence[Shards], limit: int | None) -> TrainingText:

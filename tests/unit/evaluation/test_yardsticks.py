@@ -15,6 +15,7 @@ from spider.data.encode import encode_part
 from spider.data.loader import Loader
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
+from spider.evaluation.artifact import COMPRESSORS
 from spider.evaluation.overlap import COPIED, Text
 from spider.evaluation.training_text import of_splits, of_stages, training_texts
 from spider.evaluation.yardsticks import measure
@@ -62,7 +63,7 @@ def test_what_a_stage_read_is_what_its_loader_handed_out(folder, count, tmp_path
     split = Shards(folder, "train")
     path = tmp_path / "train.json"
     write_json(path, receipt(split, count))
-    stage, whole, why = training_texts([(path, folder)], None)
+    stage, whole, why = training_texts([(path, folder)], None, None)
     ids = split.read(0, split.tokens)
     assert stage.raw() == BYTES.raw(ids[windows_read(split, count)])
     assert whole.raw() == BYTES.raw(ids) and not why
@@ -134,17 +135,21 @@ def test_what_was_measured_before_is_read_and_another_text_is_measured(folder, t
     assert without.left_out == ["ppmd: its library is not installed"] and without.ppmd_D is None
 
 
-def test_the_slow_ones_are_given_a_share_that_is_said(folder, tmp_path):
+def test_the_slow_ones_are_left_out_and_a_part_is_said_to_be_one(folder, tmp_path):
     split, held_out = Shards(folder, "train"), Shards(folder, "validation")
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
-    stage = of_stages([parsed(receipt(split, 200))], [split], 64 * 4000)
-    measured = measure(text, stage, of_splits([split], None), 64 * 4000, tmp_path)
+    stage = of_stages([parsed(receipt(split, 100))], [split], None)
+    size = len(stage.raw())
+    measured = measure(text, stage, of_splits([split], None), size, tmp_path)
     rates = {one.key: one for one in measured.table}
-    assert rates["xz given stage"].given_bytes == 4000 and rates["xz given stage"].share < 1
-    assert "given what the model was trained on (0.0 of 0.0 MB)" in rates["xz given stage"].label
-    assert "xz given all" not in rates and "ppmd given all" in rates
+    assert set(rates) == {"ppmd given part", "ppmd given stage", *COMPRESSORS}
+    part = rates["ppmd given part"]
+    assert part.given_bytes == size and part.share == pytest.approx(
+        size / len(of_splits([split], None).raw())
+    )
+    assert f"given all training text (0.0 of {size / part.share / 1e6:.1f} MB)" in part.label
     (line,) = measured.left_out
-    assert line.startswith("given all of the training text: xz, zstd, brotli, bz2, zlib (slow;")
+    assert "xz given split" in line and "zlib given stage" in line and "ppmd" not in line
 
 
 @pytest.mark.parametrize(
@@ -165,5 +170,5 @@ def test_a_training_text_that_is_out_of_reach_is_said(folder, tmp_path, change, 
     path = tmp_path / "train.json"
     path.write_text(json.dumps(plain))
     where = {"stream": None, "shards": tmp_path}.get(change, folder)
-    stage, split, why = training_texts([(path, where)], None)
+    stage, split, why = training_texts([(path, where)], None, None)
     assert stage is None and split is None and said in why[0]
