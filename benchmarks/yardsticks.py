@@ -17,13 +17,9 @@ from typing import Any
 
 from common import parser, report, show
 
+from spider.cli.session import share_the_processor
 from spider.config import Config, load_config
-from spider.data.shards import Shards
 from spider.evaluation.artifact import Evaluation, quarters
-from spider.evaluation.evaluate import evaluate, validation_stream
-from spider.evaluation.overlap import Text
-from spider.evaluation.training_text import training_texts
-from spider.evaluation.yardsticks import measure
 from spider.results import Results
 
 
@@ -36,6 +32,12 @@ def learned_from(config: Config, run: str, last: int) -> list[tuple[Path, Path |
 
 def in_full(config: Config, run: str, limit: int | None) -> tuple[list[list[str]], dict[str, Any]]:
     """Every compressor, given everything (or ``limit`` bytes of it)."""
+    from spider.data.shards import Shards
+    from spider.evaluation.evaluate import validation_stream
+    from spider.evaluation.overlap import Text
+    from spider.evaluation.training_text import training_texts
+    from spider.evaluation.yardsticks import measure
+
     results, last = Results(Path(config.results)), len(config.run(run).stages) - 1
     spec = config.stage(run, config.run(run).stages[last].name)
     data = results.shards(spec.evaluation.data or spec.data)
@@ -54,6 +56,8 @@ def in_full(config: Config, run: str, limit: int | None) -> tuple[list[list[str]
 
 def cost(config: Config, run: str) -> dict[str, float]:
     """Seconds to evaluate all stages, with the yardsticks of the default setting and with none given."""
+    from spider.evaluation.evaluate import evaluate
+
     results = Results(Path(config.results))
     seconds = {"with yardsticks": 0.0, "without": 0.0}
     with tempfile.TemporaryDirectory() as folder:
@@ -77,6 +81,7 @@ def main() -> None:
     options.add_argument("--config", type=Path, default=Path("config.yaml"))
     options.add_argument("--run", default="demo")
     asked = options.parse_args()
+    share_the_processor()  # as every command of Spider does, before torch is loaded
     config = load_config(asked.config)
     results = Results(Path(config.results))
     rows, figures = in_full(config, asked.run, 1_000_000 if asked.quick else None)
