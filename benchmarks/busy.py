@@ -79,7 +79,7 @@ def busy(count: int) -> Iterator[None]:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    rounds, seconds = (1, 3.0) if options.quick else (2, 10.0)
+    rounds, seconds = (1, 3.0) if options.quick else (3, 10.0)
     ways = settings()
     rates: dict[tuple[str, int], list[float]] = {(way, n): [] for way in ways for n in OTHERS}
     for _ in range(rounds):
