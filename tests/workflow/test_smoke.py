@@ -64,7 +64,7 @@ def test_every_stage_is_shown_from_inside(smoke):
 def test_the_last_screen_says_how_good_it_is_and_what_to_do_next(smoke):
     for said in (
         "bits per byte",
-        "above ppmd given all",
+        "above ppmd given part",
         "copies of the training text",
         "sample",
         "make ui",
