@@ -23,19 +23,12 @@ from spider.evaluation.artifact import Evaluation, quarters
 from spider.results import Results
 
 
-def learned_from(config: Config, run: str, last: int) -> list[tuple[Path, Path | None]]:
-    """Receipt and shards of each stage up to one."""
-    results = Results(Path(config.results))
-    specs = [config.stage(run, stage.name) for stage in config.run(run).stages[: last + 1]]
-    return [(results.stage(run, spec.stage).receipt, results.shards(spec.data)) for spec in specs]
-
-
 def in_full(config: Config, run: str, limit: int | None) -> tuple[list[list[str]], dict[str, Any]]:
     """Every compressor, given everything (or ``limit`` bytes of it)."""
     from spider.data.shards import Shards
     from spider.evaluation.evaluate import validation_stream
     from spider.evaluation.overlap import Text
-    from spider.evaluation.training_text import training_texts
+    from spider.evaluation.training_text import learned_from, training_texts
     from spider.evaluation.yardsticks import measure
 
     results, last = Results(Path(config.results)), len(config.run(run).stages) - 1
@@ -43,7 +36,7 @@ def in_full(config: Config, run: str, limit: int | None) -> tuple[list[list[str]
     data = results.shards(spec.evaluation.data or spec.data)
     tokens_N, _ = validation_stream(data, spec.evaluation.max_bytes)
     text = Text.of(tokens_N, Shards(data, "validation").alphabet)
-    stage, split, why = training_texts(learned_from(config, run, last), limit, limit)
+    stage, split, why = training_texts(learned_from(config, run, spec.stage), limit, limit)
     if stage is None or split is None:
         raise SystemExit("; ".join(why))
     measured = measure(text, stage, split, limit, results.root / "yardsticks")
@@ -57,15 +50,16 @@ def in_full(config: Config, run: str, limit: int | None) -> tuple[list[list[str]
 def cost(config: Config, run: str) -> dict[str, float]:
     """Seconds to evaluate all stages, with the yardsticks of the default setting and with none given."""
     from spider.evaluation.evaluate import evaluate
+    from spider.evaluation.training_text import learned_from
 
     results = Results(Path(config.results))
     seconds = {"with yardsticks": 0.0, "without": 0.0}
     with tempfile.TemporaryDirectory() as folder:
-        for index, stage in enumerate(config.run(run).stages):
+        for stage in config.run(run).stages:
             spec = config.stage(run, stage.name)
             data = results.shards(spec.evaluation.data or spec.data)
             for name in seconds:
-                texts = learned_from(config, run, index) if name == "with yardsticks" else []
+                texts = learned_from(config, run, stage.name) if name == "with yardsticks" else []
                 kept = Path(folder) / name
                 began = time.perf_counter()
                 evaluate(

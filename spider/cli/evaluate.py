@@ -16,6 +16,7 @@ from spider.cli.session import FILE, NEW_FILE, THREADS, Session, log, prepare_to
 def evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Score a stage's last checkpoint in bits per byte, against compressors; write a sample and figures."""
     from spider.evaluation.evaluate import evaluate
+    from spider.evaluation.training_text import learned_from
     from spider.report.figures import FIGURES, draw_stage
 
     results, spec = session.results, session.config.stage(run, stage)
@@ -25,13 +26,9 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
     outputs = [*(folder.path / name for name in FIGURES), folder.sample, folder.evaluation]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.changed(), inputs, outputs) as job:
         prepare_torch(threads)
-        before = [session.config.stage(run, one.name) for one in session.config.run(run).stages[: spec.index]]
-        learned_from = [
-            (results.stage(run, one.stage).receipt, None if one.stream else results.shards(one.data))
-            for one in [*before, spec]
-        ]
+        texts = learned_from(session.config, run, stage)
         kept = results.root / "yardsticks"
-        measured = evaluate(folder.receipt, spec, data, folder.path, learned_from=learned_from, kept=kept)
+        measured = evaluate(folder.receipt, spec, data, folder.path, learned_from=texts, kept=kept)
         draw_stage(folder)
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")

@@ -130,7 +130,7 @@ def evaluate(
 
 def _against(yardsticks: Measured, held_out: Text, bits_N: np.ndarray) -> dict[str, Any]:
     """The model beside what others make of the text, on all of it, on its news, and by document."""
-    copied_N, size_D = yardsticks.copied_N, np.diff(held_out.bounds_D)
+    copied_N, size_D = yardsticks.copied_N, held_out.lengths()
 
     def by_document(values_N: np.ndarray) -> np.ndarray:
         return np.add.reduceat(values_N, held_out.bounds_D[:-1])

@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from spider.checkpoints.records import Receipt
+from spider.config import Config
 from spider.data.loader import Loader
 from spider.data.shards import Shards
+from spider.results import Results
 from spider.tokens import Tokens
 
 #: Ids read at a time.
@@ -46,6 +48,16 @@ class TrainingText:
     def raw(self) -> bytes:
         """Its bytes."""
         return b"".join(self.alphabet.raw(piece) for piece in self.pieces())
+
+
+def learned_from(config: Config, run: str, stage: str) -> list[tuple[Path, Path | None]]:
+    """Receipt and shards folder (None: a stream) of each stage of a run up to this one."""
+    results, last = Results(Path(config.results)), config.stage(run, stage).index
+    specs = [config.stage(run, one.name) for one in config.run(run).stages[: last + 1]]
+    return [
+        (results.stage(run, spec.stage).receipt, None if spec.stream else results.shards(spec.data))
+        for spec in specs
+    ]
 
 
 def training_texts(

@@ -203,10 +203,10 @@ def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:
     return tables
 
 
-def outside(stage: dict[str, Any], digits: int = 4) -> str:
+def outside(stage: dict[str, Any]) -> str:
     """The score on what is no copy of the training split; empty where that is not known."""
     bpb = (stage["copies"] or {}).get("bpb")
-    return "" if bpb is None else f"{bpb:.{digits}f}"
+    return "" if bpb is None else f"{bpb:.4f}"
 
 
 def figures_of(stage: dict[str, Any], bits: str, seconds: str) -> list[str]:

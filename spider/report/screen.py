@@ -67,12 +67,13 @@ def _panel(run: str, one: ComparedRun, summary: Summary) -> Panel:
         table.add_row(escape(name), *figures_of(one.stages[name], ".3f", ",.0f"))
     sample = Text(printable(last["prompt"]), style="bold").append(printable(last["sample"]), style="not bold")
     verdict, bars = _verdict(last["bpb"], compressors), _bars(run, last["bpb"], fairest(compressors))
+    context = last.get("context", "unknown")  # of a summary from before it was written down
     said = Text("A sample, the prompt in bold:", style="dim")
     return Panel(
         Group(verdict, Text(), bars, *_news(last, summary), Text(), table, Text(), said, sample),
         title=f"[bold]{escape(run)}[/]",
         title_align="left",
-        subtitle=f"{last['scored_bytes']:,} held-out bytes of {escape(dataset)}, context {last['context']}",
+        subtitle=f"{last['scored_bytes']:,} held-out bytes of {escape(dataset)}, context {context}",
         subtitle_align="right",
     )
 
@@ -89,7 +90,7 @@ def _verdict(bpb: float, compressors: dict[str, float]) -> Text:
 
 def _news(last: dict[str, Any], summary: Summary) -> list[Text]:
     """The second figure: on what does not stand in the training text."""
-    copies, fresh = last["copies"], summary.fresh_by_data.get(last["text"], {})
+    copies, fresh = last.get("copies"), summary.fresh_by_data.get(last["text"], {})
     if not copies or copies["bpb"] is None:
         return []
     best = min(fresh, key=fresh.__getitem__, default=None)

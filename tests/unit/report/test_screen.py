@@ -1,4 +1,5 @@
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -84,3 +85,16 @@ def test_a_summary_of_another_version_is_refused(tmp_path):
 
 def test_durations_read_well():
     assert [duration(s) for s in (3.24, 42.4, 61, 7384)] == ["3.2 s", "42 s", "1 min 01 s", "2 h 03 min"]
+
+
+def test_a_summary_of_before_there_were_copies_and_contexts_is_shown_too(tmp_path):
+    path = tmp_path / "summary.json"
+    compare(demo(tmp_path / "runs"), benchmarks=None, output=tmp_path)
+    plain = json.loads(path.read_text())
+    del plain["fresh_by_data"]
+    for stage in plain["runs"]["demo"]["stages"].values():
+        del stage["copies"], stage["context"]
+    path.write_text(json.dumps(plain))
+    file = io.StringIO()
+    final_screen(path, console=Console(file=file, width=80))
+    assert "2.050 bits per byte" in file.getvalue()
