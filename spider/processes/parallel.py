@@ -17,25 +17,43 @@ Checkpoints are of whole tensors: any number of processes, cut either way, goes 
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from spider.processes.world import World
 
+if TYPE_CHECKING:  # torch's own part for slices takes two seconds to import: `shard` does it
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
 
 def shard(model: nn.Module, world: World) -> None:
     """Leave each process its slice of every parameter, in place; all are of one dtype, marks on them stay."""
+    from torch.distributed.fsdp import fully_shard
+
     marks = {name: dict(vars(p)) for name, p in model.named_parameters()}
     fully_shard(model, mesh=init_device_mesh(world.device.type, (world.size,)))
     for name, p in model.named_parameters():
         vars(p).update(marks[name])
+
+
+def is_sharded(model: nn.Module) -> TypeGuard[FSDPModule]:
+    """Whether `shard` has cut it, for which it had to import what cuts."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule)
+
+
+def is_cut(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether this process holds a slice of it only."""
+    slices = sys.modules.get("torch.distributed.tensor")
+    return slices is not None and isinstance(tensor, slices.DTensor)
 
 
 def replica(model: nn.Module, world: World) -> nn.Module:
@@ -53,7 +71,7 @@ def replica(model: nn.Module, world: World) -> nn.Module:
 @contextlib.contextmanager
 def exchange_gradients(called: nn.Module, when: bool) -> Iterator[None]:
     """Whether a backward pass in here sends gradients: only that of a step's last micro-batch needs to."""
-    if isinstance(called, FSDPModule):
+    if is_sharded(called):
         called.set_requires_gradient_sync(when)
     with contextlib.ExitStack() as held:
         if isinstance(called, DistributedDataParallel) and not when:
@@ -72,19 +90,21 @@ def compile_forward(model: nn.Module, graphs: int = 1) -> None:
 
 def local(tensor: Tensor) -> Tensor:
     """The slice that this process holds, in place; all of a tensor that is not cut."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_cut(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, gathered where it is cut; every process has to call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_cut(tensor) else tensor
 
 
 def cut_like(slice_: Tensor, pattern: Tensor) -> Tensor:
     """The tensor of which ``slice_`` is this process's, if it is cut along its first axis as ``pattern`` is:
     it has as many rows as `local` of the pattern; other axes as they like."""
-    if not isinstance(pattern, DTensor):
+    if not is_cut(pattern):
         return slice_
+    from torch.distributed.tensor import DTensor
+
     shape = torch.Size([pattern.shape[0], *slice_.shape[1:]])
     strides = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
@@ -94,8 +114,10 @@ def cut_like(slice_: Tensor, pattern: Tensor) -> Tensor:
 
 def apply_whole(operation: Callable[[Tensor], Tensor], slice_: Tensor, pattern: Tensor) -> Tensor:
     """This process's slice of ``operation`` applied to all of what ``slice_`` is a slice of."""
-    if not isinstance(pattern, DTensor):
+    if not is_cut(pattern):
         return operation(slice_)
+    from torch.distributed.tensor import DTensor
+
     done = operation(whole(cut_like(slice_, pattern)))
     everywhere = DTensor.from_local(done, pattern.device_mesh, run_check=False)
     return everywhere.redistribute(placements=pattern.placements).to_local()

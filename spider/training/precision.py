@@ -27,13 +27,13 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from spider.checkpoints.records import SavedPrecision
 from spider.config import Fp8Recipe
 from spider.errors import TrainingError
 from spider.model.interface import Model
 from spider.model.layers import compute_dtype
+from spider.processes.parallel import is_sharded
 from spider.training.measurements import Kind, Warmup
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Precision:
 
     def after_update(self, model: nn.Module) -> None:
         """Find the scales of all weights that are gathered in fp8 in one exchange, not one for each."""
-        if self.recipe == "tensorwise" and isinstance(model, FSDPModule):
+        if self.recipe == "tensorwise" and is_sharded(model):
             with quiet_torchao():
                 from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 

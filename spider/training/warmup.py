@@ -159,6 +159,8 @@ def _time_products(
 
 def _time_parts(spec: StageSpec, device: torch.device) -> Parts | None:
     """One of the layers that the family multiplies in fp8 itself, if there is one and the device can."""
+    if not has_fp8(device):
+        return None
     with torch.device("meta"):
         own = build_model(spec.model).fp8_parts()
     if own is None or not own.runs_on(device):
