@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from spider.files import read_json
 
@@ -77,12 +80,30 @@ def finished(
         raise
 
 
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 90) -> None:
+    """Until it holds, while the process lives."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+def said(log: Path) -> str:
+    """What a log holds; nothing while Snakemake deletes that of the attempt before."""
+    with contextlib.suppress(FileNotFoundError):
+        return log.read_text()
+    return ""
+
+
 class Workflow:
     """A folder with a configuration and a text, in which the project's workflow is run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config: dict[str, Any] = copy.deepcopy(SMALL)
+        if (folder / "text.jsonl").exists():  # a copy's is as old as what was made of it
+            return
         with open(folder / "text.jsonl", "w") as f:
             for i in range(200):
                 text = f"Document {i} says: " + " ".join(str(i * j % 97) for j in range(40))
@@ -141,9 +162,64 @@ class Workflow:
         return {rule: int(count) for rule, count in rows if rule not in ("total", "all")}
 
 
-@pytest.fixture
-def workflow(tmp_path: Path) -> Workflow:
-    """A fresh folder; tracking is off, so that what is timed and killed is the pipeline alone."""
-    made = Workflow(tmp_path)
+def untracked(folder: Path) -> Workflow:
+    """Tracking is off, so that what is timed and killed is the pipeline alone."""
+    made = Workflow(folder)
     made.config["tracking"] = {"enabled": False}
     return made
+
+
+@pytest.fixture
+def workflow(tmp_path: Path) -> Workflow:
+    """A fresh folder."""
+    return untracked(tmp_path)
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder to be copied, made by the first that asks in any process of this run of the tests."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder, making = root / name, root / f"{name}-making"
+    with FileLock(root / f"{name}.lock"):
+        if not folder.exists():
+            shutil.rmtree(making, ignore_errors=True)
+            making.mkdir()
+            make(making)
+            making.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All is done but the trainings."""
+
+    def make(folder: Path) -> None:
+        untracked(folder)("--until", "index", "warmup")
+
+    return made_once(tmp_path_factory, "prepared", make)
+
+
+@pytest.fixture(scope="session")
+def trained_folder(prepared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All is done."""
+
+    def make(folder: Path) -> None:
+        shutil.copytree(prepared_folder, folder, dirs_exist_ok=True, symlinks=True)
+        untracked(folder)()
+
+    return made_once(tmp_path_factory, "trained", make)
+
+
+@pytest.fixture
+def prepared(prepared_folder: Path, tmp_path: Path) -> Workflow:
+    """A copy of the folder in which all is done but the trainings: what a test is about begins at once."""
+    shutil.copytree(prepared_folder, tmp_path, dirs_exist_ok=True, symlinks=True)
+    return untracked(tmp_path)
+
+
+@pytest.fixture
+def trained(trained_folder: Path, tmp_path: Path) -> Workflow:
+    """A copy of the folder in which all is done."""
+    shutil.copytree(trained_folder, tmp_path, dirs_exist_ok=True, symlinks=True)
+    return untracked(tmp_path)

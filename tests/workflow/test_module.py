@@ -92,20 +92,26 @@ class Foreign(Workflow):
         evaluation = read_json(self.folder / results / "runs/small/first/evaluation.json")
         return said, float(bpb) == evaluation["bpb"]
 
+    def recorded(self, results="results"):
+        """Jobs that recorded themselves, as by hand: in a module no handler opens an invocation."""
+        jobs = [read_json(path) for path in (self.folder / results / "tracking/jobs").glob("*.json")]
+        return {job["tags"]["spider.rule"] for job in jobs if job["status"] == "finished"}
+
 
 @pytest.fixture
 def foreign(tmp_path):
-    """Tracking is on: where no handler opened an invocation, a job records itself, as by hand."""
+    """Without tracking, which costs each job some seconds."""
     made = Foreign(tmp_path)
     del made.run["stages"][1]
     made.run["stages"][0]["max_steps"] = 8
+    made.config["tracking"] = {"enabled": False}
     return made
 
 
-def test_rules_under_other_names_train_and_what_they_made_is_used(foreign):
+def test_rules_under_other_names_train_on_what_was_made_and_what_they_made_is_used(prepared, foreign):
     foreign.say(renamed="as spider_*", rest=HOMONYMS)
     output = foreign()
-    assert "spider_train" in output
+    assert "spider_train" in output and "spider_encode" not in output  # made without them, by `prepared`
     assert foreign.verdict("results") == ("good", True)
     snapshot = yaml.safe_load((foreign.results / "config.yaml").read_text())
     assert snapshot == {**foreign.config, "results": "results"}
@@ -120,13 +126,19 @@ def test_rules_under_other_names_train_and_what_they_made_is_used(foreign):
 
     before = foreign.receipt("first")["weights"]
     foreign.run["stages"][0]["lr"] = 5e-4  # the jobs read what changed
-    foreign()
+    foreign.config["tracking"] = {"enabled": True}
+    foreign("results/runs/small/first/train.json")
     assert foreign.receipt("first")["weights"] != before
+    assert foreign.recorded() == {"train"}
 
 
 def test_a_prefix_moves_all_that_is_made(foreign):
     foreign.say(prefix="byte", results="byte/results")
-    foreign("datasets/text", "target")
+    foreign.config["tracking"] = {"enabled": True}
+    foreign("datasets/text")
+    assert foreign.recorded("byte/results") == {"download", "encode", "index"}
+    foreign.config["tracking"] = {"enabled": False}
+    foreign("target")
     assert foreign.verdict("byte/results") == ("good", True)
     assert not foreign.results.exists()
     assert (foreign.folder / "byte/results/logs/train/small/first.log").exists()
