@@ -85,6 +85,10 @@ def stage_spec(wildcards):
     return CONFIG.stage(wildcards.run, wildcards.stage)
 
 
+#: Names of the datasets that keep documents for the memory.
+WITH_MEMORY = [name for name, dataset in CONFIG.datasets.items() if dataset.memory]
+
+
 @cache
 def items(dataset):
     """What the parts of a dataset are made from; each of its jobs asks."""
@@ -108,6 +112,13 @@ def part_files(pattern):
     """One file for each part of a dataset."""
     parts = lambda wildcards: CONFIG.datasets[wildcards.dataset].source.parts()
     return lambda wildcards: expand(f"<results>/{pattern}", part=parts(wildcards), **wildcards)
+
+
+def memory_records(wildcards):
+    """Of each part, where there is a memory: else a share that is new would leave finished parts alone, for
+    Snakemake compares no params of a job of which an output was never made and none asks for."""
+    pattern = "shards/{dataset}/memory/{part}.json"
+    return part_files(pattern)(wildcards) if wildcards.dataset in WITH_MEMORY else []
 
 
 def metadata(dataset):

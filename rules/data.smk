@@ -41,9 +41,24 @@ rule encode:
         "{params.spider} --log {log:q} encode {wildcards.dataset} {wildcards.part} {input:q}"
 
 
+# A rule's outputs are the same for all its jobs, so datasets with a memory have one of their own.
+if WITH_MEMORY:
+
+    use rule encode as encode_with_memory with:
+        output:
+            multiext("<results>/shards/{dataset}/train/{part}", ".bin", ".idx", ".json"),
+            multiext("<results>/shards/{dataset}/validation/{part}", ".bin", ".idx", ".json"),
+            multiext("<results>/shards/{dataset}/memory/{part}", ".bin", ".idx", ".json"),
+        wildcard_constraints:
+            dataset="|".join(WITH_MEMORY),
+
+    ruleorder: encode_with_memory > encode
+
+
 rule index:
     input:
         part_files("shards/{dataset}/train/{part}.json"),
+        memory_records,
         part_files("raw/{dataset}/{part}.json"),
     output:
         "<results>/shards/{dataset}/metadata.json",

@@ -47,7 +47,7 @@ def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
     spec = session.config.dataset(dataset)
     settings = spec.encoding()
     folder = session.results.shards(dataset)
-    outputs = [folder / split / f"{part}.bin" for split in ("train", "validation")]
+    outputs = [folder / split / f"{part}.bin" for split in spec.splits]
     with session.tracked("encode", f"{dataset}/{part}", settings, [parquet], outputs) as job:
         record = encode_part(parquet, folder, part, spec)
         for split, counts in record.items():

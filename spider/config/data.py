@@ -6,9 +6,9 @@ import glob
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from spider.config.block import Block, ConfigError, Positive
+from spider.config.block import Block, ConfigError, Positive, wrong_key
 
 
 class Source(Block):
@@ -132,10 +132,27 @@ class Dataset(Block):
     """Column whose hash decides the split; where it is absent the text itself is hashed."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.005
     """Share of documents held out."""
+    memory: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of documents that are kept for the memory, and not trained on."""
     split_by: SplitBy | None = None
     """Hold out whole sites, packages, authors, ... (null: each document by itself)."""
     max_document_bytes: Annotated[int, Field(ge=4)] | None = None
     """Truncate longer documents at a UTF-8 boundary (null: keep them whole)."""
+
+    @model_validator(mode="after")
+    def _memory_has_room(self) -> Dataset:
+        if self.memory and isinstance(self.source, StreamSource):
+            remedy = "leave it out, or download the text: source.kind: hub"
+            raise wrong_key("memory", f"a stream is read once and has no shards to keep; {remedy}")
+        if self.memory and self.validation + self.memory >= 1:
+            sum_of = f"validation + memory = {self.validation:g} + {self.memory:g}"
+            raise wrong_key("memory", f"leaves no document to train on, {sum_of} must be below 1")
+        return self
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits that it is encoded into."""
+        return ("train", "validation", "memory") if self.memory else ("train", "validation")
 
     def described(self) -> dict[str, Any]:
         return super().described() | {"source": self.source.described()}

@@ -38,8 +38,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spider.config import Dataset
-from spider.data.metadata import COUNTS, DTYPE, SPLITS
-from spider.data.split import cut, hash_keys, validation_mask
+from spider.data.metadata import COUNTS, DTYPE
+from spider.data.split import cut, hash_keys, split_masks
 from spider.files import replacing, write_json
 from spider.tokens import BYTES
 
@@ -58,17 +58,19 @@ REMEMBERED_ROWS = 1 << 24
 
 
 def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dict[str, Any]:
-    """Encode one parquet file into ``folder/{train,validation}/{part}.bin``, ``.idx`` and ``.json``.
+    """Encode one parquet file into ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``, for each of the
+    dataset's splits: train and validation, and memory where that has a share.
 
-    The JSON records are renamed into place last, so that a part whose records stand is whole. Returns the two
-    records by split: file, part, tokens, documents, bytes, the settings, and counts of the rows read.
+    The JSON records are renamed into place last, so that a part whose records stand is whole; what an encode
+    with a memory left is removed by one without. Returns the records by split: file, part, tokens, documents,
+    bytes, the settings, and counts of the rows read.
 
     Raises `ValueError` where the file is missing, not a whole parquet file, or lacks a text column of
     strings, and `OSError` with the remedy where the shards cannot be written.
     """
     rows = {"read": 0, "null": 0, "empty": 0, "truncated": 0, "duplicates": 0}
     seen = [np.empty(0, np.uint64)]
-    names = {split: folder / split / part for split in SPLITS}
+    names = {split: folder / split / part for split in dataset.splits}
     try:
         with contextlib.ExitStack() as files:
             writers = {split: _ShardWriter(name, files) for split, name in names.items()}
@@ -81,12 +83,15 @@ def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dic
                     seen.append(hashes)
                 if dataset.split_by:
                     hashes = hash_keys(_kin_keys(kin, dataset.split_by.pattern, keys))
-                held_out = validation_mask(hashes, dataset.validation)
+                masks = split_masks(hashes, dataset.validation, dataset.memory)
                 texts = _truncate(texts, dataset.max_document_bytes, rows)
-                writers["train"].append(texts.filter(pa.array(~held_out)))
-                writers["validation"].append(texts.filter(pa.array(held_out)))
+                for split, writer in writers.items():
+                    writer.append(texts.filter(pa.array(masks[split])))
             for name in names.values():  # a record left by an earlier encode must not vouch for the new shard
                 name.with_suffix(".json").unlink(missing_ok=True)
+            if not dataset.memory:
+                for suffix in (".json", ".bin", ".idx"):
+                    (folder / "memory" / part).with_suffix(suffix).unlink(missing_ok=True)
         ids_seen = np.concatenate(seen)
         rows["duplicates"] = repeated = len(ids_seen) - len(np.unique(ids_seen))
         if repeated:

@@ -21,8 +21,11 @@ from spider.files import digest, read_json, sha256
 from spider.tokens import BYTES, Tokens, recorded
 
 DTYPE = np.dtype("<u2")
-SPLITS = ("train", "validation")
 COUNTS = ("tokens", "documents", "bytes")
+
+#: Settings that came later, and what holds where nothing is said of them: at that they are left out, so that
+#: what was written before they came, and its digest, are what would be written now.
+LATER = {"split_by": None, "memory": 0.0}
 
 
 class Shard(BaseModel, frozen=True):
@@ -57,14 +60,15 @@ class Metadata(Artifact):
     text_column: str
     id_column: str
     validation: float
+    memory: float = 0.0
     split_by: dict[str, str] | None = None
     max_document_bytes: int | None
     splits: dict[str, Split]
     digest: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it, and had it before there was ``split_by``."""
-        return {key: v for key, v in super().plain().items() if (key, v) != ("split_by", None)}
+        """As JSON has it; no more is in it than before a setting of `LATER` came that is not used."""
+        return {key: v for key, v in super().plain().items() if key not in LATER or v != LATER[key]}
 
     @property
     def alphabet(self) -> Tokens:
@@ -84,7 +88,7 @@ def build_metadata(
     """
     settings = dataset.encoding()
     splits = {}
-    for split in SPLITS:
+    for split in dataset.splits:
         shards = [_record_of_part(folder, split, part, settings) for part in parts]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             hashes = pool.map(sha256, [folder / shard["file"] for shard in shards])
@@ -114,11 +118,10 @@ def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any
     if not path.exists():
         raise ValueError(f"{path}: part {part} of the {split} split is missing; encode it first")
     record = read_json(path)
-    for key, value in {"split_by": None, **settings}.items():
-        if record.get(key) != value:
+    for key, value in {**LATER, **settings}.items():
+        if (was := record.get(key, LATER.get(key))) != value:
             raise ValueError(
-                f"{path}: part {part} was encoded with {key} = {record.get(key)!r}, not {value!r}; "
-                "encode it again"
+                f"{path}: part {part} was encoded with {key} = {was!r}, not {value!r}; encode it again"
             )
     shard = {key: record[key] for key in ("file", "part", *COUNTS)}
     check_size(folder / shard["file"], shard["tokens"] * DTYPE.itemsize)

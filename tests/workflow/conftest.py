@@ -152,14 +152,14 @@ class Workflow:
         """Why it is not done yet, as far as can be known."""
         return "still running"
 
-    def planned(self) -> dict[str, int]:
-        """Jobs by rule that a run would do now."""
-        lines = self("--dry-run").splitlines()
+    def planned(self, *targets: str) -> dict[str, int]:
+        """Jobs by rule that a run would do now, parts of the workflow themselves left out."""
+        lines = self("--dry-run", *targets).splitlines()
         if "Job stats:" not in lines:
             return {}
         table = lines[lines.index("Job stats:") + 3 :]
         rows = [line.split() for line in table[: table.index("")]]
-        return {rule: int(count) for rule, count in rows if rule not in ("total", "all")}
+        return {rule: int(count) for rule, count in rows if rule not in ("total", "all", *targets)}
 
 
 def untracked(folder: Path) -> Workflow:

@@ -1,8 +1,11 @@
 """What a configuration plans, before anything runs."""
 
 import contextlib
+import copy
 import resource
 import subprocess
+
+from spider.files import read_json
 
 from .conftest import ROOT, SNAKEMAKE
 
@@ -67,6 +70,26 @@ def test_a_part_of_the_workflow_can_be_named(workflow):
     output = workflow("--dry-run", "datasets/text")
     assert "train" not in output.split("Reasons")[0]
     assert "evaluate" in workflow("--dry-run", "runs/small")
+
+
+def test_a_memory_has_a_rule_of_its_own_and_other_datasets_nothing_to_do(workflow):
+    datasets = workflow.config["datasets"]
+    datasets["more"] = copy.deepcopy(datasets["text"])
+    workflow("datasets/text", "datasets/more")
+    before = {path: path.stat().st_mtime_ns for path in workflow.results.glob("shards/text/**/*")}
+    datasets["more"]["memory"] = 0.5
+    assert workflow.planned("datasets/text", "datasets/more") == {"encode_with_memory": 1, "index": 1}
+    workflow("datasets/text", "datasets/more")
+    assert workflow.planned("datasets/text", "datasets/more") == {}
+    metadata = read_json(workflow.results / "shards/more/metadata.json")
+    assert metadata["memory"] == 0.5 and metadata["splits"]["memory"]["documents"] > 50
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert not (workflow.results / "shards/text/memory").exists()
+
+    datasets["more"]["memory"] = 0.6
+    assert workflow.planned("datasets/text", "datasets/more") == {"encode_with_memory": 1, "index": 1}
+    datasets["more"]["memory"] = 0
+    assert workflow.planned("datasets/text", "datasets/more") == {"encode": 1, "index": 1}
 
 
 def test_results_of_another_version_are_refused_and_kept(workflow):

@@ -19,6 +19,8 @@ BASE = {
     },
 }
 
+STREAM = {"source": {"kind": "stream", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}}
+
 
 def changed(path: str, value) -> dict:
     """BASE with the value at a dotted path replaced."""
@@ -61,6 +63,18 @@ def changed(path: str, value) -> dict:
             "datasets.docs.split_by",
             {"column": "url", "pattern": "(["},
             "datasets.docs.split_by.pattern: is no regular expression: unterminated character set",
+        ),
+        ("datasets.docs.memory", 1, "datasets.docs.memory: must be below 1.0 (got 1)"),
+        ("datasets.docs.memory", -0.1, "datasets.docs.memory: must be at least 0.0 (got -0.1)"),
+        (
+            "datasets.docs.memory",
+            0.995,
+            "datasets.docs.memory: leaves no document to train on, validation + memory = 0.005 + 0.995 must",
+        ),
+        (
+            "datasets.docs",
+            {**STREAM, "memory": 0.5},
+            "datasets.docs.memory: a stream is read once and has no shards to keep; leave it out",
         ),
         ("runs.demo.data", "dosc", "runs.demo.stages[0].data: no dataset 'dosc'; did you mean \"docs\"?"),
         ("runs.demo.stages", [], "runs.demo.stages: must not be empty"),
@@ -166,9 +180,8 @@ def test_local_sources_expand_globs_in_order(tmp_path):
 
 
 def test_a_stream_needs_another_dataset_to_be_evaluated_on():
-    stream = {"kind": "stream", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}
     with pytest.raises(ConfigError, match=r"evaluation\.data: 'docs' is a stream"):
-        load_config(changed("datasets.docs.source", stream))
+        load_config(changed("datasets.docs", STREAM))
 
 
 @pytest.mark.parametrize("path", ["config.yaml", *(f"presets/{p.name}" for p in ROOT.glob("presets/*.yaml"))])

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from spider.data import encode
 from spider.data.encode import encode_part
-from spider.data.split import document_key, is_validation
+from spider.data.split import document_key, hash_keys, is_validation, split_masks
 from spider.files import read_json
 from spider.tokens import BYTES
 from tests.unit.datasets import dataset
@@ -372,15 +372,17 @@ def test_torch_is_not_imported():
 SITES = [f"https://site{i % 23}.org/page/{i}" for i in range(500)]
 
 
-def encode_by_site(folder: Path, urls: list[str | None], **by: str) -> dict[str, set[str | None]]:
+def encode_by_site(
+    folder: Path, urls: list[str | None], memory: float = 0, **by: str
+) -> dict[str, set[str | None]]:
     """Of each split the addresses of its documents, whose text is their number."""
     folder.mkdir()
     table = pa.table({"text": [str(i) for i in range(len(urls))], "id": IDS[: len(urls)], "url": urls})
     pq.write_table(table, folder / "a.parquet", row_group_size=77)
-    settings = dataset(validation=0.2, split_by={"column": "url", **by})
+    settings = dataset(validation=0.2, memory=memory, split_by={"column": "url", **by})
     encode_part(folder / "a.parquet", folder, "000", settings)
     sides = {}
-    for split in ("train", "validation"):
+    for split in settings.splits:
         ids, offsets = shard(folder, split)
         texts = [BYTES.decode(ids[a // 2 : b // 2]) for a, b in pairwise([*offsets, 2 * len(ids)])]
         sides[split] = {urls[int(text)] for text in texts}
@@ -396,6 +398,37 @@ def test_documents_of_one_site_fall_on_one_side(tmp_path):
     }
     whole = encode_by_site(tmp_path / "whole", [url.split("/page")[0] for url in SITES])
     assert not whole["train"] & whole["validation"]  # all that is found, where the pattern has no group
+
+
+def test_a_whole_site_is_kept_for_the_memory(tmp_path):
+    sides = encode_by_site(tmp_path / "with", SITES, memory=0.5, pattern="//([^/]+)")
+    sites = {split: {url.split("/")[2] for url in urls} for split, urls in sides.items()}
+    assert all(sites.values()) and sum(map(len, sites.values())) == 23
+    hosts = [f"site{i}.org" for i in range(23)]
+    masks = split_masks(hash_keys(map(str.encode, hosts)), 0.2, 0.5)
+    assert sites == {split: set(np.array(hosts)[mask]) for split, mask in masks.items()}
+    without = encode_by_site(tmp_path / "without", SITES, pattern="//([^/]+)")
+    assert without["validation"] == sides["validation"]
+    assert without["train"] == sides["train"] | sides["memory"]
+
+
+def test_the_memory_has_shards_only_where_it_has_a_share(tmp_path):
+    file, out = write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out"
+    with_memory = encode_part(file, out, "000", dataset(validation=0.2, memory=0.5))
+    assert len(left(out)) == 9
+    documents = {}
+    for split in ("train", "validation", "memory"):
+        ids, offsets = shard(out, split)
+        documents[split] = [ids[a // 2 : b // 2] for a, b in pairwise([*offsets, 2 * len(ids)])]
+        record = read_json(out / split / "000.json")
+        assert record == with_memory[split] and record["memory"] == 0.5
+        assert record["documents"] == len(documents[split]) > 50
+    every = [[BYTES.bos, *text.encode(), BYTES.eos] for text in MANY]
+    assert sorted(chain.from_iterable(documents.values())) == sorted(every)
+
+    without = encode_part(file, out, "000", dataset(validation=0.2))
+    check(out, MANY, IDS, 0.2)
+    assert len(left(out)) == 6 and "memory" not in without["train"]
 
 
 def test_what_belongs_to_nothing_is_decided_by_its_id(tmp_path):

@@ -84,6 +84,34 @@ def test_digest_follows_the_content_only(folder):
     assert again() != first
 
 
+def test_a_memory_is_described_verified_and_shown(folder, tmp_path):
+    settings = dataset(validation=0.2, memory=0.5)
+    before = load_metadata(folder)
+    assert "memory" not in (folder / "metadata.json").read_text()
+    with pytest.raises(ValueError, match=r"encoded with memory = 0\.0, not 0\.5; encode it again"):
+        build_metadata(folder, "demo", settings, source=SOURCE, parts=PARTS)
+    encode_part(tmp_path / "a.parquet", folder, "002", settings)
+    with pytest.raises(ValueError, match=r"002 was encoded with memory = 0\.5, not 0\.0; encode it again"):
+        build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=PARTS)
+
+    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "b.parquet")
+    encode_part(tmp_path / "b.parquet", tmp_path / "m", "000", settings)
+    after = build_metadata(tmp_path / "m", "demo", settings, source=SOURCE, parts=["000"])
+    assert load_metadata(tmp_path / "m") == after and after.memory == 0.5 and after.digest != before.digest
+    assert list(after.splits) == ["train", "validation", "memory"]
+    assert verify(tmp_path / "m")["documents"] == len(TEXTS)
+    assert inspect(tmp_path / "m")["splits"]["memory"]["documents"] == after.splits["memory"].documents > 100
+    assert Shards(tmp_path / "m", "memory").digest == f"{after.digest}/memory"
+    poke(tmp_path / "m/memory/000.bin", 4, b"Z")
+    with pytest.raises(ValueError, match=r"memory/000\.bin: SHA-256 differs"):
+        verify(tmp_path / "m")
+
+
+def test_a_description_without_a_memory_is_written_as_it_always_was(folder):
+    keys = "format dataset dtype vocab_size special_ids source text_column id_column validation"
+    assert list(load_metadata(folder).plain()) == [*keys.split(), "max_document_bytes", "splits", "digest"]
+
+
 def test_missing_part_is_named(folder):
     with pytest.raises(
         ValueError, match=r"train/003\.json: part 003 of the train split is missing; encode it"

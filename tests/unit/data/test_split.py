@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spider.data.split import document_key, hash_keys, is_validation, validation_mask
+from spider.data.split import document_key, hash_keys, is_validation, split_masks, validation_mask
 
 KEYS = [f"document-{i}".encode() for i in range(20_000)]
 HASHES = hash_keys(KEYS)
@@ -52,6 +52,31 @@ def test_impossible_share_is_refused(share):
         is_validation(b"x", share)
     with pytest.raises(ValueError, match="share"):
         validation_mask(HASHES, share)
+
+
+def test_every_document_is_in_one_split_and_what_is_held_out_asks_for_no_memory():
+    masks = split_masks(HASHES, 0.1, 0.6)
+    assert (sum(mask.astype(int) for mask in masks.values()) == 1).all()
+    assert (masks["validation"] == validation_mask(HASHES, 0.1)).all()
+    assert abs(masks["memory"].mean() - 0.6) < 5 * (0.6 * 0.4 / len(KEYS)) ** 0.5
+    larger = split_masks(HASHES, 0.1, 0.8)
+    assert not (masks["memory"] & ~larger["memory"]).any() and not (larger["train"] & ~masks["train"]).any()
+
+
+def test_without_a_memory_all_that_is_not_held_out_is_trained_on():
+    masks = split_masks(HASHES, 0.1)
+    assert (masks["train"] == ~validation_mask(HASHES, 0.1)).all() and not masks["memory"].any()
+
+
+def test_known_keys_never_move_into_or_out_of_the_memory():
+    masks = split_masks(HASHES[:1000], 0.005, 0.005)
+    assert masks["memory"].nonzero()[0].tolist() == [131, 153, 375, 444, 958]
+
+
+@pytest.mark.parametrize(("validation", "memory"), [(0.1, 0.9), (0.5, 0.6), (0.1, -0.1)])
+def test_shares_that_leave_nothing_are_refused(validation, memory):
+    with pytest.raises(ValueError, match="must add up to less than 1"):
+        split_masks(HASHES, validation, memory)
 
 
 def test_key_is_the_id_or_else_the_text():
