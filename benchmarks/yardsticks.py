@@ -50,7 +50,7 @@ def in_full(config: Config, run: str, limit: int | None) -> tuple[list[list[str]
 def cost(config: Config, run: str) -> dict[str, float]:
     """Seconds to evaluate all stages, with the yardsticks of the default setting and with none given."""
     from spider.evaluation.evaluate import evaluate
-    from spider.evaluation.training_text import learned_from
+    from spider.evaluation.training_text import LearnedFrom, learned_from
 
     results = Results(Path(config.results))
     seconds = {"with yardsticks": 0.0, "without": 0.0}
@@ -59,7 +59,7 @@ def cost(config: Config, run: str) -> dict[str, float]:
             spec = config.stage(run, stage.name)
             data = results.shards(spec.evaluation.data or spec.data)
             for name in seconds:
-                texts = learned_from(config, run, stage.name) if name == "with yardsticks" else []
+                texts = learned_from(config, run, stage.name) if name == "with yardsticks" else LearnedFrom()
                 kept = Path(folder) / name
                 began = time.perf_counter()
                 evaluate(

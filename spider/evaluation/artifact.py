@@ -100,13 +100,13 @@ class Yardstick(BaseModel, frozen=True):
 
     name: str
     given: Literal["nothing", "stage", "split"]
-    """The text it read before: none, what the model was trained on, all of the training split."""
+    """The text it read before: none, what the model was trained on, all that is not held out."""
     given_bytes: int
     share: float
     """That is so much of the text it is named after."""
     bpb: float
     fresh: float | None
-    """On the bytes that the training split does not hold; None where that is unknown or there are none."""
+    """On the bytes that the training text does not hold; None where that is unknown or there are none."""
 
     @property
     def key(self) -> str:
@@ -135,14 +135,14 @@ def fairest(rates: Mapping[str, float]) -> dict[str, float]:
 
 
 class Copies(BaseModel, frozen=True):
-    """How much of the text stands in the training split as well, and the score on what does not."""
+    """How much of the text stands in the training text as well, and the score on what does not."""
 
     length: int
     """Bytes in a row that count as a copy."""
     copied: float
     """Share of the text's bytes that lie in one."""
     searched: float
-    """Share of the training split that was searched."""
+    """Share of the training text that was searched."""
     fresh_bytes: int
     bpb: float | None
     """Of the model, on the other bytes; None where there are none."""
@@ -156,7 +156,7 @@ class DocumentScore(BaseModel, frozen=True):
     ppmd: float | None = None
     """Of PPMd given as much training text as it is given."""
     common: float | None = None
-    """Share of its stretches of 12 bytes that the training split holds."""
+    """Share of its stretches of 12 bytes that the training text holds."""
     copied: float | None = None
     """Share of its bytes in copies."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from spider.evaluation.bpb import bits_by_byte, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.overlap import COPIED, Text
 from spider.evaluation.segments import cut
+from spider.evaluation.training_text import LearnedFrom
 from spider.evaluation.yardsticks import Measured, beside, measure_given
 from spider.model import choose_kernels
 from spider.model.interface import Model
@@ -50,7 +50,7 @@ def evaluate(
     data: Path,
     output: Path,
     *,
-    learned_from: Sequence[tuple[Path, Path | None]] = (),
+    learned_from: LearnedFrom | None = None,
     kept: Path | None = None,
     device: str | None = None,
 ) -> Evaluation:
@@ -59,7 +59,7 @@ def evaluate(
     Args:
         spec: the stage; the model's own configuration is in the checkpoint.
         data: shards folder of ``spec.evaluation.data``.
-        learned_from: receipt and shards folder (None: a stream) of each stage up to this one.
+        learned_from: what the compressors are given (default: nothing).
         kept: folder of what was measured of texts before (default: in ``output``).
         device: where to run (default: the GPU where there is one).
 
@@ -85,7 +85,7 @@ def evaluate(
     n_loops = asked.n_loops or spec.loops
     inspector = model.inspector()
     observe = inspector.observe if inspector else None
-    texts = learned_from, asked.training_bytes, kept or output / "yardsticks"
+    texts = learned_from or LearnedFrom(), asked.training_bytes, kept or output / "yardsticks"
     with beside(partial(measure_given, held_out, *texts)) as others:
         result = score(model, tokens_N, n_loops=n_loops, observe=observe, **reading)
         written = generate(

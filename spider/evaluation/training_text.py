@@ -4,8 +4,14 @@ Receipts say how far into the order of windows each stage came, and that order i
 (`spider.data.loader`), so the windows can be named without having been written down. Their union, in the
 order of the split, is what a compressor has to be given for a comparison on equal terms.
 
-No more than ``limit`` ids are taken of either: of the windows those that were read first, of a split its
-beginning. The share that this is stands beside every figure.
+What could have been learned from is all that was not held out: of each dataset the memory split, if it has
+one, and then the train split, whether the model has a memory or not, for a share of documents that is kept
+for one makes no less text of the corpus. What was learned from is the windows, behind the memory splits that
+the model looks things up in.
+
+No more than ``limit`` ids are taken of either: of the windows those that were read first, of splits their
+beginning. The share that this is stands beside every figure. That a beginning may be of the memory alone is
+no matter: a hash tells it from the rest, so both are samples of one text, and it is mostly the larger one.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ import numpy as np
 from spider.checkpoints.records import Receipt
 from spider.config import Config
 from spider.data.loader import Loader
+from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.results import Results
 from spider.tokens import Tokens
@@ -50,23 +57,36 @@ class TrainingText:
         return b"".join(self.alphabet.raw(piece) for piece in self.pieces())
 
 
-def learned_from(config: Config, run: str, stage: str) -> list[tuple[Path, Path | None]]:
-    """Receipt and shards folder (None: a stream) of each stage of a run up to this one."""
+@dataclass(frozen=True)
+class LearnedFrom:
+    """Where what a model has learned from lies."""
+
+    stages: Sequence[tuple[Path, Path | None]] = ()
+    """Receipt, and shards folder (None: a stream), of each of its stages."""
+    memories: Sequence[Path] = ()
+    """Shards folders of which the model looks things up in the memory split."""
+
+
+def learned_from(config: Config, run: str, stage: str) -> LearnedFrom:
+    """Of a run up to this stage."""
     results, last = Results(Path(config.results)), config.stage(run, stage).index
     specs = [config.stage(run, one.name) for one in config.run(run).stages[: last + 1]]
-    return [
-        (results.stage(run, spec.stage).receipt, None if spec.stream else results.shards(spec.data))
-        for spec in specs
-    ]
+    return LearnedFrom(
+        [
+            (results.stage(run, spec.stage).receipt, None if spec.stream else results.shards(spec.data))
+            for spec in specs
+        ]
+    )
 
 
 def training_texts(
-    stages: Sequence[tuple[Path, Path | None]], of_stage: int | None, of_split: int | None
+    learned: LearnedFrom, of_stage: int | None, of_split: int | None
 ) -> tuple[TrainingText | None, TrainingText | None, list[str]]:
-    """What these stages (receipt, and shards folder or None for a stream) were trained on, and all of their
-    splits, no more ids than given; None where that cannot be read again, and why."""
+    """What was learned from, and all that could have been, no more ids than given; None where that cannot be
+    read again, and why."""
     receipts, splits, why = [], [], []
-    for path, folder in stages:
+    there: dict[str, Shards] = {}
+    for path, folder in learned.stages:
         receipt = Receipt.read(path)
         name = f"{receipt.run}/{receipt.stage}"
         if folder is None:
@@ -75,7 +95,7 @@ def training_texts(
             why.append(f"{name}: its receipt has no position in its data")
         else:
             try:
-                split = Shards(folder, "train")
+                *memory, split = _not_held_out(folder)
             except ValueError as error:
                 why.append(f"the training text of {name} cannot be read: {error}")
                 continue
@@ -84,24 +104,35 @@ def training_texts(
             else:
                 receipts.append(receipt)
                 splits.append(split)
+                there |= {one.digest: one for one in (*memory, split)}
+    memories = []
+    for folder in learned.memories:
+        try:
+            memories.append(Shards(folder, "memory"))
+        except ValueError as error:
+            why.append(f"the text of the memory cannot be read: {error}")
     if why or not splits:
         return None, None, why or ["what the model was trained on is unknown: compressors alone"]
-    different = list({split.digest: split for split in splits}.values())
-    return of_stages(receipts, splits, of_stage), of_splits(different, of_split), []
+    there = {one.digest: one for one in memories} | there
+    return of_stages(receipts, splits, of_stage, memories), of_splits(list(there.values()), of_split), []
+
+
+def _not_held_out(folder: Path) -> list[Shards]:
+    """The splits of a dataset that may be learned from, the last of them the one that is trained on."""
+    names = load_metadata(folder).splits
+    return [Shards(folder, name) for name in ("memory", "train") if name == "train" or name in names]
 
 
 def of_splits(splits: Sequence[Shards], limit: int | None) -> TrainingText:
     """All of them, or the beginning."""
-    spans, room = [], limit
-    for split in splits:
-        count = split.tokens if room is None else min(room, split.tokens)
-        spans.append((split, 0, count))
-        room = None if room is None else room - count
+    spans = _beginning(splits, limit)
     return TrainingText(spans, _size(spans) / sum(split.tokens for split in splits))
 
 
-def of_stages(receipts: Sequence[Receipt], splits: Sequence[Shards], limit: int | None) -> TrainingText:
-    """The windows that these stages read, each from its own split, or the first of them.
+def of_stages(
+    receipts: Sequence[Receipt], splits: Sequence[Shards], limit: int | None, memories: Sequence[Shards] = ()
+) -> TrainingText:
+    """All of these memories, and the windows that these stages read, each from its own split; or the first.
 
     The receipts have positions in these splits.
     """
@@ -111,7 +142,9 @@ def of_stages(receipts: Sequence[Receipt], splits: Sequence[Shards], limit: int 
         order = split.digest, receipt.position["seq_len"], receipt.position["seed"]
         _, before = orders.get(order, (split, 0))
         orders[order] = split, max(before, receipt.position["sample"])  # a stage may go on where one stopped
-    spans, there, room = [], 0, limit
+    spans = _beginning(memories, limit)
+    there = sum(memory.tokens for memory in memories)
+    room = None if limit is None else limit - _size(spans)
     for (_, seq_len, seed), (split, samples) in orders.items():
         windows = -(-split.tokens // seq_len)
         there += min(split.tokens, samples * seq_len)
@@ -132,6 +165,16 @@ def _seen(split: Shards, seq_len: int, seed: int, count: int) -> list[tuple[Shar
     last = np.append(np.flatnonzero(first)[1:], len(begins)) - 1
     reach = np.maximum.accumulate(ends)[last]
     return [(split, int(a), int(b)) for a, b in zip(begins[first], reach, strict=True) if b > a]
+
+
+def _beginning(splits: Sequence[Shards], limit: int | None) -> list[tuple[Shards, int, int]]:
+    """All of the splits, or the beginning, as spans."""
+    spans, room = [], limit
+    for split in splits:
+        count = split.tokens if room is None else min(room, split.tokens)
+        spans.append((split, 0, count))
+        room = None if room is None else room - count
+    return spans
 
 
 def _size(spans: Sequence[tuple[Shards, int, int]]) -> int:

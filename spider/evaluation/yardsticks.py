@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,7 +28,7 @@ from spider import files
 from spider.evaluation import compressors
 from spider.evaluation.artifact import COMPRESSORS, Yardstick
 from spider.evaluation.overlap import COMMON, COPIED, Stretches, Text
-from spider.evaluation.training_text import TrainingText, training_texts
+from spider.evaluation.training_text import LearnedFrom, TrainingText, training_texts
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,11 @@ class Measured:
     ppmd_D: np.ndarray | None
     """Bits of each document, by PPMd given as much as it is given."""
     copied_N: np.ndarray | None
-    """Which bytes lie in a match of `COPIED` bytes with the training split; None where that is not known."""
+    """Which bytes lie in a match of `COPIED` bytes with the training text; None where that is not known."""
     common_D: np.ndarray | None
-    """Of each document the share of stretches of `COMMON` bytes that the training split holds."""
+    """Of each document the share of stretches of `COMMON` bytes that the training text holds."""
     searched: float | None
-    """Share of the training split that was searched."""
+    """Share of the training text that was searched."""
     left_out: list[str]
     """What is missing, and why."""
 
@@ -65,11 +65,9 @@ def beside(work: Callable[[], T]) -> Iterator[Future[T]]:
         pool.shutdown(cancel_futures=True)
 
 
-def measure_given(
-    text: Text, stages: Sequence[tuple[Path, Path | None]], limit: int | None, kept: Path
-) -> Measured:
-    """All yardsticks, given what these stages learned from (as `training_texts` takes them)."""
-    stage, split, why = training_texts(stages, limit, None if limit is None else SEARCHED * limit)
+def measure_given(text: Text, learned: LearnedFrom, limit: int | None, kept: Path) -> Measured:
+    """All yardsticks, given what a model has learned from and what it could have."""
+    stage, split, why = training_texts(learned, limit, None if limit is None else SEARCHED * limit)
     measured = measure(text, stage, split, limit, kept)
     measured.left_out.extend(why)
     for line in measured.left_out:
@@ -83,8 +81,8 @@ def measure(
     """All yardsticks of a held-out text.
 
     Args:
-        stage: what the model was trained on; None where that cannot be read.
-        split: all that it could have been trained on.
+        stage: what the model has learned from; None where that cannot be read.
+        split: all that it could have learned from: every split but what is held out.
         limit: bytes of training text that PPMd is given at most.
         kept: folder of what was measured before.
     """
@@ -125,7 +123,7 @@ def measure(
 
 
 def _matches(text: Text, split: TrainingText, kept: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Which bytes are copies of the split, and how common each document's wording is there."""
+    """Which bytes are copies of these splits, and how common each document's wording is there."""
     spans = [(shards.digest, begin, end) for shards, begin, end in split.spans]
 
     def search() -> dict[str, Any]:

@@ -31,7 +31,7 @@ LIKE_AND_UNLIKE = (
     "Compressors coded the same bytes, after the text that their name says they were given; they go on "
     "learning from it as they read and see all of it so far, a model is frozen, sees its window only, and "
     "may have read its training text several times. Copies are stretches of 50 bytes or more that the "
-    "training split holds too."
+    "training text holds too."
 )
 _NOTE = (
     "Bits per byte: nats of the bytes' predictions / (ln 2 x bytes), lower is better; strict also counts "
@@ -66,7 +66,7 @@ class Summary(Artifact):
     """The same for every text scored, by dataset."""
     compressor_settings: dict[str, str]
     fresh_by_data: dict[str, dict[str, float]] = {}  # noqa: RUF012
-    """Their rates on what is no copy of the training split."""
+    """Their rates on what is no copy of the training text."""
     seconds_by_rule: dict[str, float]
     """Wall seconds summed over each rule's jobs, from Snakemake's benchmark files."""
 
@@ -204,7 +204,7 @@ def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:
 
 
 def outside(stage: dict[str, Any]) -> str:
-    """The score on what is no copy of the training split; empty where that is not known."""
+    """The score on what is no copy of the training text; empty where that is not known."""
     bpb = (stage["copies"] or {}).get("bpb")
     return "" if bpb is None else f"{bpb:.4f}"
 

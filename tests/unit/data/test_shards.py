@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.data.encode import encode_part
+from spider.data.loader import Loader
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards, inspect, verify
 from spider.files import digest
@@ -110,6 +111,18 @@ def test_a_memory_is_described_verified_and_shown(folder, tmp_path):
 def test_a_description_without_a_memory_is_written_as_it_always_was(folder):
     keys = "format dataset dtype vocab_size special_ids source text_column id_column validation"
     assert list(load_metadata(folder).plain()) == [*keys.split(), "max_document_bytes", "splits", "digest"]
+
+
+@pytest.mark.parametrize(("validation", "memory", "empty"), [(0.1, 0.89, "train"), (0.1, 1e-9, "memory")])
+def test_a_text_too_small_for_three_splits_ends_where_one_is_needed(tmp_path, validation, memory, empty):
+    pq.write_table(pa.table({"text": TEXTS[:8]}), tmp_path / "a.parquet")
+    settings = dataset(validation=validation, memory=memory)
+    encode_part(tmp_path / "a.parquet", tmp_path / "s", "000", settings)
+    metadata = build_metadata(tmp_path / "s", "small", settings, source={}, parts=["000"])
+    assert metadata.splits[empty].documents == 0 and verify(tmp_path / "s")["documents"] == 8
+    assert inspect(tmp_path / "s")["splits"][empty]["beginning"] == ""
+    with pytest.raises(ValueError, match=rf"s \({empty}\): 0 tokens are less than one window"):
+        Loader(Shards(tmp_path / "s", empty), seq_len=32, rows=1, seed=0)
 
 
 def test_missing_part_is_named(folder):

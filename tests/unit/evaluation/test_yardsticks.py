@@ -17,7 +17,7 @@ from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation.artifact import COMPRESSORS
 from spider.evaluation.overlap import COPIED, Text
-from spider.evaluation.training_text import of_splits, of_stages, training_texts
+from spider.evaluation.training_text import LearnedFrom, of_splits, of_stages, training_texts
 from spider.evaluation.yardsticks import measure
 from spider.files import write_json
 from spider.tokens import BYTES
@@ -63,11 +63,44 @@ def test_what_a_stage_read_is_what_its_loader_handed_out(folder, count, tmp_path
     split = Shards(folder, "train")
     path = tmp_path / "train.json"
     write_json(path, receipt(split, count))
-    stage, whole, why = training_texts([(path, folder)], None, None)
+    stage, whole, why = training_texts(LearnedFrom([(path, folder)]), None, None)
     ids = split.read(0, split.tokens)
     assert stage.raw() == BYTES.raw(ids[windows_read(split, count)])
     assert whole.raw() == BYTES.raw(ids) and not why
     assert stage.share == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_memory_is_text_that_could_be_learned_from_and_is_searched_for_copies(folder, tmp_path):
+    data, path = tmp_path / "data", tmp_path / "train.json"
+    settings = dataset(validation=0.1, memory=0.6)
+    encode_part(folder / "000.parquet", data, "000", settings)
+    build_metadata(data, "words", settings, source={"kind": "local"}, parts=["000"])
+    train, memory = Shards(data, "train"), Shards(data, "memory")
+    write_json(path, receipt(train, 20))
+    of_train, of_memory = (split.read(0, split.tokens) for split in (train, memory))
+    windows = BYTES.raw(of_train[windows_read(train, 20)])
+
+    stage, whole, why = training_texts(LearnedFrom([(path, data)]), None, None)
+    assert not why and stage.raw() == windows
+    assert whole.raw() == BYTES.raw(of_memory) + BYTES.raw(of_train) and whole.share == 1
+    stage, same, _ = training_texts(LearnedFrom([(path, data)], [data]), None, None)
+    assert stage.raw() == BYTES.raw(of_memory) + windows and stage.share == pytest.approx(1, abs=0.02)
+    assert same.raw() == whole.raw()
+
+    limit = memory.tokens + 10 * 64
+    stage, part, _ = training_texts(LearnedFrom([(path, data)], [data]), limit, memory.tokens // 2)
+    assert stage.raw() == BYTES.raw(of_memory) + BYTES.raw(of_train[windows_read(train, 10)])
+    assert part.raw() == BYTES.raw(of_memory[: memory.tokens // 2])
+    there = memory.tokens + train.tokens
+    assert part.share == pytest.approx(memory.tokens / 2 / there, rel=0.01)
+    stage, *_ = training_texts(LearnedFrom([(path, data)], [data]), 100, None)
+    assert len(stage.raw()) <= 100 and stage.share < 0.1
+
+    text = Text.of(of_memory[:2000], BYTES)
+    assert measure(text, None, whole, 0, tmp_path).copied_N.mean() > 0.99
+    assert measure(text, None, of_splits([train], None), 0, tmp_path).copied_N.mean() < 0.9
+    *_, why = training_texts(LearnedFrom([(path, data)], [folder]), None, None)
+    assert "the text of the memory cannot be read" in why[0] and "no split 'memory'" in why[0]
 
 
 def test_stages_that_go_on_in_an_order_are_read_once_and_another_order_is_added(folder):
@@ -170,5 +203,5 @@ def test_a_training_text_that_is_out_of_reach_is_said(folder, tmp_path, change, 
     path = tmp_path / "train.json"
     path.write_text(json.dumps(plain))
     where = {"stream": None, "shards": tmp_path}.get(change, folder)
-    stage, split, why = training_texts([(path, where)], None, None)
+    stage, split, why = training_texts(LearnedFrom([(path, where)]), None, None)
     assert stage is None and split is None and said in why[0]
