@@ -64,6 +64,7 @@ def configuration(steps: int) -> dict[str, Any]:
     run = config["runs"][RUN]
     run["data"] = "text"
     run["model"]["engram"]["table_size"] = 500
+    run["evaluation"] = {"max_bytes": 4000, "loops_bytes": 500, "sample_bytes": 20}
     run["defaults"] |= {"seq_len": 32, "micro_batch": 4, "max_steps": steps, "ckpt_every": 2, "log_every": 5}
     run["stages"] = [
         {"name": "first", "schedule": "constant", "warmup_steps": 5},
@@ -425,7 +426,7 @@ def main() -> int:
     hits: dict[tuple[str, str], list[int]] = {}
     equal: list[bool] = []
     with tempfile.TemporaryDirectory(prefix="torture-") as scratch:
-        undisturbed, seconds = undisturbed_life(Path(scratch) / "undisturbed", 50 if chosen.quick else 150)
+        undisturbed, seconds = undisturbed_life(Path(scratch) / "undisturbed", 30 if chosen.quick else 150)
         expected = undisturbed.outcome()
         faults = Faults(chosen.seed, undisturbed, seconds)
         kills, end = 0, "equal"

@@ -27,6 +27,9 @@ SNAKEMAKE = Path(sys.executable).parent / "snakemake"
 #: Seconds after which a workflow run is taken to hang.
 PATIENCE = 500
 
+#: Of the command line's settings; no job of a workflow may heed them.
+SEEDS_VARIABLES = {"LR": "0.5", "SEQ_LEN": "no number"}
+
 SMALL = {
     "datasets": {"text": {"source": {"kind": "local", "files": ["text.jsonl"]}, "validation": 0.1}},
     "runs": {
@@ -202,11 +205,11 @@ def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained_folder(prepared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All is done."""
+    """All is done, beside variables of the environment that must not matter."""
 
     def make(folder: Path) -> None:
         shutil.copytree(prepared_folder, folder, dirs_exist_ok=True, symlinks=True)
-        untracked(folder)()
+        untracked(folder)(**SEEDS_VARIABLES)
 
     return made_once(tmp_path_factory, "trained", make)
 

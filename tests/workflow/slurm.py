@@ -82,7 +82,7 @@ class Slurm:
     def jobs(self, rule: str, folder: Path) -> list[str]:
         """Ids of the jobs of a rule that run in a folder; the plugin puts the rule into a job's comment."""
         lines = self("squeue", "--noheader", "--states=RUNNING", "--format=%i %k %Z").splitlines()
-        found = [line.split() for line in lines]
+        found = [line.split(maxsplit=2) for line in lines]  # a folder may have a space in it
         return [
             number
             for number, comment, where in found

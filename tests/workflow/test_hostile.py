@@ -17,60 +17,38 @@ from .conftest import Workflow, said, wait_for
 FIRST = "results/runs/small/first/train.json"
 
 
-def long_first_stage(workflow):
-    workflow.run["stages"][0]["max_steps"] = 2000
-    return workflow.stage("first") / "checkpoints"
-
-
-def test_ctrl_c_saves_and_the_same_command_goes_on(prepared):
-    checkpoints = long_first_stage(prepared)
-    process = prepared.start()
-    wait_for(lambda: list(checkpoints.glob("step-*")), process)
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode != 0
-    newest = max(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
-    assert f"step {newest}" in output or f"step-{newest:08d}" in output, output
-    process = prepared.start()
-    log = prepared.results / "logs/train/small/first.log"
-    wait_for(lambda: "going on from" in said(log), process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def test_two_invocations_at_once_are_told_of_the_lock(prepared):
-    checkpoints = long_first_stage(prepared)
-    process = prepared.start()
-    wait_for(lambda: checkpoints.exists(), process)
-    try:
-        output = prepared(fails=True)
-        assert "cannot be locked" in output or "locked" in output
-        assert "--unlock" in output
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def test_a_corrupt_newest_checkpoint_is_named_and_the_one_before_is_used(prepared):
-    checkpoints = long_first_stage(prepared)
-    process = prepared.start()
+def test_a_second_invocation_is_told_of_the_lock_ctrl_c_saves_and_what_is_damaged_is_named(prepared):
+    """One training, to which all of it happens; the same command goes on with it."""
+    prepared.run["stages"][0]["max_steps"] = 2000
+    checkpoints, log = (
+        prepared.stage("first") / "checkpoints",
+        prepared.results / "logs/train/small/first.log",
+    )
+    process = prepared.start(FIRST)
     wait_for(lambda: len(list(checkpoints.glob("step-*"))) >= 2, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    newest = max(checkpoints.glob("step-*"), key=lambda path: path.name)
+    try:
+        refused = prepared(fails=True)
+        assert "cannot be locked" in refused and "--unlock" in refused
+        assert process.poll() is None
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    *_, before, newest = sorted(checkpoints.glob("step-*"))
+    step = int(newest.name.removeprefix("step-"))
+    assert f"step {step}" in output or newest.name in output, output
+
     largest = max((p for p in newest.rglob("*") if p.is_file()), key=lambda path: path.stat().st_size)
     with open(largest, "r+b") as f:
         f.seek(largest.stat().st_size // 2)
         byte = f.read(1)
         f.seek(-1, os.SEEK_CUR)
         f.write(bytes([byte[0] ^ 0xFF]))
-    prepared("--unlock")
-    process = prepared.start()
-    log = prepared.results / "logs/train/small/first.log"
+    process = prepared.start(FIRST)
     wait_for(lambda: "going on from" in said(log), process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert newest.name in log.read_text()
+    assert newest.name in said(log) and f"going on from {before.name}" in said(log)
 
 
 @pytest.fixture

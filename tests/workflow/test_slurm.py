@@ -22,10 +22,10 @@ import yaml
 
 from spider.files import read_json
 
-from .conftest import PATIENCE, ROOT, SNAKEMAKE, Workflow, finished
+from .conftest import PATIENCE, ROOT, SNAKEMAKE, Workflow, finished, untracked
 from .slurm import Slurm, queue, running
 
-STEPS = 150
+STEPS = 100
 FIRST = "results/runs/small/first/train.json"
 
 
@@ -66,13 +66,14 @@ def slurm() -> Iterator[Slurm]:
 
 
 @pytest.fixture(scope="module")
-def prepared(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
+def prepared(slurm: Slurm, prepared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
     """A folder in which all is done but the training."""
-    workflow = Workflow(tmp_path_factory.mktemp("prepared"))
-    workflow.config["tracking"] = {"enabled": False}
+    folder = tmp_path_factory.mktemp("for-slurm")
+    shutil.copytree(prepared_folder, folder, dirs_exist_ok=True, symlinks=True)
+    workflow = untracked(folder)
     workflow.run["stages"][0]["max_steps"] = STEPS
     workflow.run["defaults"] |= {"micro_batch": 2, "grad_accum": 2}  # of the same shape in two processes
-    workflow("--until", "index", "warmup")
+    workflow("--until", "warmup")
     return workflow
 
 
@@ -96,9 +97,24 @@ Started = tuple[Cluster, subprocess.Popen[str]]
 
 @pytest.fixture(scope="module")
 def alone(prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """One training on one node; like the next two it is started early, as most of the time is waiting."""
-    cluster = copied(prepared, tmp_path_factory.mktemp("alone"), gpus=1, runtime=60)
-    return cluster, cluster.start(FIRST)
+    """One training on one node, started by an environment and in a folder with spaces in their names.
+
+    Like the next two it is started early, as most of the time is waiting.
+    """
+    home = tmp_path_factory.mktemp("alone")
+    cluster = copied(prepared, home / "my project", gpus=1, runtime=60)
+    (home / "my environment").symlink_to(sys.prefix)
+    _, *arguments = cluster.command(FIRST)
+    process = subprocess.Popen(
+        [home / "my environment/bin/python", "-m", "snakemake", *arguments],
+        cwd=cluster.folder,
+        env={**os.environ, "XDG_CACHE_HOME": str(home / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    return cluster, process
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +178,7 @@ def resumed(cluster: Cluster, output: str) -> str:
     return str(numbers[-1])
 
 
-def test_a_cancelled_training_resumes_and_ends_as_if_it_had_not_been(
-    alone, together, generic, prepared, slurm, tmp_path
-):
+def test_a_cancelled_training_resumes_and_ends_as_if_it_had_not_been(alone, together, generic, slurm):
     cluster, _ = alone
     asked = cancelled(cluster, slurm)
     # Slurm was asked for what the run's `resources:` say.
@@ -172,13 +186,11 @@ def test_a_cancelled_training_resumes_and_ends_as_if_it_had_not_been(
     assert asked["MinMemoryNode"] == "6000M" and asked["TimeLimit"] == "01:00:00"
     cancelled(together[0], slurm)
 
-    shutil.copytree(prepared.folder, tmp_path, dirs_exist_ok=True, symlinks=True)
-    undisturbed = Workflow(tmp_path)
-    undisturbed.config = prepared.config
-    undisturbed(FIRST)
     again = slurm.seen(resumed(cluster, succeeded(alone)))
     assert again["JobState"] == "COMPLETED"
     assert again["TimeLimit"] == "01:30:00"  # twice the first, up to the cap
+    succeeded(generic)
+    undisturbed, _ = generic
     assert cluster.receipt("first")["weights"] == undisturbed.receipt("first")["weights"]
 
 
@@ -199,26 +211,13 @@ def test_another_scheduler_is_served_by_the_two_files_that_the_documentation_sho
     assert cluster.receipt("first")["global_step"] == STEPS
 
 
-def test_an_environment_and_a_folder_with_spaces_are_no_obstacle(prepared, slurm, tmp_path):
+def test_an_environment_and_a_folder_with_spaces_are_no_obstacle(alone):
     """Job scripts name the interpreter unquoted: such an environment is called by a link without a space."""
-    cluster = copied(prepared, tmp_path / "my project")
-    cluster.run["stages"][0]["max_steps"] = 10
-    environment = tmp_path / "my environment"
-    environment.symlink_to(sys.prefix)
-    _, *arguments = cluster.command(FIRST, "--retries", "0")
-    process = subprocess.Popen(
-        [environment / "bin/python", "-m", "snakemake", *arguments],
-        cwd=cluster.folder,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    output = succeeded((cluster, process))
-    (link,) = (tmp_path / "cache/spider/environments").iterdir()
-    assert os.readlink(link) == str(environment) and f"call this environment by {link}" in output
-    assert cluster.receipt("first")["global_step"] == 10
+    cluster, _ = alone
+    output, home = succeeded(alone), cluster.folder.parent
+    (link,) = (home / "cache/spider/environments").iterdir()
+    assert os.readlink(link) == str(home / "my environment") and f"call this environment by {link}" in output
+    assert cluster.receipt("first")["global_step"] == STEPS
 
 
 def test_an_unknown_partition_is_named_with_where_to_set_it_and_costs_nothing(cluster):

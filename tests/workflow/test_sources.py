@@ -2,8 +2,8 @@
 
 import io
 import os
+import shutil
 import signal
-import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +11,8 @@ import pytest
 
 from spider.files import read_json
 from tests.unit.data.hub_server import REPO, REVISION, serving
+
+from .conftest import PATIENCE, wait_for
 
 FILES = ["part/0.parquet", "part/1.parquet"]
 
@@ -59,14 +61,15 @@ def test_shards_and_streams_of_a_hub_train_side_by_side_and_a_stream_resumes_exa
     expected = weights(workflow, "stream")
     assert expected != weights(workflow, "shards")
 
+    stream = "results/runs/stream/first/train.json"
     (workflow.results / "runs/stream").rename(workflow.results / "undisturbed")
-    process = workflow.start("runs/stream", **environment)
+    (workflow.results / "runs/stream").mkdir()
+    for warmup in (workflow.results / "undisturbed").glob("warmup-*.json"):
+        shutil.copy2(warmup, workflow.results / "runs/stream")
+    process = workflow.start(stream, **environment)
     checkpoints = workflow.results / "runs/stream/first/checkpoints"
-    while not list(checkpoints.glob("step-*")):
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_for(lambda: list(checkpoints.glob("step-*")), process, seconds=PATIENCE)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    workflow("--unlock")
-    workflow("runs/stream", **environment)
+    workflow(stream, **environment)
     assert weights(workflow, "stream") == expected
