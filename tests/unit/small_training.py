@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
+import logging
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +20,8 @@ import torch
 from spider.config import StageSpec, load_config
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
+from spider.errors import Preempted
+from spider.training.stage import train
 from tests.unit.datasets import dataset
 
 REPO = Path(__file__).parents[2]
@@ -105,33 +111,71 @@ def make_spec() -> Callable[..., StageSpec]:
     return make
 
 
-_CHILD = """
-import json, logging, sys
-from pathlib import Path
-import torch
-from spider.config import StageSpec
-from spider.errors import Preempted
-from spider.training.stage import train
-logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-torch.set_num_threads(1)
-spec, folder, data = json.loads(sys.argv[1])
-spec = StageSpec.model_validate(spec)
-show = lambda step: print(step, flush=True)
-try:
-    train(spec, Path(folder), Path(data), on_step=show)
-except Preempted as stop:
-    sys.exit(stop.exit_code)
-except ValueError as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
+class TrainerProcess:
+    """A trainer in a process of its own, in the words of `subprocess.Popen`.
+
+    It is forked by a process that has imported torch, which takes longer than all that a test trains.
+    """
+
+    def __init__(self, folder: Path, *given: Any) -> None:
+        self._said = folder.with_name(f"{folder.name}-{uuid4().hex}.log")
+        forks = multiprocessing.get_context("forkserver")
+        forks.set_forkserver_preload(["spider.training.stage"])
+        reading, writing = forks.Pipe(duplex=False)
+        self._process = forks.Process(target=_train, args=(writing, self._said, folder, *given), daemon=True)
+        self._process.start()
+        writing.close()
+        self.stdout = os.fdopen(os.dup(reading.fileno()))
+        reading.close()
+        self.kill, self.terminate = self._process.kill, self._process.terminate
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        assert self.returncode is not None, "it hangs"
+        return self.stdout.read(), self._said.read_text()
+
+    def end(self) -> None:
+        self.kill()
+        self.wait()
+        self.stdout.close()
+        self._said.unlink(missing_ok=True)
+
+
+def _train(writing: Connection, said: Path, folder: Path, before: str, spec: StageSpec, data: Path) -> None:
+    """Print the number of each step."""
+    os.dup2(writing.fileno(), 1)
+    with open(said, "w") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    torch.set_num_threads(1)
+    exec(before, {})
+    try:
+        train(spec, folder, data, on_step=lambda step: print(step, flush=True))
+    except Preempted as stop:
+        sys.exit(stop.exit_code)
+    except ValueError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
 
 
 @pytest.fixture
-def start(shards: Path, start_python: Callable[..., subprocess.Popen[str]]):
-    """Start a trainer, after the code ``before``, in its own process; it prints the number of each step."""
+def start(shards: Path) -> Iterator[Callable[..., TrainerProcess]]:
+    """Start a trainer, after the code ``before``; what still runs at the end of the test is killed."""
+    started: list[TrainerProcess] = []
 
-    def begin(spec: StageSpec, folder: Path, *, before: str = "", **options: Any) -> subprocess.Popen[str]:
-        given = json.dumps([spec.model_dump(mode="json"), str(folder), str(shards)])
-        return start_python(before + _CHILD, given, cwd=REPO, **options)
+    def begin(spec: StageSpec, folder: Path, *, before: str = "") -> TrainerProcess:
+        started.append(TrainerProcess(folder, before, spec, shards))
+        return started[-1]
 
-    return begin
+    yield begin
+    for process in started:
+        process.end()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
+
+from tests.unit.small_training import TrainerProcess
 
 
 class Stop(Exception):
@@ -19,8 +19,7 @@ def crash_at(step):
     return on_step
 
 
-def read_until(process: subprocess.Popen[str], step: int) -> None:
-    assert process.stdout is not None
+def read_until(process: TrainerProcess, step: int) -> None:
     for line in process.stdout:
         if int(line) >= step:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -232,8 +231,8 @@ def test_a_file_size_limit_while_saving_is_reported_the_same_way(
     tmp_path, make_spec, shards, start, undisturbed
 ):
     spec = make_spec()
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731
-    process = start(spec, tmp_path, preexec_fn=limit)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+    process = start(spec, tmp_path, before=limit)
     _, errors = process.communicate()
     assert process.returncode == 1
     assert "step-00000005: saving failed: File too large; it needs" in errors
