@@ -48,7 +48,7 @@ def run_together(processes, jobs, scratch):
 
 @pytest.fixture(scope="module")
 def specs(make_spec):
-    shared = {"micro_batch": 2, "grad_accum": 4, "ckpt_every": 4, "log_every": 1, "max_steps": 12}
+    shared = {"micro_batch": 2, "grad_accum": 4, "ckpt_every": 2, "log_every": 1, "max_steps": 6}
     return {name: make_spec(**{**shared, **changes}) for name, changes in SPECS.items()}
 
 
@@ -61,7 +61,7 @@ def job(root, spec, name, kind, data, **more):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, shards, specs):
     """Folder of all trainings: ``{spec}-one``, ``{spec}-ddp`` and ``{spec}-fsdp`` (these by two processes);
-    ``moved-{kind}`` is left at step 4 by two, left at step 8 by four, and finished by one."""
+    ``moved-{kind}`` is left at step 2 by two, left at step 4 by four, and finished by one."""
     root = tmp_path_factory.mktemp("trained")
     torch.set_num_threads(1)
     emulate_fp8(monkeypatch := pytest.MonkeyPatch())
@@ -71,8 +71,8 @@ def trained(tmp_path_factory, shards, specs):
         job(root, spec, f"{name}-{kind}", kind, shards) for name, spec in specs.items() for kind in KINDS
     ]
     moved = [(root, specs["muon"], f"moved-{kind}", kind, shards) for kind in KINDS]
-    run_together(2, [*whole, *(job(*m, stop=4) for m in moved)], root)
-    run_together(4, [job(*m, stop=8) for m in moved], root)
+    run_together(2, [*whole, *(job(*m, stop=2) for m in moved)], root)
+    run_together(4, [job(*m, stop=4) for m in moved], root)
     for _, spec, name, *_ in moved:
         stage.train(spec, root / name, shards)
     monkeypatch.undo()
@@ -120,11 +120,11 @@ def test_two_then_four_then_one_process_train_what_one_does(trained, kind):
 def test_together_they_see_the_windows_of_one_in_its_order(tmp_path, trained, specs, shards, kind):
     spec = specs["muon"]
     alone = loop.Trainer(spec, tmp_path, shards, {"data_digest": ""}, None, None, None).loader
-    expected = np.stack([next(alone).rows_BT1 for _ in range(8)])
+    expected = np.stack([next(alone).rows_BT1 for _ in range(4)])
     folder, found = trained / f"moved-{kind}", []
     for processes in (2, 4):
         shares = [np.load(folder / f"seen-{processes}-{rank}.npy") for rank in range(processes)]
-        assert all(len(share) == 4 for share in shares)
+        assert all(len(share) == 2 for share in shares)
         found.append(np.concatenate(shares, axis=1))
     assert np.array_equal(np.concatenate(found), expected)
 
