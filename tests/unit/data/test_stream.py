@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +35,9 @@ for options in variants:
         given = common | options
         source = {"kind": "stream", **{name: given.pop(name) for name in ("repo", "revision", "files")}}
         encoding = {name: given.pop(name) for name in Dataset.model_fields if name in given}
+        number = given.pop("count", count)
         loader = StreamLoader(Dataset(source=source, **encoding), patience=Patience(2, 0.01), **given)
-        batches = [next(loader) for _ in range(count)]
+        batches = [next(loader) for _ in range(number)]
         loader.close()
     except ValueError as error:
         results.append(str(error))
@@ -70,7 +71,10 @@ def hub() -> Iterator[Hub]:
 
 
 def run(endpoint: str, home: Path, count: int, *variants: dict) -> list:
-    """For each variant of the options ``count`` batches as (rows, position), or the error; one process."""
+    """For each variant of the options ``count`` batches as (rows, position), or the error; one process.
+
+    A variant may have a ``count`` of its own.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     common = {
@@ -113,23 +117,47 @@ def test_every_training_document_once_an_epoch_and_no_held_out_one(uninterrupted
     assert uninterrupted[-1][1]["epoch"] == 2
 
 
-def test_resumes_to_the_byte_in_a_new_process(hub, tmp_path, uninterrupted):
-    places = [0, 7, 49, 50, 75]
-    resumed = run(hub.endpoint, tmp_path, 40, *({"position": uninterrupted[at][1]} for at in places))
-    for at, again in zip(places, resumed, strict=True):
+#: After these batches a stream is resumed.
+PLACES = [0, 7, 49, 50, 75]
+
+
+@pytest.fixture(scope="module")
+def later(hub, uninterrupted, tmp_path_factory) -> dict[str, list]:
+    """What another process reads, which takes longer to start than to read: results by what they are of."""
+    at = {place: uninterrupted[place][1] for place in (3, *PLACES)}
+    variants = {
+        "resumed": [{"position": at[place], "count": 40} for place in PLACES],
+        "ranks": [{"rows": 1, "rank": r, "world": 3, "count": 10} for r in range(3)],
+        "cut": [{"max_document_bytes": 20}],
+        "refused": [
+            {"position": at[3], "seed": 2},
+            {"text_column": "content"},
+            {"files": ["sample/2.parquet"]},
+            {"validation": 0.9999},
+        ],
+    }
+    found = iter(
+        run(hub.endpoint, tmp_path_factory.mktemp("home"), 3, *chain.from_iterable(variants.values()))
+    )
+    return {name: [next(found) for _ in given] for name, given in variants.items()}
+
+
+def test_resumes_to_the_byte_in_a_new_process(later, uninterrupted):
+    for at, again in zip(PLACES, later["resumed"], strict=True):
+        assert len(again) == 40
         for (rows, where), (expected, there) in zip(again, uninterrupted[at + 1 :], strict=False):
             assert (rows == expected).all()
             assert (where["epoch"], where["offset"]) == (there["epoch"], there["offset"])
 
 
-def test_ranks_share_the_global_order(hub, tmp_path, uninterrupted):
-    ranks = run(hub.endpoint, tmp_path, 10, *({"rows": 1, "rank": r, "world": 3} for r in range(3)))
+def test_ranks_share_the_global_order(later, uninterrupted):
+    ranks = later["ranks"]
     for step, (expected, _) in enumerate(uninterrupted[:10]):
         assert (np.concatenate([ranks[r][step][0] for r in range(3)]) == expected).all()
 
 
-def test_long_documents_are_cut_at_a_character(hub, tmp_path):
-    (cut,) = run(hub.endpoint, tmp_path, 3, {"max_document_bytes": 20})
+def test_long_documents_are_cut_at_a_character(later):
+    (cut,) = later["cut"]
     tokens = np.concatenate([rows[:, 1:].ravel() for rows, _ in cut]).tolist()
     ends = [i for i, token in enumerate(tokens) if token == BYTES.eos]
     documents = [BYTES.decode(tokens[a + 1 : b]) for a, b in pairwise(ends)]
@@ -137,10 +165,8 @@ def test_long_documents_are_cut_at_a_character(hub, tmp_path):
     assert not any("\ufffd" in d for d in documents)
 
 
-def test_what_does_not_fit_is_named(hub, tmp_path, uninterrupted):
-    variants = [{"position": uninterrupted[3][1], "seed": 2}, {"text_column": "content"}]
-    variants += [{"files": ["sample/2.parquet"]}, {"validation": 0.9999}]
-    other_seed, other_column, no_file, no_document = run(hub.endpoint, tmp_path, 1, *variants)
+def test_what_does_not_fit_is_named(later):
+    other_seed, other_column, no_file, no_document = later["refused"]
     assert "the position to resume has seed = 1, this run has 2" in other_seed
     assert "has no column 'content' (columns: score, text, id)" in other_column
     assert "no such file in the repository; did you mean sample/" in no_file

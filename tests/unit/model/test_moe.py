@@ -102,7 +102,7 @@ def test_ops_send_slots_that_are_not_valid_to_no_expert(ops):
 
 def test_the_whole_model_by_ops_is_one_graph(ops):
     torch.compiler.reset()
-    model = build(recurrence={"checkpointing": True}).train()
+    model = build(engram={"layers": [0]}, recurrence={"layers": 1, "checkpointing": True}).train()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     train(model, compiled)
 
@@ -116,7 +116,7 @@ def test_compiled_fp8_casts_a_weight_once_a_pass_however_often_it_is_used(checkp
         graphs.append(Counter(str(node.target) for node in graph.graph.nodes))
         return make_boxed_func(graph.forward)
 
-    once = {"layers": 1, "loops": 3, "checkpointing": checkpointing}
+    once = {"layers": 1, "loops": 2, "checkpointing": checkpointing}
     model = build(recurrence=once, engram={"layers": []}).train()
     for layer in model.core.layers:
         layer.ffn.experts.fp8 = True

@@ -25,8 +25,8 @@ HERE = Path(__file__).parent
 KINDS = ("ddp", "fsdp")
 SPECS = {
     "muon": {"optimizer": "muon", "ema": {"decay": 0.9, "start_step": 2}},
-    "adamw8bit": {"optimizer": "adamw8bit", "model": {"hidden": 64}},
-    "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}},
+    "adamw8bit": {"optimizer": "adamw8bit", "model": {"hidden": 64}, "max_steps": 3},
+    "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}, "max_steps": 3},
 }
 #: Share by which a logged figure may differ from one process's: sums in another order, amplified by training.
 TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
