@@ -78,6 +78,11 @@ class Results:
     def warmups(self, run: str) -> list[Path]:
         return sorted(self.run(run).glob("warmup-*.json"))
 
+    def memory(self, dataset: str, counted: str, text: str = "folded") -> Path:
+        """Of a dataset's memory split alone (``memory``), as training reads it, or with the training text
+        folded in (``folded``), as all others do; ``counted`` is the digest of the settings."""
+        return self.root / "memory" / dataset / counted / text
+
     @property
     def report(self) -> Path:
         return self.root / "report"

@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, SerializeAsAny
 
 from spider.config.block import Block, ConfigError, nearest, none_such, wrong_key
+from spider.config.memory import MemoryConfig
 
 
 class ModelConfig(Block):
@@ -32,6 +33,8 @@ class ModelConfig(Block):
     """Which architecture; a preset implies it."""
     preset: str = ""
     """Named sizes to start from; keys beside it change a part."""
+    memory: MemoryConfig | None = None
+    """Read what counts of a text, and the document itself, propose (docs/memory.md; null: do not)."""
 
     @property
     def loops(self) -> int:

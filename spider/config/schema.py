@@ -124,6 +124,7 @@ def _problems(config: Config) -> Iterator[str]:
     """A line for each, with the path of its key."""
     for name, run in config.runs.items():
         yield from (f"runs.{name}.{problem}" for problem in _run_problems(run))
+        yield from (f"runs.{name}.{problem}" for problem in _memory_problems(config, run))
         for i, stage in enumerate(run.stages):
             spec = config.stage(name, stage.name)
             if spec.index < i:
@@ -139,6 +140,20 @@ def _problems(config: Config) -> Iterator[str]:
             yield f"datasets.{scored}.validation: must be above 0, runs.{name} is evaluated on it"
     if config.scaling is not None:
         yield from _scaling_problems(config, config.scaling)
+
+
+def _memory_problems(config: Config, run: Run) -> Iterator[str]:
+    """What keeps a run from having the memory that it asks for."""
+    dataset = config.datasets.get(run.data)
+    if run.model.memory is None or dataset is None:
+        return
+    if dataset.memory == 0:
+        why = f"datasets.{run.data}.memory is 0, no document is kept for it"
+        yield f"model.memory: {why}; set that to the share of documents to count, such as 0.8"
+    for i, stage in enumerate(run.stages):
+        if (data := stage.data or run.defaults.data or run.data) != run.data:
+            why = f"its documents ({data}) may be in the memory, which is of {run.data}"
+            yield f"stages[{i}].data: {why}; train the stage on that dataset, or leave model.memory out"
 
 
 def _run_problems(run: Run) -> Iterator[str]:

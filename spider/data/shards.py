@@ -12,6 +12,7 @@ Files are mapped, never loaded: the page cache is the only copy, shared by all r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,23 @@ class Shards:
         """Where a token lies, for messages: its shard, and its place there."""
         s = int(np.searchsorted(self.borders, token, side="right")) - 1
         return f"{self.files[s]}, token {token - int(self.borders[s])}"
+
+    def document(self, token: int) -> tuple[int, int, int, int]:
+        """Of a token: its file's number, and there the beginning of its document, its own place, and the
+        document's end. `ValueError` where the file has no index."""
+        s = int(np.searchsorted(self.borders, token, side="right")) - 1
+        begins, at = self._begins(s), token - int(self.borders[s])
+        d = int(np.searchsorted(begins, at, side="right"))
+        end = int(begins[d]) if d < len(begins) else len(self.maps[s])
+        return s, int(begins[d - 1]) if d else 0, at, end
+
+    @cache  # noqa: B019, as many as there are files, for as long as the view lives
+    def _begins(self, s: int) -> np.ndarray:
+        """First tokens of a file's documents."""
+        path = self.files[s].with_suffix(".idx")
+        if not path.exists():
+            raise ValueError(f"{path}: no index of documents, which a memory needs; encode the text again")
+        return np.fromfile(path, "<u8").astype(np.int64) // DTYPE.itemsize
 
     def read(self, start: int, count: int) -> np.ndarray:
         """A copy of tokens ``start`` to ``start + count``, across shard borders: (count,) uint16."""

@@ -1,0 +1,45 @@
+"""A model's memory: what is counted, what is proposed, and the head that prices it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from spider.config.block import Block, Positive, identity
+
+#: Orders are at most so long, and so many.
+LONGEST_ORDER, MOST_ORDERS = 64, 16
+
+Orders = Annotated[list[Annotated[int, Field(ge=1, le=LONGEST_ORDER)]], Field(min_length=1)]
+
+
+class MemoryConfig(Block):
+    """Counts of the dataset's memory split, pointers into the document, and a head that prices both."""
+
+    orders: Orders = [1, 2, 3, 4, 5, 6, 7, 9, 12, 16, 22]
+    """Lengths of the contexts that are counted, in bytes, rising."""
+    rare: Positive = 9
+    """From this order on, contexts that occur once are not kept: a match in the text stands for them."""
+    pointers: Orders = [2, 3, 4, 5, 6, 8, 11, 15, 20, 32]
+    """Lengths of the contexts whose earlier places in the document are looked at, rising."""
+    candidates: Annotated[int, Field(ge=1, le=64)] = 16
+    """Bytes that are proposed at a place, at most."""
+    hidden: Positive = 48
+    """Width of what the head knows of a candidate."""
+    state: Positive = 96
+    """Width of what it knows of a place."""
+
+    @field_validator("orders", "pointers")
+    @classmethod
+    def _rising(cls, orders: list[int]) -> list[int]:
+        if orders != sorted(set(orders)):
+            raise ValueError(f"must rise, each order once (got {orders})")
+        if len(orders) > MOST_ORDERS:
+            raise ValueError(f"must be {MOST_ORDERS} orders at most (got {len(orders)})")
+        return orders
+
+    @property
+    def counted(self) -> str:
+        """Digest of what decides the tables."""
+        return identity(self.changed(include={"orders", "rare"}))

@@ -1,0 +1,42 @@
+"""Contexts: what stands before a place, as a hash.
+
+The context of order o of a place is the o symbols before it, if so many stand there since the document's
+beginning, which counts as one of them. Hashes are of 56 bits: polynomial over the symbols, so that any order
+costs one subtraction, then mixed. They leave a byte of a 64-bit key free for the symbol that follows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_ONE = np.uint64(1)
+
+
+@njit(nogil=True, cache=True)
+def prefix_hashes(text: np.ndarray) -> np.ndarray:
+    """Polynomial hashes of all prefixes of N symbols: (N + 1,) uint64."""
+    hashes = np.empty(len(text) + 1, np.uint64)
+    hashes[0] = np.uint64(0)
+    for i in range(len(text)):
+        hashes[i + 1] = hashes[i] * _BASE + np.uint64(text[i]) + _ONE
+    return hashes
+
+
+@njit(nogil=True, cache=True)
+def power(order: int) -> np.uint64:
+    """What the hash of a prefix is multiplied with as it grows by so many symbols."""
+    result = _ONE
+    for _ in range(order):
+        result *= _BASE
+    return result
+
+
+@njit(nogil=True, cache=True, inline="always")
+def mixed(before: np.uint64, now: np.uint64, grown: np.uint64) -> np.uint64:
+    """The hash of what stands between two prefixes, well mixed (the finalizer of splitmix64)."""
+    x = now - before * grown
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

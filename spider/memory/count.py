@@ -1,0 +1,88 @@
+"""Counting: which symbol follows which context, and how often, in a part of a text (the map of a map-reduce).
+
+Of each order a *run*: keys ``hash << 8 | symbol`` (uint64, rising, each once) and how often each occurs
+(uint32). A run is a function of the part's text alone, and `spider.memory.table` adds runs up in whatever
+order they come. A part is counted in pieces of some millions of symbols, a run each, so a job's memory is
+bounded whatever the size of its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+
+from spider.files import replacing
+from spider.memory.contexts import mixed, power, prefix_hashes
+from spider.memory.symbols import BEGIN
+
+#: Symbols counted at a time: 0.4 GB of keys, twice while they are made.
+PIECE = 1 << 25
+
+
+@njit(nogil=True, cache=True)
+def _keys(text: np.ndarray, hashes: np.ndarray, order: int) -> np.ndarray:
+    """``hash << 8 | symbol`` at every place with a context of this order."""
+    keys, count, start = np.empty(len(text), np.uint64), 0, -order
+    grown, low = power(order), np.uint64(0xFF)
+    for i in range(len(text)):
+        if text[i] == BEGIN:
+            start = i
+        elif i - start >= order and start >= 0:
+            keys[count] = (mixed(hashes[i - order], hashes[i], grown) & ~low) | np.uint64(text[i])
+            count += 1
+    return keys[:count]
+
+
+@njit(nogil=True, cache=True)
+def _run_lengths(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each of the rising keys once, in place, and how often it stands there."""
+    counts, n = np.empty(len(keys), np.uint32), -1
+    for i in range(len(keys)):
+        if i == 0 or keys[i] != keys[n]:
+            n += 1
+            keys[n] = keys[i]
+            counts[n] = 0
+        counts[n] += 1
+    return keys[: n + 1], counts[: n + 1]
+
+
+def count(text: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
+    """The run of one order over N symbols: keys (M,) uint64, counts (M,) uint32."""
+    keys = _keys(text, prefix_hashes(text), order)
+    keys.sort()
+    return _run_lengths(keys)
+
+
+def pieces(text: np.ndarray, size: int = PIECE) -> Iterator[np.ndarray]:
+    """A text cut at beginnings of documents into pieces of at least so many symbols, the last apart."""
+    begins, start = np.flatnonzero(text == BEGIN), 0
+    while start < len(text):
+        after = np.searchsorted(begins, start + size)
+        end = int(begins[after]) if after < len(begins) else len(text)
+        yield text[start:end]
+        start = end
+
+
+def write_runs(text: np.ndarray, orders: Sequence[int], folder: Path, threads: int = 1) -> None:
+    """Count a part's symbols into ``folder``, and keep the symbols beside their counts."""
+
+    def one(job: tuple[int, np.ndarray, int]) -> None:
+        number, piece, order = job
+        for name, array in zip(("keys", "counts"), count(piece, order), strict=True):
+            save(folder / f"{order}.{number:03d}.{name}.npy", array)
+
+    save(folder / "text.npy", text)
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = ((n, piece, order) for n, piece in enumerate(pieces(text)) for order in orders)
+        for _ in pool.map(one, jobs):
+            pass
+
+
+def save(path: Path, array: np.ndarray) -> None:
+    """An array as ``.npy``, whole or not at all."""
+    with replacing(path) as beside, beside.open("wb") as file:
+        np.save(file, array, allow_pickle=False)

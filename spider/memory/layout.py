@@ -1,0 +1,70 @@
+"""What is said of a place, as bytes: made by `spider.memory.propose`, read by `spider.model.candidates`.
+
+Shapes: N places, O orders of counts, P orders of pointers and the match as the last, C candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from spider.config.memory import MemoryConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Latest places that an order of pointers remembers.
+PLACES = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where in the bytes of a place's proposal each part lies."""
+
+    orders: int
+    """O"""
+    pointers: int
+    """P + 1, the match among them, the last."""
+    candidates: int
+    """C"""
+
+    @cached_property
+    def parts(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """First byte and shape of each: the symbols (how many are in the first bytes of ``there``), q(T) and
+        q(D) of each order, number and distance of the pointers of each order, q(count) of each candidate and
+        order, and which of an order's places (a bit each) were followed by it."""
+        shapes = {
+            "there": (1,),
+            "symbols": (self.candidates,),
+            "totals": (self.orders, 2),
+            "seen": (self.pointers, 2),
+            "counts": (self.candidates, self.orders),
+            "places": (self.candidates, self.pointers),
+        }
+        offsets = accumulate((prod(shape) for shape in shapes.values()), initial=0)
+        return {name: (at, shape) for (name, shape), at in zip(shapes.items(), offsets, strict=False)}
+
+    @property
+    def width(self) -> int:
+        """Bytes of a place."""
+        at, shape = self.parts["places"]
+        return at + prod(shape)
+
+    def views(self, bytes_NW: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The parts of N places."""
+        return tuple(
+            bytes_NW[:, at : at + prod(shape)].reshape(-1, *shape) for at, shape in self.parts.values()
+        )
+
+    def split(self, bytes_W: Tensor) -> list[Tensor]:
+        """The parts of a tensor with any leading axes."""
+        return [bytes_W[..., at : at + prod(shape)].unflatten(-1, shape) for at, shape in self.parts.values()]
+
+    @classmethod
+    def of(cls, config: MemoryConfig) -> Self:
+        return cls(len(config.orders), len(config.pointers) + 1, config.candidates)

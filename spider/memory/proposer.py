@@ -1,0 +1,78 @@
+"""Proposals for all who need them: windows of shards in training, a stream that is scored, a text written.
+
+All three are the same function of a document's ids so far, wherever a window begins, so a model meets in use
+what it was trained on.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+
+from spider.config.memory import MemoryConfig
+from spider.data.shards import Shards
+from spider.memory.layout import Layout
+from spider.memory.propose import REACH, Span, propose
+from spider.memory.store import Memory
+from spider.memory.symbols import BEGIN, symbols_of
+from spider.tokens import Tokens
+
+
+class Proposer:
+    """What a memory and a document propose, as bytes of `Layout`. Safe to use from several threads.
+
+    Raises:
+        ValueError: the memory was counted with other settings.
+    """
+
+    def __init__(self, memory: Memory, config: MemoryConfig, alphabet: Tokens) -> None:
+        if memory.description.counted != config.counted:
+            raise ValueError(
+                f"{memory.folder}: counted with other settings than model.memory has (orders "
+                f"{list(memory.description.orders)}, asked for are {config.orders}); run its jobs again"
+            )
+        self.memory, self.config, self.layout = memory, config, Layout.of(config)
+        self._symbols = symbols_of(alphabet)
+
+    def after(self, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:
+        """What may follow each of the ids ``lo`` to ``hi`` of a stream: (hi - lo, width) uint8."""
+        out = np.zeros((hi - lo, self.layout.width), np.uint8)
+        first = max(0, lo - REACH)
+        text = self._symbols[tokens_N[first:hi]]
+        begins = np.flatnonzero(text == BEGIN)
+        starts = np.unique(np.concatenate([[0], begins[begins > lo - first]]))
+        inside = begins[begins <= lo - first]
+        starts[0] = inside[-1] if len(inside) else 0
+        for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+            at = max(int(start), lo - first)
+            views = self.layout.views(out[at + first - lo : int(end) + first - lo])
+            self._propose(text[start:end], [Span(at - int(start), views)])
+        return out
+
+    def windows(self, shards: Shards, starts: np.ndarray, length: int) -> np.ndarray:
+        """What may follow each id of windows (n,) of a split: (n, length, width) uint8.
+
+        A document is read once, from its beginning, for all windows in it.
+        """
+        out = np.zeros((len(starts), length, self.layout.width), np.uint8)
+        pieces = []
+        for row, start in enumerate(starts.tolist()):
+            column = 0
+            while column < length:
+                shard, begin, at, end = shards.document((start + column) % shards.tokens)
+                size = min(length - column, end - at)
+                pieces.append((shard, begin, at, size, row, column))
+                column += size
+        for (shard, begin), group in groupby(sorted(pieces), itemgetter(0, 1)):
+            inside = list(group)
+            first = max(begin, inside[0][2] - REACH)
+            last = max(at + size for _, _, at, size, _, _ in inside)
+            spans = [Span(at - first, self.layout.views(out[row, column : column + size]))
+                     for _, _, at, size, row, column in inside]  # fmt: skip
+            self._propose(self._symbols[shards.maps[shard][first:last]], spans)
+        return out
+
+    def _propose(self, text: np.ndarray, spans: list[Span]) -> None:
+        propose(text, spans, self.memory.tables, self.config.pointers)

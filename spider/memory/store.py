@@ -1,0 +1,198 @@
+"""A memory on disk: a folder of arrays without pickle, mapped and never loaded, and ``memory.json``.
+
+    {order}.first.npy, {order}.rows.npy     the table of each order (`spider.memory.table`)
+    text.npy                                the symbols that were counted, a byte each
+    last.npy                                where in them contexts stood last
+    memory.json                             written last: of which text, what is in it, sizes and digests
+
+Opening compares sizes and costs a millisecond; `verify` reads every byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel
+
+from spider import files
+from spider.artifacts import Artifact
+from spider.config.memory import MemoryConfig
+from spider.data.metadata import DTYPE, Metadata, check_size
+from spider.memory import table
+from spider.memory.count import save, write_runs
+from spider.memory.symbols import symbols_of
+
+MARK = "memory.json"
+
+
+class OrderTable(BaseModel, frozen=True):
+    contexts: int
+    left_out: int
+    """Contexts that occur once and are not kept."""
+
+
+class StoredFile(BaseModel, frozen=True):
+    size: int
+    sha256: str
+
+
+class MemoryDescription(Artifact):
+    """``memory.json``."""
+
+    WHAT: ClassVar[str] = "the description of a memory"
+    REMEDY: ClassVar[str] = "delete its folder and run again"
+
+    dataset: str
+    data_digest: str
+    splits: list[str]
+    """Of the dataset, whose text is in it."""
+    bytes: int
+    """Symbols of that text, ends of documents among them."""
+    counted: str
+    """Digest of the settings that it was counted with."""
+    orders: dict[int, OrderTable]
+    files: dict[str, StoredFile]
+    digest: str
+    """Of all the rest."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An opened memory."""
+
+    folder: Path
+    description: MemoryDescription
+    tables: table.Tables
+
+    def check(self, data_digest: str | None, splits: Sequence[str]) -> None:
+        """Refuse, by a `ValueError`, a memory of another dataset, or of other splits of it."""
+        described = self.description
+        if described.data_digest != data_digest:
+            raise ValueError(
+                f"{self.folder}: a memory of other data than is trained on ({described.dataset}, "
+                f"{described.data_digest}, not {data_digest}); run its jobs again, or train on that dataset"
+            )
+        if described.splits != list(splits):
+            raise ValueError(
+                f"{self.folder}: holds the text of {' and '.join(described.splits)}, not of "
+                f"{' and '.join(splits)}; a model may not be trained on what its memory holds: delete the "
+                "folder and run its jobs again"
+            )
+
+
+def count_part(shards: Path, metadata: Metadata, part: str, config: MemoryConfig, output: Path) -> None:
+    """Count one part of a dataset, each split that a memory may hold, into ``output/{split}``.
+
+    Raises:
+        ValueError: there is no such part, or a shard of another size than the description says.
+    """
+    symbols = symbols_of(metadata.alphabet)
+    for split in ("memory", "train"):
+        described = metadata.splits[split].shards
+        shard = next((one for one in described if one.part == part), None)
+        if shard is None:
+            raise ValueError(f"{shards}: no part {part!r} in the {split} split")
+        check_size(shards / shard.file, shard.tokens * DTYPE.itemsize)
+        tokens = np.fromfile(shards / shard.file, DTYPE)
+        if len(tokens) and tokens.max() >= len(symbols):
+            raise ValueError(f"{shards / shard.file}: holds ids outside the alphabet; encode its part again")
+        write_runs(symbols[tokens], config.orders, output / split)
+
+
+def build(
+    counts: Sequence[Path], metadata: Metadata, splits: Sequence[str], config: MemoryConfig, output: Path,
+    threads: int = 1,
+) -> MemoryDescription:  # fmt: skip
+    """Merge the counts of all parts (``part/{split}``, in the order of the parts) into a memory.
+
+    Raises:
+        ValueError: there is no text in these splits.
+    """
+    if not sum(metadata.splits[split].bytes for split in splits):
+        raise ValueError(
+            f"datasets.{metadata.dataset}: the {splits[0]} split has no document; raise `memory` (the share "
+            "of documents that a memory is made of), or give more text"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    (output / MARK).unlink(missing_ok=True)
+    folders = [part / split for split in splits for part in counts]
+
+    def one(order: int) -> OrderTable:
+        paths = sorted(path for folder in folders for path in folder.glob(f"{order}.*.keys.npy"))
+        beside = (path.with_name(path.name.replace("keys", "counts")) for path in paths)
+        runs = [
+            tuple(np.load(path, mmap_mode="r") for path in run) for run in zip(paths, beside, strict=True)
+        ]
+        first, rows, left_out = table.build(runs, order, 2 if order >= config.rare else 1)
+        save(output / f"{order}.first.npy", first)
+        save(output / f"{order}.rows.npy", rows)
+        return OrderTable(contexts=len(rows), left_out=left_out)
+
+    with ThreadPoolExecutor(threads) as pool:
+        orders = dict(zip(config.orders, pool.map(one, config.orders), strict=True))
+    text = np.concatenate([np.load(folder / "text.npy") for folder in folders])
+    save(output / "text.npy", text)
+    save(output / "last.npy", table.last_places(text, max(8, min(32, round(math.log2(len(text) / 1.5))))))
+    names = [f"{order}.{kind}.npy" for order in config.orders for kind in ("first", "rows")]
+    described = MemoryDescription(
+        format=MemoryDescription.FORMAT,
+        dataset=metadata.dataset,
+        data_digest=metadata.digest,
+        splits=list(splits),
+        bytes=len(text),
+        counted=config.counted,
+        orders=orders,
+        files={name: _stored(output / name) for name in [*names, "text.npy", "last.npy"]},
+        digest="",
+    )
+    return described.model_copy(update={"digest": _digest(described)}).write(output / MARK)
+
+
+def _stored(path: Path) -> StoredFile:
+    return StoredFile(size=path.stat().st_size, sha256=files.sha256(path))
+
+
+def _digest(described: MemoryDescription) -> str:
+    return files.digest({key: value for key, value in described.plain().items() if key != "digest"})
+
+
+def open_memory(folder: Path) -> Memory:
+    """Map a memory's arrays.
+
+    Raises:
+        ValueError: there is none, or a file of another size than it says.
+    """
+    if not (folder / MARK).exists():
+        raise ValueError(f"{folder}: no memory lies there (no {MARK}); run its jobs again")
+    described = MemoryDescription.read(folder / MARK)
+    for name, expected in described.files.items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != expected.size:
+            what = "missing" if size is None else f"{size:,} bytes instead of {expected.size:,}"
+            raise ValueError(f"{path}: {what}; delete {folder} and run again, the memory is counted anew")
+
+    def mapped(name: str) -> np.ndarray:
+        return np.asarray(np.load(folder / name, mmap_mode="r", allow_pickle=False))
+
+    of = [(mapped(f"{order}.first.npy"), mapped(f"{order}.rows.npy")) for order in described.orders]
+    tables = table.Tables(list(described.orders), of, mapped("last.npy"), mapped("text.npy"))
+    return Memory(folder, described, tables)
+
+
+def verify(folder: Path) -> MemoryDescription:
+    """Compare every byte with what ``memory.json`` says; `ValueError` lists what differs."""
+    described = open_memory(folder).description
+    wrong = [f"{folder / name}: SHA-256 differs" for name, expected in described.files.items()
+             if files.sha256(folder / name) != expected.sha256]  # fmt: skip
+    if _digest(described) != described.digest:
+        wrong.append(f"{folder / MARK}: edited since it was written, its digest does not match")
+    if wrong:
+        raise ValueError("\n".join([*wrong, f"delete {folder} and run again, the memory is counted anew"]))
+    return described
