@@ -56,6 +56,8 @@ wildcard_constraints:
     run="[A-Za-z0-9][A-Za-z0-9_-]*",
     stage="[A-Za-z0-9][A-Za-z0-9_-]*",
     shape="[0-9a-f]{16}",
+    counted="[0-9a-f]{16}",
+    text="memory|folded",
 
 
 def command(wildcards, output):
@@ -125,6 +127,17 @@ def metadata(dataset):
     """The index a stage trains from; a stream has none."""
     index = f"<results>/shards/{dataset}/metadata.json"
     return [] if CONFIG.datasets[dataset].source.kind == "stream" else index
+
+
+def memories(*texts):
+    """The memories that a stage's model reads, if it reads any."""
+
+    def files(wildcards):
+        run = CONFIG.runs[wildcards.run]
+        folder = f"<results>/memory/{run.data}/{run.model.memory.counted}" if run.model.memory else ""
+        return [f"{folder}/{text}/memory.json" for text in texts] if folder else []
+
+    return files
 
 
 def previous_receipt(wildcards):

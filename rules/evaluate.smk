@@ -5,6 +5,7 @@ rule evaluate:
     input:
         receipt="<results>/runs/{run}/{stage}/train.json",
         data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
+        memory=memories("folded"),
     output:
         "<results>/runs/{run}/{stage}/evaluation.json",
         shown("runs/{run}/{stage}/loss.svg", "Training", "loss curve"),

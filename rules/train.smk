@@ -30,6 +30,7 @@ rule train:
     input:
         data=lambda wildcards: metadata(stage_spec(wildcards).data),
         previous=previous_receipt,
+        memories=memories("memory", "folded"),
         warmup=lambda wildcards: f"<results>/runs/{wildcards.run}/warmup-{stage_spec(wildcards).shape}.json",
     output:
         "<results>/runs/{run}/{stage}/train.json",

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -27,7 +27,10 @@ from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import Model
-from spider.results import StageFolder
+from spider.results import Results, StageFolder, root_of
+
+if TYPE_CHECKING:
+    from spider.memory.proposer import Proposer
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +134,36 @@ class Checkpoint:
         if isinstance(self.manifest, Manifest) and self.manifest.averaged_weights:
             averaged = {AVERAGE + name: p.detach() for name, p in model.named_parameters()}
             dcp.load(averaged, storage_reader=self._reader(), no_dist=True)
+        model.proposer = self._proposer(model)
         return model.eval()
+
+    def _proposer(self, model: Model) -> Proposer | None:
+        """What the memory of a model proposes; `CheckpointError` where that is not there, or another."""
+        if (config := self.config.memory) is None:
+            return None
+        from spider.memory.proposer import Proposer
+        from spider.memory.store import open_memory
+
+        try:
+            memory = open_memory(self._memory(config.counted))
+            if memory.description.digest != self.manifest.folded:
+                raise ValueError(
+                    f"{memory.folder}: another memory ({memory.description.digest}) than the model is to be "
+                    f"read with ({self.manifest.folded}); run the workflow again, or name its own results"
+                )
+            return Proposer(memory, config, model.tokens)
+        except ValueError as error:
+            raise CheckpointError(f"{self.path}: the model reads a memory. {error}") from None
+
+    def _memory(self, counted: str) -> Path:
+        """Where the memory of an exported folder lies, or of a checkpoint's results."""
+        if isinstance(self.manifest, Exported):
+            return self.path / "memory"
+        if (root := root_of(self.path)) is None:
+            raise ValueError(
+                "It lies in no results folder, where that would be: export it there, and take the export"
+            )
+        return Results(root).memory(self.manifest.spec["data"], counted)
 
     def load_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the saved tensors of these names into these tensors, in place; `CheckpointError` names those

@@ -84,6 +84,10 @@ class Manifest(Trained):
     """A `spider.config.StageSpec` as it was written: settings may have changed their names since."""
     final: bool
     parent_weights: str | None
+    memory: str | None = None
+    """Digest of the memory that it was trained with."""
+    folded: str | None = None
+    """Digest of that with the training text folded in, with which it is to be read."""
     resumed: str | None = None
     """What was taken from a checkpoint that the stage began at: its ``weights``, or all its ``training``."""
     precision: SavedPrecision
@@ -122,6 +126,7 @@ class Exported(Artifact):
 
     FORMAT, WHAT, REMEDY, ERROR = Manifest.FORMAT, "an exported folder", Manifest.REMEDY, CheckpointError
 
+    folded: str | None = None
     spider: str
     model: dict[str, Any] | None
     """None: tensors of another program, which earlier versions imported to look at."""

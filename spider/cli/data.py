@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from spider.cli.session import FILE, JSON, Session, log, verb
+from spider.cli.session import FILE, JSON, THREADS, Session, log, verb
 from spider.config import HubSource, MockSource, PydocsSource
+from spider.config.memory import MemoryConfig
 from spider.files import read_json, sha256, write_json
 
 
@@ -76,13 +77,66 @@ def index(session: Session, dataset: str, output: Path) -> None:
             log.info("%s: %s tokens in %d shards", split, f"{counts.tokens:,}", len(counts.shards))
 
 
+@verb("run", "part")
+@click.option("--output", type=FILE, required=True)
+def count(session: Session, run: str, part: str, output: Path) -> None:
+    """Count what follows what in one part of RUN's dataset, for a memory."""
+    from spider.data.metadata import load_metadata
+    from spider.memory.store import count_part
+
+    name, config = session.config.run(run).data, _memory_of(session, run)
+    shards = session.results.shards(name)
+    with session.tracked("count", f"{name}/{part}", config.changed(), [shards / "metadata.json"], [output]):
+        count_part(shards, load_metadata(shards), part, config, output)
+
+
+@verb("run")
+@click.argument("counts", nargs=-1, required=True, type=FILE)
+@click.option("--output", type=FILE, required=True, help="memory.json to write.")
+@click.option("--folded", is_flag=True, help="With the training text, to be read with and not trained with.")
+@THREADS
+def memory(
+    session: Session, run: str, counts: tuple[Path, ...], output: Path, folded: bool, threads: int | None
+) -> None:
+    """Merge the COUNTS of all parts of RUN's dataset, in their order, into a memory."""
+    from spider.data.metadata import load_metadata
+    from spider.memory.store import build
+
+    name, config = session.config.run(run).data, _memory_of(session, run)
+    splits = ["memory", "train"] if folded else ["memory"]
+    with session.tracked(
+        "memory", f"{name}/{output.parent.name}", config.changed(), [*counts], [output]
+    ) as job:
+        metadata = load_metadata(session.results.shards(name))
+        made = build(counts, metadata, splits, config, output.parent, threads or 1)
+        size = sum(file.size for file in made.files.values())
+        contexts = sum(order.contexts for order in made.orders.values())
+        job.metric("bytes", size)
+    held = f"{contexts:,} contexts of {made.bytes:,} bytes"
+    log.info("%s: %s, %.0f MB", output.parent, held, size / 1e6)
+
+
+def _memory_of(session: Session, run: str) -> MemoryConfig:
+    config = session.config.run(run).model.memory
+    if config is None:
+        raise ValueError(f"runs.{run}.model.memory: is null, there is nothing to count")
+    return config
+
+
 @click.command()
 @click.argument("folder", type=FILE)
 @click.option("--quick", is_flag=True, help="Check sizes and indexes, not the SHA-256 of every byte.")
 def verify(folder: Path, quick: bool) -> None:
-    """Check a dataset's shards against its metadata.json."""
+    """Check a dataset's shards against its metadata.json, or a memory's tables against its memory.json."""
     from spider.data.shards import verify
 
+    if (folder / "memory.json").exists():
+        from spider.memory import store
+
+        described = store.open_memory(folder).description if quick else store.verify(folder)
+        held = f"{len(described.files)} files, {described.bytes:,} bytes counted"
+        click.echo(f"{folder}: {held}, all as memory.json says")
+        return
     report = verify(folder, full=not quick)
     click.echo(f"{folder}: {report['shards']} shards, {report['tokens']:,} tokens, all as metadata.json says")
 

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,12 +32,17 @@ from torch import Tensor
 from spider.data.shards import Shards
 from spider.model.interface import IGNORED
 
+if TYPE_CHECKING:
+    from spider.memory.proposer import Proposer
+
 ROUNDS = 6
 """Feistel rounds; four make a pseudorandom permutation, the rest help where the domain is tiny."""
 BLOCK = 1024
 """Rows gathered in one go (at least a batch)."""
 DEPTH = 2
 """Blocks gathered ahead."""
+PROPOSED = 1 << 17
+"""Ids of a block where a memory proposes what follows each, in some 400 bytes."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class Batch:
     """(rows, seq_len + 1) uint16: inputs are [:, :-1], targets [:, 1:]."""
     position: dict[str, Any]
     """Give it to a new `Loader` to continue right after this batch."""
+    proposals_BTW: np.ndarray | None = None
+    """What a memory proposes to follow each input, (rows, seq_len, width) uint8, where there is one."""
 
 
 class Batches(Iterator[Batch]):
@@ -120,6 +127,7 @@ class Loader(Batches):
         rows: int,
         seed: int,
         position: dict[str, Any] | None = None,
+        proposer: Proposer | None = None,
         **share: int,
     ) -> None:
         if shards.tokens < seq_len + 1:
@@ -129,10 +137,10 @@ class Loader(Batches):
             )
         order = {"data": shards.digest, "seq_len": seq_len, "seed": seed}
         super().__init__("loader", order, rows=rows, position=position, **share)
-        self._shards = shards
+        self._shards, self._proposer = shards, proposer
         self._next_sample = int(position["sample"]) if position is not None else 0
         self.windows = -(-shards.tokens // seq_len)
-        self._steps = max(1, BLOCK // rows)
+        self._steps = max(1, (PROPOSED // seq_len if proposer else BLOCK) // rows)
 
     def _block(self) -> list[Batch]:
         """Our batches of the next ``_steps`` steps."""
@@ -148,8 +156,11 @@ class Loader(Batches):
                 f"{where}: {rows[i, t]} is not one of the {size} ids, the shard is damaged; encode its "
                 "part again and run again to go on (`spider verify` finds other damaged ones)"
             )
+        proposals: list[np.ndarray] | list[None] = [None] * self._steps
+        if self._proposer:
+            proposals = np.split(self._proposer.windows(self._shards, starts, rows.shape[1] - 1), self._steps)
         return [
-            Batch(batch, {"sample": sample + step * (i + 1), **self._order})
+            Batch(batch, {"sample": sample + step * (i + 1), **self._order}, proposals[i])
             for i, batch in enumerate(np.split(rows, self._steps))
         ]
 

@@ -29,13 +29,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from spider.model.interface import IGNORED, Model
 from spider.tokens import BYTES, Tokens
+
+if TYPE_CHECKING:
+    from spider.memory.proposer import Proposer
 
 #: Kinds of targets: text, the ends and beginnings of documents, other special ids.
 KINDS = ("byte", "eos", "bos", "other")
@@ -133,7 +136,7 @@ def score(
         )
     if not np.any(alphabet.bytes_of[tokens_N[1:]]):
         raise ValueError("there is nothing to score: the stream holds no byte after its first token")
-    traced = {"trace": True} if observe is not None else {}
+    given: dict[str, Any] = {"trace": True} if observe is not None else {}
     nats, counts, sums = np.zeros(len(KINDS)), np.zeros(len(KINDS)), defaultdict[str, float](float)
     done = rows = 0
     by_target: list[np.ndarray] = []
@@ -142,9 +145,12 @@ def score(
     began = time.perf_counter()
     try:
         for inputs_BT, labels_BT in windows(tokens_N, seq_len, overlap, batch, alphabet.pad):
+            if model.proposer:
+                at_B = (rows + np.arange(len(inputs_BT))) * (seq_len - int(seq_len * overlap))
+                given["proposals_BTW"] = _proposed(model.proposer, tokens_N, at_B, seq_len).to(device)
             inputs, labels = (torch.from_numpy(ids_BT).to(device) for ids_BT in (inputs_BT, labels_BT))
             with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                output = model(inputs, labels, n_loops=n_loops, reduction="none", **traced)
+                output = model(inputs, labels, n_loops=n_loops, reduction="none", **given)
             scored_BT = labels_BT != IGNORED
             label_S = labels_BT[scored_BT]
             nats_S = output.loss.float().cpu().numpy().astype(np.float64)[scored_BT]
@@ -173,6 +179,14 @@ def score(
         by_target_S=np.concatenate(by_target),
         metrics={name: value / rows for name, value in sums.items()},
     )
+
+
+def _proposed(proposer: Proposer, tokens_N: np.ndarray, at_B: np.ndarray, T: int) -> torch.Tensor:
+    """What a memory proposes in windows, by the whole of each document before; zeros in padding."""
+    first, last = int(at_B[0]), min(int(at_B[-1]) + T, len(tokens_N) - 1)
+    known_NW = proposer.after(tokens_N, first, last)
+    padding_NW = np.zeros((max(0, int(at_B[-1]) + T - last), known_NW.shape[1]), np.uint8)
+    return torch.from_numpy(np.concatenate([known_NW, padding_NW])[at_B[:, None] - first + np.arange(T)])
 
 
 def bits_by_byte(score: Score, tokens_N: np.ndarray, alphabet: Tokens) -> np.ndarray:

@@ -71,6 +71,7 @@ def generate(
 
     def stream(ids: list[int]) -> Iterator[int]:
         reader, unread, written = model.incremental(context, n_loops), ids, 0
+        document = list(ids)  # a memory looks back on all of it, whatever the context
         while written < max_bytes:
             if len(ids) > context:
                 ids = unread = ids[-max(1, context // 2) :]
@@ -78,7 +79,12 @@ def generate(
             # Between ids the caller has the model back in the mode that it left it in.
             if was_training := model.training:
                 model.eval()
-            logits_V = reader.extend(unread)[-1]
+            given = {}
+            if model.proposer:
+                end = len(document)
+                known_NW = model.proposer.after(np.array(document), end - len(unread), end)
+                given["proposals_NW"] = torch.from_numpy(known_NW).to(next(model.parameters()).device)
+            logits_V = reader.extend(unread, **given)[-1]
             if was_training:
                 model.train()
             drawn = sample(logits_V, temperature, top_k, top_p, generator, writable_W)
@@ -87,6 +93,7 @@ def generate(
                 return
             unread = [drawn]
             ids = ids + unread
+            document.append(drawn)
             yield drawn
 
     return stream(ids)

@@ -75,7 +75,8 @@ def learned_from(config: Config, run: str, stage: str) -> LearnedFrom:
         [
             (results.stage(run, spec.stage).receipt, None if spec.stream else results.shards(spec.data))
             for spec in specs
-        ]
+        ],
+        [results.shards(config.run(run).data)] if config.run(run).model.memory else [],
     )
 
 

@@ -2,6 +2,7 @@
 
     interface.py   what the rest of Spider asks of a model
     layers.py      the small parts that families share
+    candidates.py  the head that prices what a memory proposes, for any family
     spider/        the byte-level recurrent-depth transformer with learned patches
 
 Importing this package, or a family's ``config``, imports no torch.
@@ -48,5 +49,7 @@ def build_model(config: ModelConfig) -> Model:
             f"family {config.family!r}: its model.py defines no Model, a spider.model.interface.LanguageModel"
         )
     model: Model = made(config)
+    if config.memory is not None and model.memory is None:
+        raise ConfigError(f"model.memory: the family {config.family!r} reads no memory; leave it out")
     model.reset_parameters()
     return model

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from torch import Tensor, nn
 
 from spider.config import ModelConfig
 from spider.tokens import BYTES, Tokens
+
+if TYPE_CHECKING:
+    from spider.memory.layout import Layout
+    from spider.memory.proposer import Proposer
 
 #: A label that does not count.
 IGNORED = -100
@@ -80,6 +84,14 @@ class Inspector(Protocol):
         ...
 
 
+class PricesProposals(Protocol):
+    """What reads a memory for a model: `spider.model.candidates.CandidateHead`."""
+
+    layout: Layout
+
+    def __call__(self, logits: Tensor, h: Tensor, proposals: Tensor) -> Tensor: ...
+
+
 class LanguageModel(Protocol):
     """A model of any family; the bodies here are right for one without parts of its own for fp8."""
 
@@ -87,6 +99,11 @@ class LanguageModel(Protocol):
     """Its block of the configuration, a `ModelConfig` of the family's."""
     tokens: Tokens = BYTES
     """The alphabet that it reads and writes."""
+    memory: PricesProposals | None
+    """What prices the proposals of a memory, where the configuration has ``memory``."""
+    proposer: Proposer | None = None
+    """Where they come from: not a part of the model, but what it must be read with. Whoever loads a model
+    sets it, and whoever calls one asks it."""
     shown: Mapping[str, str] = {}
     """Which of its own metrics stand in the training's log line, and how: ``{"loops": "{:.1f} loops"}``."""
 
@@ -101,6 +118,7 @@ class LanguageModel(Protocol):
         n_loops: int | None = None,
         reduction: Literal["mean", "none"] = "mean",
         trace: bool = False,
+        proposals_BTW: Tensor | None = None,
     ) -> ModelOutput:
         """Predict, at every position of ``tokens_BT`` (int64), the id that follows.
 
@@ -109,6 +127,7 @@ class LanguageModel(Protocol):
             n_loops: how often the looped part runs (default: the configuration's).
             reduction: "mean" for training; "none" for each position's cross entropy in nats, 0 where ignored.
             trace: also tell what happened inside.
+            proposals_BTW: uint8, what its memory proposes to follow each; given only where there is a memory.
         """
         ...
 
@@ -164,6 +183,10 @@ class Model(nn.Module, LanguageModel):
 
     config: ModelConfig
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_module("memory", None)
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Have every module that knows how, in order, set its own weights."""
@@ -172,6 +195,23 @@ class Model(nn.Module, LanguageModel):
 
     def incremental(self, context: int, n_loops: int | None = None) -> Reader:
         return Reader(self, context, n_loops)
+
+    def with_memory(self, logits: Tensor, h: Tensor, proposals: Tensor | None) -> Tensor:
+        """The logits (..., V) as the memory corrects them, by the last normalised state h (..., D); as they
+        are where there is none. `ValueError` without proposals: zeros would merely score badly."""
+        if self.memory is None:
+            return logits
+        if proposals is None:
+            raise ValueError("this model reads a memory: give it what that proposes, as `proposals_BTW`")
+        return self.memory(logits, h, proposals)
+
+    def without_knowledge(self, tokens_BT: Tensor) -> dict[str, Tensor]:
+        """What to call the model with where its predictions do not matter, only their cost or what happens
+        before them: the proposals of a memory that knows nothing, if it reads one."""
+        if self.memory is None:
+            return {}
+        shape = *tokens_BT.shape, self.memory.layout.width
+        return {"proposals_BTW": torch.zeros(shape, dtype=torch.uint8, device=tokens_BT.device)}
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -187,10 +227,12 @@ class Reader:
     def __init__(self, model: Model, context: int, n_loops: int | None = None) -> None:
         self.model, self.context, self.n_loops = model, context, model.loops(n_loops)
         self.ids: list[int] = []
+        self.proposals_NW: Tensor | None = None
 
     @torch.inference_mode()
-    def extend(self, ids: Sequence[int]) -> Tensor:
-        """Read N more ids; returns the logits of what follows each of them, (N, V) float32.
+    def extend(self, ids: Sequence[int], proposals_NW: Tensor | None = None) -> Tensor:
+        """Read N more ids, with what a memory proposes to follow them, if there is one; returns the logits of
+        what follows each of them, (N, V) float32.
 
         Raises:
             ValueError: nothing to read, or more than the context holds.
@@ -199,11 +241,17 @@ class Reader:
         if not N or before + N > self.context:
             raise ValueError(f"cannot read {N} ids after {before} with a context of {self.context}")
         self.ids += ids
+        if proposals_NW is not None:
+            known = [] if self.proposals_NW is None else [self.proposals_NW]
+            self.proposals_NW = torch.cat([*known, proposals_NW])
         return self.read(N)
 
     def read(self, N: int) -> Tensor:
         """The logits of the last N ids of the stream."""
-        device = next(self.model.parameters()).device
-        logits_1TV = self.model(torch.tensor([self.ids], device=device), n_loops=self.n_loops).logits
+        given: dict[str, Any] = {}
+        if self.proposals_NW is not None:
+            given["proposals_BTW"] = self.proposals_NW[None]
+        ids_1T = torch.tensor([self.ids], device=next(self.model.parameters()).device)
+        logits_1TV = self.model(ids_1T, n_loops=self.n_loops, **given).logits
         assert logits_1TV is not None, "asked for without labels"
         return logits_1TV[0, -N:]

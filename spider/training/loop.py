@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,11 @@ from tqdm import tqdm
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.save import Saver
 from spider.config import StageSpec
-from spider.data.loader import Batches, Loader, to_device
+from spider.data.loader import Batch, Batches, Loader, to_device
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
+from spider.memory.proposer import Proposer
+from spider.memory.store import Memory
 from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward, exchange_gradients, replica, shard, whole
 from spider.processes.stopping import StopSignals, Watchdog
@@ -61,6 +63,7 @@ class Trainer:
         parent: receipt of the stage before, or what is resumed; None to start from nothing.
         good: checkpoint of this stage to go on from, None to begin.
         world: the processes that train together, each with a trainer.
+        memory: what the model reads, if it reads one; no text that is trained on is in it.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Trainer:
         good: Checkpoint | None,
         warmup: Path | None,
         world: World = ALONE,
+        memory: Memory | None = None,
     ) -> None:
         self.spec, self.settings = spec, spec.settings
         self.world, self.device = world, world.device
@@ -85,6 +89,8 @@ class Trainer:
         choose_kernels(spec.kernels)
         torch.manual_seed(seed_of(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)
+        if spec.model.memory is not None and memory is not None:
+            self.model.proposer = Proposer(memory, spec.model.memory, self.model.tokens)
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)
         self.called: nn.Module = self.model
@@ -162,7 +168,7 @@ class Trainer:
 
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:
-            measured = self.world.sum(self._forward_backward(batch.rows_BT1, counted_B, targets))
+            measured = self.world.sum(self._forward_backward(batch, counted_B, targets))
             measured["grad_norm"] = whole(nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip))
             finite = bool((torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])).item())
             if finite:
@@ -184,9 +190,7 @@ class Trainer:
         if not finite:
             self._skip()
 
-    def _forward_backward(
-        self, rows_BT1: np.ndarray, counted_B: np.ndarray, targets: int
-    ) -> dict[str, Tensor]:
+    def _forward_backward(self, batch: Batch, counted_B: np.ndarray, targets: int) -> dict[str, Tensor]:
         """Accumulate the gradient of the mean loss over all the step's ``targets``, of which this process's
         windows hold ``counted_B``; returns its share of the means over the step. A micro-batch weighs by its
         share of the targets, so that padding does not make ``grad_accum`` change the loss."""
@@ -194,19 +198,28 @@ class Trainer:
         n_loops = draw_depth(self.spec)
         measured: dict[str, Tensor] = {}
         counts = counted_B.reshape(self.micro_batches, -1).sum(1).tolist()
-        for i, micro_BT1 in enumerate(np.split(rows_BT1, self.micro_batches), start=1):
+        for i, (micro_BT1, given) in enumerate(self._micro_batches(batch), start=1):
             weight = counts[i - 1] / targets
             tokens_BT, labels_BT = to_device(micro_BT1, self.device, self.model.tokens.pad)
             self._draw("micro-batch", self.world.rank * self.micro_batches + i)
             with exchange_gradients(self.called, i == self.micro_batches):
                 with self.precision.autocast(self.device):
-                    out = self.called(tokens_BT, labels_BT, n_loops=n_loops)
+                    out = self.called(tokens_BT, labels_BT, n_loops=n_loops, **given)
                 # What is averaged over processes is to be their sum.
                 (out.loss * (weight * self.world.size)).backward()
             for name, value in {"loss": out.loss.detach(), **out.metrics}.items():
                 value = value * weight
                 measured[name] = measured[name] + value if name in measured else value
         return measured
+
+    def _micro_batches(self, batch: Batch) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+        """Rows of each micro-batch, and what else the model is given with them."""
+        rows = np.split(batch.rows_BT1, self.micro_batches)
+        if batch.proposals_BTW is None:
+            yield from ((micro, {}) for micro in rows)
+            return
+        for micro, proposed in zip(rows, np.split(batch.proposals_BTW, self.micro_batches), strict=True):
+            yield micro, {"proposals_BTW": torch.from_numpy(proposed).to(self.device)}
 
     def _update(self) -> None:
         step = self.progress.step
@@ -322,7 +335,7 @@ class Trainer:
         place: dict[str, Any] = {"rank": self.world.rank, "world": self.world.size}
         place |= {"seq_len": self.settings.seq_len, "rows": self.windows, "seed": seed}
         if self.spec.stream is None:
-            return Loader(Shards(data, "train"), **place, position=position)
+            return Loader(Shards(data, "train"), **place, position=position, proposer=self.model.proposer)
         from spider.data.stream import StreamLoader
 
         return StreamLoader(self.spec.stream, **place, position=position)

@@ -24,6 +24,7 @@ from spider.config import Config, ConfigError, StageSpec
 from spider.data.metadata import load_metadata
 from spider.data.mock import MOCK, make_mock_data
 from spider.errors import TrainingError
+from spider.memory.store import open_memory
 from spider.processes.stopping import StopSignals
 from spider.processes.world import ALONE, World
 from spider.results import Results, StageFolder
@@ -57,6 +58,9 @@ class Plan(NamedTuple):
     """Of ``resume`` take the weights only."""
     warmup: Path | None
     """What was measured for this stage's shape."""
+    memories: tuple[Path, Path] | None
+    """Folders of the memory that it reads, and of that with the training text folded in, which all others
+    read; None for a model without."""
 
 
 def plan(config: Config, changed: Config, run: str, stage: str, places: Places) -> Plan:
@@ -112,7 +116,12 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
     if mock_data:
         data = folder / "mock_data"
         make_mock_data(data)
-    return Plan(spec, folder, data, previous, resume, reset_steps, warmup if warmup.exists() else None)
+    memories = None
+    if spec.model.memory is not None:
+        named = config.run(run).data, spec.model.memory.counted
+        memories = results.memory(*named, "memory"), results.memory(*named, "folded")
+    warmup_there = warmup if warmup.exists() else None
+    return Plan(spec, folder, data, previous, resume, reset_steps, warmup_there, memories)
 
 
 def train(
@@ -124,6 +133,7 @@ def train(
     resume: Path | None = None,
     reset_steps: bool = False,
     warmup: Path | None = None,
+    memories: tuple[Path, Path] | None = None,
     on_step: Callable[[int], None] | None = None,
     world: World = ALONE,
 ) -> Receipt:
@@ -147,6 +157,13 @@ def train(
     with contextlib.ExitStack() as held, StopSignals() as stop:
         world.from_first(lambda: held.enter_context(hold(folder)))
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
+        memory = None
+        if spec.model.memory is not None:
+            assert memories is not None, "planned with the rest"
+            memory, folded = (open_memory(path) for path in memories)
+            for one, splits in ((memory, ["memory"]), (folded, ["memory", "train"])):
+                one.check(origin["data_digest"], splits)
+            origin |= {"memory": memory.description.digest, "folded": folded.description.digest}
         if resume is not None:
             origin["parent_weights"] = Checkpoint.at(resume, quick=True).manifest.weights
             origin["resumed"] = "weights" if reset_steps else "training"
@@ -158,7 +175,8 @@ def train(
             good = world.from_first(lambda: claim(folder, own))
             if good is None or not good.training.final:
                 parent = resume or previous
-                good = Trainer(spec, folder, data, origin, parent, good, warmup, world).run(stop, on_step)
+                trainer = Trainer(spec, folder, data, origin, parent, good, warmup, world, memory)
+                good = trainer.run(stop, on_step)
 
             def finish() -> Receipt:
                 assert good is not None, "the first process holds what it saved"

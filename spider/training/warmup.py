@@ -125,7 +125,7 @@ def _products(spec: StageSpec, device: torch.device) -> tuple[Products, frozense
     tokens_BT, _ = _random_text(spec, model.tokens, device)
     # A GPU groups experts in bf16 only; the shapes are the same in any arithmetic.
     with torch.no_grad(), decide("auto", spec.fp8_recipe, device, None).autocast(device):
-        model(tokens_BT, n_loops=spec.settings.n_loops)
+        model(tokens_BT, n_loops=spec.settings.n_loops, **model.without_knowledge(tokens_BT))
     return products, eligible(model)
 
 
@@ -212,11 +212,12 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> 
     if compiled:
         compile_forward(model, spec.depths)
     tokens_BT, labels_BT = _random_text(spec, model.tokens, device)
+    given = model.without_knowledge(tokens_BT)
     forget_peak(device)
 
     def once(n_loops: int | None = spec.settings.n_loops) -> None:
         with precision.autocast(device):
-            loss = model(tokens_BT, labels_BT, n_loops=n_loops).loss
+            loss = model(tokens_BT, labels_BT, n_loops=n_loops, **given).loss
         assert loss is not None
         loss.backward()
         optimizer.step()

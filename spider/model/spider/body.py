@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spider.model import interface
+from spider.model.candidates import CandidateHead
 from spider.model.layers import RMSNorm, embedding_like, rms_norm
 from spider.model.spider.attention import Rope, rope_table
 from spider.model.spider.chunking import Chunker
@@ -42,6 +43,7 @@ from spider.model.spider.recurrence import Layer, RecurrentCore
 
 #: How the names of each part's parameters begin; the first that fits has it.
 _PARTS = {
+    "memory": r"memory\.",
     "embedding": "embed_tokens",
     "dense_blocks": r"(prelude|coda)\.",
     "routed_experts": r"core\.layers\.\d+\.ffn\.experts",
@@ -52,13 +54,14 @@ _PARTS = {
     "boundary": "",
 }
 #: Linear layers that decide something discrete or are tiny: fp8 leaves them alone.
-_WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora")
+_WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora|memory")
 
 
 class Body(interface.Model):
     """The modules of a Spider; their names and order are those of its checkpoints."""
 
     config: SpiderConfig
+    memory: CandidateHead | None
 
     def __init__(self, config: SpiderConfig) -> None:
         super().__init__()
@@ -75,6 +78,8 @@ class Body(interface.Model):
         self.core = RecurrentCore(config, of_layer)
         self.coda = nn.ModuleList(Layer(config) for _ in range(config.coda_layers))
         self.final_norm = RMSNorm(D, config.norm_eps)
+        if config.memory is not None:
+            self.memory = CandidateHead(D, config.memory, self.tokens)
 
     def init_weights(self) -> None:
         nn.init.normal_(self.embed_tokens, std=0.02)
@@ -90,12 +95,13 @@ class Body(interface.Model):
         h_BTD = rms_norm(F.embedding(tokens_BT, self.embed_tokens), self.config.norm_eps)
         return h_BTD if self.ngram_embedding is None else h_BTD + self.ngram_embedding(tokens_BT)
 
-    def head(self, h_BTD: Tensor) -> Tensor:
-        """What leaves the coda as logits (B, T, V), through the transposed embedding."""
-        return F.linear(self.final_norm(h_BTD), self.embed_tokens)
+    def head(self, h_BTD: Tensor, proposals_BTW: Tensor | None = None) -> Tensor:
+        """What leaves the coda as logits (B, T, V): through the transposed embedding, and the memory's."""
+        h_BTD = self.final_norm(h_BTD)
+        return self.with_memory(F.linear(h_BTD, self.embed_tokens), h_BTD, proposals_BTW)
 
     def parameters_by_part(self) -> dict[str, int]:
-        parts = dict.fromkeys(_PARTS, 0)
+        parts = dict.fromkeys([part for part in _PARTS if part != "memory" or self.memory], 0)
         for name, parameter in self.named_parameters():
             parts[next(part for part in parts if re.match(_PARTS[part], name))] += parameter.numel()
         return parts
@@ -119,6 +125,7 @@ class Body(interface.Model):
         memory = _multiplies(layer.engram for layer in self.core.layers if layer.engram is not None)
         loop = _multiplies([self.core]) - memory + square * slots * len(self.core.layers)
         bytes_, patches = dense + self.embed_tokens.numel(), memory + self.loops(n_loops) * loop
+        bytes_ += self.memory.multiplies() if self.memory else 0
         return 3 * 2 * (length * bytes_ + slots * patches) / length
 
     def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
@@ -140,7 +147,8 @@ class Body(interface.Model):
         else:
             total += slots * loops * (r.layers * core + len(c.engram.layers) * engram)
         # Embedding, boundaries, the way down and up, the head's norm; then the logits and their gradient.
-        return total + bytes_ * (8 * D * 4 + 2 * self.tokens.size * 4)
+        priced = self.memory.activation_bytes() if self.memory else 0
+        return total + bytes_ * (8 * D * 4 + 2 * self.tokens.size * 4 + priced)
 
 
 def _multiplies(modules: Iterable[nn.Module]) -> int:

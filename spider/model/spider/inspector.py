@@ -83,7 +83,8 @@ class SpiderInspector:
         logits: list[torch.Tensor] = []
         predictor, keep = self.predictor, lambda _, __, out: logits.append(out)
         with predictor.register_forward_hook(keep) if predictor else nullcontext():
-            patches = self.model(tokens_BT, n_loops=1, trace=True).trace.patches
+            given = self.model.without_knowledge(tokens_BT)
+            patches = self.model(tokens_BT, n_loops=1, trace=True, **given).trace.patches
         row_P, slot_P = np.nonzero(_host(patches.filled_BL))
         closed_BT = np.zeros(tokens_BT.shape, bool)
         closed_BT[row_P, _host(patches.close_BL)[row_P, slot_P]] = True

@@ -75,6 +75,7 @@ class Spider(Body):
         n_loops: int | None = None,
         reduction: Literal["mean", "none"] = "mean",
         trace: bool = False,
+        proposals_BTW: Tensor | None = None,
     ) -> ModelOutput:
         """`LanguageModel.__call__`; ``trace`` asks for a `Trace`."""
         n_loops = self.loops(n_loops)
@@ -89,7 +90,7 @@ class Spider(Body):
         h_BTD = h_BTD + self.chunker.up(core.z_BLD, patches)
         for block in self.coda:
             h_BTD, _ = block(h_BTD, rope)
-        logits_BTV = self.head(h_BTD)
+        logits_BTV = self.head(h_BTD, proposals_BTW)
 
         ponder_loss = self._halting(core, patches.valid_BL, metrics)
         router_loss, counts_NRE = self._routing(core, metrics)
@@ -178,7 +179,8 @@ class Incremental(Reader):
         h_1ND = h_1ND + model.chunker.up_next(z_1KD, count_N, self.stream)
         for block in model.coda:
             h_1ND, _ = block(h_1ND, rope, cache=next(blocks))
-        return wide(model.head(h_1ND)[0])
+        proposals_1NW = None if self.proposals_NW is None else self.proposals_NW[None, -N:]
+        return wide(model.head(h_1ND, proposals_1NW)[0])
 
 
 Model: type[LanguageModel] = Spider

@@ -1,0 +1,54 @@
+"""Shards to memories: count each part, then merge the counts of all.
+
+A memory is known by its dataset and the digest of what it was counted with, so runs share it. Training reads
+the one of the memory split alone; whatever reads the model afterwards, that with the training text folded in.
+"""
+
+
+def counted_for(wildcards):
+    """A run that reads this memory; it says what to count."""
+    runs = (
+        run for run, block in CONFIG.runs.items() if block.data == wildcards.dataset and block.model.memory
+    )
+    return next(run for run in runs if CONFIG.runs[run].model.memory.counted == wildcards.counted)
+
+
+rule count:
+    input:
+        lambda wildcards: metadata(wildcards.dataset),
+    output:
+        temp(directory("<results>/memory/{dataset}/{counted}/counts/{part}")),
+    log:
+        "<logs>/count/{dataset}/{counted}-{part}.log",
+    benchmark:
+        "<benchmarks>/count/{dataset}/{counted}-{part}.tsv"
+    resources:
+        mem_mb=2000,
+        runtime=longer(120),
+    params:
+        spider=command,
+        run=counted_for,
+    shell:
+        "{params.spider} --log {log:q} count {params.run} {wildcards.part} --output {output:q}"
+
+
+rule memory:
+    input:
+        counts=part_files("memory/{dataset}/{counted}/counts/{part}"),
+    output:
+        "<results>/memory/{dataset}/{counted}/{text}/memory.json",
+    log:
+        "<logs>/memory/{dataset}/{counted}-{text}.log",
+    benchmark:
+        "<benchmarks>/memory/{dataset}/{counted}-{text}.tsv"
+    threads: 2
+    resources:
+        mem_mb=2000,
+        runtime=longer(120),
+    params:
+        spider=command,
+        run=counted_for,
+        folded=lambda wildcards: "--folded" if wildcards.text == "folded" else "",
+    shell:
+        "{params.spider} --log {log:q} memory {params.run} {input.counts:q} --output {output:q} "
+        "{params.folded} --threads {threads}"
