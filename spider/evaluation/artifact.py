@@ -225,13 +225,17 @@ class Evaluation(Artifact):
     yardsticks: list[Yardstick] | None = None
     left_out: tuple[str, ...] = ()
     """Yardsticks that are missing, and why."""
+    memory: str | None = None
+    """Digest of the memory that the model read."""
     copies: Copies | None = None
     by_document: list[DocumentScore] | None = None
 
     @property
     def context(self) -> str:
-        """How many ids before it a target was predicted from: ``64 to 256``."""
-        return f"{int(self.seq_len * self.overlap)} to {self.seq_len}"
+        """How many ids before it a target was predicted from: ``64 to 256``; a memory looks back on all of
+        the document."""
+        window = f"{int(self.seq_len * self.overlap)} to {self.seq_len}"
+        return window if self.memory is None else f"{window}, its memory all of the document"
 
     @property
     def fresh(self) -> dict[str, float]:

@@ -112,6 +112,7 @@ def evaluate(
             "documents": int(np.count_nonzero(tokens_N == model.tokens.bos)),
             "data": asked.data,
             "data_digest": data_digest,
+            "memory": model.proposer.memory.description.digest if model.proposer else None,
             "text_sha256": hashlib.sha256(held_out.bytes_N.tobytes()).hexdigest(),
             **{"seq_len": spec.window, "overlap": asked.overlap, "n_loops": n_loops, "device": device},
             "precision": "bf16" if autocast else "fp32",
