@@ -59,11 +59,12 @@ class Broken(Exception):
 def configuration(steps: int) -> dict[str, Any]:
     """The smoke preset made smaller, on a text made here, in two stages of which the first saves always."""
     config = yaml.safe_load((ROOT / "presets/smoke.yaml").read_text())
-    text = {"source": {"kind": "local", "files": ["text.jsonl"]}, "validation": 0.1}
+    text = {"source": {"kind": "local", "files": ["text.jsonl"]}, "validation": 0.1, "memory": 0.4}
     config |= {"results": "results", "tracking": {"enabled": False}, "datasets": {"text": text}}
     run = config["runs"][RUN]
     run["data"] = "text"
     run["model"]["engram"]["table_size"] = 500
+    run["model"]["memory"] = {"orders": [1, 2, 4], "rare": 3, "pointers": [2, 4]}
     run["evaluation"] = {"max_bytes": 4000, "loops_bytes": 500, "sample_bytes": 20}
     run["defaults"] |= {"seq_len": 32, "micro_batch": 4, "max_steps": steps, "ckpt_every": 2, "log_every": 5}
     run["stages"] = [
