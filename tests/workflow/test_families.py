@@ -27,6 +27,7 @@ def spider(*command: object) -> str:
 def test_the_smallest_family_goes_through_the_whole_workflow(prepared, monkeypatch):
     workflow = prepared  # the text is the same for all families
     monkeypatch.chdir(workflow.folder)
+    monkeypatch.setenv("SPIDER_TRACKING", "off")  # as `spider` would say to what this process starts
     workflow.run["model"] = {"family": "tests.families.toy", "width": 8}
     first, second = workflow.run["stages"]
     first["max_steps"], second["max_steps"] = 400, 15

@@ -96,7 +96,7 @@ def test_a_new_warm_up_retrains_nothing(workflow):
     before, log = weights(workflow, "first"), workflow.stage("first") / "metrics.jsonl"
     written = log.stat().st_mtime_ns
     said = workflow("results/runs/small/first/train.json", "--forcerun", "warmup")
-    assert "rule warmup" in said and "rule train" in said
+    assert "(Rule: warmup)" in said and "(Rule: train)" in said
     assert weights(workflow, "first") == before
     assert log.stat().st_mtime_ns == written
 

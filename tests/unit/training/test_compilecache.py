@@ -17,9 +17,6 @@ from pathlib import Path
 import torch
 from spider.training import compilecache
 from torch._dynamo.utils import counters
-from torch._inductor import config
-
-config.cpp.simdlen = 1  # scalar code, and no look for what else the processor can, which g++ takes long over
 
 @torch.compile
 def step(x, w):
