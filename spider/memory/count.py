@@ -67,17 +67,19 @@ def pieces(text: np.ndarray, size: int = PIECE) -> Iterator[np.ndarray]:
         start = end
 
 
-def write_runs(text: np.ndarray, orders: Sequence[int], folder: Path, threads: int = 1) -> None:
+def write_runs(
+    text: np.ndarray, orders: Sequence[int], folder: Path, threads: int = 1, piece: int = PIECE
+) -> None:
     """Count a part's symbols into ``folder``, and keep the symbols beside their counts."""
 
     def one(job: tuple[int, np.ndarray, int]) -> None:
-        number, piece, order = job
-        for name, array in zip(("keys", "counts"), count(piece, order), strict=True):
+        number, part, order = job
+        for name, array in zip(("keys", "counts"), count(part, order), strict=True):
             save(folder / f"{order}.{number:03d}.{name}.npy", array)
 
     save(folder / "text.npy", text)
     with ThreadPoolExecutor(threads) as pool:
-        jobs = ((n, piece, order) for n, piece in enumerate(pieces(text)) for order in orders)
+        jobs = ((n, part, order) for n, part in enumerate(pieces(text, piece)) for order in orders)
         for _ in pool.map(one, jobs):
             pass
 

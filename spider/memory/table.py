@@ -17,7 +17,8 @@ stands in the text itself. ``last`` holds for the hash of `MATCHED` symbols the 
 before; who follows it compares the text backwards, so a hash that two contexts share does no harm.
 
 Merging is the reduce of a map-reduce: runs are cut by the hash's top bits into slices of bounded size, and
-each slice is merged, packed and written before the next is read.
+each slice is merged and packed before the next is read. The buckets come last, by the number of rows, so that
+a table is a function of the text, however it was cut.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def _quantized(count):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _pack(keys, counts, shift, per, least, first, rows):  # type: ignore[no-untyped-def]
-    """Write a row for each context of a run that occurs ``least`` times, and count it in its bucket's entry
-    of ``first``; returns how many rows there are, and how many contexts were left out."""
+def _pack(keys, counts, per, least, contexts, rows):  # type: ignore[no-untyped-def]
+    """Write a row for each context of a run that occurs ``least`` times, but for its fingerprint; returns how
+    many rows there are, and how many contexts were left out."""
     n = i = left = 0
     room = np.zeros(per, np.int64)
     symbols = np.zeros(per, np.uint8)
@@ -108,16 +109,23 @@ def _pack(keys, counts, shift, per, least, first, rows):  # type: ignore[no-unty
         if total < least:
             left += 1
             continue
-        fingerprint = (context >> np.uint64(shift - 16)) & np.uint64(0xFFFF)
-        rows[n, 0], rows[n, 1] = fingerprint >> np.uint64(8), fingerprint & np.uint64(0xFF)
+        contexts[n] = context
         rows[n, 2], rows[n, 3] = _quantized(total), _quantized(different)
         for k in range(per):
             there = k < kept
             rows[n, 4 + 2 * k] = symbols[k] if there else 0
             rows[n, 5 + 2 * k] = _quantized(room[k]) if there else 0
-        first[context >> np.uint64(shift)] += 1
         n += 1
     return n, left
+
+
+@njit(nogil=True, cache=True)
+def _index(contexts, shift, first, rows):  # type: ignore[no-untyped-def]
+    """Write the fingerprint of each row, and count it in its bucket's entry of ``first``."""
+    for n in range(len(contexts)):
+        fingerprint = (contexts[n] >> np.uint64(shift - 16)) & np.uint64(0xFFFF)
+        rows[n, 0], rows[n, 1] = fingerprint >> np.uint64(8), fingerprint & np.uint64(0xFF)
+        first[contexts[n] >> np.uint64(shift)] += 1
 
 
 def bucket_bits(contexts: int) -> int:
@@ -141,16 +149,23 @@ def build(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """One order's table: ``first`` (buckets + 1,) uint32, rows (contexts, width) uint8, and how many contexts
     were left out."""
-    bits = bucket_bits(sum(len(keys) for keys, _ in runs) // (1 if least == 1 else 4))
-    first, parts, left = np.zeros((1 << bits) + 1, np.uint32), [], 0
+    parts, known, left = [], [], 0
     for part in slices(runs, size):
         keys, counts = merge(part)
-        rows = np.empty((len(keys), width(order)), np.uint8)
-        n, out = _pack(keys, counts, 56 - bits, successors(order), least, first[1:], rows)
+        contexts, rows = np.empty(len(keys), np.uint64), np.empty((len(keys), width(order)), np.uint8)
+        n, out = _pack(keys, counts, successors(order), least, contexts, rows)
         parts.append(rows[:n].copy())
+        known.append(contexts[:n].copy())
         left += out
+    # Only now is it known how many there are, however the text was cut.
+    rows = np.concatenate(parts)
+    bits = bucket_bits(len(rows))
+    first, at = np.zeros((1 << bits) + 1, np.uint32), 0
+    for contexts in known:
+        _index(contexts, 56 - bits, first[1:], rows[at : at + len(contexts)])
+        at += len(contexts)
     np.cumsum(first, out=first)
-    return first, np.concatenate(parts), left
+    return first, rows, left
 
 
 @njit(nogil=True, cache=True)

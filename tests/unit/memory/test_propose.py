@@ -1,0 +1,169 @@
+"""Proposals against a slow reference, and what they may depend on: the document so far, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spider.memory.layout import Layout
+from spider.memory.propose import LONGEST, Span, propose
+from spider.memory.symbols import BEGIN, END
+from spider.memory.table import MATCHED, successors
+from tests.unit.memory.texts import documents, followers, q, symbols, tables_of
+
+ORDERS, RARE, POINTERS = [1, 2, 3, 5, 9], 9, [2, 3, 6, 11]
+TEXTS = documents(40, seed=2)
+TABLES = tables_of(TEXTS, ORDERS, RARE)
+
+
+def proposed(document: np.ndarray, candidates: int = 16, spans: list[tuple[int, int]] | None = None):
+    """The parts of the proposals of a document's places, all of them or those of some spans."""
+    layout = Layout(len(ORDERS), len(POINTERS) + 1, candidates)
+    made = [(lo, np.zeros((hi - lo, layout.width), np.uint8)) for lo, hi in spans or [(0, len(document))]]
+    propose(document, [Span(lo, layout.views(out)) for lo, out in made], TABLES, POINTERS)
+    return np.concatenate([out for _, out in made]), layout
+
+
+# --------------------------------------------------------------------------------------------- the reference
+
+
+KNOWN = {order: followers(TEXTS, order) for order in ORDERS}
+MEMORY = symbols(TEXTS).tobytes()
+
+
+def likeliest(context: bytes, order: int) -> list[tuple[int, int]]:
+    """Of a context in the memory: its successors and how often, the likeliest first."""
+    found = KNOWN[order].get(context)
+    if not found or found.total() < (2 if order >= RARE else 1):
+        return []
+    return sorted(found.items(), key=lambda one: (-one[1], one[0]))[: successors(order)]
+
+
+def places_of(document: bytes, i: int, order: int) -> list[int]:
+    """The four latest places before i of a document after the same symbols, the newest first."""
+    context = document[i - order : i] if i >= order else None
+    return [j for j in range(i - 1, order - 1, -1) if document[j - order : j] == context][:4]
+
+
+def match_of(document: bytes, i: int) -> tuple[int, int]:
+    """What followed the last place of the memory's text after the same `MATCHED` symbols, and how many are
+    the same; a beginning where there is none."""
+    context = document[i - MATCHED : i]
+    ends = [
+        j for j in range(MATCHED, len(MEMORY)) if MEMORY[j - MATCHED : j] == context and MEMORY[j] != BEGIN
+    ]
+    if i < MATCHED or not ends:
+        return BEGIN, 0
+    place, length = ends[-1], 0
+    while length < min(LONGEST, i, place) and MEMORY[place - 1 - length] == document[i - 1 - length]:
+        length += 1
+    return MEMORY[place], length
+
+
+def reference(document: bytes, i: int, candidates: int) -> dict[str, Any]:
+    """All that is to be proposed after ``document[:i]``."""
+    rows = [likeliest(document[i - o : i], o) if i >= o else [] for o in ORDERS]
+    places = [places_of(document, i, order) for order in POINTERS]
+    symbol, length = match_of(document, i)
+    wanted = [symbol]
+    wanted += [document[found[0]] for found in reversed(places) if found]
+    wanted += [s for row in reversed(rows) for s, _ in row[:2]]
+    wanted += [document[found[k]] for k in (1, 2, 3) for found in reversed(places) if len(found) > k]
+    wanted += [s for row in reversed(rows) for s, _ in row[2:]]
+    chosen = list(dict.fromkeys(s for s in wanted if s != BEGIN))[:candidates]
+    totals = [KNOWN[o][document[i - o : i]] if row else {} for o, row in zip(ORDERS, rows, strict=True)]
+    return {
+        "symbols": chosen,
+        "totals": [[q(sum(t.values())), q(len(t))] for t in totals],
+        "seen": [[len(found), q(i - found[0]) if found else 0] for found in places]
+        + [[int(length > 0), q(length)]],
+        "counts": [[q(dict(row).get(s, 0)) for row in rows] for s in chosen],
+        "places": [
+            [sum((document[j] == s) << k for k, j in enumerate(found)) for found in places]
+            + [int(length > 0 and s == symbol)]
+            for s in chosen
+        ],
+    }
+
+
+def said(row_W: np.ndarray, layout: Layout) -> dict[str, Any]:
+    """What is proposed in the words of the reference."""
+    there, chosen, totals, seen, counts, places = (part[0] for part in layout.views(row_W[None]))
+    n = int(there[0])
+    assert not chosen[n:].any() and not counts[n:].any() and not places[n:].any()
+    return {
+        "symbols": chosen[:n].tolist(),
+        "totals": totals.tolist(),
+        "seen": seen.tolist(),
+        "counts": counts[:n].tolist(),
+        "places": places[:n].tolist(),
+    }
+
+
+def new_document(seed: int, words: int = 60) -> np.ndarray:
+    """A document that shares much with the memory and with itself, and holds what is in neither."""
+    draw = random.Random(seed)
+    of_memory = b" ".join(draw.sample(TEXTS, 4))
+    own = documents(1, seed + 100, words)[0]
+    return symbols([of_memory[:200] + own + b" qqq zz " + own[: len(own) // 2] + of_memory[50:150]])
+
+
+@pytest.mark.parametrize("candidates", [16, 3, 1])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_candidates_and_all_that_is_said_of_them_are_those_of_the_reference(seed, candidates):
+    document = new_document(seed)
+    found, layout = proposed(document, candidates)
+    matched = 0
+    for i in range(1, len(document)):
+        expected = reference(document.tobytes(), i, candidates)
+        assert said(found[i - 1], layout) == expected, (i, document[:i].tobytes()[-20:])
+        matched += expected["seen"][-1][0]
+    assert matched > 50 and len(document) > 300
+
+
+def test_nothing_follows_a_documents_end():
+    document = new_document(2)
+    found, _ = proposed(document)
+    assert document[-1] == END and not found[-1].any() and found[:-1].any(1).mean() > 0.9
+
+
+def test_a_match_is_the_last_of_several_and_is_compared_up_to_64_symbols_back():
+    tables = tables_of([b"0123456789abcdefX", b"0123456789abcdefY", b"z" * 200], [1], 9)
+    layout = Layout(1, 2, 4)
+    for text, symbol, length in [(b"0123456789abcdef", b"Y", 17), (b"z" * 150, b"\xff", 64)]:
+        document = np.frombuffer(bytes([BEGIN]) + text, np.uint8)
+        out = np.zeros((len(document), layout.width), np.uint8)
+        propose(document, [Span(0, layout.views(out))], tables, [3])
+        last = said(out[-1], layout)
+        assert last["symbols"][0] == symbol[0] and last["seen"][-1] == [1, q(length)]
+        assert last["places"][0][-1] == 1
+
+
+# ------------------------------------------------------------------------------------------------ causality
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_comes_later_changes_nothing(seed):
+    document, rng = new_document(seed), np.random.default_rng(seed)
+    whole, _ = proposed(document)
+    for t in [1, 2, 13, len(document) // 2, len(document) - 1]:
+        changed = document.copy()
+        changed[t:] = rng.integers(1, 250, len(document) - t)
+        after, _ = proposed(changed)
+        assert np.array_equal(after[:t], whole[:t]), t
+        assert np.array_equal(proposed(document[:t])[0], whole[:t])
+        assert not np.array_equal(after[t:], whole[t:]) or t == len(document) - 1
+
+
+def test_spans_of_a_document_are_what_the_whole_says_of_their_places():
+    """Also where they overlap, touch, are of one place, or longer than are read at a time."""
+    document = np.concatenate([new_document(seed)[:-1] if seed < 3 else new_document(3) for seed in range(4)])
+    document[1:][document[1:] == BEGIN] = ord(" ")
+    whole, _ = proposed(document)
+    spans = [(3, 4), (4, 40), (20, 60), (100, 100 + 600), (900, len(document))]
+    found, _ = proposed(document, spans=spans)
+    assert np.array_equal(found, np.concatenate([whole[lo:hi] for lo, hi in spans]))
+    assert len(document) > 1000
