@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from spider.config.memory import LONGEST_ORDER
 from spider.memory.contexts import mixed, power, prefix_hashes
 from spider.memory.layout import PLACES
 from spider.memory.symbols import BEGIN, END
@@ -29,6 +30,8 @@ from spider.memory.table import MATCHED, Tables, width
 
 #: How far back in its document a pointer looks, in symbols.
 REACH = 1 << 16
+#: How far back a document must be known for that: the context of the farthest place is needed as well.
+BACK = REACH + LONGEST_ORDER
 #: Places whose rows are read at a time.
 _BLOCK = 1 << 8
 #: How far a match is compared, in symbols.
@@ -193,7 +196,7 @@ def _assemble(text, lo, rows, followed, counts, far, after, lengths, parts):  # 
 def propose(text: np.ndarray, spans: Sequence[Span], tables: Tables, pointer_orders: Sequence[int]) -> None:
     """Fill proposals of places of one document: what may follow ``text[:i]``.
 
-    ``text`` are the document's symbols up to the last place, from its beginning or from `REACH` before the
+    ``text`` are the document's symbols up to the last place, from its beginning or from `BACK` before the
     first; ``spans`` rise.
     """
     start = spans[0].before

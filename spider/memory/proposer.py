@@ -14,7 +14,7 @@ import numpy as np
 from spider.config.memory import MemoryConfig
 from spider.data.shards import Shards
 from spider.memory.layout import Layout
-from spider.memory.propose import REACH, Span, propose
+from spider.memory.propose import BACK, Span, propose
 from spider.memory.store import Memory
 from spider.memory.symbols import BEGIN, symbols_of
 from spider.tokens import Tokens
@@ -39,7 +39,7 @@ class Proposer:
     def after(self, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:
         """What may follow each of the ids ``lo`` to ``hi`` of a stream: (hi - lo, width) uint8."""
         out = np.zeros((hi - lo, self.layout.width), np.uint8)
-        first = max(0, lo - REACH)
+        first = max(0, lo - BACK)
         text = self._symbols[tokens_N[first:hi]]
         begins = np.flatnonzero(text == BEGIN)
         starts = np.unique(np.concatenate([[0], begins[begins > lo - first]]))
@@ -67,7 +67,7 @@ class Proposer:
                 column += size
         for (shard, begin), group in groupby(sorted(pieces), itemgetter(0, 1)):
             inside = list(group)
-            first = max(begin, inside[0][2] - REACH)
+            first = max(begin, inside[0][2] - BACK)
             last = max(at + size for _, _, at, size, _, _ in inside)
             spans = [Span(at - first, self.layout.views(out[row, column : column + size]))
                      for _, _, at, size, row, column in inside]  # fmt: skip

@@ -1,0 +1,1 @@
+from tests.unit.memory.small_memory import *  # noqa: F403 (fixtures)

@@ -1,0 +1,97 @@
+"""A small dataset with a memory split, both of its memories, and a training that reads one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from spider.config import StageSpec, load_config
+from spider.config.memory import MemoryConfig
+from spider.data.encode import encode_part
+from spider.data.metadata import build_metadata, load_metadata
+from spider.memory.proposer import Proposer
+from spider.memory.store import build, count_part, open_memory
+from spider.tokens import BYTES
+from tests.unit.datasets import dataset
+from tests.unit.memory.texts import documents
+from tests.unit.small_training import DEFAULTS, MODEL
+
+PARTS = ["000", "001", "002"]
+SETTINGS = {"orders": [1, 2, 3, 5, 9], "pointers": [2, 3, 6, 11], "candidates": 8, "hidden": 8, "state": 12}
+CONFIG = MemoryConfig.model_validate(SETTINGS)
+SPLITS = {"memory": ["memory"], "folded": ["memory", "train"]}
+
+
+def make_shards(root: Path, texts: dict[str, list[str]], share: float = 0.4) -> Path:
+    """A dataset of parts, encoded and described; returns the shards' folder."""
+    settings = dataset(validation=0.1, memory=share)
+    for part, of_part in texts.items():
+        names = pa.array([f"{part}/{i}" for i in range(len(of_part))], pa.string())
+        table = pa.table({"text": pa.array(of_part, pa.string()), "id": names})
+        pq.write_table(table, root / f"{part}.parquet")
+        encode_part(root / f"{part}.parquet", root / "shards", part, settings)
+    source = {"kind": "local", "files": [f"{part}.parquet" for part in texts]}
+    build_metadata(root / "shards", "toy", settings, source=source, parts=list(texts))
+    return root / "shards"
+
+
+def make_memories(
+    shards: Path, output: Path, config: MemoryConfig = CONFIG, threads: int = 1
+) -> dict[str, Path]:
+    """Count a dataset's parts, and make of them the memory that is trained with, and the folded one."""
+    described = load_metadata(shards)
+    parts = [shard.part for shard in described.splits["train"].shards]
+    for part in parts:
+        count_part(shards, described, part, config, output / "counts" / part)
+    for name, splits in SPLITS.items():
+        build([output / "counts" / part for part in parts], described, splits, config, output / name, threads)
+    return {name: output / name for name in SPLITS}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some hundred documents in three parts, of which the second is nearly empty."""
+    texts = {part: [t.decode() for t in documents(60, seed=i)] for i, part in enumerate(PARTS)}
+    return make_shards(tmp_path_factory.mktemp("data"), texts | {"001": texts["001"][:8]})
+
+
+@pytest.fixture(scope="session")
+def memories(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of the memory that is trained with, and of the folded one."""
+    return make_memories(shards, tmp_path_factory.mktemp("memory"))
+
+
+@pytest.fixture(scope="session")
+def proposer(memories: dict[str, Path]) -> Proposer:
+    return Proposer(open_memory(memories["memory"]), CONFIG, BYTES)
+
+
+@pytest.fixture(scope="session")
+def make_spec() -> Callable[..., StageSpec]:
+    def make(**changes: Any) -> StageSpec:
+        """A stage whose model reads a memory; changes are settings of the stage."""
+        run = {
+            "data": "toy",
+            "model": {**MODEL, "memory": SETTINGS},
+            "precision": "fp32",
+            "defaults": {**DEFAULTS, **changes},
+            "stages": [{"name": "a"}],
+        }
+        data = {"toy": {"source": {"kind": "pydocs"}, "memory": 0.4}}
+        return load_config({"datasets": data, "runs": {"r": run}}).stage("r", "a")
+
+    return make

@@ -1,0 +1,137 @@
+"""Windows, streams and texts being written are proposed the same, wherever they begin."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from spider.data.loader import Loader
+from spider.data.shards import Shards
+from spider.memory.propose import REACH
+from spider.memory.proposer import Proposer
+from spider.memory.store import open_memory
+from spider.tokens import BYTES
+from tests.unit.memory.small_memory import CONFIG, make_shards
+
+
+@pytest.fixture(scope="module")
+def train(shards) -> Shards:
+    return Shards(shards, "train")
+
+
+@pytest.fixture(scope="module")
+def whole(train, proposer) -> np.ndarray:
+    """Of the whole ring, at once."""
+    return proposer.after(train.read(0, train.tokens), 0, train.tokens)
+
+
+def ring(array: np.ndarray, start: int, length: int) -> np.ndarray:
+    return array[np.arange(start, start + length) % len(array)]
+
+
+def test_a_stream_is_proposed_piece_by_piece_as_at_once(train, whole, proposer):
+    tokens = train.read(0, train.tokens)
+    rng, lo = random.Random(0), 0
+    while lo < len(tokens):
+        hi = min(len(tokens), lo + rng.choice([1, 2, 7, 60, 300]))
+        assert np.array_equal(proposer.after(tokens, lo, hi), whole[lo:hi])
+        assert np.array_equal(proposer.after(tokens[:hi], lo, hi), whole[lo:hi]), (
+            "what comes later is not read"
+        )
+        lo = hi
+    assert whole.any(1).mean() > 0.9
+
+
+@pytest.mark.parametrize("length", [1, 16, 500])
+def test_windows_are_the_stream_in_any_order_over_borders_and_the_end_of_the_ring(
+    train, whole, proposer, length
+):
+    borders = [*train.borders.tolist(), train.tokens - 1, train.tokens - length // 2]
+    rng = np.random.default_rng(length)
+    starts = np.array(
+        [b + d for b in borders for d in (-1, 0, 1)] + rng.integers(0, train.tokens, 30).tolist()
+    )
+    starts = rng.permutation(starts % train.tokens)
+    found = proposer.windows(train, starts, length)
+    for start, one in zip(starts.tolist(), found, strict=True):
+        assert np.array_equal(one, ring(whole, start, length)), start
+        assert np.array_equal(proposer.windows(train, np.array([start]), length)[0], one), (
+            "alone as with others"
+        )
+
+
+def test_what_comes_later_changes_no_proposal_before(train, whole, proposer):
+    tokens, rng = train.read(0, train.tokens).copy(), np.random.default_rng(0)
+    for t in [1, 50, 777, len(tokens) - 2]:
+        changed = tokens.copy()
+        changed[t:] = rng.integers(0, BYTES.size, len(tokens) - t)
+        after = proposer.after(changed, 0, len(changed))
+        assert np.array_equal(after[:t], whole[:t]) and not np.array_equal(after[t:], whole[t:])
+
+
+def test_a_document_knows_nothing_of_those_before_it(train, whole, proposer):
+    tokens = train.read(0, train.tokens)
+    begins = np.flatnonzero(tokens == BYTES.bos)
+    for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(tokens)], strict=True):
+        alone = proposer.after(tokens[begin:end], 0, end - begin)
+        assert np.array_equal(alone, whole[begin:end])
+
+
+def test_the_loader_gives_each_row_its_proposals_and_the_rows_that_it_would_give_without(
+    train, whole, proposer
+):
+    both = [Loader(train, seq_len=32, rows=3, seed=5, proposer=one) for one in (proposer, None)]
+    for step in range(4):
+        batch, plain = next(both[0]), next(both[1])
+        assert np.array_equal(batch.rows_BT1, plain.rows_BT1) and plain.proposals_BTW is None
+        assert batch.position == plain.position
+        starts = both[0].starts(np.arange(3 * step, 3 * step + 3))
+        assert np.array_equal(batch.proposals_BTW, [ring(whole, start, 32) for start in starts.tolist()])
+    for loader in both:
+        loader.close()
+
+
+# ---------------------------------------------------------------------------------------- a long document
+
+
+@pytest.fixture(scope="module")
+def long_document(tmp_path_factory) -> Shards:
+    """One in which every symbol stood `REACH` before as well, and some of them nearer or farther by one."""
+    draw = random.Random(3)
+    block = "".join(draw.choices("abcdefghij ", k=REACH))
+    text = block + block[:500] + "-" + block[500:1000] + block[1001:1500]
+    shards = make_shards(tmp_path_factory.mktemp("long"), {"0": [text] * 3, "1": ["short " * 9] * 20}, 0.01)
+    return Shards(shards, "train")
+
+
+def test_a_pointer_reaches_so_far_and_no_farther_wherever_the_window_begins(long_document, proposer):
+    tokens = long_document.read(0, long_document.tokens)
+    begins = [*np.flatnonzero(tokens == BYTES.bos).tolist(), len(tokens)]
+    begin = begins[int(np.argmax(np.diff(begins)))]
+    size = REACH + 1500
+    whole = proposer.after(tokens[begin:], 0, size)
+    for lo in (0, REACH - 3, REACH, REACH + 1, REACH + 2, REACH + 7, REACH + 13, REACH + 490, REACH + 1400):
+        assert np.array_equal(proposer.after(tokens[begin:], lo, lo + 40), whole[lo : lo + 40]), lo
+        window = proposer.windows(long_document, np.array([begin + lo]), 40)[0]
+        assert np.array_equal(window, whole[lo : lo + 40]), lo
+    seen = proposer.layout.views(whole)[3][:, -2]  # of the longest order
+    far = [(REACH + at) for at in (100, 300, 700, 1200)]
+    assert seen[far, 0].tolist() == [1, 1, 0, 1] and seen[far[0], 1] == 128
+
+
+# ----------------------------------------------------------------------------------------------- settings
+
+
+def test_a_memory_of_other_settings_is_refused(memories):
+    other = CONFIG.model_copy(update={"orders": [1, 2, 3]})
+    with pytest.raises(
+        ValueError, match=r"memory: counted with other settings than model\.memory has"
+    ) as error:
+        Proposer(open_memory(memories["memory"]), other, BYTES)
+    assert "orders [1, 2, 3, 5, 9], asked for are [1, 2, 3]" in str(error.value)
+    assert "run its jobs again" in str(error.value)
+    Proposer(
+        open_memory(memories["memory"]), CONFIG.model_copy(update={"pointers": [3], "hidden": 99}), BYTES
+    )
