@@ -1,0 +1,173 @@
+"""A training that reads a memory: on after a stop as if there had been none, and only with the right one."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from spider import files
+from spider.checkpoints.load import Checkpoint, model_tensors
+from spider.data.shards import Shards
+from spider.errors import CheckpointError
+from spider.evaluation.bpb import score
+from spider.evaluation.generate import generate
+from spider.memory.proposer import Proposer
+from spider.memory.store import open_memory
+from spider.model import build_model
+from spider.results import Results, write_config
+from spider.tokens import BYTES
+from spider.training.stage import train
+from tests.unit.memory.small_memory import CONFIG, make_memories
+from tests.unit.training.disturb import Stop, crash_at
+from tests.unit.training.outcomes import outcome
+
+
+@pytest.fixture(scope="module")
+def both(memories):
+    return memories["memory"], memories["folded"]
+
+
+def test_a_training_that_crashed_and_goes_on_makes_the_bytes_of_one_that_did_not(
+    tmp_path, shards, both, make_spec
+):
+    spec = make_spec(max_steps=12)
+    receipt = train(spec, tmp_path / "undisturbed", shards, memories=both)
+    with pytest.raises(Stop):
+        train(spec, tmp_path / "disturbed", shards, memories=both, on_step=crash_at(8))
+    train(spec, tmp_path / "disturbed", shards, memories=both)
+    assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
+    manifest = files.read_json(tmp_path / "undisturbed" / receipt.checkpoint / "manifest.json")
+    for name, folder in zip(("memory", "folded"), both, strict=True):
+        assert manifest[name] == open_memory(folder).description.digest
+
+
+def test_a_training_learns_what_its_memory_is_worth(tmp_path, shards, both, make_spec):
+    """The head's weights have left their zeros."""
+    train(make_spec(max_steps=4), tmp_path / "a", shards, memories=both)
+    saved = Checkpoint.at(tmp_path / "a")
+    model = build_model(saved.config)
+    saved.load_into(model_tensors(model))
+    assert all(p.abs().sum() > 0 for p in model.memory.parameters())
+
+
+@pytest.mark.parametrize("wrong", ["swapped", "folded twice", "of other data"])
+def test_only_the_memory_of_its_own_data_and_without_its_own_text_is_trained_with(
+    tmp_path, shards, both, make_spec, wrong
+):
+    given, says = {
+        "swapped": (
+            both[::-1],
+            "holds the text of memory and train, not of memory; a model may not be trained",
+        ),
+        "folded twice": ((both[0], both[0]), "holds the text of memory, not of memory and train"),
+        "of other data": (both, "a memory of other data than is trained on (toy, "),
+    }[wrong]
+    data = shards
+    if wrong == "of other data":
+        data = shutil.copytree(shards, tmp_path / "shards")
+        described = files.read_json(data / "metadata.json")
+        described["dataset"] = "tuy"
+        described["digest"] = files.digest({k: v for k, v in described.items() if k != "digest"})
+        files.write_json(data / "metadata.json", described)
+    with pytest.raises(ValueError, match="run its jobs again") as error:
+        train(make_spec(), tmp_path / "a", data, memories=given)
+    assert says in str(error.value) and str(given[0 if wrong != "folded twice" else 1]) in str(error.value)
+    assert not list(tmp_path.glob("a/checkpoints/*"))
+
+
+# ----------------------------------------------------------------------------------- what was trained is read
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, shards, make_spec):
+    """A results folder, as the workflow makes it, with a trained stage and its memories."""
+    root = tmp_path_factory.mktemp("results") / "results"
+    root.mkdir()
+    write_config(root / "config.yaml", {})
+    made = make_memories(shards, root / "memory/toy" / CONFIG.counted)
+    train(make_spec(max_steps=2), root / "runs/r/a", shards, memories=(made["memory"], made["folded"]))
+    return Results(root)
+
+
+@pytest.fixture(scope="module")
+def model(results):
+    return Checkpoint.at(results.root / "runs/r/a").model()
+
+
+def test_a_checkpoint_is_read_with_the_folded_memory_of_its_results(results, model):
+    assert model.proposer.memory.folder == results.memory("toy", CONFIG.counted, "folded")
+    assert model.proposer.memory.description.splits == ["memory", "train"]
+
+
+def test_a_checkpoint_whose_memory_is_gone_or_another_is_refused(results, tmp_path):
+    root = shutil.copytree(results.root, tmp_path / "results")
+    folded = Results(root).memory("toy", CONFIG.counted, "folded")
+    shutil.rmtree(folded)
+    with pytest.raises(CheckpointError, match=rf"the model reads a memory\. {folded}: no memory lies there"):
+        Checkpoint.at(root / "runs/r/a").model()
+    shutil.copytree(folded.with_name("memory"), folded)
+    with pytest.raises(
+        CheckpointError, match=rf"{folded}: another memory .* run the workflow again, or name"
+    ):
+        Checkpoint.at(root / "runs/r/a").model()
+    shutil.copytree(root / "runs", tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="It lies in no results folder, where that would be: export it"):
+        Checkpoint.at(tmp_path / "elsewhere/r/a").model()
+
+
+def test_a_text_is_written_with_the_probabilities_that_it_is_scored_with(model, shards):
+    """Greedy and drawn, also where the context is full and begun anew: each byte as scored with the ids that
+    the model had before it."""
+    prompt = "the cat sat on a mat and then the cat sat "
+    heard = []
+    whole = model.incremental
+
+    def incremental(context, n_loops=None):
+        reader = whole(context, n_loops)
+        inner = reader.extend
+
+        def extend(ids, proposals_NW=None):
+            heard.append((len(reader.ids) + len(ids), logits := inner(ids, proposals_NW)))
+            return logits
+
+        reader.extend = extend
+        return reader
+
+    model.incremental = incremental
+    try:
+        written = list(generate(model, prompt, max_bytes=40, seed=3, context=200))
+    finally:
+        del model.incremental
+    tokens = np.array([*BYTES.encode(prompt)[:-1], *written], np.uint16)
+    scored = score(model, tokens, seq_len=len(tokens) - 1, overlap=0.0).by_target_S
+    assert len(written) > 5
+    for drawn, (length, logits) in zip(written, heard, strict=False):
+        nats = -logits[-1].double().log_softmax(-1)[drawn].item()
+        assert nats == pytest.approx(float(scored[length - 1]), rel=2e-3, abs=2e-4), length
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.5])
+def test_scores_are_those_of_proposals_from_each_documents_beginning(model, shards, overlap):
+    """However windows and batches fall, padding among them."""
+    tokens = Shards(shards, "validation").read(0, Shards(shards, "validation").tokens)[:300]
+    found = [score(model, tokens, seq_len=64, overlap=overlap, batch=b).by_target_S for b in (1, 3, 16)]
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=1e-3, atol=1e-4)
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    proposed = torch.from_numpy(model.proposer.after(tokens, 0, len(tokens)))
+    with torch.no_grad():
+        first = model(ids[None, :64], ids[None, 1:65], reduction="none", proposals_BTW=proposed[None, :64])
+    np.testing.assert_allclose(found[0][:64], first.loss[0].numpy(), rtol=1e-3, atol=1e-4)
+    without, model.proposer = (
+        model.proposer,
+        Proposer(open_memory(model.proposer.memory.folder.with_name("memory")), CONFIG, BYTES),
+    )
+    try:
+        assert not np.allclose(
+            score(model, tokens, seq_len=64, overlap=overlap).by_target_S, found[0], rtol=1e-5
+        )
+    finally:
+        model.proposer = without
