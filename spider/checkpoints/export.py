@@ -6,6 +6,8 @@ An exported folder is what other programs can read without Spider::
                                    with model.safetensors.index.json beside them
     config.json                    written last: format, architecture, where the weights come from, and the
                                    files' sizes and SHA-256
+    memory/                        of a model that reads one: the folded memory, as `spider.memory.store` has
+                                   it, whose digest config.json names
 
 It holds no optimizer state, and equal weights give equal bytes. Written beside its place, flushed and
 renamed, it is read like a checkpoint (`spider.checkpoints.load.Checkpoint`).
@@ -38,7 +40,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from spider import files
 from spider.checkpoints.load import Checkpoint, model_tensors, some
-from spider.checkpoints.records import EXPORTED, Exported
+from spider.checkpoints.records import EXPORTED, MEMORY, Exported
 from spider.checkpoints.save import room, seal, weights_digest
 from spider.config import ConfigError, ModelConfig
 from spider.config.model import family_block
@@ -60,11 +62,16 @@ def export(source: Path, output: Path) -> Checkpoint:
     model, manifest = checkpoint.model(), checkpoint.manifest
     known = manifest.model_fields_set - {"format", "spider", "model", "window", "weights", "files"}
     told = {name: getattr(manifest, name) for name in Exported.model_fields if name in known}
-    return _write(output, model.config, model_tensors(model, ""), {"window": manifest.window, **told})
+    told |= {"window": manifest.window}
+    memory = model.proposer.memory.folder if model.proposer else None
+    return _write(output, model.config, model_tensors(model, ""), told, memory)
 
 
-def _write(output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any]) -> Checkpoint:
-    """Make the folder ``output`` of these tensors and what is known of them."""
+def _write(
+    output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any],
+    memory: Path | None = None,
+) -> Checkpoint:  # fmt: skip
+    """Make the folder ``output`` of these tensors, what is known of them, and the memory that they read."""
     beside, old = (output.with_name(f".{output.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     described = {
         "format": Exported.FORMAT,
@@ -80,6 +87,8 @@ def _write(output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: 
             # safetensors makes files that only their owner can read; whoever may enter the folder may read.
             file.chmod(beside.stat().st_mode & 0o666)
         plain = seal(beside, EXPORTED, described)
+        if memory is not None:
+            _bring(memory, beside / MEMORY)
         # A kill between the two renames leaves the old one under its hidden name: a directory cannot be
         # swapped for another in one portable step.
         if output.exists():
@@ -87,6 +96,9 @@ def _write(output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: 
         os.rename(beside, output)
         files.fsync_dir(output.parent)
         shutil.rmtree(old, ignore_errors=True)
+    except CheckpointError:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         why = getattr(error, "strerror", None) or error
@@ -97,6 +109,27 @@ def _write(output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: 
     return Checkpoint(output, Exported.parse(plain, output / EXPORTED))
 
 
+def _bring(memory: Path, folder: Path) -> None:
+    from spider.memory.store import bring
+
+    try:
+        bring(memory, folder)
+    except ValueError as error:
+        raise CheckpointError(f"the memory that the model reads is damaged: {error}") from None
+
+
+def _strange(output: Path) -> set[str]:
+    """Names in an exported folder that no export wrote."""
+    exported = Exported.read(output / EXPORTED)
+    present = {file.name for file in output.glob("*")} - {EXPORTED, *exported.files}
+    if exported.folded is None or not (output / MEMORY).is_dir():
+        return present
+    from spider.memory.store import names_in
+
+    inside = {file.name for file in (output / MEMORY).glob("*")} - names_in(output / MEMORY)
+    return (present - {MEMORY}) | {f"{MEMORY}/{name}" for name in inside}
+
+
 def _check_replaceable(output: Path) -> None:
     """Only a folder that holds an export and nothing else may be replaced."""
     if output.is_file():
@@ -104,7 +137,7 @@ def _check_replaceable(output: Path) -> None:
     present = {file.name for file in output.glob("*")}
     if present and not Exported.lies_in(output):
         raise CheckpointError(f"{output}: is not empty and not an exported folder; name another")
-    if strange := present and present - {EXPORTED, *Exported.read(output / EXPORTED).files}:
+    if strange := present and _strange(output):
         raise CheckpointError(f"{output}: holds {min(strange)}, which no export wrote; name another folder")
 
 

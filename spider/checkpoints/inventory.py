@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spider.checkpoints.load import damage
-from spider.checkpoints.records import MANIFEST, Exported, read_manifest, steps
+from spider.checkpoints.records import EXPORTED, MANIFEST, MEMORY, Exported, Manifest, read_manifest, steps
 from spider.errors import CheckpointError
 from spider.results import StageFolder
 
@@ -38,7 +38,7 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
     """
     try:
         manifest = read_manifest(path)
-        problems = damage(path, manifest, quick=quick)
+        problems = damage(path, manifest, quick=quick) + _damage_of_memory(path, manifest, quick)
     except CheckpointError as error:
         manifest, problems = None, [str(error)]
     folder = path.resolve() if Exported.lies_in(path) else path.resolve().parents[1]
@@ -55,6 +55,21 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
         "problems": problems,
         "good": not problems,
     }
+
+
+def _damage_of_memory(path: Path, manifest: Manifest | Exported, quick: bool) -> list[str]:
+    """What is wrong with the memory in an exported folder, if its model reads one."""
+    if not isinstance(manifest, Exported) or manifest.folded is None:
+        return []
+    from spider.memory.store import open_memory, verify
+
+    try:
+        folder = path / MEMORY
+        described = open_memory(folder).description if quick else verify(folder)
+    except ValueError as error:
+        return str(error).splitlines()
+    same = described.digest == manifest.folded
+    return [] if same else [f"{folder}: another memory than {path / EXPORTED} names, {manifest.folded}"]
 
 
 def render(entries: list[dict[str, Any]]) -> None:

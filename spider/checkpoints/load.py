@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from spider import files
-from spider.checkpoints.records import EXPORTED, MANIFEST, Exported, Manifest, Receipt, read_manifest, steps
+from spider.checkpoints.records import (
+    EXPORTED,
+    MANIFEST,
+    MEMORY,
+    Exported,
+    Manifest,
+    Receipt,
+    read_manifest,
+    steps,
+)
 from spider.config import ConfigError, ModelConfig
 from spider.config.block import key_path
 from spider.config.model import family_block
@@ -147,9 +156,11 @@ class Checkpoint:
         try:
             memory = open_memory(self._memory(config.counted))
             if memory.description.digest != self.manifest.folded:
+                again = "copy the exported folder whole, or export again"
+                remedy = again if self.exported else "run the workflow again, or name its own results"
                 raise ValueError(
                     f"{memory.folder}: another memory ({memory.description.digest}) than the model is to be "
-                    f"read with ({self.manifest.folded}); run the workflow again, or name its own results"
+                    f"read with ({self.manifest.folded}); {remedy}"
                 )
             return Proposer(memory, config, model.tokens)
         except ValueError as error:
@@ -158,7 +169,9 @@ class Checkpoint:
     def _memory(self, counted: str) -> Path:
         """Where the memory of an exported folder lies, or of a checkpoint's results."""
         if isinstance(self.manifest, Exported):
-            return self.path / "memory"
+            if not (folder := self.path / MEMORY).is_dir():
+                raise ValueError(f"It is missing, {folder}: copy the exported folder whole, or export again")
+            return folder
         if (root := root_of(self.path)) is None:
             raise ValueError(
                 "It lies in no results folder, where that would be: export it there, and take the export"

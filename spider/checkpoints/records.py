@@ -19,6 +19,8 @@ from spider.errors import CheckpointError, TrainingError
 
 MANIFEST = "manifest.json"
 EXPORTED = "config.json"
+#: Of an exported folder, the folder of the memory that its model reads.
+MEMORY = "memory"
 
 
 class TensorFile(BaseModel, frozen=True):

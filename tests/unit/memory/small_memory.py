@@ -17,7 +17,9 @@ from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata, load_metadata
 from spider.memory.proposer import Proposer
 from spider.memory.store import build, count_part, open_memory
+from spider.results import Results, write_config
 from spider.tokens import BYTES
+from spider.training.stage import train
 from tests.unit.datasets import dataset
 from tests.unit.memory.texts import documents
 from tests.unit.small_training import DEFAULTS, MODEL
@@ -28,9 +30,9 @@ CONFIG = MemoryConfig.model_validate(SETTINGS)
 SPLITS = {"memory": ["memory"], "folded": ["memory", "train"]}
 
 
-def make_shards(root: Path, texts: dict[str, list[str]], share: float = 0.4) -> Path:
+def make_shards(root: Path, texts: dict[str, list[str]], share: float = 0.4, validation: float = 0.1) -> Path:
     """A dataset of parts, encoded and described; returns the shards' folder."""
-    settings = dataset(validation=0.1, memory=share)
+    settings = dataset(validation=validation, memory=share)
     for part, of_part in texts.items():
         names = pa.array([f"{part}/{i}" for i in range(len(of_part))], pa.string())
         table = pa.table({"text": pa.array(of_part, pa.string()), "id": names})
@@ -95,3 +97,16 @@ def make_spec() -> Callable[..., StageSpec]:
         return load_config({"datasets": data, "runs": {"r": run}}).stage("r", "a")
 
     return make
+
+
+@pytest.fixture(scope="session")
+def results(
+    tmp_path_factory: pytest.TempPathFactory, shards: Path, make_spec: Callable[..., StageSpec]
+) -> Results:
+    """A results folder, as the workflow makes it, with a trained stage and its memories."""
+    root = tmp_path_factory.mktemp("results") / "results"
+    root.mkdir()
+    write_config(root / "config.yaml", {})
+    made = make_memories(shards, root / "memory/toy" / CONFIG.counted)
+    train(make_spec(max_steps=2), root / "runs/r/a", shards, memories=(made["memory"], made["folded"]))
+    return Results(root)

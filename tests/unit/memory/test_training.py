@@ -17,10 +17,10 @@ from spider.evaluation.generate import generate
 from spider.memory.proposer import Proposer
 from spider.memory.store import open_memory
 from spider.model import build_model
-from spider.results import Results, write_config
+from spider.results import Results
 from spider.tokens import BYTES
 from spider.training.stage import train
-from tests.unit.memory.small_memory import CONFIG, make_memories
+from tests.unit.memory.small_memory import CONFIG
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
 
@@ -79,17 +79,6 @@ def test_only_the_memory_of_its_own_data_and_without_its_own_text_is_trained_wit
 
 
 # ----------------------------------------------------------------------------------- what was trained is read
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory, shards, make_spec):
-    """A results folder, as the workflow makes it, with a trained stage and its memories."""
-    root = tmp_path_factory.mktemp("results") / "results"
-    root.mkdir()
-    write_config(root / "config.yaml", {})
-    made = make_memories(shards, root / "memory/toy" / CONFIG.counted)
-    train(make_spec(max_steps=2), root / "runs/r/a", shards, memories=(made["memory"], made["folded"]))
-    return Results(root)
 
 
 @pytest.fixture(scope="module")

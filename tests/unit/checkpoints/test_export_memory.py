@@ -1,0 +1,148 @@
+"""A model that reads a memory leaves with it: what was exported needs nothing else."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import spider
+from spider import files
+from spider.checkpoints import inventory
+from spider.checkpoints.export import export, import_file
+from spider.checkpoints.load import Checkpoint
+from spider.cli import cli
+from spider.errors import CheckpointError
+from spider.evaluation.generate import generate
+from spider.memory import store
+from spider.tokens import BYTES
+from tests.unit.memory.small_memory import CONFIG, make_spec, results, shards  # noqa: F401 (fixtures)
+
+PROMPT = "the cat sat on a mat and then "
+
+
+@pytest.fixture
+def exported(results, tmp_path):  # noqa: F811
+    """An exported folder, and nothing else of the results."""
+    export(results.root / "runs/r/a", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def content(folder):
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def written(model):
+    return list(generate(model, PROMPT, max_bytes=20, temperature=0.0, seed=0))
+
+
+def copied(exported, tmp_path):
+    """The folder on another machine."""
+    return shutil.copytree(exported, tmp_path / "elsewhere/out")
+
+
+def test_an_export_writes_what_the_checkpoint_writes_from_its_folder_alone(results, exported, tmp_path):  # noqa: F811
+    there = copied(exported, tmp_path)
+    shutil.rmtree(exported)
+    model, config = spider.load_model(there)
+    before, _ = spider.load_model(results.root / "runs/r/a")
+    assert config.memory == CONFIG and model.proposer.memory.folder == there / "memory"
+    assert written(model) == written(before) != []
+    ids = BYTES.encode(PROMPT)[None]
+    proposed = torch.from_numpy(model.proposer.after(ids[0], 0, ids.shape[1]))[None]
+    tokens = torch.from_numpy(ids.astype("int64"))
+    with torch.no_grad():
+        logits = [one(tokens, proposals_BTW=proposed).logits for one in (model, before)]
+    assert torch.equal(*logits)
+    folded = results.memory("toy", CONFIG.counted)
+    assert content(there / "memory") == content(folded)
+    card = files.read_json(there / "config.json")
+    assert card["folded"] == files.read_json(folded / "memory.json")["digest"]
+
+
+def test_on_one_disk_a_memory_is_there_once(results, exported):  # noqa: F811
+    folded = results.memory("toy", CONFIG.counted)
+    assert (exported / "memory/text.npy").samefile(folded / "text.npy")
+
+
+def test_without_links_it_is_copied(results, tmp_path, monkeypatch):  # noqa: F811
+    def refused(*_):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(store.os, "link", refused)
+    export(results.root / "runs/r/a", tmp_path / "out")
+    folded = results.memory("toy", CONFIG.counted)
+    assert not (tmp_path / "out/memory/text.npy").samefile(folded / "text.npy")
+    assert content(tmp_path / "out/memory") == content(folded)
+
+
+def test_what_was_exported_is_exported_and_imported_again_with_the_same_bytes(exported, tmp_path):
+    export(exported, tmp_path / "second")
+    import_file(exported, tmp_path / "third")
+    import_file(exported / "model.safetensors", tmp_path / "fourth")
+    whole = content(exported)
+    for name in ("second", "third", "fourth"):
+        assert content(tmp_path / name) == whole, name
+    export(exported, exported)
+    assert content(exported) == whole and len(whole) == 2 + 2 * len(CONFIG.orders) + 3
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_export_with_a_memory_may_be_replaced_but_not_what_someone_put_there(results, exported):  # noqa: F811
+    stage = results.root / "runs/r/a"
+    export(stage, exported)
+    for strange in ("notes.txt", "memory/notes.txt"):
+        (exported / strange).write_text("mine")
+        with pytest.raises(
+            CheckpointError, match=f"holds {strange}, which no export wrote; name another folder"
+        ):
+            export(stage, exported)
+        assert (exported / strange).read_text() == "mine"
+        (exported / strange).unlink()
+    shutil.rmtree(exported / "memory")
+    export(stage, exported)
+    assert written(spider.load_model(exported)[0])
+
+
+def test_an_export_whose_memory_is_missing_says_so(exported, tmp_path):
+    there = copied(exported, tmp_path)
+    shutil.rmtree(there / "memory")
+    says = f"{there}: the model reads a memory. It is missing, {there / 'memory'}: copy the exported folder"
+    for use in (spider.load_model, lambda path: export(path, tmp_path / "again")):
+        with pytest.raises(CheckpointError) as error:
+            use(there)
+        assert str(error.value) == says + " whole, or export again"
+    assert not (tmp_path / "again").exists()
+
+
+def test_an_export_with_another_memory_or_half_of_one_says_so(results, exported, tmp_path):  # noqa: F811
+    there = copied(exported, tmp_path)
+    (there / "memory/5.rows.npy").unlink()
+    with pytest.raises(CheckpointError, match=r"the model reads a memory\. .*memory/5\.rows\.npy: missing"):
+        spider.load_model(there)
+    shutil.rmtree(there / "memory")
+    shutil.copytree(results.memory("toy", CONFIG.counted, "memory"), there / "memory")
+    with pytest.raises(
+        CheckpointError, match=r"another memory .* copy the exported folder whole, or export again"
+    ):
+        spider.load_model(there)
+    (problem,) = inventory.examine(there)["problems"]
+    assert "another memory than" in problem
+
+
+def test_a_flipped_byte_of_the_memory_keeps_it_from_being_exported_and_is_found_by_verify(exported, tmp_path):
+    there = copied(exported, tmp_path)
+    with (there / "memory/text.npy").open("r+b") as file:
+        file.seek(200)
+        file.write(b"\x01")
+    with pytest.raises(
+        CheckpointError, match=r"the memory that the model reads is damaged: .*text\.npy: SHA-256"
+    ):
+        export(there, tmp_path / "again")
+    assert not (tmp_path / "again").exists() and not list(tmp_path.glob(".*"))
+    said = CliRunner().invoke(cli, ["checkpoint", "verify", str(there)])
+    assert said.exit_code == 1 and "text.npy: SHA-256 differs" in said.output
+    assert CliRunner().invoke(cli, ["checkpoint", "verify", str(exported)]).exit_code == 0
+    assert Checkpoint.at(there).exported
