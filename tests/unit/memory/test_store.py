@@ -1,0 +1,190 @@
+"""A memory on disk: the same bytes however it was made, and whatever is wrong with it named."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from spider import files
+from spider.data.metadata import load_metadata
+from spider.data.shards import Shards
+from spider.memory.store import MARK, build, count_part, open_memory, verify
+from spider.memory.symbols import BEGIN, symbols_of
+from spider.tokens import BYTES
+from tests.unit.memory.small_memory import CONFIG, PARTS, SPLITS, make_memories, make_shards
+from tests.unit.memory.texts import documents
+
+
+@pytest.fixture
+def memory(memories, tmp_path):
+    """One of its own, to be damaged."""
+    return shutil.copytree(memories["memory"], tmp_path / "memory")
+
+
+def flip(path, at: int = -1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+# -------------------------------------------------------------------------------------------------- made
+
+
+def test_a_memory_holds_the_text_of_its_splits_and_no_other(memories, shards):
+    held = {}
+    for name, splits in SPLITS.items():
+        opened = open_memory(memories[name])
+        views = [Shards(shards, split) for split in splits]
+        text = np.concatenate([symbols_of(BYTES)[view.read(0, view.tokens)] for view in views])
+        held[name] = opened.tables.text.tobytes()
+        assert held[name] == text.tobytes()
+        described = opened.description
+        assert (described.splits, described.bytes) == (splits, len(text))
+        assert list(described.orders) == CONFIG.orders and described.counted == CONFIG.counted
+        assert described.data_digest == load_metadata(shards).digest
+        for order, about in described.orders.items():
+            rows = np.load(memories[name] / f"{order}.rows.npy")
+            assert about.contexts == len(rows) > 0 and (about.left_out > 0) == (order >= CONFIG.rare)
+        verify(memories[name])
+    train = symbols_of(BYTES)[Shards(shards, "train").read(0, Shards(shards, "train").tokens)].tobytes()
+    longest = max(train.split(bytes([BEGIN])), key=len)
+    assert len(longest) > 60 and longest in held["folded"] and longest not in held["memory"]
+    whole = load_metadata(shards).splits
+    assert len(held["folded"]) == whole["memory"].tokens + whole["train"].tokens
+    assert whole["validation"].tokens > 0
+
+
+def test_a_memory_is_the_same_to_the_byte_with_any_number_of_threads_and_made_again(
+    memories, shards, tmp_path
+):
+    again = make_memories(shards, tmp_path, threads=3)
+    for name in SPLITS:
+        before, after = (
+            {f.name: f.read_bytes() for f in path.iterdir()} for path in (memories[name], again[name])
+        )
+        assert before == after
+
+
+def test_the_tables_of_a_text_do_not_depend_on_the_parts_it_came_in(tmp_path):
+    """All documents are counted, folded; which of them were kept is decided for each by its name."""
+    texts, made = [text.decode() + "." for text in documents(50, seed=9)], {}
+    for number in (1, 2, 5):
+        root, size = tmp_path / f"{number}", len(texts) // number
+        root.mkdir()
+        parts = {f"{i}": texts[i * size : (i + 1) * size] for i in range(number)}
+        folder = make_memories(make_shards(root, parts, validation=0.0), root)["folded"]
+        tables = [folder / f"{order}.{kind}.npy" for order in CONFIG.orders for kind in ("first", "rows")]
+        made[number] = [table.read_bytes() for table in tables]
+    assert made[1] == made[2] == made[5]
+
+
+def test_a_part_that_is_not_there_or_damaged_is_named(shards, tmp_path):
+    described = load_metadata(shards)
+    with pytest.raises(ValueError, match="no part '007' in the memory split"):
+        count_part(shards, described, "007", CONFIG, tmp_path / "a")
+    own = shutil.copytree(shards, tmp_path / "shards")
+    shard = own / "memory/000.bin"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-2])
+    with pytest.raises(ValueError, match=re.escape(str(shard))):
+        count_part(own, described, "000", CONFIG, tmp_path / "b")
+    shard.write_bytes(whole[:-2] + b"\xff\xff")
+    with pytest.raises(ValueError, match=rf"{shard}: holds ids outside the alphabet; encode its part again"):
+        count_part(own, described, "000", CONFIG, tmp_path / "c")
+
+
+def test_a_split_without_a_document_makes_no_memory(shards, memories, tmp_path):
+    described = load_metadata(shards)
+    empty = described.splits["memory"].model_copy(update={"bytes": 0})
+    nothing = described.model_copy(update={"splits": described.splits | {"memory": empty}})
+    counts = [memories["memory"].parent / "counts" / part for part in PARTS]
+    with pytest.raises(
+        ValueError, match=r"datasets\.toy: the memory split has no document; raise `memory` \(the"
+    ):
+        build(counts, nothing, ["memory"], CONFIG, tmp_path / "memory")
+    assert not (tmp_path / "memory").exists()
+
+
+def test_one_that_was_not_finished_is_none(memories, shards, tmp_path):
+    """It is marked last, and the old mark goes before anything is written."""
+    again = make_memories(shards, tmp_path)["memory"]
+    (tmp_path / "counts" / PARTS[0] / "memory/text.npy").unlink()
+    with pytest.raises(FileNotFoundError):
+        build(
+            [tmp_path / "counts" / part for part in PARTS], load_metadata(shards), ["memory"], CONFIG, again
+        )
+    with pytest.raises(
+        ValueError, match=rf"{again}: no memory lies there \(no memory\.json\); run its jobs again"
+    ):
+        open_memory(again)
+
+
+# ---------------------------------------------------------------------------------------------- what is wrong
+
+
+def test_a_flipped_byte_in_any_file_is_found(memory):
+    names = sorted(f.name for f in memory.iterdir() if f.name != MARK)
+    assert len(names) == 2 * len(CONFIG.orders) + 2
+    for name in names:
+        flip(memory / name)
+        open_memory(memory)
+        with pytest.raises(ValueError, match=rf"^{memory / name}: SHA-256 differs\n") as error:
+            verify(memory)
+        assert str(error.value).endswith(f"delete {memory} and run again, the memory is counted anew")
+        flip(memory / name)
+    verify(memory)
+
+
+def test_a_file_that_is_missing_or_cut_is_named_as_it_is_opened(memory):
+    rows = memory / "5.rows.npy"
+    whole = rows.read_bytes()
+    rows.write_bytes(whole[:-1])
+    says = rf"{rows}: {len(whole) - 1:,} bytes instead of {len(whole):,}; delete {memory} and run again"
+    with pytest.raises(ValueError, match=says):
+        open_memory(memory)
+    rows.unlink()
+    with pytest.raises(
+        ValueError, match=rf"{rows}: missing; delete {memory} and run again, the memory is count"
+    ):
+        open_memory(memory)
+
+
+def test_a_description_that_was_edited_is_found(memory):
+    plain = files.read_json(memory / MARK)
+    files.write_json(memory / MARK, plain | {"splits": ["memory", "train"]})
+    with pytest.raises(
+        ValueError, match=r"memory\.json: edited since it was written, its digest does not match"
+    ):
+        verify(memory)
+    files.write_json(memory / MARK, {key: value for key, value in plain.items() if key != "bytes"})
+    with pytest.raises(ValueError, match=r"memory\.json.*delete its folder and run again"):
+        open_memory(memory)
+    (memory / MARK).write_text("{")
+    with pytest.raises(ValueError, match=re.escape(str(memory / MARK))):
+        open_memory(memory)
+
+
+def test_a_memory_of_other_data_or_with_the_text_that_is_trained_on_is_refused(memories):
+    folded = open_memory(memories["folded"])
+    digest = folded.description.data_digest
+    folded.check(digest, ["memory", "train"])
+    with pytest.raises(
+        ValueError, match=r"folded: a memory of other data than is trained on \(toy, .*not abc\); run"
+    ):
+        folded.check("abc", ["memory", "train"])
+    with pytest.raises(
+        ValueError, match=r"folded: holds the text of memory and train, not of memory; a model may n"
+    ):
+        folded.check(digest, ["memory"])
+
+
+def test_an_alphabet_of_more_than_bytes_has_no_memory():
+    from tests.unit.evaluation.toys import Pairs
+
+    with pytest.raises(
+        ValueError, match="a memory is of bytes; this alphabet has ids that stand for several"
+    ):
+        symbols_of(Pairs())
