@@ -52,6 +52,16 @@ def machine(packages: Sequence[str] = ()) -> dict[str, str]:
     }
 
 
+def network_alone(raw: dict[str, Any]) -> dict[str, Any]:
+    """A configuration of one run whose model reads no memory, and is trained on all that is not held out: for
+    what is measured of the network alone."""
+    (run,) = raw["runs"].values()
+    model = {"preset": run["model"]} if isinstance(run["model"], str) else run["model"]
+    datasets = {name: {**dataset, "memory": 0.0} for name, dataset in raw["datasets"].items()}
+    (name,) = raw["runs"]
+    return {**raw, "datasets": datasets, "runs": {name: {**run, "model": {**model, "memory": None}}}}
+
+
 def interleaved(
     ways: Mapping[str, Callable[[], Any]], repeats: int, prepare: Callable[[], None] | None = None
 ) -> tuple[dict[str, float], dict[str, float]]:

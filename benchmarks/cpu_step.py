@@ -41,7 +41,7 @@ times = []
 for _ in range(int(sys.argv[3])):
     began = time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16):
-        loss = model(x[:, :-1], x[:, 1:]).loss
+        loss = model(x[:, :-1], x[:, 1:], **model.without_knowledge(x[:, :-1])).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

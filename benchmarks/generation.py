@@ -53,7 +53,7 @@ def main() -> None:
     (run,) = load_config(ROOT / "config.yaml").runs.values()
     torch.manual_seed(0)
     boundary = run.model.boundary.model_copy(update={"kind": "fixed", "stride": 4})
-    model = build_model(run.model.model_copy(update={"boundary": boundary})).eval()
+    model = build_model(run.model.model_copy(update={"boundary": boundary, "memory": None})).eval()
     text = (ROOT / "docs/guide.md").read_bytes()
     ids = [BYTES.bos, *text[: length - 1]]
     assert len(ids) == length

@@ -39,7 +39,7 @@ from typing import Any
 import psutil
 import torch
 import yaml
-from common import interleaved, parser, report
+from common import interleaved, network_alone, parser, report
 from variants import ROOT, prepare_data
 
 from spider import tracking
@@ -60,7 +60,8 @@ DEFAULT_INTERVAL: int = StageSettings.model_fields["ckpt_every"].default
 
 
 def spec_of(options: argparse.Namespace, name: str, steps: int, ckpt_every: int) -> StageSpec:
-    raw = yaml.safe_load((ROOT / ("presets/smoke.yaml" if options.quick else "config.yaml")).read_text())
+    path = ROOT / ("presets/smoke.yaml" if options.quick else "config.yaml")
+    raw = network_alone(yaml.safe_load(path.read_text()))
     (run,) = raw["runs"].values()
     run["defaults"] |= {"ckpt_every": ckpt_every, "schedule": "constant", "warmup_steps": 0}
     raw["runs"] = {

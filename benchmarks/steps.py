@@ -34,6 +34,7 @@ def spec_of(configuration: Path, **changes: Any) -> StageSpec:
     if isinstance(run["model"], str):
         run["model"] = {"preset": run["model"]}
     endless = {"max_steps": 10**6, "ckpt_every": 10**6, "log_every": 10**6, "schedule": "constant"}
+    run["model"] |= {"memory": None}
     run = merged(run, changes) | {"stages": [{"name": STAGE, **endless}]}
     return load_config(raw | {"runs": {name: run}}).stage(name, STAGE)
 

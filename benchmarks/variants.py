@@ -19,7 +19,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import yaml
-from common import interleaved, parser, report
+from common import interleaved, network_alone, parser, report
 
 from spider.config import Config, StageSpec, load_config, merged
 from spider.files import digest, read_json, write_json
@@ -112,11 +112,10 @@ class Outcome:
 
 def configuration(task: Task, precision: str) -> Config:
     """The default run with a task's changes, one stage, and no frills."""
-    raw = yaml.safe_load((ROOT / "config.yaml").read_text())
+    raw = network_alone(yaml.safe_load((ROOT / "config.yaml").read_text()))
     (run,) = raw["runs"].values()
     stage = {"name": "only", "tokens": task.tokens, "schedule": "linear", "warmup_steps": 30}
-    if isinstance(run["model"], str):
-        run["model"] = {"preset": run["model"]}
+    run["model"] = {"preset": "tiny"}  # what the parts are worth was asked of this size
     run = merged(run, task.changes) | {
         "seed": task.seed,
         "precision": precision,
@@ -139,7 +138,8 @@ def prepare_data(folder: Path) -> Path:
 
     shards = folder / "shards"
     if not (shards / "metadata.json").exists():
-        dataset = load_config(ROOT / "config.yaml").dataset(DATASET)
+        raw_config = network_alone(yaml.safe_load((ROOT / "config.yaml").read_text()))
+        dataset = load_config(raw_config).dataset(DATASET)
         for part in dataset.source.parts():
             raw = folder / f"{part}.parquet"
             write_pydocs(int(part), len(dataset.source.parts()), raw)
