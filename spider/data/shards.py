@@ -12,7 +12,6 @@ Files are mapped, never loaded: the page cache is the only copy, shared by all r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +84,7 @@ class Shards:
         self.maps = [tokens for _, tokens in maps if len(tokens)]
         self.borders = np.cumsum([0, *map(len, self.maps)])
         self.tokens = int(self.borders[-1])
+        self._known_begins: dict[int, np.ndarray] = {}
 
     def locate(self, token: int) -> str:
         """Where a token lies, for messages: its shard, and its place there."""
@@ -100,13 +100,15 @@ class Shards:
         end = int(begins[d]) if d < len(begins) else len(self.maps[s])
         return s, int(begins[d - 1]) if d else 0, at, end
 
-    @cache  # noqa: B019, as many as there are files, for as long as the view lives
     def _begins(self, s: int) -> np.ndarray:
-        """First tokens of a file's documents."""
+        """First tokens of a file's documents, read once."""
+        if s in self._known_begins:
+            return self._known_begins[s]
         path = self.files[s].with_suffix(".idx")
         if not path.exists():
             raise ValueError(f"{path}: no index of documents, which a memory needs; encode the text again")
-        return np.fromfile(path, "<u8").astype(np.int64) // DTYPE.itemsize
+        begins = np.fromfile(path, "<u8").astype(np.int64) // DTYPE.itemsize
+        return self._known_begins.setdefault(s, begins)
 
     def read(self, start: int, count: int) -> np.ndarray:
         """A copy of tokens ``start`` to ``start + count``, across shard borders: (count,) uint16."""

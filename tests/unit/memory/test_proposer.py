@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -91,6 +94,24 @@ def test_the_loader_gives_each_row_its_proposals_and_the_rows_that_it_would_give
         assert np.array_equal(batch.proposals_BTW, [ring(whole, start, 32) for start in starts.tolist()])
     for loader in both:
         loader.close()
+
+
+def test_without_an_index_of_documents_it_is_named_and_what_to_do(shards, proposer, tmp_path):
+    own = shutil.copytree(shards, tmp_path / "shards")
+    (own / "train/000.idx").unlink()
+    with pytest.raises(
+        ValueError, match=r"train/000\.idx: no index of documents, which a memory needs; encode th"
+    ):
+        proposer.windows(Shards(own, "train"), np.array([3]), 8)
+
+
+def test_a_view_of_shards_is_let_go_though_its_documents_were_looked_at(shards, proposer):
+    view = Shards(shards, "train")
+    proposer.windows(view, np.array([3]), 8)
+    known = weakref.ref(view)
+    del view
+    gc.collect()
+    assert known() is None
 
 
 # ---------------------------------------------------------------------------------------- a long document

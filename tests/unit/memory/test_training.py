@@ -83,7 +83,13 @@ def test_only_the_memory_of_its_own_data_and_without_its_own_text_is_trained_wit
 
 @pytest.fixture(scope="module")
 def model(results):
-    return Checkpoint.at(results.root / "runs/r/a").model()
+    """Two steps teach a head little: its weights are drawn, so that what is proposed matters."""
+    loaded = Checkpoint.at(results.root / "runs/r/a").model()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in loaded.memory.parameters():
+            parameter.normal_(0, 0.1)
+    return loaded
 
 
 def test_a_checkpoint_is_read_with_the_folded_memory_of_its_results(results, model):
@@ -108,8 +114,7 @@ def test_a_checkpoint_whose_memory_is_gone_or_another_is_refused(results, tmp_pa
 
 
 def test_a_text_is_written_with_the_probabilities_that_it_is_scored_with(model, shards):
-    """Greedy and drawn, also where the context is full and begun anew: each byte as scored with the ids that
-    the model had before it."""
+    """Each byte as scored with the ids before it."""
     prompt = "the cat sat on a mat and then the cat sat "
     heard = []
     whole = model.incremental
@@ -136,6 +141,36 @@ def test_a_text_is_written_with_the_probabilities_that_it_is_scored_with(model, 
     for drawn, (length, logits) in zip(written, heard, strict=False):
         nats = -logits[-1].double().log_softmax(-1)[drawn].item()
         assert nats == pytest.approx(float(scored[length - 1]), rel=2e-3, abs=2e-4), length
+
+
+def test_a_text_longer_than_the_context_is_proposed_by_the_whole_of_its_document(model):
+    """Where the model begins a new context, its memory still knows what stood before."""
+    prompt, given = "the cat sat on ", []
+    whole = model.incremental
+
+    def incremental(context, n_loops=None):
+        reader = whole(context, n_loops)
+        inner = reader.extend
+
+        def extend(ids, proposals_NW=None):
+            given.append((list(ids), proposals_NW.numpy()))
+            return inner(ids, proposals_NW)
+
+        reader.extend = extend
+        return reader
+
+    model.incremental = incremental
+    try:
+        written = list(generate(model, prompt, max_bytes=60, temperature=5.0, seed=1, context=16))
+    finally:
+        del model.incremental
+    tokens = np.array([*BYTES.encode(prompt)[:-1], *written])
+    known, end = model.proposer.after(tokens, 0, len(tokens)), 0
+    for turn, (ids, proposed) in enumerate(given):
+        end = len(BYTES.encode(prompt)) - 1 + turn
+        assert tokens[end - len(ids) : end].tolist() == ids
+        assert np.array_equal(proposed, known[end - len(ids) : end])
+    assert len(written) > 20 and sum(len(ids) > 1 for ids, _ in given) > 2
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5])
