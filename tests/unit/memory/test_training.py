@@ -19,6 +19,7 @@ from spider.memory.store import open_memory
 from spider.model import build_model
 from spider.results import Results
 from spider.tokens import BYTES
+from spider.training import warmup
 from spider.training.stage import train
 from tests.unit.memory.small_memory import CONFIG
 from tests.unit.training.disturb import Stop, crash_at
@@ -76,6 +77,12 @@ def test_only_the_memory_of_its_own_data_and_without_its_own_text_is_trained_wit
         train(make_spec(), tmp_path / "a", data, memories=given)
     assert says in str(error.value) and str(given[0 if wrong != "folded twice" else 1]) in str(error.value)
     assert not list(tmp_path.glob("a/checkpoints/*"))
+
+
+def test_a_shape_is_measured_without_any_memory_on_disk(tmp_path, make_spec, monkeypatch):
+    monkeypatch.setattr(warmup, "_GEMM_SECONDS", 0.02)
+    monkeypatch.setattr(warmup, "_STEP_SECONDS", 0.02)
+    assert warmup.warm_up(make_spec(), tmp_path / "warmup.json").step
 
 
 # ----------------------------------------------------------------------------------- what was trained is read
