@@ -148,6 +148,17 @@ class Copies(BaseModel, frozen=True):
     """Of the model, on the other bytes; None where there are none."""
 
 
+class Proposed(BaseModel, frozen=True):
+    """The bytes of the text that one source of a memory proposed, and no source before it."""
+
+    SOURCES: ClassVar = ("the document so far", "the counted text, word for word", "its counts", "nobody")
+
+    source: str
+    share: float
+    bpb: float | None
+    """Of the model, on these; None where there are none."""
+
+
 class DocumentScore(BaseModel, frozen=True):
     """Of one document of the text."""
 
@@ -227,6 +238,8 @@ class Evaluation(Artifact):
     """Yardsticks that are missing, and why."""
     memory: str | None = None
     """Digest of the memory that the model read."""
+    proposed: list[Proposed] | None = None
+    """What that proposed, by source."""
     copies: Copies | None = None
     by_document: list[DocumentScore] | None = None
 

@@ -31,6 +31,7 @@ from spider.evaluation.artifact import Evaluation, LoopsCurve, Training
 from spider.evaluation.bpb import bits_by_byte, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.overlap import COPIED, Text
+from spider.evaluation.proposed import by_source
 from spider.evaluation.segments import cut
 from spider.evaluation.training_text import LearnedFrom
 from spider.evaluation.yardsticks import Measured, beside, measure_given
@@ -99,6 +100,11 @@ def evaluate(
             "figures": inspector.figures() if inspector else [],
             "text": cut(model, inspector, shown_N, **reading) if inspector else None,
         }
+        bits_B = bits_by_byte(result, tokens_N, model.tokens)
+        memory: dict[str, Any] = {}
+        if model.proposer:
+            memory["memory"] = model.proposer.memory.description.digest
+            memory["proposed"] = by_source(model.proposer, tokens_N, bits_B)
         yardsticks = others.result()
     measured = Evaluation.model_validate(
         {
@@ -112,13 +118,13 @@ def evaluate(
             "documents": int(np.count_nonzero(tokens_N == model.tokens.bos)),
             "data": asked.data,
             "data_digest": data_digest,
-            "memory": model.proposer.memory.description.digest if model.proposer else None,
             "text_sha256": hashlib.sha256(held_out.bytes_N.tobytes()).hexdigest(),
             **{"seq_len": spec.window, "overlap": asked.overlap, "n_loops": n_loops, "device": device},
             "precision": "bf16" if autocast else "fp32",
             **_of_checkpoint(trained, model, spec),
-            **_against(yardsticks, held_out, bits_by_byte(result, tokens_N, model.tokens)),
+            **_against(yardsticks, held_out, bits_B),
             **inside,
+            **memory,
             "prompt": asked.prompt,
             "sample": sample,
         }

@@ -34,13 +34,13 @@ class Proposer:
                 f"{list(memory.description.orders)}, asked for are {config.orders}); run its jobs again"
             )
         self.memory, self.config, self.layout = memory, config, Layout.of(config)
-        self._symbols = symbols_of(alphabet)
+        self.alphabet, self.symbols = alphabet, symbols_of(alphabet)
 
     def after(self, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:
         """What may follow each of the ids ``lo`` to ``hi`` of a stream: (hi - lo, width) uint8."""
         out = np.zeros((hi - lo, self.layout.width), np.uint8)
         first = max(0, lo - BACK)
-        text = self._symbols[tokens_N[first:hi]]
+        text = self.symbols[tokens_N[first:hi]]
         begins = np.flatnonzero(text == BEGIN)
         starts = np.unique(np.concatenate([[0], begins[begins > lo - first]]))
         inside = begins[begins <= lo - first]
@@ -71,7 +71,7 @@ class Proposer:
             last = max(at + size for _, _, at, size, _, _ in inside)
             spans = [Span(at - first, self.layout.views(out[row, column : column + size]))
                      for _, _, at, size, row, column in inside]  # fmt: skip
-            self._propose(self._symbols[shards.maps[shard][first:last]], spans)
+            self._propose(self.symbols[shards.maps[shard][first:last]], spans)
         return out
 
     def _propose(self, text: np.ndarray, spans: list[Span]) -> None:

@@ -135,6 +135,16 @@ def _commands(config: Config, run: str) -> list[str]:
                 f"encode {name} {parts[0]} {raw}{each}",
                 f"index {name} --output results/shards/{name}/metadata.json",
             ]
+    if memory := spec.model.memory:
+        parts, folder = (
+            config.datasets[spec.data].source.parts(),
+            f"results/memory/{spec.data}/{memory.counted}",
+        )
+        counts = [f"{folder}/counts/{part}" for part in parts]
+        each = f"   # and so on, to {parts[-1]}" if len(parts) > 1 else ""
+        merge = f"memory {run} {' '.join(counts)} --output {folder}"
+        lines += [f"count {run} {parts[0]} --output {counts[0]}{each}"]
+        lines += [f"{merge}/memory/memory.json", f"{merge}/folded/memory.json --folded"]
     shapes: set[str] = set()
     for stage in stages:
         lines += [f"warmup {run} {stage.stage}"] if stage.shape not in shapes else []
