@@ -129,6 +129,14 @@ def metadata(dataset):
     return [] if CONFIG.datasets[dataset].source.kind == "stream" else index
 
 
+def counted_for(wildcards):
+    """A run that reads this memory; it says what to count."""
+    runs = (
+        run for run, block in CONFIG.runs.items() if block.data == wildcards.dataset and block.model.memory
+    )
+    return next(run for run in runs if CONFIG.runs[run].model.memory.counted == wildcards.counted)
+
+
 def memories(*texts):
     """The memories that a stage's model reads, if it reads any."""
 

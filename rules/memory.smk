@@ -5,14 +5,6 @@ the one of the memory split alone; whatever reads the model afterwards, that wit
 """
 
 
-def counted_for(wildcards):
-    """A run that reads this memory; it says what to count."""
-    runs = (
-        run for run, block in CONFIG.runs.items() if block.data == wildcards.dataset and block.model.memory
-    )
-    return next(run for run in runs if CONFIG.runs[run].model.memory.counted == wildcards.counted)
-
-
 rule count:
     input:
         lambda wildcards: metadata(wildcards.dataset),

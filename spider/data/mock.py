@@ -39,8 +39,9 @@ def write_mock(documents: int, output: Path) -> dict[str, Any]:
     return {"name": output.name, "documents": documents, "bytes": sum(map(len, texts))}
 
 
-def make_mock_data(folder: Path) -> None:
-    """Encode a megabyte of it into ``folder``, as a dataset ``mock``; keep one that is there."""
+def make_mock_data(folder: Path, memory: float = 0.0) -> None:
+    """Encode a megabyte of it into ``folder``, as a dataset ``mock``, a share of it for a memory; keep one
+    that is there."""
     if (folder / "metadata.json").exists():
         load_metadata(folder)
         return
@@ -48,6 +49,6 @@ def make_mock_data(folder: Path) -> None:
     (part,) = source.parts()
     parquet = folder / f"{part}.parquet"
     write_mock(source.documents, parquet)
-    dataset = Dataset(source=source)
+    dataset = Dataset(source=source, memory=memory)
     encode_part(parquet, folder, part, dataset)
     build_metadata(folder, MOCK, dataset, source=source.described(), parts=[part])

@@ -248,7 +248,7 @@ class Evaluation(Artifact):
         """How many ids before it a target was predicted from: ``64 to 256``; a memory looks back on all of
         the document."""
         window = f"{int(self.seq_len * self.overlap)} to {self.seq_len}"
-        return window if self.memory is None else f"{window}, its memory all of the document"
+        return window if self.memory is None else f"{window} (memory: document)"
 
     @property
     def fresh(self) -> dict[str, float]:

@@ -95,16 +95,13 @@ def evaluate(
         )  # fmt: skip
         sample = "".join(stream_text(written, model.tokens))
         shown_N = clip_stream(tokens_N, _SHOWN_BYTES, model.tokens)
-        inside = {
+        inside: dict[str, Any] = {
             "loops": _loops_curve(model, tokens_N, spec, **reading),
             "figures": inspector.figures() if inspector else [],
             "text": cut(model, inspector, shown_N, **reading) if inspector else None,
         }
         bits_B = bits_by_byte(result, tokens_N, model.tokens)
-        memory: dict[str, Any] = {}
-        if model.proposer:
-            memory["memory"] = model.proposer.memory.description.digest
-            memory["proposed"] = by_source(model.proposer, tokens_N, bits_B)
+        inside |= _of_memory(model, tokens_N, bits_B)
         yardsticks = others.result()
     measured = Evaluation.model_validate(
         {
@@ -124,9 +121,7 @@ def evaluate(
             **_of_checkpoint(trained, model, spec),
             **_against(yardsticks, held_out, bits_B),
             **inside,
-            **memory,
-            "prompt": asked.prompt,
-            "sample": sample,
+            **{"prompt": asked.prompt, "sample": sample},
         }
     )
     output.mkdir(parents=True, exist_ok=True)
@@ -165,6 +160,14 @@ def _against(yardsticks: Measured, held_out: Text, bits_N: np.ndarray) -> dict[s
         "copies": copies,
         "by_document": [dict(zip(columns, row, strict=True)) for row in rows],
     }
+
+
+def _of_memory(model: Model, tokens_N: np.ndarray, bits_B: np.ndarray) -> dict[str, Any]:
+    """Which memory the model read, and what that proposed; nothing of a model without."""
+    if model.proposer is None:
+        return {}
+    digest = model.proposer.memory.description.digest
+    return {"memory": digest, "proposed": by_source(model.proposer, tokens_N, bits_B)}
 
 
 def _of_checkpoint(trained: Receipt, model: Model, spec: StageSpec) -> dict[str, Any]:

@@ -10,9 +10,11 @@ Opening compares sizes and costs a millisecond; `verify` reads every byte.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from pydantic import BaseModel
 from spider import files
 from spider.artifacts import Artifact
 from spider.config.memory import MemoryConfig
-from spider.data.metadata import DTYPE, Metadata, check_size
+from spider.data.metadata import DTYPE, Metadata, check_size, load_metadata
 from spider.memory import table
 from spider.memory.count import save, write_runs
 from spider.memory.symbols import symbols_of
@@ -154,6 +156,20 @@ def build(
         digest="",
     )
     return described.model_copy(update={"digest": _digest(described)}).write(output / MARK)
+
+
+def make_memories(shards: Path, config: MemoryConfig, memory: Path, folded: Path) -> None:
+    """Both memories of a small dataset at once, without the workflow; what is there and of it is kept."""
+    metadata = load_metadata(shards)
+    for output, splits in ((memory, ["memory"]), (folded, ["memory", "train"])):
+        with contextlib.suppress(ValueError):
+            open_memory(output).check(metadata.digest, splits)
+            continue
+        with tempfile.TemporaryDirectory(dir=shards) as scratch:
+            counts = [Path(scratch) / shard.part for shard in metadata.splits["memory"].shards]
+            for part in counts:
+                count_part(shards, metadata, part.name, config, part)
+            build(counts, metadata, splits, config, output)
 
 
 def _stored(path: Path) -> StoredFile:

@@ -24,7 +24,7 @@ from spider.config import Config, ConfigError, StageSpec
 from spider.data.metadata import load_metadata
 from spider.data.mock import MOCK, make_mock_data
 from spider.errors import TrainingError
-from spider.memory.store import open_memory
+from spider.memory.store import make_memories, open_memory
 from spider.processes.stopping import StopSignals
 from spider.processes.world import ALONE, World
 from spider.results import Results, StageFolder
@@ -115,13 +115,20 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         )
     if mock_data:
         data = folder / "mock_data"
-        make_mock_data(data)
-    memories = None
-    if spec.model.memory is not None:
-        named = config.run(run).data, spec.model.memory.counted
-        memories = results.memory(*named, "memory"), results.memory(*named, "folded")
+        make_mock_data(data, 0.5 if spec.model.memory else 0.0)
+    memories = _memories(results, MOCK if mock_data else config.run(run).data, spec)
+    if mock_data and memories and spec.model.memory:
+        make_memories(data, spec.model.memory, *memories)
     warmup_there = warmup if warmup.exists() else None
     return Plan(spec, folder, data, previous, resume, reset_steps, warmup_there, memories)
+
+
+def _memories(results: Results, dataset: str, spec: StageSpec) -> tuple[Path, Path] | None:
+    """Where the memories of a dataset lie that a stage's model reads, if it reads any."""
+    if spec.model.memory is None:
+        return None
+    named = dataset, spec.model.memory.counted
+    return results.memory(*named, "memory"), results.memory(*named, "folded")
 
 
 def train(

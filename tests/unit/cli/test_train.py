@@ -331,11 +331,11 @@ def test_the_seeds_laptop_command_runs_on_the_default_configuration(tmp_path):
         check=False,
     )
     assert said.returncode == 0, said.stderr
-    (stage,) = tmp_path.glob("results/runs/demo-*/warmup")
+    (stage,) = tmp_path.glob("results/runs/demo-*/main")
     receipt = json.loads((stage / "train.json").read_text())
     assert receipt["steps"] == 20
     assert receipt["bytes"] <= 20 * 2 * 128
-    assert f"warmup: trained to step 20 on {receipt['bytes']:,} bytes" in said.stderr
+    assert f"main: trained to step 20 on {receipt['bytes']:,} bytes" in said.stderr
     assert (stage / "mock_data/metadata.json").exists()
 
 

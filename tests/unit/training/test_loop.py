@@ -16,6 +16,7 @@ import torch
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt, steps
+from spider.data.loader import Batch
 from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
 from spider.tokens import BYTES
 from spider.training import loop
@@ -414,7 +415,7 @@ def test_grad_accum_gives_the_gradient_of_the_big_micro_batch(tmp_path, make_spe
     found = []
     for trainer in (big, small):
         counted_B = (rows_BT1[:, 1:] != BYTES.pad).sum(1)
-        measured = trainer._forward_backward(rows_BT1, counted_B, int(counted_B.sum()))
+        measured = trainer._forward_backward(Batch(rows_BT1, {}), counted_B, int(counted_B.sum()))
         found.append((measured["loss"], {n: p.grad for n, p in trainer.model.named_parameters()}))
     torch.testing.assert_close(found[0][0], found[1][0])
     for name, gradient in found[0][1].items():
