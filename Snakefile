@@ -1,6 +1,7 @@
 """Raw text to a trained, evaluated, tracked byte-level language model.
 
-    download --> encode --> index --> [count --> memory] --> [warmup] --> train (stage by stage) --> evaluate --> compare --> report
+    download --> encode --> index --> [count --> memory] --> [warmup]
+             --> train (stage by stage) --> evaluate --> compare --> report
 
 `config.yaml` says what to train on what; `snakemake --cores all` does it; `snakemake --cores all runs/NAME` or
 `datasets/NAME` does a part of it. Every rule is one `spider` command that you can also run by hand.

@@ -31,7 +31,6 @@ from spider.evaluation.artifact import Evaluation, LoopsCurve, Training
 from spider.evaluation.bpb import bits_by_byte, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.overlap import COPIED, Text
-from spider.evaluation.proposed import by_source
 from spider.evaluation.segments import cut
 from spider.evaluation.training_text import LearnedFrom
 from spider.evaluation.yardsticks import Measured, beside, measure_given
@@ -166,6 +165,8 @@ def _of_memory(model: Model, tokens_N: np.ndarray, bits_B: np.ndarray) -> dict[s
     """Which memory the model read, and what that proposed; nothing of a model without."""
     if model.proposer is None:
         return {}
+    from spider.evaluation.proposed import by_source  # compiles
+
     digest = model.proposer.memory.description.digest
     return {"memory": digest, "proposed": by_source(model.proposer, tokens_N, bits_B)}
 

@@ -26,7 +26,7 @@ from spider.config.memory import LONGEST_ORDER
 from spider.memory.contexts import mixed, power, prefix_hashes
 from spider.memory.layout import PLACES
 from spider.memory.symbols import BEGIN, END
-from spider.memory.table import MATCHED, Tables, width
+from spider.memory.table import MATCHED, Tables, quantized, width
 
 #: How far back in its document a pointer looks, in symbols.
 REACH = 1 << 16
@@ -45,11 +45,6 @@ class Span(NamedTuple):
     """Symbols before the first of them, less one: it is ``text[: before + 1]`` that is followed."""
     parts: tuple[np.ndarray, ...]
     """Views of what is to be filled, zeros, in the order of `Layout.parts`, N places each."""
-
-
-@njit(nogil=True, cache=True)
-def _log(count):  # type: ignore[no-untyped-def]
-    return round(8 * np.log2(1.0 + count))
 
 
 @njit(nogil=True, cache=True)
@@ -185,9 +180,9 @@ def _assemble(text, lo, rows, followed, counts, far, after, lengths, parts):  # 
         n = there[i, 0] = _choose(i, after[i], rows, followed, counts, slot, symbols[i])
         _tell(i, rows, followed, counts, slot, totals, of_counts, of_places)
         for p in range(P):
-            seen[i, p, 0], seen[i, p, 1] = counts[i, p], _log(far[i, p])
+            seen[i, p, 0], seen[i, p, 1] = counts[i, p], quantized(far[i, p])
         if lengths[i] > 0:
-            seen[i, P, 0], seen[i, P, 1] = 1, _log(lengths[i])
+            seen[i, P, 0], seen[i, P, 1] = 1, quantized(lengths[i])
             of_places[i, slot[after[i]], P] = 1
         for c in range(n):
             slot[symbols[i, c]] = -1

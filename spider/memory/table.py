@@ -79,7 +79,7 @@ def merge(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np
 
 
 @njit(nogil=True, cache=True)
-def _quantized(count):  # type: ignore[no-untyped-def]
+def quantized(count):  # type: ignore[no-untyped-def]
     return round(8 * np.log2(1.0 + count))
 
 
@@ -110,11 +110,11 @@ def _pack(keys, counts, per, least, contexts, rows):  # type: ignore[no-untyped-
             left += 1
             continue
         contexts[n] = context
-        rows[n, 2], rows[n, 3] = _quantized(total), _quantized(different)
+        rows[n, 2], rows[n, 3] = quantized(total), quantized(different)
         for k in range(per):
             there = k < kept
             rows[n, 4 + 2 * k] = symbols[k] if there else 0
-            rows[n, 5 + 2 * k] = _quantized(room[k]) if there else 0
+            rows[n, 5 + 2 * k] = quantized(room[k]) if there else 0
         n += 1
     return n, left
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,8 +35,6 @@ from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, Loader, to_device
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
-from spider.memory.proposer import Proposer
-from spider.memory.store import Memory
 from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward, exchange_gradients, replica, shard, whole
 from spider.processes.stopping import StopSignals, Watchdog
@@ -50,6 +48,9 @@ from spider.training.precision import Precision, decide, device_name
 from spider.training.schedule import end_in_time, horizon, lr_factor
 from spider.training.state import Ema, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
+
+if TYPE_CHECKING:
+    from spider.memory.store import Memory
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ class Trainer:
         torch.manual_seed(seed_of(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)
         if spec.model.memory is not None and memory is not None:
+            from spider.memory.proposer import Proposer  # numba: half a second of each start
+
             self.model.proposer = Proposer(memory, spec.model.memory, self.model.tokens)
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)

@@ -24,7 +24,6 @@ from spider.config import Config, ConfigError, StageSpec
 from spider.data.metadata import load_metadata
 from spider.data.mock import MOCK, make_mock_data
 from spider.errors import TrainingError
-from spider.memory.store import make_memories, open_memory
 from spider.processes.stopping import StopSignals
 from spider.processes.world import ALONE, World
 from spider.results import Results, StageFolder
@@ -118,6 +117,8 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         make_mock_data(data, 0.5 if spec.model.memory else 0.0)
     memories = _memories(results, MOCK if mock_data else config.run(run).data, spec)
     if mock_data and memories and spec.model.memory:
+        from spider.memory.store import make_memories  # numba: half a second of each start
+
         make_memories(data, spec.model.memory, *memories)
     warmup_there = warmup if warmup.exists() else None
     return Plan(spec, folder, data, previous, resume, reset_steps, warmup_there, memories)
@@ -166,6 +167,8 @@ def train(
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
         memory = None
         if spec.model.memory is not None:
+            from spider.memory.store import open_memory
+
             assert memories is not None, "planned with the rest"
             memory, folded = (open_memory(path) for path in memories)
             for one, splits in ((memory, ["memory"]), (folded, ["memory", "train"])):

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from spider.config import StageSpec, load_config
 from spider.config.memory import MemoryConfig
@@ -22,7 +21,7 @@ from spider.tokens import BYTES
 from spider.training.stage import train
 from tests.unit.datasets import dataset
 from tests.unit.memory.texts import documents
-from tests.unit.small_training import DEFAULTS, MODEL
+from tests.unit.small_training import DEFAULTS, MODEL, one_thread  # noqa: F401 (a fixture)
 
 PARTS = ["000", "001", "002"]
 SETTINGS = {"orders": [1, 2, 3, 5, 9], "pointers": [2, 3, 6, 11], "candidates": 8, "hidden": 8, "state": 12}
@@ -54,14 +53,6 @@ def make_memories(
     for name, splits in SPLITS.items():
         build([output / "counts" / part for part in parts], described, splits, config, output / name, threads)
     return {name: output / name for name in SPLITS}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
