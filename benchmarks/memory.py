@@ -94,7 +94,7 @@ def main() -> None:
         made = store.MemoryDescription.read(folder / "memory" / store.MARK)
         note("text, MB", made.bytes / 1e6, ".1f")
         note("memory, MB", sum(file.size for file in made.files.values()) / 1e6, ".0f")
-        note("contexts, M", sum(order.contexts for order in made.orders.values()) / 1e6, ".1f")
+        note("contexts, M", sum(table.contexts for table in made.contexts.values()) / 1e6, ".1f")
 
         proposer = Proposer(store.open_memory(folder / "memory"), config, metadata.alphabet)
         tokens, _ = validation_stream(shards, 30_000 if asked.quick else 300_000)
@@ -126,7 +126,7 @@ def main() -> None:
 
         def count_one(i: int) -> None:
             write_runs(
-                noisy(shards, metadata, parts[i % len(parts)], i), config.orders, tenfold[i] / "memory"
+                noisy(shards, metadata, parts[i % len(parts)], i), config.contexts, tenfold[i] / "memory"
             )
 
         peaks = [job(partial(count_one, i)) for i in range(len(tenfold))]

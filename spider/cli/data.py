@@ -110,7 +110,7 @@ def memory(
         metadata = load_metadata(session.results.shards(name))
         made = build(counts, metadata, splits, config, output.parent, threads or 1)
         size = sum(file.size for file in made.files.values())
-        contexts = sum(order.contexts for order in made.orders.values())
+        contexts = sum(table.contexts for table in made.contexts.values())
         job.metric("bytes", size)
     held = f"{contexts:,} contexts of {made.bytes:,} bytes"
     log.info("%s: %s, %.0f MB", output.parent, held, size / 1e6)

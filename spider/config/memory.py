@@ -10,6 +10,8 @@ from spider.config.block import Block, Positive, identity
 
 #: Orders are at most so long, and so many.
 LONGEST_ORDER, MOST_ORDERS = 64, 16
+#: Words before the current one are at most so many.
+MOST_WORDS = 8
 
 Orders = Annotated[list[Annotated[int, Field(ge=1, le=LONGEST_ORDER)]], Field(min_length=1)]
 
@@ -19,6 +21,8 @@ class MemoryConfig(Block):
 
     orders: Orders = [1, 2, 3, 4, 5, 6, 7, 9, 12, 16, 22]
     """Lengths of the contexts that are counted, in bytes, rising."""
+    words: list[Annotated[int, Field(ge=0, le=MOST_WORDS)]] = []
+    """Numbers of words whose contexts are counted beside the current word's, rising: 0 is that word alone."""
     rare: Positive = 9
     """From this order on, contexts that occur once are not kept: a match in the text stands for them."""
     pointers: Orders = [2, 3, 4, 5, 6, 8, 11, 15, 20, 32]
@@ -30,16 +34,21 @@ class MemoryConfig(Block):
     state: Positive = 96
     """Width of what it knows of a place."""
 
-    @field_validator("orders", "pointers")
+    @field_validator("orders", "words", "pointers")
     @classmethod
     def _rising(cls, orders: list[int]) -> list[int]:
         if orders != sorted(set(orders)):
-            raise ValueError(f"must rise, each order once (got {orders})")
+            raise ValueError(f"must rise, each once (got {orders})")
         if len(orders) > MOST_ORDERS:
             raise ValueError(f"must be {MOST_ORDERS} orders at most (got {len(orders)})")
         return orders
 
     @property
+    def contexts(self) -> list[int]:
+        """The kinds that are counted (`spider.memory.contexts`)."""
+        return [*self.orders, *(~n for n in self.words)]
+
+    @property
     def counted(self) -> str:
         """Digest of what decides the tables."""
-        return identity(self.changed(include={"orders", "rare"}))
+        return identity(self.changed(include={"orders", "rare", "words"}))

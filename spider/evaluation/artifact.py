@@ -159,6 +159,18 @@ class Proposed(BaseModel, frozen=True):
     """Of the model, on these; None where there are none."""
 
 
+class ProposedByte(BaseModel, frozen=True):
+    """A byte of the text, to be shown with what a memory proposed for its place."""
+
+    pieces: tuple[Piece, ...]
+    source: int
+    """In `Proposed.SOURCES`."""
+    proposed: tuple[str, ...]
+    """The first of the candidates, this byte or others, as they are shown."""
+    bits: float
+    """What the byte cost the model."""
+
+
 class DocumentScore(BaseModel, frozen=True):
     """Of one document of the text."""
 
@@ -240,6 +252,8 @@ class Evaluation(Artifact):
     """Digest of the memory that the model read."""
     proposed: list[Proposed] | None = None
     """What that proposed, by source."""
+    proposed_text: tuple[ProposedByte, ...] = ()
+    """The beginning of the text, byte by byte."""
     copies: Copies | None = None
     by_document: list[DocumentScore] | None = None
 

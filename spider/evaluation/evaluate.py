@@ -40,8 +40,8 @@ from spider.results import StageFolder
 
 log = logging.getLogger(__name__)
 
-#: Of the text, shown as the model cuts it.
-_SHOWN_BYTES = 1500
+#: Of the text, shown as the model cuts it, and as a memory proposed it.
+_SHOWN_BYTES, _PROPOSED_BYTES = 1500, 500
 
 
 def evaluate(
@@ -165,10 +165,14 @@ def _of_memory(model: Model, tokens_N: np.ndarray, bits_B: np.ndarray) -> dict[s
     """Which memory the model read, and what that proposed; nothing of a model without."""
     if model.proposer is None:
         return {}
-    from spider.evaluation.proposed import by_source  # compiles
+    from spider.evaluation.proposed import by_source, byte_by_byte  # compiles
 
-    digest = model.proposer.memory.description.digest
-    return {"memory": digest, "proposed": by_source(model.proposer, tokens_N, bits_B)}
+    shown_N = clip_stream(tokens_N, _PROPOSED_BYTES, model.tokens)
+    return {
+        "memory": model.proposer.memory.description.digest,
+        "proposed": by_source(model.proposer, tokens_N, bits_B),
+        "proposed_text": byte_by_byte(model.proposer, shown_N, bits_B),
+    }
 
 
 def _of_checkpoint(trained: Receipt, model: Model, spec: StageSpec) -> dict[str, Any]:

@@ -1,14 +1,18 @@
-"""What a memory proposed of a scored text: which source had the byte that came among the candidates."""
+"""What a memory proposed of a scored text: which source had the byte that came, in all and byte by byte."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from spider.evaluation.artifact import Proposed
+from spider.evaluation.artifact import Proposed, ProposedByte
+from spider.evaluation.segments import pieces_of
 from spider.memory.proposer import Proposer
+from spider.memory.symbols import ids_of
 
 #: Ids looked at in one go: their proposals take some 400 bytes each.
 _PIECE = 1 << 16
+#: Candidates of a byte that are shown.
+_SHOWN = 8
 
 
 def by_source(proposer: Proposer, tokens_N: np.ndarray, bits_B: np.ndarray) -> list[Proposed]:
@@ -24,6 +28,27 @@ def by_source(proposer: Proposer, tokens_N: np.ndarray, bits_B: np.ndarray) -> l
         for i, name in enumerate(Proposed.SOURCES)
         for of in [source_B == i]
     ]
+
+
+def byte_by_byte(proposer: Proposer, tokens_N: np.ndarray, bits_B: np.ndarray) -> list[ProposedByte]:
+    """Each byte of a short stream with its source, and the first candidates of its place."""
+    alphabet, last = proposer.alphabet, len(tokens_N) - 1
+    there, symbols, *_ = proposer.layout.views(proposer.after(tokens_N, 0, last))
+    sources, ids, shown = _sources(proposer, tokens_N, 0, last), ids_of(alphabet), []
+    text = np.flatnonzero(alphabet.bytes_of[tokens_N[1:]] > 0)
+    for at, bits in zip(text.tolist(), bits_B.tolist(), strict=False):
+        candidates = [
+            pieces_of(ids[[symbol]], alphabet) for symbol in symbols[at, : min(_SHOWN, int(there[at, 0]))]
+        ]
+        shown.append(
+            ProposedByte(
+                pieces=pieces_of(tokens_N[at + 1 : at + 2], alphabet),
+                source=int(sources[at]),
+                proposed=tuple("".join(one.text for one in pieces).strip("\n") for pieces in candidates),
+                bits=bits,
+            )
+        )
+    return shown
 
 
 def _sources(proposer: Proposer, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:

@@ -72,13 +72,13 @@ def cut(
         closed = bool(closed_N[end - 1])
         probability = float(probability_N[end - 1]) if closed and probability_N is not None else None
         size = int(np.maximum(alphabet.bytes_of[shown_N[begin:end]], 1).sum())
-        segments.append(Segment(_pieces(shown_N[begin:end], alphabet), size, closed, probability))
+        segments.append(Segment(pieces_of(shown_N[begin:end], alphabet), size, closed, probability))
     total = sum(segment.size for segment in segments)
     caption = inspector.caption(total, [segment.size for segment in segments if segment.closed])
     return CutText(unit=inspector.segments, caption=caption, segments=segments)
 
 
-def _pieces(ids_N: np.ndarray, alphabet: Tokens) -> tuple[Piece, ...]:
+def pieces_of(ids_N: np.ndarray, alphabet: Tokens) -> tuple[Piece, ...]:
     """What to show for a segment: neighbours of one kind are one piece, a line break stays alone."""
     names = {i: name for name, i in alphabet.specials.items()}
     shown: list[Piece] = []

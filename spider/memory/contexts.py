@@ -1,8 +1,16 @@
 """Contexts: what stands before a place, as a hash.
 
-The context of order o of a place is the o symbols before it, if so many stand there since the document's
-beginning, which counts as one of them. Hashes are of 56 bits: polynomial over the symbols, so that any order
-costs one subtraction, then mixed. They leave a byte of a 64-bit key free for the symbol that follows.
+Of *order* o: the o symbols before it, if so many stand there since the document's beginning, which counts as
+one of them.
+
+Of n *words*: what an order cannot see past, a line break or a comma, is left out. A word is letters, digits,
+underscores and all bytes beyond ASCII; the *current* one is that which began last, with what stands since its
+end. Letters are compared without case, and white space as one blank. The context is the current word so far
+and the n before it, if there are so many. A word that is longer than `LONG`, with what stands after it, is no
+context and no word before another, so that contexts are a function of the `reach` symbols before a place.
+
+A kind of context is a number, o or ``~n``. Hashes are of 56 bits, the high ones of 64, which leaves a byte of
+a key free for the symbol that follows; 0 where there is no such context.
 """
 
 from __future__ import annotations
@@ -10,33 +18,98 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-_ONE = np.uint64(1)
+from spider.memory.hashes import appended, mixed, power
+from spider.memory.symbols import BEGIN
+
+#: Symbols of the longest current word.
+LONG = 32
+
+
+def _compared() -> np.ndarray:
+    table = np.arange(256, dtype=np.uint8)
+    table[ord("A") : ord("Z") + 1] += ord("a") - ord("A")
+    table[[ord(c) for c in "\t\n\r"]] = ord(" ")
+    return table
+
+
+#: What each symbol is compared as, and which are of words.
+_COMPARED = _compared()
+_OF_WORD = np.array([chr(s).isalnum() or s == ord("_") if s < 128 else s < BEGIN for s in range(256)])
+_NONE, _ONE = np.uint64(0), np.uint64(1)
 
 
 @njit(nogil=True, cache=True)
-def prefix_hashes(text: np.ndarray) -> np.ndarray:
-    """Polynomial hashes of all prefixes of N symbols: (N + 1,) uint64."""
-    hashes = np.empty(len(text) + 1, np.uint64)
-    hashes[0] = np.uint64(0)
-    for i in range(len(text)):
-        hashes[i + 1] = hashes[i] * _BASE + np.uint64(text[i]) + _ONE
-    return hashes
+def of_order(text: np.ndarray, hashes: np.ndarray, order: int, lo: int, hi: int) -> np.ndarray:
+    """The contexts of one order of the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
+
+    ``hashes`` are of all its prefixes; its first symbol may stand inside a document.
+    """
+    contexts, grown, begin = np.zeros(hi - lo, np.uint64), power(order), 0
+    for i in range(max(0, lo - order), hi):
+        if i >= lo and i - begin >= order:
+            contexts[i - lo] = mixed(hashes[i - order], hashes[i], grown) | _ONE
+        if i < len(text) and text[i] == BEGIN:
+            begin = i
+    return contexts
 
 
 @njit(nogil=True, cache=True)
-def power(order: int) -> np.uint64:
-    """What the hash of a prefix is multiplied with as it grows by so many symbols."""
-    result = _ONE
-    for _ in range(order):
-        result *= _BASE
-    return result
+def reach(words: int) -> int:
+    """How many symbols before a place decide its context of so many words: as many words and two more, the
+    first of which may be cut."""
+    return (words + 2) * (LONG + 1)
 
 
-@njit(nogil=True, cache=True, inline="always")
-def mixed(before: np.uint64, now: np.uint64, grown: np.uint64) -> np.uint64:
-    """The hash of what stands between two prefixes, well mixed (the finalizer of splitmix64)."""
-    x = now - before * grown
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+@njit(nogil=True, cache=True)
+def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
+    """The contexts of so many words of the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
+
+    Its first symbol may stand inside a document, if the first `reach` places are not asked for.
+    """
+    contexts, before = np.zeros(hi - lo, np.uint64), np.zeros(words + 1, np.uint64)
+    # What is read first may be the rest of a long word.
+    known, length, inside, blank = 0, LONG + 1, True, False
+    word = current = _NONE
+    for i in range(max(0, lo - reach(words)), hi - 1):
+        symbol = text[i]
+        if symbol == BEGIN:
+            known, length, inside = 0, 0, False
+        elif _OF_WORD[symbol]:
+            if not inside:
+                if length > LONG:
+                    known = 0
+                elif length > 0:
+                    before[1:] = before[:-1].copy()
+                    before[0] = word
+                    known += 1
+                current, length, inside, blank = _NONE, 0, True, False
+            word = current = appended(current, _COMPARED[symbol])
+            length += 1
+        elif length > 0:
+            space = _COMPARED[symbol] == 32
+            if not (space and blank):
+                current = appended(current, _COMPARED[symbol])
+            inside, blank = False, space
+            length += 1
+        if i + 1 >= lo and known >= words and 0 < length <= LONG:
+            all_of_it = current
+            for k in range(words):
+                # Mixed, for sums of polynomials are the same in any order.
+                all_of_it = appended(all_of_it, mixed(_NONE, before[k], _ONE))
+            contexts[i + 1 - lo] = mixed(_NONE, all_of_it, _ONE) | _ONE
+    return contexts
+
+
+def contexts_of(text: np.ndarray, hashes: np.ndarray, kind: int, lo: int, hi: int) -> np.ndarray:
+    """The contexts of one kind, as `of_order` and `of_words` say."""
+    return of_order(text, hashes, kind, lo, hi) if kind > 0 else of_words(text, ~kind, lo, hi)
+
+
+def name_of(kind: int) -> str:
+    """What a kind of context is called in the names of files: ``12``, ``words2``."""
+    return str(kind) if kind > 0 else f"words{~kind}"
+
+
+def kind_of(name: str) -> int:
+    """The inverse of `name_of`."""
+    return ~int(name.removeprefix("words")) if name.startswith("words") else int(name)

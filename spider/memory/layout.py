@@ -1,6 +1,6 @@
 """What is said of a place, as bytes: made by `spider.memory.propose`, read by `spider.model.candidates`.
 
-Shapes: N places, O orders of counts, P orders of pointers and the match as the last, C candidates.
+Shapes: N places, O kinds of contexts, P orders of pointers and the match as the last, C candidates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLACES = 4
 class Layout:
     """Where in the bytes of a place's proposal each part lies."""
 
-    orders: int
+    contexts: int
     """O"""
     pointers: int
     """P + 1, the match among them, the last."""
@@ -36,14 +36,14 @@ class Layout:
     @cached_property
     def parts(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """First byte and shape of each: the symbols (how many are in the first bytes of ``there``), q(T) and
-        q(D) of each order, number and distance of the pointers of each order, q(count) of each candidate and
-        order, and which of an order's places (a bit each) were followed by it."""
+        q(D) of each context, number and distance of the pointers of each order, q(count) of each candidate
+        and context, and which of an order's places (a bit each) were followed by it."""
         shapes = {
             "there": (1,),
             "symbols": (self.candidates,),
-            "totals": (self.orders, 2),
+            "totals": (self.contexts, 2),
             "seen": (self.pointers, 2),
-            "counts": (self.candidates, self.orders),
+            "counts": (self.candidates, self.contexts),
             "places": (self.candidates, self.pointers),
         }
         offsets = accumulate((prod(shape) for shape in shapes.values()), initial=0)
@@ -67,4 +67,4 @@ class Layout:
 
     @classmethod
     def of(cls, config: MemoryConfig) -> Self:
-        return cls(len(config.orders), len(config.pointers) + 1, config.candidates)
+        return cls(len(config.contexts), len(config.pointers) + 1, config.candidates)

@@ -2,16 +2,17 @@
 
 Three sources, each a pure function of the document so far and of a frozen text:
 
-    counts     what followed the last o symbols in the memory's text, for every order o, and how often
+    counts     what followed each context of the place in the memory's text, and how often
     pointers   the four latest places of *this document* after the same o symbols, and what followed there:
                an induction head by hashing, exact to the byte, no further back than `REACH`
     match      the last place of the memory's text after the same `MATCHED` symbols, compared backwards
 
 A place has at most C candidates, chosen in this order: the match; the newest pointer of each order, the
-longest first; the two most frequent successors of each order, the longest first; older pointers; rarer
+longest first; the two most frequent successors of each context, the last kind first; older pointers; rarer
 successors. A place after a document's end has none.
 
-Shapes: N places, O orders of counts, P orders of pointers (and the match as one more), C candidates.
+Shapes: N places, O kinds of contexts that are counted, P orders of pointers (and the match as one more), C
+candidates.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import numpy as np
 from numba import njit
 
 from spider.config.memory import LONGEST_ORDER
-from spider.memory.contexts import mixed, power, prefix_hashes
+from spider.memory.contexts import contexts_of
+from spider.memory.hashes import mixed, power, prefix_hashes
 from spider.memory.layout import PLACES
 from spider.memory.symbols import BEGIN, END
 from spider.memory.table import MATCHED, Tables, quantized, width
@@ -48,24 +50,24 @@ class Span(NamedTuple):
 
 
 @njit(nogil=True, cache=True)
-def _look_up(hashes, lo, order, first, table, shift, rows):  # type: ignore[no-untyped-def]
-    """Copy of each place (n, >= width) what one order's table has of its context, fingerprint apart.
+def _look_up(contexts, first, table, rows):  # type: ignore[no-untyped-def]
+    """Copy for each place (n, >= width) what a table has of its context, fingerprint apart.
 
     In two passes, so that the processor waits for many reads at once.
     """
-    n, grown = len(rows), power(order)
-    bounds = np.zeros((n, 2), np.int64)
-    for i in range(max(lo + 1, order), lo + 1 + n):
-        bucket = mixed(hashes[i - order], hashes[i], grown) >> np.uint64(shift + 8)
-        bounds[i - lo - 1, 0], bounds[i - lo - 1, 1] = first[bucket], first[bucket + np.uint64(1)]
-    for i in range(max(lo + 1, order), lo + 1 + n):
-        context = mixed(hashes[i - order], hashes[i], grown) >> np.uint64(8)
-        high = np.uint8((context >> np.uint64(shift - 8)) & np.uint64(0xFF))
-        low = np.uint8((context >> np.uint64(shift - 16)) & np.uint64(0xFF))
-        for row in range(bounds[i - lo - 1, 0], bounds[i - lo - 1, 1]):
+    n = len(rows)
+    bounds, shift = np.zeros((n, 2), np.int64), 64 - round(np.log2(len(first) - 1))
+    for i in range(n):
+        if contexts[i]:
+            bucket = contexts[i] >> np.uint64(shift)
+            bounds[i, 0], bounds[i, 1] = first[bucket], first[bucket + np.uint64(1)]
+    for i in range(n):
+        context = contexts[i] >> np.uint64(8)
+        high, low = np.uint8((context >> np.uint64(8)) & np.uint64(0xFF)), np.uint8(context & np.uint64(0xFF))
+        for row in range(bounds[i, 0], bounds[i, 1]):
             if table[row, 0] == high and table[row, 1] == low:
                 for k in range(2, table.shape[1]):
-                    rows[i - lo - 1, k - 2] = table[row, k]
+                    rows[i, k - 2] = table[row, k]
                 break
 
 
@@ -129,12 +131,12 @@ def _add(symbol, slot, symbols, n):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True)
 def _choose(i, after, rows, followed, counts, slot, symbols):  # type: ignore[no-untyped-def]
     """The candidates of place i; returns how many. ``after``: the match's symbol, `BEGIN` for none."""
-    orders, P = rows.shape[1], counts.shape[1]
+    kinds, P = rows.shape[1], counts.shape[1]
     n = _add(after, slot, symbols, 0)
     for p in range(P - 1, -1, -1):
         if counts[i, p] > 0:
             n = _add(followed[i, p, 0], slot, symbols, n)
-    for o in range(orders - 1, -1, -1):
+    for o in range(kinds - 1, -1, -1):
         for k in range(2, 6, 2):
             if rows[i, o, k + 1] > 0:
                 n = _add(rows[i, o, k], slot, symbols, n)
@@ -142,7 +144,7 @@ def _choose(i, after, rows, followed, counts, slot, symbols):  # type: ignore[no
         for p in range(P - 1, -1, -1):
             if counts[i, p] > k:
                 n = _add(followed[i, p, k], slot, symbols, n)
-    for o in range(orders - 1, -1, -1):
+    for o in range(kinds - 1, -1, -1):
         k = 6
         while n < len(symbols) and k < rows.shape[2] and rows[i, o, k + 1] > 0:
             n = _add(rows[i, o, k], slot, symbols, n)
@@ -153,8 +155,8 @@ def _choose(i, after, rows, followed, counts, slot, symbols):  # type: ignore[no
 @njit(nogil=True, cache=True)
 def _tell(i, rows, followed, counts, slot, totals, of_counts, of_places):  # type: ignore[no-untyped-def]
     """What counts and pointers say of place i's candidates."""
-    orders, P = rows.shape[1], counts.shape[1]
-    for o in range(orders):
+    kinds, P = rows.shape[1], counts.shape[1]
+    for o in range(kinds):
         totals[i, o, 0], totals[i, o, 1] = rows[i, o, 0], rows[i, o, 1]
         k = 2
         while k < rows.shape[2] and rows[i, o, k + 1] > 0:
@@ -202,12 +204,14 @@ def propose(text: np.ndarray, spans: Sequence[Span], tables: Tables, pointer_ord
     for p, order in enumerate(pointer_orders):
         _find_pointers(text, hashes, start, order, followed[:, p], counts[:, p], far[:, p])
     for before, parts in spans:
+        size = len(parts[0])
+        contexts = [contexts_of(text, hashes, kind, before + 1, before + 1 + size) for kind in tables.kinds]
         for a in range(0, len(parts[0]), _BLOCK):
             part = tuple(one[a : a + _BLOCK] for one in parts)
             lo, size = before + a, len(part[0])
-            rows = np.zeros((size, len(tables.orders), max(map(width, tables.orders)) - 2), np.uint8)
-            for o, (order, (first, table)) in enumerate(zip(tables.orders, tables.of, strict=True)):
-                _look_up(hashes, lo, order, first, table, tables.shifts[o], rows[:, o])
+            rows = np.zeros((size, len(tables.kinds), max(map(width, tables.kinds)) - 2), np.uint8)
+            for o, (first, table) in enumerate(tables.of):
+                _look_up(contexts[o][a : a + size], first, table, rows[:, o])
             after, lengths = np.full(size, BEGIN, np.uint8), np.zeros(size, np.int32)
             _find_matches(text, hashes, lo, tables.last, tables.text, after, lengths)
             here = slice(lo - start, lo - start + size)

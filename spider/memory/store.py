@@ -1,6 +1,6 @@
 """A memory on disk: a folder of arrays without pickle, mapped and never loaded, and ``memory.json``.
 
-    {order}.first.npy, {order}.rows.npy     the table of each order (`spider.memory.table`)
+    {kind}.first.npy, {kind}.rows.npy       the table of each kind of contexts (`spider.memory.table`)
     text.npy                                the symbols that were counted, a byte each
     last.npy                                where in them contexts stood last
     memory.json                             written last: of which text, what is in it, sizes and digests
@@ -29,13 +29,15 @@ from spider.artifacts import Artifact
 from spider.config.memory import MemoryConfig
 from spider.data.metadata import DTYPE, Metadata, check_size, load_metadata
 from spider.memory import table
-from spider.memory.count import save, write_runs
+from spider.memory.arrays import growing, save
+from spider.memory.contexts import kind_of, name_of
+from spider.memory.count import runs_of, write_runs
 from spider.memory.symbols import symbols_of
 
 MARK = "memory.json"
 
 
-class OrderTable(BaseModel, frozen=True):
+class ContextTable(BaseModel, frozen=True):
     contexts: int
     left_out: int
     """Contexts that occur once and are not kept."""
@@ -49,6 +51,7 @@ class StoredFile(BaseModel, frozen=True):
 class MemoryDescription(Artifact):
     """``memory.json``."""
 
+    FORMAT: ClassVar[int] = 2
     WHAT: ClassVar[str] = "the description of a memory"
     REMEDY: ClassVar[str] = "delete its folder and run again"
 
@@ -60,7 +63,7 @@ class MemoryDescription(Artifact):
     """Symbols of that text, ends of documents among them."""
     counted: str
     """Digest of the settings that it was counted with."""
-    orders: dict[int, OrderTable]
+    contexts: dict[str, ContextTable]
     files: dict[str, StoredFile]
     digest: str
     """Of all the rest."""
@@ -106,7 +109,7 @@ def count_part(shards: Path, metadata: Metadata, part: str, config: MemoryConfig
         tokens = np.fromfile(shards / shard.file, DTYPE)
         if len(tokens) and tokens.max() >= len(symbols):
             raise ValueError(f"{shards / shard.file}: holds ids outside the alphabet; encode its part again")
-        write_runs(symbols[tokens], config.orders, output / split)
+        write_runs(symbols[tokens], config.contexts, output / split)
 
 
 def build(
@@ -127,23 +130,20 @@ def build(
     (output / MARK).unlink(missing_ok=True)
     folders = [part / split for split in splits for part in counts]
 
-    def one(order: int) -> OrderTable:
-        paths = sorted(path for folder in folders for path in folder.glob(f"{order}.*.keys.npy"))
-        beside = (path.with_name(path.name.replace("keys", "counts")) for path in paths)
-        runs = [
-            tuple(np.load(path, mmap_mode="r") for path in run) for run in zip(paths, beside, strict=True)
-        ]
-        first, rows, left_out = table.build(runs, order, 2 if order >= config.rare else 1)
-        save(output / f"{order}.first.npy", first)
-        save(output / f"{order}.rows.npy", rows)
-        return OrderTable(contexts=len(rows), left_out=left_out)
+    def one(kind: int) -> ContextTable:
+        runs = [run for folder in folders for run in runs_of(folder, kind)]
+        least = 1 if 0 < kind < config.rare else 2
+        with growing(output / f"{name_of(kind)}.rows.npy", table.width(kind)) as keep:
+            first, left_out = table.build(runs, kind, least, keep)
+        save(output / f"{name_of(kind)}.first.npy", first)
+        return ContextTable(contexts=int(first[-1]), left_out=left_out)
 
     with ThreadPoolExecutor(threads) as pool:
-        orders = dict(zip(config.orders, pool.map(one, config.orders), strict=True))
+        made = dict(zip(map(name_of, config.contexts), pool.map(one, config.contexts), strict=True))
     text = np.concatenate([np.load(folder / "text.npy") for folder in folders])
     save(output / "text.npy", text)
     save(output / "last.npy", table.last_places(text, max(8, min(32, round(math.log2(len(text) / 1.5))))))
-    names = [f"{order}.{kind}.npy" for order in config.orders for kind in ("first", "rows")]
+    names = [f"{name}.{array}.npy" for name in made for array in ("first", "rows")]
     described = MemoryDescription(
         format=MemoryDescription.FORMAT,
         dataset=metadata.dataset,
@@ -151,7 +151,7 @@ def build(
         splits=list(splits),
         bytes=len(text),
         counted=config.counted,
-        orders=orders,
+        contexts=made,
         files={name: _stored(output / name) for name in [*names, "text.npy", "last.npy"]},
         digest="",
     )
@@ -199,8 +199,9 @@ def open_memory(folder: Path) -> Memory:
     def mapped(name: str) -> np.ndarray:
         return np.asarray(np.load(folder / name, mmap_mode="r", allow_pickle=False))
 
-    of = [(mapped(f"{order}.first.npy"), mapped(f"{order}.rows.npy")) for order in described.orders]
-    tables = table.Tables(list(described.orders), of, mapped("last.npy"), mapped("text.npy"))
+    of = [(mapped(f"{name}.first.npy"), mapped(f"{name}.rows.npy")) for name in described.contexts]
+    kinds = list(map(kind_of, described.contexts))
+    tables = table.Tables(kinds, of, mapped("last.npy"), mapped("text.npy"))
     return Memory(folder, described, tables)
 
 

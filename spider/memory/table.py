@@ -1,9 +1,9 @@
 """Tables: the counts of a whole text, packed so that a context is found with two reads of memory.
 
-Of an order, all contexts in the order of their hashes, a row each, found through the first row of their
+Of one kind, all contexts in the order of their hashes, a row each, found through the first row of their
 bucket (the top bits of the hash; some eight contexts share one). A row is, in bytes:
 
-    0, 1    fingerprint: the 16 bits of the hash below the bucket's
+    0, 1    fingerprint: the 16 low bits of the hash
     2, 3    q(T), q(D): how often the context occurs, and how many different symbols follow it
     4, ...  K pairs (symbol, q(count)), the most frequent first, the smaller symbol first among equals; q = 0
             where there are fewer
@@ -17,37 +17,40 @@ stands in the text itself. ``last`` holds for the hash of `MATCHED` symbols the 
 before; who follows it compares the text backwards, so a hash that two contexts share does no harm.
 
 Merging is the reduce of a map-reduce: runs are cut by the hash's top bits into slices of bounded size, and
-each slice is merged and packed before the next is read. The buckets come last, by the number of rows, so that
-a table is a function of the text, however it was cut.
+each slice is merged, packed and written before the next is read. The buckets come last, by the number of
+rows, so that a table is a function of the text, however it was cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numba import njit
 
-from spider.memory.contexts import mixed, power, prefix_hashes
+from spider.memory.hashes import appended, mixed, power
 from spider.memory.symbols import BEGIN
 
 #: Symbols of the contexts that are found again in the text.
 MATCHED = 12
-#: Pairs of key and count that are merged at a time.
-SLICE = 1 << 24
+#: Pairs of key and count that are merged at a time: 12 bytes each, four times while they are.
+SLICE = 1 << 22
+
+#: Keys and counts of one piece of a text; mapped, where they are on disk, only while they are read.
+Run = Callable[[], tuple[np.ndarray, np.ndarray]]
 
 
-def successors(order: int) -> int:
-    """K of an order: short contexts are few, and much may follow them."""
-    return 30 if order <= 3 else 14 if order == 4 else 6 if order <= 8 else 4
+def successors(kind: int) -> int:
+    """K of a kind of contexts: short ones are few, and much may follow them."""
+    if kind < 0:
+        return 6
+    return 30 if kind <= 3 else 14 if kind == 4 else 6 if kind <= 8 else 4
 
 
-def width(order: int) -> int:
+def width(kind: int) -> int:
     """Bytes of a row."""
-    return 4 + 2 * successors(order)
+    return 4 + 2 * successors(kind)
 
 
 @njit(nogil=True, cache=True)
@@ -85,8 +88,8 @@ def quantized(count):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _pack(keys, counts, per, least, contexts, rows):  # type: ignore[no-untyped-def]
-    """Write a row for each context of a run that occurs ``least`` times, but for its fingerprint; returns how
-    many rows there are, and how many contexts were left out."""
+    """Write a row for each context of a run that occurs ``least`` times; returns how many rows there are, and
+    how many contexts were left out."""
     n = i = left = 0
     room = np.zeros(per, np.int64)
     symbols = np.zeros(per, np.uint8)
@@ -110,6 +113,10 @@ def _pack(keys, counts, per, least, contexts, rows):  # type: ignore[no-untyped-
             left += 1
             continue
         contexts[n] = context
+        rows[n, 0], rows[n, 1] = (
+            np.uint8((context >> np.uint64(8)) & np.uint64(0xFF)),
+            np.uint8(context & np.uint64(0xFF)),
+        )
         rows[n, 2], rows[n, 3] = quantized(total), quantized(different)
         for k in range(per):
             there = k < kept
@@ -120,12 +127,10 @@ def _pack(keys, counts, per, least, contexts, rows):  # type: ignore[no-untyped-
 
 
 @njit(nogil=True, cache=True)
-def _index(contexts, shift, first, rows):  # type: ignore[no-untyped-def]
-    """Write the fingerprint of each row, and count it in its bucket's entry of ``first``."""
-    for n in range(len(contexts)):
-        fingerprint = (contexts[n] >> np.uint64(shift - 16)) & np.uint64(0xFFFF)
-        rows[n, 0], rows[n, 1] = fingerprint >> np.uint64(8), fingerprint & np.uint64(0xFF)
-        first[contexts[n] >> np.uint64(shift)] += 1
+def _tally(contexts, shift, buckets):  # type: ignore[no-untyped-def]
+    """Count each context in its bucket."""
+    for context in contexts:
+        buckets[context >> np.uint64(shift)] += 1
 
 
 def bucket_bits(contexts: int) -> int:
@@ -133,52 +138,54 @@ def bucket_bits(contexts: int) -> int:
     return max(1, min(32, int(np.ceil(np.log2(max(1, contexts) / 8)))))
 
 
-def slices(runs: Sequence[tuple[np.ndarray, np.ndarray]], size: int = SLICE) -> Iterator[Sequence[Any]]:
+def slices(runs: Sequence[Run], size: int) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
     """Runs cut at the same keys, contexts whole, so that few slices hold more than so many pairs."""
-    total = sum(len(keys) for keys, _ in runs)
+    total = sum(len(run()[0]) for run in runs)
     count = 1 << max(0, int(np.ceil(np.log2(max(1, total) / size))))
-    bounds = [np.uint64((i << 64) // count) for i in range(1, count)]
-    cuts = [[0, *np.searchsorted(keys, np.array(bounds, np.uint64)).tolist(), len(keys)] for keys, _ in runs]
+    bounds = np.array([np.uint64((i << 64) // count) for i in range(1, count)], np.uint64)
+    cuts = [[0, *np.searchsorted(keys, bounds).tolist(), len(keys)] for keys, _ in (run() for run in runs)]
     for s in range(count):
-        yield [(keys[c[s] : c[s + 1]], counts[c[s] : c[s + 1]])
-               for (keys, counts), c in zip(runs, cuts, strict=True)]  # fmt: skip
+        part = []
+        for run, cut in zip(runs, cuts, strict=True):
+            (keys, counts), inside = run(), slice(cut[s], cut[s + 1])
+            part.append((np.array(keys[inside]), np.array(counts[inside])))
+        yield part
 
 
 def build(
-    runs: Sequence[tuple[np.ndarray, np.ndarray]], order: int, least: int, size: int = SLICE
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """One order's table: ``first`` (buckets + 1,) uint32, rows (contexts, width) uint8, and how many contexts
-    were left out."""
-    parts, known, left = [], [], 0
+    runs: Sequence[Run], kind: int, least: int, keep: Callable[[np.ndarray], object], size: int = SLICE
+) -> tuple[np.ndarray, int]:
+    """The table of one kind of contexts: its rows (n, width) uint8 go to ``keep`` as they are ready; returned
+    are ``first`` (buckets + 1,) uint32, and how many contexts were left out."""
+    # How many contexts there are is known last, however the text was cut: buckets are joined then.
+    finest = bucket_bits(sum(len(run()[0]) for run in runs))
+    buckets, left_out = np.zeros(1 << finest, np.uint32), 0
     for part in slices(runs, size):
         keys, counts = merge(part)
-        contexts, rows = np.empty(len(keys), np.uint64), np.empty((len(keys), width(order)), np.uint8)
-        n, out = _pack(keys, counts, successors(order), least, contexts, rows)
-        parts.append(rows[:n].copy())
-        known.append(contexts[:n].copy())
-        left += out
-    # Only now is it known how many there are, however the text was cut.
-    rows = np.concatenate(parts)
-    bits = bucket_bits(len(rows))
-    first, at = np.zeros((1 << bits) + 1, np.uint32), 0
-    for contexts in known:
-        _index(contexts, 56 - bits, first[1:], rows[at : at + len(contexts)])
-        at += len(contexts)
-    np.cumsum(first, out=first)
-    return first, rows, left
+        contexts, rows = np.empty(len(keys), np.uint64), np.empty((len(keys), width(kind)), np.uint8)
+        n, left = _pack(keys, counts, successors(kind), least, contexts, rows)
+        _tally(contexts[:n], 56 - finest, buckets)
+        keep(rows[:n])
+        left_out += left
+    bits = bucket_bits(int(buckets.sum()))
+    first = np.zeros((1 << bits) + 1, np.uint32)
+    np.cumsum(buckets.reshape(1 << bits, -1).sum(1), out=first[1:])
+    return first, left_out
 
 
 @njit(nogil=True, cache=True)
 def last_places(text: np.ndarray, bits: int) -> np.ndarray:
     """By the top bits of the hash of `MATCHED` symbols, one more than the last place that stands after them;
     0 where none does: (2^bits,) uint32."""
-    hashes, grown = prefix_hashes(text), power(MATCHED)
-    last, start = np.zeros(1 << bits, np.uint32), -MATCHED
+    last, grown, start, now = np.zeros(1 << bits, np.uint32), power(MATCHED), -MATCHED, np.uint64(0)
     for i in range(min(len(text), 0xFFFFFFFE)):
         if text[i] == BEGIN:
             start = i
         elif i - start >= MATCHED and start >= 0:
-            last[mixed(hashes[i - MATCHED], hashes[i], grown) >> np.uint64(64 - bits)] = i + 1
+            last[mixed(np.uint64(0), now, grown) >> np.uint64(64 - bits)] = i + 1
+        now = appended(now, text[i])
+        if i >= MATCHED:
+            now -= appended(np.uint64(0), text[i - MATCHED]) * grown
     return last
 
 
@@ -186,12 +193,9 @@ def last_places(text: np.ndarray, bits: int) -> np.ndarray:
 class Tables:
     """All that is looked up in."""
 
-    orders: Sequence[int]
+    kinds: Sequence[int]
+    """Of contexts."""
     of: Sequence[tuple[np.ndarray, np.ndarray]]
-    """``first`` and rows of each order."""
+    """``first`` and rows of each."""
     last: np.ndarray
     text: np.ndarray
-
-    @cached_property
-    def shifts(self) -> list[int]:
-        return [56 - (len(first) - 1).bit_length() + 1 for first, _ in self.of]

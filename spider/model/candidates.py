@@ -47,7 +47,10 @@ class CandidateHead(nn.Module):
         super().__init__()
         self.layout = layout = Layout.of(config)
         H, S = config.hidden, config.state
-        self.U, self.F = 2 * layout.orders + 2 * layout.pointers, 3 * layout.orders + PLACES * layout.pointers
+        self.U, self.F = (
+            2 * (layout.contexts + layout.pointers),
+            3 * layout.contexts + PLACES * layout.pointers,
+        )
         self.of_place, self.of_state, self.mix = Linear(self.U, S), Linear(dim, S), Linear(S, S)
         self.of_candidate, self.shift, self.scale = Linear(self.F, H), Linear(S, H), Linear(S, H, std=0.0)
         self.price, self.direct = Linear(H, 1, std=0.0), Linear(S, self.F, std=0.0)

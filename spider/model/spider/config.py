@@ -196,15 +196,23 @@ PRESETS: dict[str, dict[str, Any]] = {
         "engram": {"layers": [], "head_dim": 16, "table_size": 16384, "byte_orders": [2, 3, 4, 5, 6]},
         "recurrence": {"layers": 1, "loops": 1, "lora_rank": 4, "checkpointing": False},
     },
+    # As small as an ablation at equal time supports beside a memory (docs/LOG.md), and its memory.
     "slim": {
-        "hidden": 96,
+        "hidden": 64,
         "prelude_layers": 1,
         "coda_layers": 1,
-        "ffn_hidden": 256,
-        "attention": {"heads": 4, "nope_dim": 16, "rope_dim": 16, "v_dim": 24, "kv_lora_rank": 48},
+        "ffn_hidden": 128,
+        "attention": {"heads": 2, "nope_dim": 16, "rope_dim": 16, "v_dim": 24, "kv_lora_rank": 48},
         "boundary": {"hidden": 64, "capacity": 0.25, "start": "whitespace"},
-        "moe": {"experts": 4, "top_k": 2, "expert_hidden": 64, "shared_hidden": 128},
+        "moe": {"experts": 4, "top_k": 2, "expert_hidden": 48, "shared_hidden": 64},
         "engram": {"layers": []},
         "recurrence": {"layers": 1, "loops": 1, "lora_rank": 4, "checkpointing": False},
+        "memory": {
+            "orders": [1, 2, 3, 4, 5, 6, 7, 9, 12, 20],
+            "words": [1, 2],
+            "rare": 7,
+            "hidden": 64,
+            "state": 128,
+        },
     },
 }

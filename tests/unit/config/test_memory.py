@@ -28,12 +28,14 @@ def config(memory: Any, share: float = 0.5, stage: dict[str, Any] | None = None)
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ({"orders": [1, 3, 2]}, "runs.demo.model.memory.orders: must rise, each order once (got [1, 3, 2])"),
-        ({"pointers": [2, 2]}, "runs.demo.model.memory.pointers: must rise, each order once (got [2, 2])"),
+        ({"orders": [1, 3, 2]}, "runs.demo.model.memory.orders: must rise, each once (got [1, 3, 2])"),
+        ({"pointers": [2, 2]}, "runs.demo.model.memory.pointers: must rise, each once (got [2, 2])"),
         ({"orders": [*range(1, 18)]}, "runs.demo.model.memory.orders: must be 16 orders at most (got 17)"),
         ({"orders": [1, 65]}, "runs.demo.model.memory.orders[1]: must be at most 64 (got 65)"),
         ({"orders": [0, 1]}, "runs.demo.model.memory.orders[0]: must be at least 1 (got 0)"),
         ({"orders": []}, "runs.demo.model.memory.orders: "),
+        ({"words": [2, 1]}, "runs.demo.model.memory.words: must rise, each once (got [2, 1])"),
+        ({"words": [9]}, "runs.demo.model.memory.words[0]: must be at most 8 (got 9)"),
         ({"candidates": 65}, "runs.demo.model.memory.candidates: must be at most 64 (got 65)"),
         ({"rare": 0}, "runs.demo.model.memory.rare: must be positive (got 0)"),
         ({"pointer": [2]}, 'runs.demo.model.memory.pointer: unknown key; did you mean "pointers"?'),
@@ -68,6 +70,9 @@ def test_a_memory_is_known_by_what_is_counted_and_nothing_else():
     assert whole == MemoryConfig()
     of_head = {"pointers": [4], "candidates": 3, "hidden": 5, "state": 7}
     assert MemoryConfig.model_validate(of_head).counted == whole.counted
-    others = [MemoryConfig.model_validate(change).counted for change in ({"orders": [1, 2]}, {"rare": 3})]
-    assert len({whole.counted, *others}) == 3
+    others = [
+        MemoryConfig.model_validate(change).counted
+        for change in ({"orders": [1, 2]}, {"rare": 3}, {"words": [1]})
+    ]
+    assert len({whole.counted, *others}) == 4
     assert load_config(config(None, share=0)).runs["demo"].model.memory is None

@@ -24,7 +24,8 @@ from tests.unit.memory.texts import documents
 from tests.unit.small_training import DEFAULTS, MODEL, one_thread  # noqa: F401 (a fixture)
 
 PARTS = ["000", "001", "002"]
-SETTINGS = {"orders": [1, 2, 3, 5, 9], "pointers": [2, 3, 6, 11], "candidates": 8, "hidden": 8, "state": 12}
+SETTINGS = {"orders": [1, 2, 3, 5, 9], "words": [0, 2], "pointers": [2, 3, 6, 11], "candidates": 8}
+SETTINGS |= {"hidden": 8, "state": 12}
 CONFIG = MemoryConfig.model_validate(SETTINGS)
 SPLITS = {"memory": ["memory"], "folded": ["memory", "train"]}
 

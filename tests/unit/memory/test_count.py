@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 
 from spider.memory import table
-from spider.memory.contexts import mixed, power, prefix_hashes
+from spider.memory.contexts import contexts_of, reach
 from spider.memory.count import count, pieces, write_runs
+from spider.memory.hashes import mixed, power, prefix_hashes
 from spider.memory.propose import _look_up
 from spider.memory.symbols import BEGIN, END
-from tests.unit.memory.texts import documents, followers, q, symbols
+from tests.unit.memory.texts import (
+    built_of,
+    documents,
+    followers,
+    followers_of_words,
+    q,
+    symbols,
+    words_before,
+)
 
 TEXTS = documents(60, seed=1)
 
@@ -27,8 +36,8 @@ def look_up(texts: list[bytes], order: int, built: tuple[np.ndarray, np.ndarray]
     """By place of the documents in a row: what the table says of the context before it."""
     text, (first, rows) = symbols(texts), built
     found = np.zeros((len(text), rows.shape[1] - 2), np.uint8)
-    shift = 56 - (len(first) - 1).bit_length() + 1
-    _look_up(prefix_hashes(text), 0, order, first, rows, shift, found)
+    contexts = contexts_of(text, prefix_hashes(text), order, 1, len(text) + 1)
+    _look_up(contexts, first, rows, found)
     return {i + 1: row.tolist() for i, row in enumerate(found)}
 
 
@@ -51,6 +60,49 @@ def test_counts_are_those_of_a_dictionary(order):
     assert dict(zip(keys.tolist(), counts.tolist(), strict=True)) == expected
 
 
+@pytest.mark.parametrize("words", [0, 1, 2, 4])
+def test_counts_of_words_are_those_of_a_dictionary(words):
+    texts = [
+        *TEXTS,
+        b"One, two;\n  THREE_3 one   two",
+        b"x" * 40 + b" one two, one",
+        "né NÉ né".encode(),
+        b"  , ",
+    ]
+    _, counts = count(symbols(texts), ~words)
+    expected = [times for found in followers_of_words(texts, words).values() for times in found.values()]
+    assert sorted(counts.tolist()) == sorted(expected) and len(expected) > 100
+
+
+def test_contexts_of_words_are_equal_where_the_words_are():
+    text = symbols([b"The cat, \n sat on a mat. the  cat\tsat_on a dog " + b"y" * 33 + b" the cat sat"])
+    whole = text.tobytes()
+    for words in (0, 1, 2):
+        hashed = contexts_of(text, prefix_hashes(text), ~words, 0, len(text))
+        told = [words_before(whole[:i], words) if i else None for i in range(len(text))]
+        assert [known is None for known in told] == [one == 0 for one in hashed.tolist()]
+        by_context = {}
+        for known, one in zip(told, hashed.tolist(), strict=True):
+            assert by_context.setdefault(known, one) == one, known
+        assert len(set(by_context.values())) == len(by_context)
+
+
+@pytest.mark.parametrize("words", [0, 1, 3])
+def test_contexts_of_words_depend_on_no_more_than_they_reach(words):
+    draw = np.random.default_rng(words)
+    letters = np.frombuffer(b"ab cd,\n", np.uint8)
+    text = np.concatenate(
+        [symbols([draw.choice(letters, 2000).tobytes() + b"z" * 50]), *[draw.choice(letters, 500)]]
+    )
+    whole = contexts_of(text, prefix_hashes(text), ~words, 0, len(text))
+    for lo in (0, 1, 500, 1990, 2060, 2100):
+        assert np.array_equal(contexts_of(text, prefix_hashes(text), ~words, lo, len(text)), whole[lo:])
+        begin = max(0, lo - reach(words))
+        part = text[begin:]
+        cut = contexts_of(part, prefix_hashes(part), ~words, lo - begin, len(part))
+        assert np.array_equal(cut, whole[lo:]), lo
+
+
 def test_nothing_is_counted_before_the_first_document_and_nothing_of_no_text():
     """A part may be empty; and what stands before a beginning is no document."""
     assert [len(one) for one in count(np.zeros(0, np.uint8), 3)] == [0, 0]
@@ -68,30 +120,30 @@ def test_pieces_are_the_text_cut_where_documents_begin(size):
     assert len(cut) == {1: 60, 10**6: 1}.get(size, len(cut))
 
 
-@pytest.mark.parametrize("order", [1, 2, 4, 9, 16])
+@pytest.mark.parametrize("order", [1, 2, 4, 9, 16, ~1])
 @pytest.mark.parametrize("parts", [2, 5])
 def test_tables_of_a_text_in_parts_pieces_and_slices_are_those_of_it_whole(order, parts):
     least = 2 if order >= 9 else 1
-    whole = table.build([count(symbols(TEXTS), order)], order, least)
+    whole = built_of([count(symbols(TEXTS), order)], order, least)
     for piece, slice_ in [(1, 16), (100, 64), (700, 1 << 24)]:
         runs = [
             count(cut, order)
             for part in range(parts)
             for cut in pieces(symbols(TEXTS[60 * part // parts : 60 * (part + 1) // parts]), piece)
         ]
-        first, rows, left_out = table.build(runs, order, least, slice_)
+        first, rows, left_out = built_of(runs, order, least, slice_)
         assert left_out == whole[2]
         assert first.tobytes() == whole[0].tobytes() and rows.tobytes() == whole[1].tobytes()
-        again = table.build(runs[::-1], order, least, slice_)
+        again = built_of(runs[::-1], order, least, slice_)
         assert again[1].tobytes() == rows.tobytes(), "runs are added up in any order"
 
 
 def test_runs_on_disk_do_not_depend_on_threads(tmp_path):
     for threads in (1, 3):
         (tmp_path / f"{threads}").mkdir()
-        write_runs(symbols(TEXTS), [1, 3, 9], tmp_path / f"{threads}", threads, piece=200)
+        write_runs(symbols(TEXTS), [1, 3, 9, ~1], tmp_path / f"{threads}", threads, piece=200)
     one, three = ({f.name: f.read_bytes() for f in (tmp_path / n).iterdir()} for n in ("1", "3"))
-    assert one == three and len(one) > 3 * 2 * 3 and "9.001.counts.npy" in one
+    assert one == three and len(one) > 4 * 2 * 3 and {"9.001.counts.npy", "words1.000.keys.npy"} <= set(one)
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -101,7 +153,7 @@ def test_runs_on_disk_do_not_depend_on_threads(tmp_path):
 @pytest.mark.parametrize("least", [1, 2])
 def test_a_table_has_each_context_its_likeliest_successors_in_order_and_all_else_left_out(order, least):
     known = followers(TEXTS, order)
-    first, rows, left_out = table.build([count(symbols(TEXTS), order)], order, least)
+    first, rows, left_out = built_of([count(symbols(TEXTS), order)], order, least)
     often = {context for context, found in known.items() if found.total() >= least}
     assert (len(rows), left_out) == (len(often), len(known) - len(often)) and first[-1] == len(rows)
     text, found = symbols(TEXTS).tobytes(), look_up(TEXTS, order, (first, rows))
@@ -119,7 +171,7 @@ def test_a_table_has_each_context_its_likeliest_successors_in_order_and_all_else
 
 def test_a_context_that_does_not_occur_is_nearly_never_found():
     others = [bytes(draw) for draw in np.random.default_rng(0).integers(1, 250, (20, 1000), np.uint8)]
-    built = table.build([count(symbols(TEXTS), 5)], 5, 1)
+    built = built_of([count(symbols(TEXTS), 5)], 5, 1)
     found = look_up(others, 5, built[:2])
     taken = np.mean([any(row) for row in found.values()])
     assert taken < 4 * 8 / 65536
@@ -127,11 +179,11 @@ def test_a_context_that_does_not_occur_is_nearly_never_found():
 
 def test_equals_stand_in_the_order_of_their_symbols_and_counts_are_of_all():
     texts = [b"x" + bytes([symbol]) for symbol in b"qponmlkjihgfedcba"] + [b"xz", b"xz"]
-    found = look_up(texts, 5, table.build([count(symbols(texts), 5)], 5, 1)[:2])
+    found = look_up(texts, 5, built_of([count(symbols(texts), 5)], 5, 1)[:2])
     assert not any(any(row) for row in found.values()), "no document is so long"
-    order_1 = look_up(texts, 1, table.build([count(symbols(texts), 1)], 1, 1)[:2])
+    order_1 = look_up(texts, 1, built_of([count(symbols(texts), 1)], 1, 1)[:2])
     assert order_1[2][:8] == [q(19), q(18), ord("z"), q(2), ord("a"), q(1), ord("b"), q(1)]
-    order_2 = look_up(texts, 2, table.build([count(symbols(texts), 2)], 2, 1)[:2])
+    order_2 = look_up(texts, 2, built_of([count(symbols(texts), 2)], 2, 1)[:2])
     assert order_2[2][:4] == [q(19), q(18), ord("z"), q(2)]
 
 

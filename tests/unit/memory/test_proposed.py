@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spider.data.shards import Shards
-from spider.evaluation.proposed import by_source
+from spider.evaluation.proposed import by_source, byte_by_byte
 from spider.tokens import BYTES
 
 
@@ -29,3 +29,16 @@ def test_each_source_is_named_for_what_it_alone_knows(shards, proposer):
     assert match[1].share > 0.1 and match[3].share < 0.2
     assert counts[2].share > 0.5
     assert nobody[3].share == 1 and nobody[3].bpb == 1 and nobody[0].bpb is None
+
+
+def test_bytes_are_shown_with_their_source_and_what_else_was_proposed(proposer):
+    strange = "ab\n\x01ab\né".encode()
+    tokens, bits = BYTES.encode(strange), np.arange(len(strange), dtype=float)
+    shown = byte_by_byte(proposer, tokens, bits)
+    assert [one.bits for one in shown] == bits.tolist()
+    assert [one.pieces[0].text for one in shown] == ["a", "b", "↵", "\\x01", "a", "b", "↵", "\\xc3", "\\xa9"]
+    assert shown[6].source == 0 and shown[6].proposed[0] == "↵", "the document has had it"
+    assert shown[3].source == 3 and "\\x01" not in shown[3].proposed
+    rows = by_source(proposer, tokens, bits)
+    for number, row in enumerate(rows):
+        assert row.share == pytest.approx(np.mean([one.source == number for one in shown]))

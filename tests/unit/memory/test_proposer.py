@@ -151,7 +151,9 @@ def test_a_memory_of_other_settings_is_refused(memories):
         ValueError, match=r"memory: counted with other settings than model\.memory has"
     ) as error:
         Proposer(open_memory(memories["memory"]), other, BYTES)
-    assert "orders [1, 2, 3, 5, 9], asked for are [1, 2, 3]" in str(error.value)
+    assert "it has contexts of 1, 2, 3, 5, 9, words0, words2, asked for are 1, 2, 3, words0, words2" in str(
+        error.value
+    )
     assert "run its jobs again" in str(error.value)
     Proposer(
         open_memory(memories["memory"]), CONFIG.model_copy(update={"pointers": [3], "hidden": 99}), BYTES

@@ -11,6 +11,7 @@ import pytest
 from spider import files
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
+from spider.memory.contexts import name_of
 from spider.memory.store import MARK, build, count_part, open_memory, verify
 from spider.memory.symbols import BEGIN, symbols_of
 from spider.tokens import BYTES
@@ -43,11 +44,12 @@ def test_a_memory_holds_the_text_of_its_splits_and_no_other(memories, shards):
         assert held[name] == text.tobytes()
         described = opened.description
         assert (described.splits, described.bytes) == (splits, len(text))
-        assert list(described.orders) == CONFIG.orders and described.counted == CONFIG.counted
+        assert list(described.contexts) == ["1", "2", "3", "5", "9", "words0", "words2"]
+        assert described.counted == CONFIG.counted
         assert described.data_digest == load_metadata(shards).digest
-        for order, about in described.orders.items():
-            rows = np.load(memories[name] / f"{order}.rows.npy")
-            assert about.contexts == len(rows) > 0 and (about.left_out > 0) == (order >= CONFIG.rare)
+        for kind, about in described.contexts.items():
+            rows = np.load(memories[name] / f"{kind}.rows.npy")
+            assert about.contexts == len(rows) > 0 and (about.left_out > 0) == (kind in ("9", "words2"))
         verify(memories[name])
     train = symbols_of(BYTES)[Shards(shards, "train").read(0, Shards(shards, "train").tokens)].tobytes()
     longest = max(train.split(bytes([BEGIN])), key=len)
@@ -76,7 +78,9 @@ def test_the_tables_of_a_text_do_not_depend_on_the_parts_it_came_in(tmp_path):
         root.mkdir()
         parts = {f"{i}": texts[i * size : (i + 1) * size] for i in range(number)}
         folder = make_memories(make_shards(root, parts, validation=0.0), root)["folded"]
-        tables = [folder / f"{order}.{kind}.npy" for order in CONFIG.orders for kind in ("first", "rows")]
+        tables = [
+            folder / f"{name_of(kind)}.{array}.npy" for kind in CONFIG.contexts for array in ("first", "rows")
+        ]
         made[number] = [table.read_bytes() for table in tables]
     assert made[1] == made[2] == made[5]
 
@@ -127,7 +131,7 @@ def test_one_that_was_not_finished_is_none(memories, shards, tmp_path):
 
 def test_a_flipped_byte_in_any_file_is_found(memory):
     names = sorted(f.name for f in memory.iterdir() if f.name != MARK)
-    assert len(names) == 2 * len(CONFIG.orders) + 2
+    assert len(names) == 2 * len(CONFIG.contexts) + 2
     for name in names:
         flip(memory / name)
         open_memory(memory)

@@ -168,7 +168,7 @@ def test_a_text_longer_than_the_context_is_proposed_by_the_whole_of_its_document
 
     model.incremental = incremental
     try:
-        written = list(generate(model, prompt, max_bytes=60, temperature=5.0, seed=1, context=16))
+        written = list(generate(model, prompt, max_bytes=60, temperature=5.0, seed=4, context=16))
     finally:
         del model.incremental
     tokens = np.array([*BYTES.encode(prompt)[:-1], *written])
