@@ -138,6 +138,7 @@ def score(
         raise ValueError("there is nothing to score: the stream holds no byte after its first token")
     given: dict[str, Any] = {"trace": True} if observe is not None else {}
     nats, counts, sums = np.zeros(len(KINDS)), np.zeros(len(KINDS)), defaultdict[str, float](float)
+    proposals = _Proposals(model.proposer, tokens_N) if model.proposer else None
     done = rows = 0
     by_target: list[np.ndarray] = []
     was_training = model.training
@@ -145,9 +146,9 @@ def score(
     began = time.perf_counter()
     try:
         for inputs_BT, labels_BT in windows(tokens_N, seq_len, overlap, batch, alphabet.pad):
-            if model.proposer:
+            if proposals:
                 at_B = (rows + np.arange(len(inputs_BT))) * (seq_len - int(seq_len * overlap))
-                given["proposals_BTW"] = _proposed(model.proposer, tokens_N, at_B, seq_len).to(device)
+                given["proposals_BTW"] = proposals.windows(at_B, seq_len).to(device)
             inputs, labels = (torch.from_numpy(ids_BT).to(device) for ids_BT in (inputs_BT, labels_BT))
             with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
                 output = model(inputs, labels, n_loops=n_loops, reduction="none", **given)
@@ -181,12 +182,25 @@ def score(
     )
 
 
-def _proposed(proposer: Proposer, tokens_N: np.ndarray, at_B: np.ndarray, T: int) -> torch.Tensor:
-    """What a memory proposes in windows, by the whole of each document before; zeros in padding."""
-    first, last = int(at_B[0]), min(int(at_B[-1]) + T, len(tokens_N) - 1)
-    known_NW = proposer.after(tokens_N, first, last)
-    padding_NW = np.zeros((max(0, int(at_B[-1]) + T - last), known_NW.shape[1]), np.uint8)
-    return torch.from_numpy(np.concatenate([known_NW, padding_NW])[at_B[:, None] - first + np.arange(T)])
+class _Proposals:
+    """What a memory proposes in windows of a stream that rise, by the whole of each document before."""
+
+    #: Ids looked up in one go: each document is read once and not for every batch.
+    AHEAD = 1 << 16
+
+    def __init__(self, proposer: Proposer, tokens_N: np.ndarray) -> None:
+        self.proposer, self.tokens_N = proposer, tokens_N
+        self.first, self.known_NW = 0, np.zeros((0, proposer.layout.width), np.uint8)
+
+    def windows(self, at_B: np.ndarray, T: int) -> torch.Tensor:
+        """Of windows that begin there: (B, T, W); zeros in padding."""
+        first, end = int(at_B[0]), int(at_B[-1]) + T
+        if end > self.first + len(self.known_NW):
+            last = min(max(first + self.AHEAD, end), len(self.tokens_N) - 1)
+            padding_NW = np.zeros((max(0, end - last), self.proposer.layout.width), np.uint8)
+            self.first = first
+            self.known_NW = np.concatenate([self.proposer.after(self.tokens_N, first, last), padding_NW])
+        return torch.from_numpy(self.known_NW[at_B[:, None] - self.first + np.arange(T)])
 
 
 def bits_by_byte(score: Score, tokens_N: np.ndarray, alphabet: Tokens) -> np.ndarray:

@@ -46,6 +46,11 @@ class TrainingText:
     def alphabet(self) -> Tokens:
         return self.spans[0][0].alphabet
 
+    @property
+    def size(self) -> int:
+        """In ids."""
+        return _size(self.spans)
+
     def pieces(self, overlap: int = 0) -> Iterator[np.ndarray]:
         """Its ids (uint16), some millions at a time, each piece with so many more of what follows it."""
         for shards, begin, end in self.spans:

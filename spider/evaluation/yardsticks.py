@@ -6,7 +6,8 @@ compressors and numpy leave Python to others while they work.
 
 A compressor has to read the training text first. PPMd, which is the strongest and does 2 MB a second, is
 given up to ``limit`` bytes of it; to the others, ten to forty times as slow, a text is given only where it is
-no more than one part in `SLOWER` of that. Searching for copies is quick and goes `SEARCHED` times as far.
+no more than one part in `SLOWER` of that. Searching for copies is quick and goes `SEARCHED` times as far. A
+model with a memory has learned from nearly all text there is: then all is given, and not the stage's as well.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ T = TypeVar("T")
 Given = Literal["nothing", "stage", "split"]
 
 SLOWER, SEARCHED = 16, 8
+#: Where a stage's text is so much of all the text, one of them is given.
+ALIKE = 0.9
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,10 @@ def measure(
     versions = compressors.available()
     names = [name for name, version in versions.items() if version]
     left_out += [f"{name}: its library is not installed" for name in versions if name not in names]
+    if limit is not None and stage is not None and split is not None and stage.size >= ALIKE * split.size:
+        share = stage.size / split.size
+        left_out.append(f"what the stage was trained on is {share:.0%} of all training text, which is given")
+        stage = None
     texts: dict[Given, TrainingText | None] = {"split": split, "stage": stage, "nothing": None}
     for what, source in texts.items():
         if what != "nothing" and source is None:
