@@ -21,16 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import parser, report
+from common import parser, report, show
 
 from spider.config.memory import MemoryConfig
 from spider.data.metadata import DTYPE, Metadata, load_metadata
 from spider.data.shards import Shards
 from spider.evaluation.evaluate import validation_stream
-from spider.memory import store
-from spider.memory.count import write_runs
+from spider.memory import store, table
+from spider.memory.contexts import name_of
+from spider.memory.count import runs_of, write_runs
 from spider.memory.proposer import Proposer
 from spider.memory.symbols import symbols_of
+from spider.model.spider.config import PRESETS
 
 #: Share of the tenfold text's bytes that are replaced.
 NOISE = 0.02
@@ -65,12 +67,31 @@ def noisy(shards: Path, metadata: Metadata, part: str, seed: int) -> np.ndarray:
     return text
 
 
+def grown(counts: list[Path], config: MemoryConfig) -> None:
+    """How contexts grow with the text, from the last part to all: what `spider.memory.cost` extrapolates."""
+    rows = []
+    for kind in config.contexts:
+        measured = []
+        for parts in (counts[-1:], counts):
+            runs = [run for part in parts for run in runs_of(part / "memory", kind)]
+            size = sum(len(np.load(part / "memory/text.npy", mmap_mode="r")) for part in parts)
+            first, once = table.build(runs, kind, 2, lambda rows: None)
+            measured.append(np.log([size, int(first[-1]) + once, int(first[-1])]))
+        bytes_, *exponents = measured[1] - measured[0]
+        at = [f"{np.exp(value) / 1e6:.4g}" for value in measured[1]]
+        rows.append([name_of(kind), *at, *(f"{value / bytes_:.3f}" for value in exponents)])
+    show("Contexts, M, and the exponents of their growth", ["kind", "text, MB", "all", "twice", "", ""], rows)
+
+
 def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--results", type=Path, required=True)
     options.add_argument("--data", default="pydocs")
     asked = options.parse_args()
-    shards, config = asked.results / "shards" / asked.data, MemoryConfig()
+    shards, config = (
+        asked.results / "shards" / asked.data,
+        MemoryConfig.model_validate(PRESETS["slim"]["memory"]),
+    )
     metadata, rows, figures = load_metadata(shards), [], {}
     parts = [one.part for one in metadata.splits["memory"].shards]
 
@@ -96,6 +117,7 @@ def main() -> None:
         note("memory, MB", sum(file.size for file in made.files.values()) / 1e6, ".0f")
         note("contexts, M", sum(table.contexts for table in made.contexts.values()) / 1e6, ".1f")
 
+        grown(counts, config)
         proposer = Proposer(store.open_memory(folder / "memory"), config, metadata.alphabet)
         tokens, _ = validation_stream(shards, 30_000 if asked.quick else 300_000)
         proposer.after(tokens, 0, min(len(tokens), 2000))

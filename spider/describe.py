@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from spider.config import Config, StageSpec
+from spider.config.memory import MemoryConfig
 from spider.model import build_model
 from spider.model.interface import Model
 from spider.report.formatting import quantity
@@ -24,6 +25,8 @@ from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.schedule import horizon
 
 FORMAT = 1
+#: Bytes of text that a memory is priced for: a billion, and FineWeb-Edu's sample of ten billion tokens.
+_TEXTS = (1e9, 46e9)
 _KEPT = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "schedule", "warmup_steps", "min_lr_ratio")
 
 
@@ -58,7 +61,17 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         "counted_as": "bf16" if narrow else "fp32",
         "optimizer": block.optimizer.kind,
         "stages": stages,
+        "counted_text": _counted(block.model.memory),
     }
+
+
+def _counted(config: MemoryConfig | None) -> list[dict[str, float]]:
+    """What the model's memory costs, by the size of its text."""
+    if config is None:
+        return []
+    from spider.memory.cost import cost  # compiles
+
+    return [cost(config, size)._asdict() for size in _TEXTS]
 
 
 def _fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]:
@@ -141,6 +154,12 @@ def render(run: dict[str, Any]) -> None:
     parts = [f"{name.replace('_', ' ')} {quantity(n, 'B')}" for name, n in memory.items() if name != "total"]
     counted = f"Memory of a process, counted as {run['counted_as']}"
     console.print(f"{counted}: {', '.join(parts)} (activations: an estimate).")
+    for one in run["counted_text"]:
+        console.print(
+            f"Its memory of {quantity(one['text'], 'B')} of text: {quantity(one['disk'], 'B')} on disk, "
+            f"{one['seconds'] / 3600:.1f} processor hours to count and merge, {one['look_up']:,} bytes read "
+            "for each byte (extrapolated from 24 MB)."
+        )
 
 
 def render_list(runs: list[dict[str, Any]]) -> None:

@@ -35,6 +35,8 @@ from spider.training.metrics import parse_row
 log = logging.getLogger(__name__)
 
 POLL, SLOWEST_POLL, LONGEST_ATTEMPT = 5.0, 60.0, 60.0  # seconds, of a process that sends in the background
+#: Of a processor, that it takes at most.
+SHARE = 0.1
 
 
 class SyncReport(NamedTuple):
@@ -278,7 +280,8 @@ class Sender:
 
 
 def follow(results: Path) -> bool:
-    """What a `Sender` starts: sync every few seconds until told to end; returns whether anything is left.
+    """What a `Sender` starts: sync every few seconds, more seldom where that takes long, until told to end;
+    returns whether anything is left.
 
     If the pipe closes without a word, the parent was killed: then it ends once no job of this folder runs any
     more (a killed Snakemake leaves its trainer running).
@@ -297,8 +300,11 @@ def follow(results: Path) -> bool:
         # The pipe of a dying parent closes before its process is gone: only the next look may find it dead.
         if not spool.mark_dead(results) and orphaned:
             break
+        began = time.process_time()
         error = syncer.attempt(LONGEST_ATTEMPT).error if syncer.pending() else None
-        pause = min(SLOWEST_POLL, 2 * max(pause, POLL)) if error else POLL
+        # On few processors what is spent here is taken from the job.
+        slow = max(POLL, (time.process_time() - began) / SHARE)
+        pause = min(SLOWEST_POLL, 2 * max(pause, POLL) if error else slow)
         if error != complaint:
             complaint = error
             log.warning("%s", complaint or "the store answers again")

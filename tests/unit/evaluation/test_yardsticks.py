@@ -185,6 +185,20 @@ def test_the_slow_ones_are_left_out_and_a_part_is_said_to_be_one(folder, tmp_pat
     assert "xz given split" in line and "zlib given stage" in line and "ppmd" not in line
 
 
+def test_of_two_texts_that_are_nearly_one_only_the_larger_is_given(folder, tmp_path):
+    """A memory's text is most of what there is, with any stage's added."""
+    split, held_out = Shards(folder, "train"), Shards(folder, "validation")
+    text = Text.of(held_out.read(0, held_out.tokens), BYTES)
+    windows = split.tokens // 64
+    for share, given in ((0.97, False), (0.8, True)):
+        stage = of_stages([parsed(receipt(split, int(share * windows)))], [split], None)
+        for limit, both in ((10**6, given), (None, True)):
+            measured = measure(text, stage, of_splits([split], None), limit, tmp_path)
+            assert ("ppmd given stage" in {one.key for one in measured.table}) == both
+            said = [line for line in measured.left_out if "of all training text, which is given" in line]
+            assert len(said) == (not both)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
