@@ -7,7 +7,9 @@ many as fit into the time that the full model needs for its own (one thread; ste
 measured in turn before anything is trained). Where both numbers of bytes are within 3%, one training serves
 for both.
 
-    python benchmarks/ablation.py [--quick] [--json FILE] [--folder FOLDER] [--seeds N] [--jobs N]
+    python benchmarks/ablation.py [--memory] [--quick] [--json FILE] [--folder FOLDER] [--seeds N] [--jobs N]
+
+``--memory`` asks it of the default run's small network beside its memory, and of parts of that as well.
 
 Hours at full size; what is done is kept in ``--folder`` and not done again, so it may be stopped at any time.
 """
@@ -53,19 +55,31 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain transformer, equal FLOPs": PLAIN | {"engram": {"layers": [], "byte_orders": []}},
     "plain transformer with byte n-grams, equal FLOPs": PLAIN,
 }
+#: Changes to the default run's model.
+WITH_MEMORY: dict[str, dict[str, Any]] = {
+    "full": {},
+    "no patches": {"boundary": {"kind": "none"}},
+    "whitespace patches": {"boundary": {"kind": "whitespace"}},
+    "two loops": {"recurrence": {"loops": 2}},
+    "no MoE": {"moe": None},
+    "byte n-grams": {"engram": {"byte_orders": [2, 3, 4, 5, 6]}},
+    "width 128": {"hidden": 128, "ffn_hidden": 256, "attention": {"heads": 4}},
+    "no contexts of words": {"memory": {"words": []}},
+    "a head of 48 and 96": {"memory": {"hidden": 48, "state": 96}},
+}
 
 
-def task_of(variant: str, model: dict[str, Any], seed: int, tokens: int) -> Task:
-    return Task(variant, {"model": merged(FULL, model)}, seed, tokens)
+def task_of(variant: str, model: dict[str, Any], seed: int, tokens: int, memory: bool = False) -> Task:
+    return Task(variant, {"model": model if memory else merged(FULL, model)}, seed, tokens, memory)
 
 
-def flops(model: dict[str, Any]) -> tuple[float, int]:
+def flops(model: dict[str, Any], memory: bool = False) -> tuple[float, int]:
     """FLOPs a byte of the default window and parameters of a variant, without allocating it."""
     import torch
 
     from spider.model import build_model
 
-    spec = spec_of(task_of("", model, 0, TOKENS), "fp32")
+    spec = spec_of(task_of("", model, 0, TOKENS, memory), "fp32")
     with torch.device("meta"):
         built = build_model(spec.model)
     return built.flops_per_token(spec.settings.seq_len, spec.settings.n_loops), built.num_parameters()
@@ -85,21 +99,21 @@ def equal_flops(model: dict[str, Any], wanted: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = Comparison("ablation", __doc__.splitlines()[0], rounds=15)
-    tokens = asked.tokens
+    asked = Comparison("ablation", __doc__.splitlines()[0], rounds=15, with_memory=True)
+    tokens, memory = asked.tokens, asked.memory
     wanted, _ = flops({})
     models = {
         name: equal_flops(changes, wanted) if name.startswith("plain") else changes
-        for name, changes in VARIANTS.items()
+        for name, changes in (WITH_MEMORY if memory else VARIANTS).items()
     }
     if asked.options.quick:
         models = {name: models[name] for name in ("full", "no patches", "no MoE")}
     seconds = asked.step_seconds(
-        {name: task_of(name, model, 0, tokens) for name, model in models.items()}, models
+        {name: task_of(name, model, 0, tokens, memory) for name, model in models.items()}, models
     )
     in_time = equal_time(tokens, seconds, "full")
     plan = {
-        (name, budget): [task_of(name, model, seed, count) for seed in asked.seeds]
+        (name, budget): [task_of(name, model, seed, count, memory) for seed in asked.seeds]
         for name, model in models.items()
         for budget, count in (("bytes", tokens), ("time", in_time[name]))
     }
@@ -112,7 +126,7 @@ def main() -> None:
 
     rows, figures = [], {}
     for name, model in models.items():
-        (cost, parameters), came_to = flops(model), outcome(name)
+        (cost, parameters), came_to = flops(model, memory), outcome(name)
         own = [name, f"{parameters / 1e6:.2f}M", f"{cost / 1e6:.2f}"]
         rows.append(own + came_to.row(outcome("full")))
         own_figures = {"model": model, "parameters": parameters, "flops_per_byte": cost}

@@ -53,13 +53,15 @@ def machine(packages: Sequence[str] = ()) -> dict[str, str]:
 
 
 def network_alone(raw: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of one run whose model reads no memory, and is trained on all that is not held out: for
-    what is measured of the network alone."""
+    """A configuration of one run whose model reads no memory, and is trained on all that is not held out, in
+    windows of 256: for what is measured of the network alone."""
     (run,) = raw["runs"].values()
     model = {"preset": run["model"]} if isinstance(run["model"], str) else run["model"]
     datasets = {name: {**dataset, "memory": 0.0} for name, dataset in raw["datasets"].items()}
     (name,) = raw["runs"]
-    return {**raw, "datasets": datasets, "runs": {name: {**run, "model": {**model, "memory": None}}}}
+    run = {**run, "model": {**model, "memory": None}}
+    run["defaults"] = {**run["defaults"], "seq_len": 256, "micro_batch": 16}
+    return {**raw, "datasets": datasets, "runs": {name: run}}
 
 
 def interleaved(

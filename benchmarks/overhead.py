@@ -40,13 +40,14 @@ import psutil
 import torch
 import yaml
 from common import interleaved, network_alone, parser, report
-from variants import ROOT, prepare_data
+from variants import DATASET, ROOT, prepare_data
 
 from spider import tracking
 from spider.checkpoints.load import model_tensors
 from spider.checkpoints.save import Saver
 from spider.config import StageSettings, StageSpec, load_config
 from spider.model import build_model
+from spider.results import Results
 from spider.tracking.sync import sync
 from spider.training.allocator import keep_freed_memory
 from spider.training.metrics import MetricsLog
@@ -224,7 +225,8 @@ def measure(
     # As `spider` does by itself, but the lines go into a file: they are not what is looked at here.
     logging.basicConfig(level=logging.WARNING, filename=results / "train.log")
     logging.getLogger("spider").setLevel(logging.INFO)
-    shards = prepare_data(results)
+    prepare_data(results, memory=False)
+    shards = Results(results).shards(DATASET)
     sync(results)  # the store is made once, and not by these runs
 
     ways: dict[bool, list[Trained]] = {False: [], True: []}

@@ -1,9 +1,9 @@
 """Training variants of the default run to compare them: same data, same held-out text, one thread each.
 
-A variant is a change to the run of config.yaml, which is trained by the real engine in one stage (a rise of
-30 steps, then linearly to zero) and scored. What two variants may spend is made equal in bytes, or in
-processor time by `step_seconds`. Scores are kept in a folder by the identity of the stage's spec, so that a
-benchmark of hours may be stopped, and goes on where it was.
+A variant is a change to the run of config.yaml, with its memory or of a larger network alone, which is
+trained by the real engine in one stage (a rise of 30 steps, then linearly to zero) and scored. What two
+variants may spend is made equal in bytes, or in processor time by `step_seconds`. Scores are kept in a folder
+by the identity of the stage's spec, so that a benchmark of hours may be stopped, and goes on where it was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ import yaml
 from common import interleaved, network_alone, parser, report
 
 from spider.config import Config, StageSpec, load_config, merged
+from spider.config.memory import MemoryConfig
 from spider.files import digest, read_json, write_json
+from spider.memory.store import make_memories
+from spider.results import Results, write_config
 
 ROOT = Path(__file__).parents[1]
 TOKENS = 500_000
@@ -40,6 +43,8 @@ class Task:
     changes: dict[str, Any]
     seed: int
     tokens: int
+    memory: bool = False
+    """Beside the memory of the default run, or the network alone."""
 
 
 class Comparison:
@@ -47,10 +52,13 @@ class Comparison:
 
     Args:
         rounds: steps that are timed of each variant.
+        with_memory: whether ``--memory`` may ask for a memory beside the network.
     """
 
-    def __init__(self, name: str, description: str, rounds: int) -> None:
+    def __init__(self, name: str, description: str, rounds: int, *, with_memory: bool = False) -> None:
         options = parser(description)
+        if with_memory:
+            options.add_argument("--memory", action="store_true", help="beside the default run's memory")
         options.add_argument("--folder", type=Path, help="keep trained models here, and go on from them")
         options.add_argument("--seeds", type=int, default=3)
         options.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at a time")
@@ -63,8 +71,12 @@ class Comparison:
             else (asked.tokens, range(asked.seeds), rounds, EVALUATED_BYTES)
         )
         self.folder = asked.folder or Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        self.memory = with_memory and asked.memory
+        if self.memory:
+            self.folder /= "with-memory"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.shards = prepare_data(self.folder)
+        write_config(self.folder / "config.yaml", {})  # of a results folder: there a memory is looked for
+        prepare_data(self.folder, self.memory)
 
     def spec_of(self, task: Task) -> StageSpec:
         return spec_of(task, self.options.precision)
@@ -79,7 +91,11 @@ class Comparison:
 
     def bpb(self, tasks: list[Task]) -> dict[str, float]:
         """Bits per byte of each task by its `key`."""
-        where = (self.shards, self.folder, self.options.precision, self.scored_bytes)
+        where = (self.folder, self.options.precision, self.scored_bytes)
+        for task in tasks if self.memory else []:
+            config = self.spec_of(task).model.memory
+            assert config is not None
+            make_memories(Results(self.folder).shards(DATASET), config, *memories_of(self.folder, config))
         return {name: score["bpb"] for name, score in run_all(tasks, self.options.jobs, *where).items()}
 
     def report(self, columns: list[str], versus: str, rows: list[list[str]], figures: dict[str, Any]) -> None:
@@ -112,10 +128,13 @@ class Outcome:
 
 def configuration(task: Task, precision: str) -> Config:
     """The default run with a task's changes, one stage, and no frills."""
-    raw = network_alone(yaml.safe_load((ROOT / "config.yaml").read_text()))
+    raw = yaml.safe_load((ROOT / "config.yaml").read_text())
+    if not task.memory:
+        raw = network_alone(raw)
     (run,) = raw["runs"].values()
     stage = {"name": "only", "tokens": task.tokens, "schedule": "linear", "warmup_steps": 30}
-    run["model"] = {"preset": "tiny"}  # what the parts are worth was asked of this size
+    # What the parts of a network alone are worth was asked of this size.
+    run["model"] = {"preset": "slim" if task.memory else "tiny"}
     run = merged(run, task.changes) | {
         "seed": task.seed,
         "precision": precision,
@@ -130,23 +149,28 @@ def spec_of(task: Task, precision: str) -> StageSpec:
     return configuration(task, precision).stage(RUN, "only")
 
 
-def prepare_data(folder: Path) -> Path:
-    """The embedded corpus as shards."""
+def memories_of(root: Path, config: MemoryConfig) -> tuple[Path, Path]:
+    """Folders of the memory to train with and of the folded one."""
+    memory, folded = (Results(root).memory(DATASET, config.counted, text) for text in ("memory", "folded"))
+    return memory, folded
+
+
+def prepare_data(root: Path, memory: bool) -> None:
+    """The embedded corpus as shards, where the results in ``root`` have them."""
     from spider.data.encode import encode_part
     from spider.data.metadata import build_metadata
     from spider.data.pydocs import write_pydocs
 
-    shards = folder / "shards"
+    shards = Results(root).shards(DATASET)
     if not (shards / "metadata.json").exists():
-        raw_config = network_alone(yaml.safe_load((ROOT / "config.yaml").read_text()))
-        dataset = load_config(raw_config).dataset(DATASET)
+        raw_config = yaml.safe_load((ROOT / "config.yaml").read_text())
+        dataset = load_config(raw_config if memory else network_alone(raw_config)).dataset(DATASET)
         for part in dataset.source.parts():
-            raw = folder / f"{part}.parquet"
+            raw = root / f"{part}.parquet"
             write_pydocs(int(part), len(dataset.source.parts()), raw)
             encode_part(raw, shards, part, dataset)
         parts = dataset.source.parts()
         build_metadata(shards, DATASET, dataset, source=dataset.source.model_dump(), parts=parts)
-    return shards
 
 
 def step_seconds(specs: dict[str, StageSpec], rounds: int) -> dict[str, float]:
@@ -168,7 +192,7 @@ def step_seconds(specs: dict[str, StageSpec], rounds: int) -> dict[str, float]:
 
         def step() -> None:
             with arithmetic.autocast(x.device):
-                loss = built(x[:, :-1], x[:, 1:]).loss
+                loss = built(x[:, :-1], x[:, 1:], **built.without_knowledge(x[:, :-1])).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -179,7 +203,7 @@ def step_seconds(specs: dict[str, StageSpec], rounds: int) -> dict[str, float]:
     return interleaved({name: stepper(spec) for name, spec in specs.items()}, rounds)[1]
 
 
-def run(task: Task, shards: Path, folder: Path, precision: str, scored_bytes: int) -> dict[str, Any]:
+def run(task: Task, root: Path, precision: str, scored_bytes: int) -> dict[str, Any]:
     """Train and score one variant, unless that was done before."""
     import torch
 
@@ -189,14 +213,15 @@ def run(task: Task, shards: Path, folder: Path, precision: str, scored_bytes: in
     from spider.training.allocator import keep_freed_memory
     from spider.training.stage import train
 
-    spec = spec_of(task, precision)
-    stage = folder / "trained" / spec.identity
+    spec, results = spec_of(task, precision), Results(root)
+    stage, shards = results.stage(spec.identity, spec.stage).path, results.shards(DATASET)
     done = stage / "score.json"
     if done.exists():
         return read_json(done)
     keep_freed_memory()
     torch.set_num_threads(1)
-    receipt = train(spec, stage, shards)
+    memories = memories_of(root, spec.model.memory) if spec.model.memory else None
+    receipt = train(spec, stage, shards, memories=memories)
     model, _ = load_model(stage)
     tokens_N, _ = validation_stream(shards, scored_bytes)
     asked = spec.evaluation

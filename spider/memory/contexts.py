@@ -19,14 +19,14 @@ import numpy as np
 from numba import njit
 
 from spider.memory.hashes import appended, mixed, power
-from spider.memory.symbols import BEGIN
+from spider.memory.symbols import BEGIN, END
 
 #: Symbols of the longest current word.
 LONG = 32
 
 
 def _compared() -> np.ndarray:
-    table = np.arange(256, dtype=np.uint8)
+    table = np.arange(1 + END, dtype=np.uint8)
     table[ord("A") : ord("Z") + 1] += ord("a") - ord("A")
     table[[ord(c) for c in "\t\n\r"]] = ord(" ")
     return table
@@ -34,7 +34,7 @@ def _compared() -> np.ndarray:
 
 #: What each symbol is compared as, and which are of words.
 _COMPARED = _compared()
-_OF_WORD = np.array([chr(s).isalnum() or s == ord("_") if s < 128 else s < BEGIN for s in range(256)])
+_OF_WORD = np.array([chr(s).isalnum() or s == ord("_") if s < 128 else s < BEGIN for s in range(1 + END)])
 _NONE, _ONE = np.uint64(0), np.uint64(1)
 
 

@@ -72,21 +72,27 @@ def _look_up(contexts, first, table, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _find_pointers(text, hashes, lo, order, followed, counts, far):  # type: ignore[no-untyped-def]
-    """Of each place what followed the latest places of its document after the same symbols (n, PLACES), the
-    newest first, how many they are, and how far away the newest is."""
-    end = lo + len(counts)
-    bits = 4
+def _chain(hashes: np.ndarray, order: int) -> np.ndarray:
+    """For each place of a document the latest before it whose symbols may be the same: (N + 1,) int32, 0 for
+    none."""
+    end, bits = len(hashes) - 1, 4
     while 1 << bits < 2 * end:
         bits += 1
     heads, before, grown = np.zeros(1 << bits, np.int32), np.zeros(end + 1, np.int32), power(order)
     for i in range(order, end + 1):
         bucket = mixed(hashes[i - order], hashes[i], grown) >> np.uint64(64 - bits)
-        place = before[i] = heads[bucket]
+        before[i] = heads[bucket]
         heads[bucket] = i
-        if i <= lo:
-            continue
-        mine, found = hashes[i] - hashes[i - order] * grown, 0
+    return before
+
+
+@njit(nogil=True, cache=True)
+def _find_pointers(text, hashes, lo, order, before, followed, counts, far):  # type: ignore[no-untyped-def]
+    """Of each place what followed the latest places of its document after the same symbols (n, PLACES), the
+    newest first, how many they are, and how far away the newest is."""
+    grown = power(order)
+    for i in range(max(order, lo + 1), lo + 1 + len(counts)):
+        mine, found, place = hashes[i] - hashes[i - order] * grown, 0, before[i]
         while place > 0 and found < PLACES and i - place <= REACH:
             if hashes[place] - hashes[place - order] * grown == mine:
                 followed[i - lo - 1, found] = text[place]
@@ -196,23 +202,21 @@ def propose(text: np.ndarray, spans: Sequence[Span], tables: Tables, pointer_ord
     ``text`` are the document's symbols up to the last place, from its beginning or from `BACK` before the
     first; ``spans`` rise.
     """
-    start = spans[0].before
-    n, P = len(text) - start, len(pointer_orders)
-    hashes = prefix_hashes(text)
-    followed = np.zeros((n, P, PLACES), np.uint8)
-    counts, far = np.zeros((n, P), np.uint8), np.zeros((n, P), np.int32)
-    for p, order in enumerate(pointer_orders):
-        _find_pointers(text, hashes, start, order, followed[:, p], counts[:, p], far[:, p])
+    hashes, P = prefix_hashes(text), len(pointer_orders)
+    chains = [_chain(hashes, order) for order in pointer_orders]
     for before, parts in spans:
-        size = len(parts[0])
-        contexts = [contexts_of(text, hashes, kind, before + 1, before + 1 + size) for kind in tables.kinds]
-        for a in range(0, len(parts[0]), _BLOCK):
+        n = len(parts[0])
+        contexts = [contexts_of(text, hashes, kind, before + 1, before + 1 + n) for kind in tables.kinds]
+        for a in range(0, n, _BLOCK):
             part = tuple(one[a : a + _BLOCK] for one in parts)
             lo, size = before + a, len(part[0])
             rows = np.zeros((size, len(tables.kinds), max(map(width, tables.kinds)) - 2), np.uint8)
             for o, (first, table) in enumerate(tables.of):
                 _look_up(contexts[o][a : a + size], first, table, rows[:, o])
+            followed = np.zeros((size, P, PLACES), np.uint8)
+            counts, far = np.zeros((size, P), np.uint8), np.zeros((size, P), np.int32)
+            for p, (order, chain) in enumerate(zip(pointer_orders, chains, strict=True)):
+                _find_pointers(text, hashes, lo, order, chain, followed[:, p], counts[:, p], far[:, p])
             after, lengths = np.full(size, BEGIN, np.uint8), np.zeros(size, np.int32)
             _find_matches(text, hashes, lo, tables.last, tables.text, after, lengths)
-            here = slice(lo - start, lo - start + size)
-            _assemble(text, lo, rows, followed[here], counts[here], far[here], after, lengths, part)
+            _assemble(text, lo, rows, followed, counts, far, after, lengths, part)
