@@ -3,6 +3,7 @@ later Spider whether it can read the folder, and lets a command given a path dee
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,7 @@ def write_config(path: Path, config: dict[str, Any]) -> None:
     check_root(path.parent)
     if not (mark := path.parent / MARK).exists():
         write_json(mark, {"format": FORMAT, "spider": VERSION})
-    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    plain = json.loads(json.dumps(config))  # Snakemake reads a configuration in JSON as mappings of its own
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)

@@ -1,4 +1,8 @@
+import json
+from collections import OrderedDict
+
 import pytest
+import yaml
 
 from spider.files import write_json
 from spider.results import check_root, write_config
@@ -26,3 +30,11 @@ def test_jobs_that_hand_over_the_same_configuration_write_it_once(tmp_path):
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
     write_config(path, {"runs": {}})
     assert path.read_text() == "runs: {}\n" and (tmp_path / "results/spider.json").exists()
+
+
+def test_a_configuration_in_json_is_kept_as_one_in_yaml(tmp_path):
+    """Snakemake reads JSON into ordered mappings, also within lists."""
+    plain = {"runs": {"r": {"stages": [{"name": "a", "tokens": 1}]}}}
+    ordered = json.loads(json.dumps(plain), object_pairs_hook=OrderedDict)
+    write_config(tmp_path / "config.yaml", ordered)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == plain

@@ -82,15 +82,18 @@ def test_a_document_knows_nothing_of_those_before_it(train, whole, proposer):
         assert np.array_equal(alone, whole[begin:end])
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 def test_the_loader_gives_each_row_its_proposals_and_the_rows_that_it_would_give_without(
-    train, whole, proposer
+    train, whole, proposer, rank
 ):
-    both = [Loader(train, seq_len=32, rows=3, seed=5, proposer=one) for one in (proposer, None)]
+    """In every one of several processes."""
+    share = {"seq_len": 32, "rows": 3, "seed": 5, "rank": rank, "world": 2}
+    both = [Loader(train, proposer=one, **share) for one in (proposer, None)]
     for step in range(4):
         batch, plain = next(both[0]), next(both[1])
         assert np.array_equal(batch.rows_BT1, plain.rows_BT1) and plain.proposals_BTW is None
         assert batch.position == plain.position
-        starts = both[0].starts(np.arange(3 * step, 3 * step + 3))
+        starts = both[0].starts(6 * step + 3 * rank + np.arange(3))
         assert np.array_equal(batch.proposals_BTW, [ring(whole, start, 32) for start in starts.tolist()])
     for loader in both:
         loader.close()

@@ -181,10 +181,13 @@ def test_a_text_longer_than_the_context_is_proposed_by_the_whole_of_its_document
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5])
-def test_scores_are_those_of_proposals_from_each_documents_beginning(model, shards, overlap):
-    """However windows and batches fall, padding among them."""
+def test_scores_are_those_of_proposals_from_each_documents_beginning(model, shards, overlap, monkeypatch):
+    """However windows and batches fall, padding among them, and however far is looked ahead."""
     tokens = Shards(shards, "validation").read(0, Shards(shards, "validation").tokens)[:300]
-    found = [score(model, tokens, seq_len=64, overlap=overlap, batch=b).by_target_S for b in (1, 3, 16)]
+    found = []
+    for batch, ahead in ((1, 1 << 16), (3, 1 << 16), (16, 1 << 16), (1, 100), (2, 1)):
+        monkeypatch.setattr("spider.evaluation.bpb._Proposals.AHEAD", ahead)
+        found.append(score(model, tokens, seq_len=64, overlap=overlap, batch=batch).by_target_S)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-3, atol=1e-4)
     ids = torch.from_numpy(tokens.astype(np.int64))
