@@ -59,13 +59,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 WITH_MEMORY: dict[str, dict[str, Any]] = {
     "full": {},
     "no patches": {"boundary": {"kind": "none"}},
-    "whitespace patches": {"boundary": {"kind": "whitespace"}},
     "two loops": {"recurrence": {"loops": 2}},
     "no MoE": {"moe": None},
     "byte n-grams": {"engram": {"byte_orders": [2, 3, 4, 5, 6]}},
     "width 128": {"hidden": 128, "ffn_hidden": 256, "attention": {"heads": 4}},
     "no contexts of words": {"memory": {"words": []}},
-    "a head of 48 and 96": {"memory": {"hidden": 48, "state": 96}},
 }
 
 

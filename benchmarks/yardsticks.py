@@ -1,7 +1,7 @@
 """What a critic would compare a finished run with: one table from one text.
 
-Every compressor alone and given the training text in full (what the last stage was trained on, and all of its
-split), the run by stage, the share of copies and the figures outside of them, and the four quarters of the
+Every compressor alone and given the training text in full (all of it, and what the last stage was trained on
+where that is much less), the run by stage, the share of copies and the figures outside of them, and the four quarters of the
 documents by how much of their wording the training text holds. Then what the yardsticks cost: all stages
 evaluated with those of the default setting and with none, nothing kept from before.
 
@@ -22,9 +22,12 @@ from spider.config import Config, load_config
 from spider.evaluation.artifact import Evaluation, quarters
 from spider.results import Results
 
+#: Bytes that no text has, and no sixteenth of it.
+EVERYTHING = 1 << 50
 
-def in_full(config: Config, run: str, limit: int | None) -> tuple[list[list[str]], dict[str, Any]]:
-    """Every compressor, given everything (or ``limit`` bytes of it)."""
+
+def in_full(config: Config, run: str, limit: int) -> tuple[list[list[str]], dict[str, Any]]:
+    """Every compressor, given ``limit`` bytes of text."""
     from spider.data.shards import Shards
     from spider.evaluation.evaluate import validation_stream
     from spider.evaluation.overlap import Text
@@ -78,7 +81,7 @@ def main() -> None:
     share_the_processor()  # as every command of Spider does, before torch is loaded
     config = load_config(asked.config)
     results = Results(Path(config.results))
-    rows, figures = in_full(config, asked.run, 1_000_000 if asked.quick else None)
+    rows, figures = in_full(config, asked.run, 1_000_000 if asked.quick else EVERYTHING)
     stages = [
         Evaluation.read(results.stage(asked.run, s.name).evaluation) for s in config.run(asked.run).stages
     ]
