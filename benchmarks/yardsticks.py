@@ -1,9 +1,9 @@
 """What a critic would compare a finished run with: one table from one text.
 
 Every compressor alone and given the training text in full (all of it, and what the last stage was trained on
-where that is much less), the run by stage, the share of copies and the figures outside of them, and the four quarters of the
-documents by how much of their wording the training text holds. Then what the yardsticks cost: all stages
-evaluated with those of the default setting and with none, nothing kept from before.
+where that is much less), the run by stage, the share of copies and the figures outside of them, and the four
+quarters of the documents by how much of their wording the training text holds. Then what the yardsticks cost:
+all stages evaluated with those of the default setting and with none, nothing kept from before.
 
     python benchmarks/yardsticks.py [--config config.yaml] [--run demo] [--quick] [--json FILE]
 """
