@@ -5,7 +5,9 @@ where that is much less), the run by stage, the share of copies and the figures 
 quarters of the documents by how much of their wording the training text holds. Then what the yardsticks cost:
 all stages evaluated with those of the default setting and with none, nothing kept from before.
 
-    python benchmarks/yardsticks.py [--config config.yaml] [--run demo] [--quick] [--json FILE]
+    python benchmarks/yardsticks.py [--config config.yaml] [--run demo] [--cost] [--quick] [--json FILE]
+
+``--cost`` tells the last alone: the table takes many minutes.
 """
 
 from __future__ import annotations
@@ -73,13 +75,22 @@ def cost(config: Config, run: str) -> dict[str, float]:
     return seconds
 
 
+def told(spent: dict[str, float]) -> None:
+    with_them, without = spent["with yardsticks"], spent["without"]
+    print(f"all stages: {with_them:.1f} s, without {without:.1f} s ({with_them / without - 1:+.0%})")
+
+
 def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--config", type=Path, default=Path("config.yaml"))
     options.add_argument("--run", default="demo")
+    options.add_argument("--cost", action="store_true", help="what the yardsticks cost, and no table")
     asked = options.parse_args()
     share_the_processor()  # as every command of Spider does, before torch is loaded
     config = load_config(asked.config)
+    if asked.cost:
+        told(cost(config, asked.run))
+        return
     results = Results(Path(config.results))
     rows, figures = in_full(config, asked.run, 1_000_000 if asked.quick else EVERYTHING)
     stages = [
@@ -109,8 +120,7 @@ def main() -> None:
     )
     figures["quarters"] = [q.model_dump() for q in parts]
     spent = figures["seconds"] = cost(config, asked.run)
-    with_them, without = spent["with yardsticks"], spent["without"]
-    print(f"all stages: {with_them:.1f} s, without {without:.1f} s ({with_them / without - 1:+.0%})")
+    told(spent)
     title = (
         f"{last.bytes:,} held-out bytes, {last.copies.copied:.1%} of them in copies of {last.copies.length}"
     )
