@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from spider.config.memory import MemoryConfig
-from spider.memory.table import MATCHED, width
+from spider.memory.table import MATCHED, bucket_bits, place_bits, width
 
 #: Symbols that the figures below are of.
 _TEXT = 23.7e6
@@ -63,8 +63,8 @@ def cost(config: MemoryConfig, text: float) -> Cost:
     """Of a memory of so many symbols."""
     kinds = config.contexts
     rows = {kind: _contexts(kind, text, rare=not 0 < kind < config.rare) for kind in kinds}
-    buckets = sum(4 * 2 ** max(1, min(32, math.ceil(math.log2(max(1.0, n) / 8)))) for n in rows.values())
-    places = 4 * 2 ** max(8, min(32, round(math.log2(text / 1.5))))
+    buckets = sum(4 << bucket_bits(round(n)) for n in rows.values())
+    places = 4 << place_bits(text)
     disk = sum(n * width(kind) for kind, n in rows.items()) + buckets + places + text
     lines = sum(1 + math.ceil(6 * width(kind) / _LINE) for kind in kinds) + 1 + math.ceil(MATCHED / _LINE)
     return Cost(text, disk, _SECONDS * len(kinds) * text, _LINE * lines)

@@ -11,7 +11,6 @@ Opening compares sizes and costs a millisecond; `verify` reads every byte.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shutil
 import tempfile
@@ -142,7 +141,7 @@ def build(
         made = dict(zip(map(name_of, config.contexts), pool.map(one, config.contexts), strict=True))
     text = np.concatenate([np.load(folder / "text.npy") for folder in folders])
     save(output / "text.npy", text)
-    save(output / "last.npy", table.last_places(text, max(8, min(32, round(math.log2(len(text) / 1.5))))))
+    save(output / "last.npy", table.last_places(text, table.place_bits(len(text))))
     names = [f"{name}.{array}.npy" for name in made for array in ("first", "rows")]
     described = MemoryDescription(
         format=MemoryDescription.FORMAT,

@@ -138,6 +138,11 @@ def bucket_bits(contexts: int) -> int:
     return max(1, min(32, int(np.ceil(np.log2(max(1, contexts) / 8)))))
 
 
+def place_bits(symbols: float) -> int:
+    """Top bits of a hash that name its entry in ``last``: two entries for three symbols of the text."""
+    return max(8, min(32, round(np.log2(symbols / 1.5))))
+
+
 def slices(runs: Sequence[Run], size: int) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
     """Runs cut at the same keys, contexts whole, so that few slices hold more than so many pairs."""
     total = sum(len(run()[0]) for run in runs)
