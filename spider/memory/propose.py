@@ -12,7 +12,7 @@ longest first; the two most frequent successors of each context, the last kind f
 successors. A place after a document's end has none.
 
 Shapes: N places, O kinds of contexts that are counted, P orders of pointers (and the match as one more), C
-candidates.
+candidates, W bytes of a proposal.
 """
 
 from __future__ import annotations
@@ -24,29 +24,62 @@ import numpy as np
 from numba import njit
 
 from spider.config.memory import LONGEST_ORDER
-from spider.memory.contexts import contexts_of
+from spider.memory.contexts import of_order, of_words
 from spider.memory.hashes import mixed, power, prefix_hashes
-from spider.memory.layout import PLACES
+from spider.memory.layout import PLACES, Layout
 from spider.memory.symbols import BEGIN, END
-from spider.memory.table import MATCHED, Tables, quantized, width
+from spider.memory.table import MATCHED, Tables, width
 
 #: How far back in its document a pointer looks, in symbols.
 REACH = 1 << 16
 #: How far back a document must be known for that: the context of the farthest place is needed as well.
 BACK = REACH + LONGEST_ORDER
 #: Places whose rows are read at a time.
-_BLOCK = 1 << 8
+_BLOCK = 1 << 9
 #: How far a match is compared, in symbols.
 LONGEST = 64
 
 
 class Span(NamedTuple):
-    """Places of a document whose proposals are asked for."""
+    """Places of a document whose proposals are asked for, one after the other."""
 
     before: int
     """Symbols before the first of them, less one: it is ``text[: before + 1]`` that is followed."""
-    parts: tuple[np.ndarray, ...]
-    """Views of what is to be filled, zeros, in the order of `Layout.parts`, N places each."""
+    row: int
+    """Where the proposals of the first go."""
+    size: int
+
+
+#: q of every distance that a pointer reaches, and of every length of a match.
+_FAR = np.round(8 * np.log2(1.0 + np.arange(REACH + 1))).astype(np.uint8)
+
+
+@njit(nogil=True, cache=True)
+def _places(spans):  # type: ignore[no-untyped-def]
+    """Of all places of spans (n, 3): how many symbols stand before, and the rows where their proposals go."""
+    size = spans[:, 2].sum()
+    places, rows, n = np.empty(size, np.int64), np.empty(size, np.int64), 0
+    for s in range(len(spans)):
+        for k in range(spans[s, 2]):
+            places[n], rows[n] = spans[s, 0] + 1 + k, spans[s, 1] + k
+            n += 1
+    return places, rows
+
+
+@njit(nogil=True, cache=True)
+def _contexts(text, hashes, kinds, spans):  # type: ignore[no-untyped-def]
+    """Of all places of spans the contexts of each kind: (O, N) uint64."""
+    contexts = np.empty((len(kinds), spans[:, 2].sum()), np.uint64)
+    for o in range(len(kinds)):
+        n = 0
+        for s in range(len(spans)):
+            lo, size = spans[s, 0] + 1, spans[s, 2]
+            if kinds[o] > 0:
+                contexts[o, n : n + size] = of_order(text, hashes, kinds[o], lo, lo + size)
+            else:
+                contexts[o, n : n + size] = of_words(text, ~kinds[o], lo, lo + size)
+            n += size
+    return contexts
 
 
 @njit(nogil=True, cache=True)
@@ -72,47 +105,34 @@ def _look_up(contexts, first, table, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _chain(hashes: np.ndarray, order: int) -> np.ndarray:
-    """For each place of a document the latest before it whose symbols may be the same: (N + 1,) int32, 0 for
-    none."""
+def _chains(hashes: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """For each order and place of a document the latest place before it whose symbols may be the same:
+    (P, N + 1) int32, 0 for none."""
     end, bits = len(hashes) - 1, 4
     while 1 << bits < 2 * end:
         bits += 1
-    heads, before, grown = np.zeros(1 << bits, np.int32), np.zeros(end + 1, np.int32), power(order)
-    for i in range(order, end + 1):
-        bucket = mixed(hashes[i - order], hashes[i], grown) >> np.uint64(64 - bits)
-        before[i] = heads[bucket]
-        heads[bucket] = i
-    return before
+    chains = np.zeros((len(orders), end + 1), np.int32)
+    for p in range(len(orders)):
+        order, heads, grown, before = orders[p], np.zeros(1 << bits, np.int32), power(orders[p]), chains[p]
+        for i in range(order, end + 1):
+            bucket = mixed(hashes[i - order], hashes[i], grown) >> np.uint64(64 - bits)
+            before[i] = heads[bucket]
+            heads[bucket] = i
+    return chains
 
 
 @njit(nogil=True, cache=True)
-def _find_pointers(text, hashes, lo, order, before, followed, counts, far):  # type: ignore[no-untyped-def]
-    """Of each place what followed the latest places of its document after the same symbols (n, PLACES), the
-    newest first, how many they are, and how far away the newest is."""
-    grown = power(order)
-    for i in range(max(order, lo + 1), lo + 1 + len(counts)):
-        mine, found, place = hashes[i] - hashes[i - order] * grown, 0, before[i]
-        while place > 0 and found < PLACES and i - place <= REACH:
-            if hashes[place] - hashes[place - order] * grown == mine:
-                followed[i - lo - 1, found] = text[place]
-                if found == 0:
-                    far[i - lo - 1] = i - place
-                found += 1
-            place = before[place]
-        counts[i - lo - 1] = found
-
-
-@njit(nogil=True, cache=True)
-def _find_matches(text, hashes, lo, last, old, after, lengths):  # type: ignore[no-untyped-def]
-    """Of each place what followed the last place of the memory's text after the same symbols, and how many
-    are the same (0: fewer than `MATCHED`)."""
-    n, grown, bits = len(after), power(MATCHED), round(np.log2(len(last)))
-    places = np.zeros(n, np.int64)
-    for i in range(max(lo + 1, MATCHED), lo + 1 + n):
-        places[i - lo - 1] = last[mixed(hashes[i - MATCHED], hashes[i], grown) >> np.uint64(64 - bits)]
-    for i in range(max(lo + 1, MATCHED), lo + 1 + n):
-        place, length = np.int64(places[i - lo - 1]) - 1, 0
+def _match(text, hashes, places, last, old):  # type: ignore[no-untyped-def]
+    """Of each place what followed the last place of the memory's text after the same symbols, `BEGIN` for
+    nothing, and how many are the same (0: fewer than `MATCHED`). In two passes, as `_look_up`."""
+    n, grown, bits = len(places), power(MATCHED), round(np.log2(len(last)))
+    after, lengths, there = np.full(n, BEGIN, np.uint8), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for j in range(n):
+        i = places[j]
+        if i >= MATCHED:
+            there[j] = last[mixed(hashes[i - MATCHED], hashes[i], grown) >> np.uint64(64 - bits)]
+    for j in range(n):
+        i, place, length = places[j], there[j] - 1, 0
         while (
             length < LONGEST
             and length < i
@@ -121,102 +141,131 @@ def _find_matches(text, hashes, lo, last, old, after, lengths):  # type: ignore[
         ):
             length += 1
         if length >= MATCHED and old[place] != BEGIN:
-            after[i - lo - 1], lengths[i - lo - 1] = old[place], length
+            after[j], lengths[j] = old[place], length
+    return after, lengths
+
+
+@njit(nogil=True, cache=True)
+def _point(text, hashes, chains, orders, grown, i, followed, found, far):  # type: ignore[no-untyped-def]
+    """What followed the latest places of the document after the same symbols as before place i (P, PLACES),
+    the newest first, how many they are, and how far away the newest is."""
+    for p in range(len(orders)):
+        found[p] = 0
+        if i < orders[p]:
+            continue
+        mine, place, n = hashes[i] - hashes[i - orders[p]] * grown[p], np.int64(chains[p, i]), 0
+        while place > 0 and n < PLACES and i - place <= REACH:
+            if hashes[place] - hashes[place - orders[p]] * grown[p] == mine:
+                followed[p, n] = text[place]
+                if n == 0:
+                    far[p] = i - place
+                n += 1
+            place = np.int64(chains[p, place])
+        found[p] = n
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _add(symbol, slot, symbols, n):  # type: ignore[no-untyped-def]
-    """Make a symbol a candidate if it is none and there is room; returns how many there are."""
-    if n < len(symbols) and slot[symbol] < 0 and symbol != BEGIN:
-        slot[symbol] = n
-        symbols[n] = symbol
-        n += 1
-    return n
+def _add(symbol, wanted, slot, symbols, n):  # type: ignore[no-untyped-def]
+    """Make a wanted symbol a candidate if it is none and there is room; returns how many there are. Without
+    a branch: no processor could foretell it, and a wrong guess costs more than all else here."""
+    room = len(symbols) - 1
+    new = wanted & (slot[symbol] == room) & (n < room) & (symbol != BEGIN)
+    symbols[n] = symbol
+    slot[symbol] = n if new else slot[symbol]
+    return n + new
 
 
 @njit(nogil=True, cache=True)
-def _choose(i, after, rows, followed, counts, slot, symbols):  # type: ignore[no-untyped-def]
-    """The candidates of place i; returns how many. ``after``: the match's symbol, `BEGIN` for none."""
-    kinds, P = rows.shape[1], counts.shape[1]
-    n = _add(after, slot, symbols, 0)
+def _choose(after, known, followed, found, slot, symbols):  # type: ignore[no-untyped-def]
+    """The candidates of a place of which the tables know (O, width - 2), and one symbol more that is none;
+    returns how many. ``after``: the match's symbol, `BEGIN` for none; ``slot``: of each symbol the number of
+    its candidate, C for none."""
+    kinds, P, room = len(known), len(found), len(symbols) - 1
+    n = _add(after, True, slot, symbols, 0)
     for p in range(P - 1, -1, -1):
-        if counts[i, p] > 0:
-            n = _add(followed[i, p, 0], slot, symbols, n)
+        n = _add(followed[p, 0], found[p] > 0, slot, symbols, n)
     for o in range(kinds - 1, -1, -1):
         for k in range(2, 6, 2):
-            if rows[i, o, k + 1] > 0:
-                n = _add(rows[i, o, k], slot, symbols, n)
+            n = _add(known[o, k], known[o, k + 1] > 0, slot, symbols, n)
     for k in range(1, PLACES):
         for p in range(P - 1, -1, -1):
-            if counts[i, p] > k:
-                n = _add(followed[i, p, k], slot, symbols, n)
+            n = _add(followed[p, k], found[p] > k, slot, symbols, n)
     for o in range(kinds - 1, -1, -1):
         k = 6
-        while n < len(symbols) and k < rows.shape[2] and rows[i, o, k + 1] > 0:
-            n = _add(rows[i, o, k], slot, symbols, n)
+        while n < room and k < known.shape[1] and known[o, k + 1] > 0:
+            n = _add(known[o, k], True, slot, symbols, n)
             k += 2
     return n
 
 
 @njit(nogil=True, cache=True)
-def _tell(i, rows, followed, counts, slot, totals, of_counts, of_places):  # type: ignore[no-untyped-def]
-    """What counts and pointers say of place i's candidates."""
-    kinds, P = rows.shape[1], counts.shape[1]
+def _tell(known, followed, found, slot, line, totals, counts, pointed):  # type: ignore[no-untyped-def]
+    """What counts and pointers say of a place and of its candidates, into a line of zeros, from these bytes
+    on. What they say of other symbols goes behind the last candidate's part: to the beginning of the next one,
+    which is cleared, and to the end of the line."""
+    kinds, columns = len(known), len(found) + 1
     for o in range(kinds):
-        totals[i, o, 0], totals[i, o, 1] = rows[i, o, 0], rows[i, o, 1]
+        line[totals + 2 * o], line[totals + 2 * o + 1] = known[o, 0], known[o, 1]
         k = 2
-        while k < rows.shape[2] and rows[i, o, k + 1] > 0:
-            c = slot[rows[i, o, k]]
-            if c >= 0:
-                of_counts[i, c, o] = rows[i, o, k + 1]
+        while k < known.shape[1] and known[o, k + 1] > 0:
+            line[counts + slot[known[o, k]] * kinds + o] = known[o, k + 1]
             k += 2
-    for p in range(P):
-        for k in range(counts[i, p]):
-            c = slot[followed[i, p, k]]
-            if c >= 0:
-                of_places[i, c, p] |= 1 << k
+    line[pointed : pointed + kinds] = 0
+    for p in range(len(found)):
+        for k in range(found[p]):
+            line[pointed + slot[followed[p, k]] * columns + p] |= 1 << k
 
 
 @njit(nogil=True, cache=True)
-def _assemble(text, lo, rows, followed, counts, far, after, lengths, parts):  # type: ignore[no-untyped-def]
-    """Candidates of all places, and what is said of them."""
-    there, symbols, totals, seen, of_counts, of_places = parts
-    P, slot = counts.shape[1], np.full(END + 1, -1, np.int64)
-    for i in range(len(there)):
-        if text[lo + i] == END:
+def _fill(text, hashes, chains, orders, places, rows, known, matched, out, at):  # type: ignore[no-untyped-def]
+    """Candidates of places, and what is said of them, into ``rows`` of ``out``; ``at``: first byte of each of
+    `Layout.parts`."""
+    P, W, (after, lengths) = len(orders), out.shape[1], matched
+    there, first, totals, seen, counts, pointed = at
+    grown = np.array([power(order) for order in orders])
+    followed, found, far = np.zeros((P, PLACES), np.uint8), np.zeros(P, np.int64), np.zeros(P, np.int64)
+    slot, line = (
+        np.full(END + 1, totals - first, np.int64),
+        np.zeros(W + max(P + 1, known.shape[1]), np.uint8),
+    )
+    symbols = np.zeros(totals - first + 1, np.uint8)
+    for j in range(len(places)):
+        if text[places[j] - 1] == END:
             continue
-        n = there[i, 0] = _choose(i, after[i], rows, followed, counts, slot, symbols[i])
-        _tell(i, rows, followed, counts, slot, totals, of_counts, of_places)
+        line[:] = 0
+        _point(text, hashes, chains, orders, grown, places[j], followed, found, far)
+        n = line[there] = _choose(after[j], known[j], followed, found, slot, symbols)
+        _tell(known[j], followed, found, slot, line, totals, counts, pointed)
         for p in range(P):
-            seen[i, p, 0], seen[i, p, 1] = counts[i, p], quantized(far[i, p])
-        if lengths[i] > 0:
-            seen[i, P, 0], seen[i, P, 1] = 1, quantized(lengths[i])
-            of_places[i, slot[after[i]], P] = 1
+            if found[p] > 0:
+                line[seen + 2 * p], line[seen + 2 * p + 1] = found[p], _FAR[far[p]]
+        if lengths[j] > 0:
+            line[seen + 2 * P], line[seen + 2 * P + 1] = 1, _FAR[lengths[j]]
+            line[pointed + slot[after[j]] * (P + 1) + P] = 1
         for c in range(n):
-            slot[symbols[i, c]] = -1
+            line[first + c] = symbols[c]
+            slot[symbols[c]] = len(symbols) - 1
+        for w in range(W):
+            out[rows[j], w] = line[w]
 
 
-def propose(text: np.ndarray, spans: Sequence[Span], tables: Tables, pointer_orders: Sequence[int]) -> None:
-    """Fill proposals of places of one document: what may follow ``text[:i]``.
+def propose(
+    text: np.ndarray, spans: Sequence[Span], out_NW: np.ndarray, layout: Layout, tables: Tables,
+    pointer_orders: Sequence[int],
+) -> None:  # fmt: skip
+    """Fill proposals of places of one document, zeros so far: what may follow ``text[:i]``.
 
     ``text`` are the document's symbols up to the last place, from its beginning or from `BACK` before the
     first; ``spans`` rise.
     """
-    hashes, P = prefix_hashes(text), len(pointer_orders)
-    chains = [_chain(hashes, order) for order in pointer_orders]
-    for before, parts in spans:
-        n = len(parts[0])
-        contexts = [contexts_of(text, hashes, kind, before + 1, before + 1 + n) for kind in tables.kinds]
-        for a in range(0, n, _BLOCK):
-            part = tuple(one[a : a + _BLOCK] for one in parts)
-            lo, size = before + a, len(part[0])
-            rows = np.zeros((size, len(tables.kinds), max(map(width, tables.kinds)) - 2), np.uint8)
-            for o, (first, table) in enumerate(tables.of):
-                _look_up(contexts[o][a : a + size], first, table, rows[:, o])
-            followed = np.zeros((size, P, PLACES), np.uint8)
-            counts, far = np.zeros((size, P), np.uint8), np.zeros((size, P), np.int32)
-            for p, (order, chain) in enumerate(zip(pointer_orders, chains, strict=True)):
-                _find_pointers(text, hashes, lo, order, chain, followed[:, p], counts[:, p], far[:, p])
-            after, lengths = np.full(size, BEGIN, np.uint8), np.zeros(size, np.int32)
-            _find_matches(text, hashes, lo, tables.last, tables.text, after, lengths)
-            _assemble(text, lo, rows, followed, counts, far, after, lengths, part)
+    hashes, orders, asked = prefix_hashes(text), np.array(pointer_orders), np.array(spans)
+    chains, (places, rows) = _chains(hashes, orders), _places(asked)
+    contexts = _contexts(text, hashes, np.array(tables.kinds), asked)
+    at = tuple(first for first, _ in layout.parts.values())
+    for a in range(0, len(places), _BLOCK):
+        block = slice(a, a + _BLOCK)
+        known = np.zeros((len(places[block]), len(tables.kinds), max(map(width, tables.kinds)) - 2), np.uint8)
+        for o, (first, table) in enumerate(tables.of):
+            _look_up(contexts[o, block], first, table, known[:, o])
+        matched = _match(text, hashes, places[block], tables.last, tables.text)
+        _fill(text, hashes, chains, orders, places[block], rows[block], known, matched, out_NW, at)

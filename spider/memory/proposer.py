@@ -49,8 +49,8 @@ class Proposer:
         starts[0] = inside[-1] if len(inside) else 0
         for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
             at = max(int(start), lo - first)
-            views = self.layout.views(out[at + first - lo : int(end) + first - lo])
-            self._propose(text[start:end], [Span(at - int(start), views)])
+            span = Span(at - int(start), at + first - lo, int(end) - at)
+            self._propose(text[start:end], [span], out)
         return out
 
     def windows(self, shards: Shards, starts: np.ndarray, length: int) -> np.ndarray:
@@ -58,23 +58,22 @@ class Proposer:
 
         A document is read once, from its beginning, for all windows in it.
         """
-        out = np.zeros((len(starts), length, self.layout.width), np.uint8)
+        out = np.zeros((len(starts) * length, self.layout.width), np.uint8)
         pieces = []
         for row, start in enumerate(starts.tolist()):
             column = 0
             while column < length:
                 shard, begin, at, end = shards.document((start + column) % shards.tokens)
                 size = min(length - column, end - at)
-                pieces.append((shard, begin, at, size, row, column))
+                pieces.append((shard, begin, at, size, row * length + column))
                 column += size
         for (shard, begin), group in groupby(sorted(pieces), itemgetter(0, 1)):
             inside = list(group)
             first = max(begin, inside[0][2] - BACK)
-            last = max(at + size for _, _, at, size, _, _ in inside)
-            spans = [Span(at - first, self.layout.views(out[row, column : column + size]))
-                     for _, _, at, size, row, column in inside]  # fmt: skip
-            self._propose(self.symbols[shards.maps[shard][first:last]], spans)
-        return out
+            last = max(at + size for _, _, at, size, _ in inside)
+            spans = [Span(at - first, row, size) for _, _, at, size, row in inside]
+            self._propose(self.symbols[shards.maps[shard][first:last]], spans, out)
+        return out.reshape(len(starts), length, -1)
 
-    def _propose(self, text: np.ndarray, spans: list[Span]) -> None:
-        propose(text, spans, self.memory.tables, self.config.pointers)
+    def _propose(self, text: np.ndarray, spans: list[Span], out_NW: np.ndarray) -> None:
+        propose(text, spans, out_NW, self.layout, self.memory.tables, self.config.pointers)

@@ -22,9 +22,12 @@ TABLES = tables_of(TEXTS, ORDERS, RARE)
 def proposed(document: np.ndarray, candidates: int = 16, spans: list[tuple[int, int]] | None = None):
     """The parts of the proposals of a document's places, all of them or those of some spans."""
     layout = Layout(len(ORDERS), len(POINTERS) + 1, candidates)
-    made = [(lo, np.zeros((hi - lo, layout.width), np.uint8)) for lo, hi in spans or [(0, len(document))]]
-    propose(document, [Span(lo, layout.views(out)) for lo, out in made], TABLES, POINTERS)
-    return np.concatenate([out for _, out in made]), layout
+    spans = spans or [(0, len(document))]
+    rows = np.cumsum([0, *(hi - lo for lo, hi in spans)]).tolist()
+    out = np.zeros((rows[-1], layout.width), np.uint8)
+    asked = [Span(lo, row, hi - lo) for (lo, hi), row in zip(spans, rows, strict=False)]
+    propose(document, asked, out, layout, TABLES, POINTERS)
+    return out, layout
 
 
 # --------------------------------------------------------------------------------------------- the reference
@@ -136,7 +139,7 @@ def test_a_match_is_the_last_of_several_and_is_compared_up_to_64_symbols_back():
     for text, symbol, length in [(b"0123456789abcdef", b"Y", 17), (b"z" * 150, b"\xff", 64)]:
         document = np.frombuffer(bytes([BEGIN]) + text, np.uint8)
         out = np.zeros((len(document), layout.width), np.uint8)
-        propose(document, [Span(0, layout.views(out))], tables, [3])
+        propose(document, [Span(0, 0, len(document))], out, layout, tables, [3])
         last = said(out[-1], layout)
         assert last["symbols"][0] == symbol[0] and last["seen"][-1] == [1, q(length)]
         assert last["places"][0][-1] == 1
