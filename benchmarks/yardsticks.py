@@ -19,9 +19,9 @@ from typing import Any
 
 from common import parser, report, show
 
-from spider.cli.session import share_the_processor
 from spider.config import Config, load_config
 from spider.evaluation.artifact import Evaluation, quarters
+from spider.processes.spinning import share_the_processor
 from spider.results import Results
 
 #: Bytes that no text has, and no sixteenth of it.

@@ -17,8 +17,9 @@ from pathlib import Path
 import click
 
 from spider.cli import data, evaluate, model, train
-from spider.cli.session import FILE, Session, log, share_the_processor
+from spider.cli.session import FILE, Session, log
 from spider.processes.mapped import name_files_that_are_cut
+from spider.processes.spinning import share_the_processor
 from spider.results import write_config
 from spider.version import VERSION
 

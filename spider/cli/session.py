@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -72,16 +71,6 @@ class Session:
         if isinstance(source, HubSource | StreamSource):
             return name, data_digest, f"{source.repo}@{source.revision}"
         return name, data_digest, source.kind
-
-
-def share_the_processor() -> None:
-    """Have OpenMP's threads fall asleep soon when they wait for each other, unless the user said how.
-
-    They spin at every barrier, and where somebody else works on the machine they spin while the thread that
-    they wait for is not even running (``benchmarks/busy.py``). libgomp reads this when torch is loaded.
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "2000"
 
 
 def prepare_torch(threads: int | None, processes: int = 1) -> None:
