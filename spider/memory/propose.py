@@ -201,8 +201,8 @@ def _choose(after, known, followed, found, slot, symbols):  # type: ignore[no-un
 @njit(nogil=True, cache=True)
 def _tell(known, followed, found, slot, line, totals, counts, pointed):  # type: ignore[no-untyped-def]
     """What counts and pointers say of a place and of its candidates, into a line of zeros, from these bytes
-    on. What they say of other symbols goes behind the last candidate's part: to the beginning of the next one,
-    which is cleared, and to the end of the line."""
+    on. What they say of other symbols goes behind the last candidate's part: to the beginning of the next
+    one, which is cleared, and to the end of the line."""
     kinds, columns = len(known), len(found) + 1
     for o in range(kinds):
         line[totals + 2 * o], line[totals + 2 * o + 1] = known[o, 0], known[o, 1]
