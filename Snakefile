@@ -48,8 +48,6 @@ for part, files in parts.items():
 
 
 onstart:
-    if workflow.non_local_exec:
-        sys.executable = checked(one_word, sys.executable)
     write_config(SNAPSHOT, config)
     tracking.open_pipeline(RESULTS, CONFIG)
 

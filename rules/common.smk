@@ -64,10 +64,13 @@ def command(wildcards, output):
     """What the command of every job begins with: the `spider` beside this interpreter, and its configuration.
 
     A scheduler's SIGTERM goes to all processes of a job; the trap has the shell outlive the command, which may
-    be saving. The handlers of a module do not run: there, each job is handed what they would have written.
+    be saving. The handlers of a module do not run: there, each job is handed what they would have written, and
+    so it is here that a job script's interpreter gets a name that it can say.
     It asks for ``output`` because Snakemake does not record a param that does: where a thing lies is no reason
     to make another again.
     """
+    if workflow.non_local_exec:
+        sys.executable = checked(one_word, sys.executable)
     words = [Path(sys.executable).with_name("spider"), "--config", SNAPSHOT]
     if IS_MODULE:
         words += ["--configure", json.dumps({**config, "results": str(RESULTS)})]

@@ -22,11 +22,22 @@ import yaml
 
 from spider.files import read_json
 
-from .conftest import PATIENCE, ROOT, SNAKEMAKE, Workflow, finished, untracked
+from .conftest import PATIENCE, ROOT, Workflow, finished, untracked
 from .slurm import Slurm, queue, running
 
 STEPS = 100
 FIRST = "results/runs/small/first/train.json"
+
+#: Somebody else's workflow.
+MODULE = f"""
+configfile: "config.yaml"
+
+module spider:
+    snakefile: {str(ROOT / "Snakefile")!r}
+    config: config
+
+use rule * from spider
+"""
 
 
 class Cluster(Workflow):
@@ -35,6 +46,8 @@ class Cluster(Workflow):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.profile = folder / "site"
+        self.snakefile, self.python = ROOT / "Snakefile", Path(sys.executable)
+        self.environment: dict[str, str] = {}
         self.options = ["--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "5"]
 
     def site(self, **values: object) -> None:
@@ -48,8 +61,11 @@ class Cluster(Workflow):
 
     def command(self, *arguments: str) -> list[str]:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
-        profile = ["--snakefile", str(ROOT / "Snakefile"), "--workflow-profile", str(self.profile)]
-        return [str(SNAKEMAKE), *profile, *self.options, *arguments]
+        profile = ["--snakefile", str(self.snakefile), "--workflow-profile", str(self.profile)]
+        return [str(self.python), "-m", "snakemake", *profile, *self.options, *arguments]
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        return super().start(*arguments, **self.environment, **environment)
 
     def waits_for(self) -> str:
         return queue()
@@ -95,26 +111,23 @@ def copied(prepared: Workflow, folder: Path, **resources: object) -> Cluster:
 Started = tuple[Cluster, subprocess.Popen[str]]
 
 
+def started_among_spaces(prepared: Workflow, home: Path, **resources: object) -> Cluster:
+    """In a folder with a space in its name, to be started by an environment of such a folder."""
+    (home / "my environment").symlink_to(sys.prefix)
+    cluster = copied(prepared, home / "my project", **resources)
+    cluster.python = home / "my environment/bin/python"
+    cluster.environment = {"XDG_CACHE_HOME": str(home / "cache")}
+    return cluster
+
+
 @pytest.fixture(scope="module")
 def alone(prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """One training on one node, started by an environment and in a folder with spaces in their names.
+    """One training on one node.
 
     Like the next two it is started early, as most of the time is waiting.
     """
-    home = tmp_path_factory.mktemp("alone")
-    cluster = copied(prepared, home / "my project", gpus=1, runtime=60)
-    (home / "my environment").symlink_to(sys.prefix)
-    _, *arguments = cluster.command(FIRST)
-    process = subprocess.Popen(
-        [home / "my environment/bin/python", "-m", "snakemake", *arguments],
-        cwd=cluster.folder,
-        env={**os.environ, "XDG_CACHE_HOME": str(home / "cache")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    return cluster, process
+    cluster = started_among_spaces(prepared, tmp_path_factory.mktemp("alone"), gpus=1, runtime=60)
+    return cluster, cluster.start(FIRST)
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +139,11 @@ def together(alone: Started, prepared: Workflow, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def generic(together: Started, prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """One training sent by `cluster-generic`, with the two files that the documentation shows."""
-    cluster = copied(prepared, tmp_path_factory.mktemp("generic"))
+    """One training of a workflow that has ours as a module, sent by `cluster-generic`, with the two files
+    that the documentation shows."""
+    cluster = started_among_spaces(prepared, tmp_path_factory.mktemp("generic"))
+    cluster.snakefile = cluster.folder / "Snakefile"
+    cluster.snakefile.write_text(MODULE)
     page = (ROOT / "docs/cluster.md").read_text()
     folder = cluster.folder / "profiles/other"
     folder.mkdir(parents=True)
@@ -211,10 +227,12 @@ def test_another_scheduler_is_served_by_the_two_files_that_the_documentation_sho
     assert cluster.receipt("first")["global_step"] == STEPS
 
 
-def test_an_environment_and_a_folder_with_spaces_are_no_obstacle(alone):
-    """Job scripts name the interpreter unquoted: such an environment is called by a link without a space."""
-    cluster, _ = alone
-    output, home = succeeded(alone), cluster.folder.parent
+@pytest.mark.parametrize("started", ["alone", "generic"])
+def test_an_environment_and_a_folder_with_spaces_are_no_obstacle(started, request):
+    """Job scripts name the interpreter unquoted: such an environment is called by a link without a space; in
+    the workflow of somebody else too, who has ours as a module."""
+    cluster, process = request.getfixturevalue(started)
+    output, home = succeeded((cluster, process)), cluster.folder.parent
     (link,) = (home / "cache/spider/environments").iterdir()
     assert os.readlink(link) == str(home / "my environment") and f"call this environment by {link}" in output
     assert cluster.receipt("first")["global_step"] == STEPS
