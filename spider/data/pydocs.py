@@ -182,21 +182,8 @@ def is_prose(paragraph: str) -> bool:
         return False
     words = WORD.findall(paragraph)
     letters = sum(map(len, words)) + paragraph.count(" ")
-    common = sum(word.lower() in COMMON_WORDS for word in words)
+    common = sum(map(COMMON_WORDS.__contains__, " ".join(words).lower().split()))
     return letters >= 0.8 * len(paragraph) and common >= 0.2 * len(words)
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Garbage is not looked for: a syntax tree is many objects and no cycles, and looking is a fifth of the
-    time that parsing takes."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def module_texts(source: bytes, name: str) -> Iterator[tuple[str, str]]:
@@ -207,8 +194,7 @@ def module_texts(source: bytes, name: str) -> Iterator[tuple[str, str]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # other people's invalid escapes
-            with no_collection():
-                tree = ast.parse(source)
+            tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return  # templates and files for other Python versions
     stack: list[tuple[str, Any]] = [(name, tree)]
@@ -287,6 +273,19 @@ class Harvest:
         return "\n\n".join(kept)
 
 
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Garbage is not looked for: syntax trees are many objects and no cycles, and looking is a fifth of the
+    time that harvesting takes."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
     """Harvest one piece of the embedded corpus into a parquet of FineWeb-Edu's columns.
 
@@ -300,14 +299,15 @@ def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
     versions = {"python": platform.python_version(), **{name: d.version for name, d in distributions.items()}}
     harvest = Harvest()
     rows: list[dict[str, Any]] = []
-    for file in sorted(files, key=lambda f: (f.package, f.relative)):
-        for i, text in enumerate(harvest.documents(file)):
-            raw = text.encode("utf-8", "replace")  # lone surrogates of escape sequences
-            where = f"{file.package}/{file.relative}"
-            row = {"text": raw.decode("utf-8"), "file_path": where, "token_count": len(raw), **CONSTANT}
-            row["id"] = hashlib.blake2b(f"{where}#{i}".encode(), digest_size=16).hexdigest()
-            row["url"] = f"pydocs:{file.package}=={versions[file.package]}/{file.relative}#{i}"
-            rows.append(row)
+    with no_collection():
+        for file in sorted(files, key=lambda f: (f.package, f.relative)):
+            for i, text in enumerate(harvest.documents(file)):
+                raw = text.encode("utf-8", "replace")  # lone surrogates of escape sequences
+                where = f"{file.package}/{file.relative}"
+                row = {"text": raw.decode("utf-8"), "file_path": where, "token_count": len(raw), **CONSTANT}
+                row["id"] = hashlib.blake2b(f"{where}#{i}".encode(), digest_size=16).hexdigest()
+                row["url"] = f"pydocs:{file.package}=={versions[file.package]}/{file.relative}#{i}"
+                rows.append(row)
     harvested = {name: versions[name] for name in sorted({f.package for f in files})}
     made_of = json.dumps({"piece": f"{piece}/{pieces}", "packages": harvested})
     with replacing(output) as beside:
