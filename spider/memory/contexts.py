@@ -79,7 +79,8 @@ def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
                 if length > LONG:
                     known = 0
                 elif length > 0:
-                    before[1:] = before[:-1].copy()
+                    for k in range(words, 0, -1):
+                        before[k] = before[k - 1]
                     before[0] = word
                     known += 1
                 current, length, inside, blank = _NONE, 0, True, False

@@ -55,31 +55,29 @@ _FAR = np.round(8 * np.log2(1.0 + np.arange(REACH + 1))).astype(np.uint8)
 
 
 @njit(nogil=True, cache=True)
-def _places(spans):  # type: ignore[no-untyped-def]
+def _places(spans, places, rows):  # type: ignore[no-untyped-def]
     """Of all places of spans (n, 3): how many symbols stand before, and the rows where their proposals go."""
-    size = spans[:, 2].sum()
-    places, rows, n = np.empty(size, np.int64), np.empty(size, np.int64), 0
+    n = 0
     for s in range(len(spans)):
         for k in range(spans[s, 2]):
             places[n], rows[n] = spans[s, 0] + 1 + k, spans[s, 1] + k
             n += 1
-    return places, rows
 
 
 @njit(nogil=True, cache=True)
-def _contexts(text, hashes, kinds, spans):  # type: ignore[no-untyped-def]
+def _contexts(text, hashes, kinds, spans, contexts):  # type: ignore[no-untyped-def]
     """Of all places of spans the contexts of each kind: (O, N) uint64."""
-    contexts = np.empty((len(kinds), spans[:, 2].sum()), np.uint64)
     for o in range(len(kinds)):
         n = 0
         for s in range(len(spans)):
-            lo, size = spans[s, 0] + 1, spans[s, 2]
+            lo, hi = spans[s, 0] + 1, spans[s, 0] + 1 + spans[s, 2]
             if kinds[o] > 0:
-                contexts[o, n : n + size] = of_order(text, hashes, kinds[o], lo, lo + size)
+                found = of_order(text, hashes, kinds[o], lo, hi)
             else:
-                contexts[o, n : n + size] = of_words(text, ~kinds[o], lo, lo + size)
-            n += size
-    return contexts
+                found = of_words(text, ~kinds[o], lo, hi)
+            for k in range(len(found)):
+                contexts[o, n + k] = found[k]
+            n += len(found)
 
 
 @njit(nogil=True, cache=True)
@@ -126,9 +124,10 @@ def _match(text, hashes, places, last, old):  # type: ignore[no-untyped-def]
     """Of each place what followed the last place of the memory's text after the same symbols, `BEGIN` for
     nothing, and how many are the same (0: fewer than `MATCHED`). In two passes, as `_look_up`."""
     n, grown, bits = len(places), power(MATCHED), round(np.log2(len(last)))
-    after, lengths, there = np.full(n, BEGIN, np.uint8), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    after, lengths, there = np.empty(n, np.uint8), np.zeros(n, np.int64), np.zeros(n, np.int64)
     for j in range(n):
         i = places[j]
+        after[j] = BEGIN
         if i >= MATCHED:
             there[j] = last[mixed(hashes[i - MATCHED], hashes[i], grown) >> np.uint64(64 - bits)]
     for j in range(n):
@@ -164,7 +163,7 @@ def _point(text, hashes, chains, orders, grown, i, followed, found, far):  # typ
         found[p] = n
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True)
 def _add(symbol, wanted, slot, symbols, n):  # type: ignore[no-untyped-def]
     """Make a wanted symbol a candidate if it is none and there is room; returns how many there are. Without
     a branch: no processor could foretell it, and a wrong guess costs more than all else here."""
@@ -210,7 +209,8 @@ def _tell(known, followed, found, slot, line, totals, counts, pointed):  # type:
         while k < known.shape[1] and known[o, k + 1] > 0:
             line[counts + slot[known[o, k]] * kinds + o] = known[o, k + 1]
             k += 2
-    line[pointed : pointed + kinds] = 0
+    for o in range(kinds):
+        line[pointed + o] = 0
     for p in range(len(found)):
         for k in range(found[p]):
             line[pointed + slot[followed[p, k]] * columns + p] |= 1 << k
@@ -232,7 +232,8 @@ def _fill(text, hashes, chains, orders, places, rows, known, matched, out, at): 
     for j in range(len(places)):
         if text[places[j] - 1] == END:
             continue
-        line[:] = 0
+        for w in range(len(line)):
+            line[w] = 0
         _point(text, hashes, chains, orders, grown, places[j], followed, found, far)
         n = line[there] = _choose(after[j], known[j], followed, found, slot, symbols)
         _tell(known[j], followed, found, slot, line, totals, counts, pointed)
@@ -259,8 +260,10 @@ def propose(
     first; ``spans`` rise.
     """
     hashes, orders, asked = prefix_hashes(text), np.array(pointer_orders), np.array(spans)
-    chains, (places, rows) = _chains(hashes, orders), _places(asked)
-    contexts = _contexts(text, hashes, np.array(tables.kinds), asked)
+    kinds, chains, size = np.array(tables.kinds), _chains(hashes, orders), sum(span.size for span in spans)
+    places, rows, contexts = *np.empty((2, size), np.int64), np.empty((len(kinds), size), np.uint64)
+    _places(asked, places, rows)
+    _contexts(text, hashes, kinds, asked, contexts)
     at = tuple(first for first, _ in layout.parts.values())
     for a in range(0, len(places), _BLOCK):
         block = slice(a, a + _BLOCK)
