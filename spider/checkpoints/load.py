@@ -7,17 +7,15 @@ receipt. Every file is hashed before anything of it is used.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import torch
-import torch.distributed.checkpoint as dcp
 from pydantic import ValidationError
+from safetensors import safe_open
 from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from spider import files
 from spider.checkpoints.records import (
@@ -36,15 +34,13 @@ from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import Model
+from spider.processes.parallel import own_part
 from spider.results import Results, StageFolder, root_of
 
 if TYPE_CHECKING:
     from spider.memory.proposer import Proposer
 
 log = logging.getLogger(__name__)
-
-# One process is what `no_dist` says; the reminder would come with every save.
-warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
 
 #: Before the names of averaged weights.
 AVERAGE = "ema."
@@ -142,7 +138,7 @@ class Checkpoint:
         self.load_into(model_tensors(model))
         if isinstance(self.manifest, Manifest) and self.manifest.averaged_weights:
             averaged = {AVERAGE + name: p.detach() for name, p in model.named_parameters()}
-            dcp.load(averaged, storage_reader=self._reader(), no_dist=True)
+            self._copy_into(averaged)
         model.proposer = self._proposer(model)
         return model.eval()
 
@@ -184,26 +180,37 @@ class Checkpoint:
         prefix = "" if self.exported else "model."
         if self.exported:
             tensors = {n.removeprefix("model."): t for n, t in tensors.items()}
-        reader = self._reader()
-        saved = reader.read_metadata().state_dict_metadata
+        saved = self.saved()
         wrong = [f"it has no {name}" for name in tensors if name not in saved]
         wrong += [f"this model has no {n}" for n in saved if n.startswith(prefix) and n not in tensors]
         for name in tensors.keys() & saved.keys():
-            there, here = list(getattr(saved[name], "size", ())), list(tensors[name].shape)
-            if there != here:
+            if (there := saved[name]) != (here := list(tensors[name].shape)):
                 wrong.append(f"{name} is {there} there and {here} in this model")
         if wrong:
             raise CheckpointError(f"{self.path}: a checkpoint of another architecture: {some(sorted(wrong))}")
-        dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+        self._copy_into(tensors)
 
     def holds_optimizer(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether it has exactly this optimizer state (names; another optimizer has others)."""
-        saved = self._reader().read_metadata().state_dict_metadata
-        here, there = ({n for n in names if n.startswith("optimizer.")} for names in (tensors, saved))
+        here, there = ({n for n in names if n.startswith("optimizer.")} for names in (tensors, self.saved()))
         return here == there
 
-    def _reader(self) -> HuggingFaceStorageReader:
-        return HuggingFaceStorageReader(str(self.path))
+    def saved(self) -> dict[str, list[int]]:
+        """The shapes of all tensors in it, by their names."""
+        shapes: dict[str, list[int]] = {}
+        for path in sorted(self.path.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        return shapes
+
+    def _copy_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """What is saved under these names, of tensors that are cut the part that this process holds."""
+        for path in sorted(self.path.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                for name in tensors.keys() & file.keys():
+                    part, where = own_part(tensors[name])
+                    if part.numel():  # of few rows, some processes have none
+                        part.copy_(file.get_slice(name)[where] if where else file.get_tensor(name))
 
 
 def damage(path: Path, manifest: Manifest | Exported, *, quick: bool = False) -> list[str]:

@@ -18,6 +18,8 @@ from spider.config import Fp8Recipe, StageSpec
 from spider.errors import CheckpointError, TrainingError
 
 MANIFEST = "manifest.json"
+#: Which tensor lies in which file.
+INDEX = "model.safetensors.index.json"
 EXPORTED = "config.json"
 #: Of an exported folder, the folder of the memory that its model reads.
 MEMORY = "memory"

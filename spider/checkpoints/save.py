@@ -1,17 +1,17 @@
 """Checkpoints on disk: directories that are whole or absent, and free of code; written here, read by `load`.
 
     checkpoints/step-00000100/
-        model-00001-of-00002.safetensors    the weights, written by torch.distributed.checkpoint (DCP)
+        model-00001-of-00002.safetensors    the weights
         model-00002-of-00002.safetensors    the optimizer's state
         model.safetensors.index.json        which tensor lies in which file
         manifest.json                       written last: step, spec, ..., the hashes of the files and its own
 
 Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``; where a stage averages its
-weights, the average stands in a third file as ``ema.{parameter}``, and is what is evaluated. They go
-through DCP (so that each of several processes reads only its slices) but through its safetensors storage, not
-its default one: the default keeps its index in ``.metadata``, which DCP reads with a plain ``pickle.load``,
-and that would run whatever a checkpoint someone gave you says. One process writes, whole tensors: a
-checkpoint does not tell how many trained.
+weights, the average stands in a third file as ``ema.{parameter}``, and is what is evaluated. One process
+writes, whole tensors, and each of several reads only its slices: a checkpoint does not tell how many trained.
+torch's own package for that (DCP) would do both, but its import takes as long as that of half of torch, in
+every job, and its default storage keeps an index in a pickle, which would run whatever a checkpoint that
+someone gave you says.
 
 A checkpoint is written into a hidden sibling, flushed to disk, and renamed. It is deleted the other way
 round: renamed to a hidden name, then removed. So whatever the moment of a kill, a directory named
@@ -25,7 +25,6 @@ next (pinned, for a GPU copies into such memory several times as fast).
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -34,14 +33,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from spider import files
 from spider.checkpoints.load import AVERAGE, Checkpoint
-from spider.checkpoints.records import MANIFEST, Manifest, step_of, steps
+from spider.checkpoints.records import INDEX, MANIFEST, Manifest, step_of, steps
 from spider.config import StageSettings
 from spider.errors import CheckpointError
 from spider.processes.parallel import whole
@@ -135,34 +133,24 @@ def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> C
 
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """One DCP save; a failure inside it surfaces as the OSError that caused it."""
-    file_of: dict[str, int] = {}
-    index, filled, previous = 1, 0, ""
+    """Each kind of tensors into files of its own, and which lies where into their index."""
+    parts: list[dict[str, Tensor]] = []
+    filled, previous = 0, ""
     for name, tensor in tensors.items():
         kind = name.partition(".")[0]
-        if filled and (filled + tensor.nbytes > _FILE_BYTES or kind != previous):
-            index, filled = index + 1, 0
-        file_of[name], filled, previous = index, filled + tensor.nbytes, kind
-    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=file_of)
-    try:
-        dcp.save(dict(tensors), storage_writer=writer, no_dist=True)
-    except dcp.CheckpointException as error:
-        causes = (failure for failure, _ in error.failures.values() if isinstance(failure, Exception))
-        raise next(causes, CheckpointError(str(error))) from error
-    for file in folder.glob("*.safetensors"):
-        _sort_header(file)
-
-
-def _sort_header(file: Path) -> None:
-    """Equal states give equal files: safetensors writes its free-form metadata in random order."""
-    with open(file, "r+b") as f:
-        length = int.from_bytes(f.read(8), "little")
-        header = json.loads(f.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
-        assert len(text) == length, "the sorted header has another length"
-        f.seek(8)
-        f.write(text)
+        if kind != previous or filled + tensor.nbytes > _FILE_BYTES:
+            parts.append({})
+            filled = 0
+        parts[-1][name] = tensor.contiguous()
+        filled, previous = filled + tensor.nbytes, kind
+    file_of: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        # Not `save_file`, which makes an error of its own of what the file system says.
+        (folder / file).write_bytes(safetensors.torch.save(part))
+        file_of |= dict.fromkeys(part, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    files.write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": file_of})
 
 
 def seal(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -98,6 +98,16 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_cut(tensor) else tensor
 
 
+def own_part(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """The slice that this process holds, and where in the whole it stands: () for all of it."""
+    if not is_cut(tensor):
+        return tensor, ()
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    cut = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return local(tensor), tuple(slice(at, at + size) for size, at in zip(*cut, strict=True))
+
+
 def cut_like(slice_: Tensor, pattern: Tensor) -> Tensor:
     """The tensor of which ``slice_`` is this process's, if it is cut along its first axis as ``pattern`` is:
     it has as many rows as `local` of the pattern; other axes as they like."""
