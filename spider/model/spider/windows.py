@@ -1,0 +1,98 @@
+"""Where the windows of a batch lie among the core's rows.
+
+The core has no row for a patch that is not there: the windows' patches stand one behind the other in a flat
+buffer of M rows, and what the buffer has beyond them is spare. Everything that looks at one row alone runs on
+it as it is. Attention keeps windows apart by their offsets where there is a kernel for that, and elsewhere
+spreads them out, B windows as long as the longest, for its product alone.
+
+Moves between the two forms are gathers, and so are their gradients: the ends of shorter windows repeat
+their last row, receive nothing and are never read back. No window ever holds another's row.
+
+Shapes: B windows, L rows of the longest, M rows of the buffer, S sequences, D features.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Windows(NamedTuple):
+    """See `lay_out` and `equal_windows`."""
+
+    count: int
+    """B."""
+    longest: int
+    """L, or more."""
+    number_M: Tensor
+    """A row's number in its window (int64), below L; any in spare rows."""
+    valid_M: Tensor
+    """Which rows are a window's."""
+    offset_S: Tensor | None = None
+    """Where each sequence begins, and the last one's end (int32): the windows, then the spare rows in pieces
+    of at most L, that there is no row outside. None where all windows have L rows."""
+    row_P: Tensor | None = None
+    """The row in each of the B L places of the spread form, and whether the place is its own."""
+    own_P: Tensor | None = None
+    place_M: Tensor | None = None
+    """The place of each row."""
+
+    def spread(self, x_MD: Tensor) -> Tensor:
+        """The windows beside each other, (B, L, D)."""
+        if self.row_P is not None:
+            x_MD = taken(x_MD, self.row_P, self.place_M, self.valid_M)
+        return x_MD.unflatten(0, (self.count, self.longest))
+
+    def gather(self, x_BLD: Tensor) -> Tensor:
+        """The rows again, (M, D); spare ones repeat some other."""
+        x_PD = x_BLD.flatten(0, 1)
+        return x_PD if self.row_P is None else taken(x_PD, self.place_M, self.row_P, self.own_P)
+
+
+def taken(x: Tensor, there: Tensor, back: Tensor, real: Tensor) -> Tensor:
+    """``x[there]``, of whose rows those of which anything is used are all different: row n of ``x``, where
+    ``real``, gets its gradient from ``back[n]``. So nothing is added up, in whatever order."""
+    return _Taken.apply(x, there, back, real)
+
+
+class _Taken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor, real: Tensor) -> Tensor:
+        ctx.save_for_backward(back, real)
+        return x.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        back, real = ctx.saved_tensors
+        unused = ~real.view(-1, *(1 for _ in grad.shape[1:]))
+        return grad.index_select(0, back).masked_fill(unused, 0), None, None, None
+
+
+def equal_windows(count: int, longest: int, device: torch.device) -> Windows:
+    """So many windows of one length, and no spare row."""
+    number_M = torch.arange(longest, device=device).repeat(count)
+    return Windows(count, longest, number_M, torch.ones_like(number_M, dtype=torch.bool))
+
+
+def lay_out(rows_B: Tensor, rows: int, longest: int) -> Windows:
+    """Windows of ``rows_B`` rows, one to ``longest`` each, in a buffer of M = ``rows``, their sum or more."""
+    device, B = rows_B.device, len(rows_B)
+    end_B = rows_B.cumsum(0)
+    begin_B, total = end_B - rows_B, end_B[-1:]
+    m_M, l_L = torch.arange(rows, device=device), torch.arange(longest, device=device)
+    window_M = torch.searchsorted(end_B, m_M, right=True).clamp(max=B - 1)
+    number_M = (m_M - begin_B[window_M]).clamp(max=longest - 1)
+    spare_S = total + longest * torch.arange(1, -(-(rows - B) // longest) + 1, device=device)
+    offset_S = torch.cat([begin_B, total, spare_S.clamp(max=rows)]).to(torch.int32)
+    return Windows(
+        count=B,
+        longest=longest,
+        number_M=number_M,
+        valid_M=m_M < total,
+        offset_S=offset_S,
+        row_P=(begin_B[:, None] + l_L.minimum(rows_B[:, None] - 1)).flatten(),
+        own_P=(l_L < rows_B[:, None]).flatten(),
+        place_M=longest * window_M + number_M,
+    )
