@@ -14,7 +14,7 @@ gradient "would the previous patch have served better?".
 A window of T bytes has ``ceil(T * capacity)`` patches at the most, whatever its text; further boundaries are
 ignored, which is causal, and counted. The patches of a batch, of each window the null patch first, lie one
 behind the other in a flat buffer, the rows of the core (`spider.model.spider.windows`). How many rows: where
-shapes may vary and nobody waits for a device, as many as there are patches, to a multiple of 16; in training
+shapes may vary and nobody waits for a device, about as many as there are patches; in training
 elsewhere the static number that a batch at the wanted rate fills with some to spare (`Chunker.rows`). What
 does not fit that is ignored and counted too: the patches that close last, at the same byte those of later
 windows, so that whether one is kept depends on no later byte.
@@ -38,12 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.segment_sum import (
-    segment_expand,
-    segment_expand_torch,
-    segment_sum,
-    segment_sum_torch,
-)
+from kernels.segment_sum import segment_expand, segment_expand_torch, segment_sum, segment_sum_torch
 from kernels.switch import use_triton
 from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay, rms_norm, wide
 from spider.model.spider.config import BoundaryConfig
@@ -55,6 +50,9 @@ from spider.tokens import BYTES
 _INITIAL_SPREAD = 4.0
 #: Numbers of rows are multiples of this: what a product in fp8 asks for, and few different shapes on a CPU.
 _ROWS = 16
+#: Windows that fill such a share of the rows that they had at the longest one's length, have that length:
+#: attention then moves none.
+_NEARLY_FULL = 0.9
 
 
 @dataclass
@@ -195,8 +193,7 @@ class Chunker(nn.Module):
         b_BT = self._boundaries(tokens_BT, h_BTD)
         hard_BT = b_BT.detach() > 0.5
         windows, kept_BT, slot_BT = self._admit(hard_BT)
-        begin_B1 = (slot_BT[:, -1:] + 1).cumsum(0) - slot_BT[:, -1:] - 1
-        row_BT, number_M = begin_B1 + slot_BT, windows.number_M
+        row_BT, number_M = windows.begin_B[:, None] + slot_BT, windows.number_M
         # Rows ascend with the bytes: the first byte at which one is reached closes its patch.
         m_S = torch.arange(len(number_M) + 1, device=h_BTD.device)
         edge_S = torch.searchsorted(row_BT.flatten(), m_S)
@@ -218,21 +215,22 @@ class Chunker(nn.Module):
         """Which of the boundaries close a patch, and how many have at each byte, (B, T) both."""
         (B, T), capacity = hard_BT.shape, self.capacity(hard_BT.shape[1])
         order_BT = hard_BT.long().cumsum(1)
-        kept_BT, slot_BT, most = hard_BT & (order_BT <= capacity), order_BT.clamp(max=capacity), capacity + 1
+        kept_BT, slot_BT, longest = (
+            hard_BT & (order_BT <= capacity),
+            order_BT.clamp(max=capacity),
+            capacity + 1,
+        )
         if not shapes_are_static(hard_BT, self.training):
             rows_B = slot_BT[:, -1] + 1
             longest, total = torch.stack([rows_B.max(), rows_B.sum()]).tolist()
-            if total == B * longest:
-                return equal_windows(B, longest, hard_BT.device), kept_BT, slot_BT
-            return lay_out(rows_B, -(-total // _ROWS) * _ROWS, longest), kept_BT, slot_BT
-        if self.config.kind == "fixed":
-            return equal_windows(B, most, hard_BT.device), kept_BT, slot_BT
-        rows = self.rows(B, T) if self.training else B * most
-        if rows < B * most:
+            rows = B * longest if total > _NEARLY_FULL * B * longest else -(-total // _ROWS) * _ROWS
+            return lay_out(rows_B, rows, longest), kept_BT, slot_BT
+        rows = self.rows(B, T) if self.training else B * longest
+        if rows < B * longest:
             rank_BT = kept_BT.T.flatten().cumsum(0).view(T, B).T
             kept_BT = kept_BT & (rank_BT <= rows - B)
             slot_BT = kept_BT.long().cumsum(1)
-        return lay_out(slot_BT[:, -1] + 1, rows, most), kept_BT, slot_BT
+        return lay_out(slot_BT[:, -1] + 1, rows, longest), kept_BT, slot_BT
 
     def down(self, h_BTD: Tensor, patches: Patches) -> Tensor:
         """Mean of each patch's bytes in float32, the null patch first in its window, normalised: (M, D)."""

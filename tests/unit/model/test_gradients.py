@@ -26,8 +26,8 @@ B, T, D, EPS = 2, 5, 6, 1e-6
 HEADS = {"heads": 2, "nope_dim": 2, "rope_dim": 4, "v_dim": 3, "kv_lora_rank": 4}
 ROPE = rope_table(T, 4, 1e4, torch.device("cpu"))
 TOKENS = torch.tensor([list(b"a b c"), list(b"de fg")])
-#: Windows of five and three rows, the null patch in front; the last two rows are spare.
-WINDOWS = lay_out(torch.tensor([5, 3]), B * T, T)
+#: Windows of four and three rows, the null patch in front; the last three rows are spare.
+WINDOWS = lay_out(torch.tensor([4, 3]), B * T, 4)
 FILLED = WINDOWS.valid_M & (WINDOWS.number_M > 0)
 CLOSE = torch.arange(B * T)
 
@@ -41,7 +41,7 @@ def attention() -> tuple[nn.Module, Function]:
 
 def core_attention() -> tuple[nn.Module, Function]:
     part = LatentAttention(D, AttentionConfig(**HEADS), EPS)
-    return part, lambda x: part(x.flatten(0, 1), ROPE, WINDOWS)[WINDOWS.valid_M]
+    return part, lambda x: part(x.flatten(0, 1), ROPE.part(0, 4), WINDOWS)[WINDOWS.valid_M]
 
 
 def chunker() -> tuple[nn.Module, Function]:
@@ -112,7 +112,7 @@ def core_layer() -> tuple[nn.Module, Function]:
     def layer(x: Tensor) -> Tensor:
         assert part.engram is not None
         memory = part.engram.read(TOKENS, CLOSE, FILLED)
-        return part(x.flatten(0, 1), ROPE, WINDOWS, memory)[0][WINDOWS.valid_M]
+        return part(x.flatten(0, 1), ROPE.part(0, 4), WINDOWS, memory)[0][WINDOWS.valid_M]
 
     return part, layer
 
