@@ -6,8 +6,8 @@ it as it is. Attention keeps windows apart by their offsets where there is a ker
 spreads them out, B windows as long as the longest, for its product alone.
 
 Moves between the two forms are gathers, and so are their gradients: the ends of shorter windows repeat
-their last row, receive nothing and are never read back. No window ever holds another's row. A buffer with room
-for all windows at the longest one's length has that form already, each window's spare rows behind its own.
+their last row, receive nothing and are never read back. No window ever holds another's row. A buffer with
+room for all windows at the longest one's length has that form already, each one's spare rows behind its own.
 
 Shapes: B windows, L rows of the longest, M rows of the buffer, S sequences, P = B L places, D features.
 """
