@@ -2,7 +2,9 @@
 
 Two forward passes of one shape are compared row by row: one over copies of a window, one over copies of which
 row t is changed at place t. In float64 no product's last bit depends on the other rows of a batch of the same
-shape, so that "does not see" means bit-equal.
+shape, so that "does not see" means bit-equal where shapes are static, as in training on a GPU. Where the core
+has as many rows as there are patches, a changed byte changes that number, and the order of sums with it:
+there it means equal but for the last bits.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from small import SWITCHES, randomised, small_config
 from torch import Tensor
 
 from spider.config import merged
+from spider.model.spider import chunking
 from spider.model.spider.attention import LatentAttention, rope_table
 from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import AttentionConfig, BoundaryConfig
@@ -65,17 +68,26 @@ def changed_at_each_place(window_T: Tensor, turn: int) -> Tensor:
     return changed_TT
 
 
-def assert_causal(before_BT: Tensor, after_BT: Tensor, what: str) -> None:
-    """Row t of ``after_BT...``, changed at place t, equals ``before_BT...`` to the bit up to there, no
-    further."""
-    same_BT = (before_BT == after_BT).flatten(2).all(2)
+def assert_causal(before_BT: Tensor, after_BT: Tensor, what: str, off: float = 0.0) -> None:
+    """Row t of ``after_BT...``, changed at place t, equals ``before_BT...`` to the bit up to there, or is at
+    most ``off``; no further."""
+    same_BT = ((before_BT - after_BT).abs() <= off).flatten(2).all(2)
     for t, same_T in enumerate(same_BT):
         assert same_T[:t].all(), f"{what}: place {int((~same_T).nonzero()[0])} sees place {t}"
         assert not same_T[t], f"{what}: place {t} has no influence on its own output"
 
 
+@pytest.fixture(params=["static", "as many rows as patches"])
+def off(request, monkeypatch) -> float:
+    """How the number of rows is chosen, and how far equal results may be off then."""
+    static = request.param == "static"
+    monkeypatch.setattr(chunking, "shapes_are_static", lambda x, training: static)
+    return 0.0 if static else 1e-11
+
+
 @pytest.mark.parametrize("cut", CUTS)
-def test_no_logit_sees_a_later_byte_whatever_is_on(make, cut):
+def test_no_logit_sees_a_later_byte_whatever_is_on(make, monkeypatch, cut):
+    monkeypatch.setattr(chunking, "shapes_are_static", lambda x, training: True)
     overflow = []
     for turn, others in enumerate(product(*OTHERS)):
         changes: dict[str, Any] = {"boundary": CUTS[cut]}
@@ -91,23 +103,26 @@ def test_no_logit_sees_a_later_byte_whatever_is_on(make, cut):
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_in_training_neither(make, switch):
-    model = make(**SWITCHES[switch]).double().train()
+def test_in_training_neither(make, switch, off):
+    # A static number of rows that no change of a byte exhausts for other windows.
+    roomy = {"boundary": {"capacity": 1.0, "spare": 2.4}}
+    model = make(**merged(roomy, SWITCHES[switch])).double().train()
 
     def run(tokens_BT: Tensor) -> Tensor:
         torch.manual_seed(3)  # the same boundary noise
         return model(tokens_BT).logits.detach()
 
     for turn in range(3):
-        assert_causal(run(WINDOW.repeat(T, 1)), run(changed_at_each_place(WINDOW, turn)), switch)
+        assert_causal(run(WINDOW.repeat(T, 1)), run(changed_at_each_place(WINDOW, turn)), switch, off)
 
 
-def test_a_row_does_not_depend_on_the_others_of_its_batch(make):
+def test_a_row_does_not_depend_on_the_others_of_its_batch(make, off):
     model, rows = make().double().eval(), changed_at_each_place(WINDOW, 0)
     with torch.no_grad():
         among_others = model(rows).logits
         for t in (0, 11, T - 1):
-            assert torch.equal(model(rows[t].repeat(T, 1)).logits[t], among_others[t])
+            alone = model(rows[t].repeat(T, 1)).logits[t]
+            torch.testing.assert_close(alone, among_others[t], rtol=0, atol=off)
 
 
 # ------------------------------------------------------------------------------------- each part alone
