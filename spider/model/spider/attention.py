@@ -88,9 +88,10 @@ def takes_offsets(q: Tensor, heads: AttentionConfig, windows: Windows) -> bool:
 
 def attention_by_offsets(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, windows: Windows) -> Tensor:
     """`causal_attention` within each of the windows, which lie one behind the other; (M, H, d)."""
-    ends = windows.offset_S, windows.offset_S, windows.longest, windows.longest
-    out_MHV = varlen_attn(q_MHK, k_MHK, v_MHK, *ends, window_size=(-1, 0))
-    assert isinstance(out_MHV, Tensor), "nothing else was asked for"
+    offset_S, longest = windows.offset_S, windows.longest
+    assert offset_S is not None, "windows of one length are not asked for here"
+    out_MHV = varlen_attn(q_MHK, k_MHK, v_MHK, offset_S, offset_S, longest, longest, window_size=(-1, 0))
+    assert isinstance(out_MHV, Tensor), "nothing but the result was asked for"
     return out_MHV
 
 
