@@ -32,6 +32,7 @@ from kernels.grouped_mm_fp8 import grouped_mm_fp8
 from kernels.normalize_weight import normalize_weight, normalize_weight_torch
 from kernels.reduce_fused import reduce_fused, reduce_fused_torch
 from kernels.route import route, route_torch
+from kernels.segment_sum import segment_sum, segment_sum_torch
 from kernels.topk_gate import topk_gate, topk_gate_torch
 from spider.model.spider.config import EngramConfig, MoEConfig
 from spider.model.spider.engram import multiplier, primes_from
@@ -182,6 +183,15 @@ def memory_gate(s: Shape, device: torch.device) -> Op:
     return Op(engram_gate, engram_gate_torch, arguments, 14 * s.N * s.D, 24 * s.N * s.D)
 
 
+def patch_sums(s: Shape, device: torch.device) -> Op:
+    """Of N bytes, four a patch, in float32 as the stream is."""
+    x_ND = torch.randn(s.N, s.D, device=device, requires_grad=True)
+    patch_N = torch.arange(s.N, device=device) // 4
+    edge = torch.arange(s.N // 4 + 1, device=device) * 4
+    moved = 4 * (s.N + s.N // 4) * s.D
+    return Op(segment_sum, segment_sum_torch, (x_ND, patch_N, edge), moved, moved)
+
+
 def cast_rows(s: Shape, device: torch.device) -> Op:
     """The fused rows."""
     x_PD = torch.randn(s.N * s.K, s.D, device=device, dtype=ROWS)
@@ -204,6 +214,7 @@ OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
     "aux_fi": load,
     "engram_hash": hashes,
     "engram_gate": memory_gate,
+    "segment_sum": patch_sums,
     "cast_rows_fp8": cast_rows,
     "cast_columns_fp8": cast_columns,
 }

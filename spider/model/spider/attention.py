@@ -7,13 +7,15 @@ heads share::
     q = [q_nope; RoPE(q_r)]      k = [k_nope; RoPE(k_r)]      scale (d_nope + d_rope)^-1/2
 
 The product itself is torch's SDPA; where ``v_dim = nope_dim + rope_dim`` it runs the fused kernel on every
-device.
+device. The core's rows are windows of several lengths (`spider.model.spider.windows`): on a GPU in two bytes
+the same kernel keeps them apart by their offsets, elsewhere they are spread out for the product alone.
 
 Generation keeps only ``RMS(c_kv)`` and ``RoPE(k_r)`` of each position, not keys and values a head, and never
 makes those: ``W_b`` is applied to the query and to the weighted sum of latents instead (DeepSeek-V2 calls it
 absorbed), ``q_nope . (W_k c) = (W_k^T q_nope) . c`` and ``sum_t p_t W_v c_t = W_v sum_t p_t c_t``.
 
-Shapes: B batch, T positions (bytes or patches), N new ones of them, D features, H heads, C latent width.
+Shapes: B batch, T positions (bytes or patches), M rows of the core, N new positions of one stream, D
+features, H heads, C latent width.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 
 from spider.model.layers import Linear, RMSNorm
 from spider.model.spider.config import AttentionConfig
+from spider.model.spider.windows import Windows
 
 
 class Rope(NamedTuple):
@@ -37,6 +41,10 @@ class Rope(NamedTuple):
     def part(self, start: int, end: int) -> Rope:
         """The angles of positions start..end-1."""
         return Rope(self.cos[start:end], self.sin[start:end])
+
+    def at(self, number_M: Tensor) -> Rope:
+        """The angles of rows that have these positions, (M, 1, d_rope / 2), for all of a row's heads."""
+        return Rope(self.cos[number_M, None], self.sin[number_M, None])
 
 
 def rope_table(length: int, dim: int, base: float, device: torch.device) -> Rope:
@@ -69,28 +77,47 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(weight, v).view(B, H, T, -1)
 
 
+def takes_offsets(q: Tensor, heads: AttentionConfig, windows: Windows) -> bool:
+    """Whether a kernel takes these windows by offsets: flash attention, in two bytes on a GPU."""
+    head = heads.nope_dim + heads.rope_dim
+    fits = head == heads.v_dim and head % 8 == 0 and head <= 256
+    if windows.offset_S is None or not fits or q.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return q.is_cuda and torch.cuda.get_device_capability(q.device)[0] >= 8
+
+
+def attention_by_offsets(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, windows: Windows) -> Tensor:
+    """`causal_attention` within each of the windows, which lie one behind the other; (M, H, d)."""
+    offset_S, longest = windows.offset_S, windows.longest
+    assert offset_S is not None, "windows of one length are not asked for here"
+    out_MHV = varlen_attn(q_MHK, k_MHK, v_MHK, offset_S, offset_S, longest, longest, window_size=(-1, 0))
+    assert isinstance(out_MHV, Tensor), "nothing but the result was asked for"
+    return out_MHV
+
+
 class LayerCache:
-    """What a layer keeps of earlier positions, in one loop: ``[RMS(c_kv); RoPE(k_r)]`` of each, in one buffer
-    of a fixed length, and the last inputs of its Engram's convolution, on which the next look back."""
+    """What a layer keeps of a stream's earlier positions, in one loop: ``[RMS(c_kv); RoPE(k_r)]`` of each, in
+    one buffer of a fixed length, and the last inputs of its Engram's convolution, on which the next look
+    back."""
 
     def __init__(self, positions: int) -> None:
         self.positions, self.length = positions, 0
         self._buffer: Tensor | None = None
-        self._past_BPD: Tensor | None = None
+        self._past_PD: Tensor | None = None
 
-    def latents(self, new_BNK: Tensor) -> Tensor:
-        """Take N positions in; returns all of them, (B, length, C + d_rope)."""
+    def latents(self, new_NK: Tensor) -> Tensor:
+        """Take N positions in; returns all of them, (length, C + d_rope)."""
         if self._buffer is None:
-            self._buffer = new_BNK.new_empty(len(new_BNK), self.positions, new_BNK.shape[2])
-        start, self.length = self.length, self.length + new_BNK.shape[1]
-        self._buffer[:, start : self.length] = new_BNK
-        return self._buffer[:, : self.length]
+            self._buffer = new_NK.new_empty(self.positions, new_NK.shape[1])
+        start, self.length = self.length, self.length + len(new_NK)
+        self._buffer[start : self.length] = new_NK
+        return self._buffer[: self.length]
 
-    def convolved(self, new_BND: Tensor, past: int) -> Tensor:
+    def convolved(self, new_ND: Tensor, past: int) -> Tensor:
         """The new inputs behind the ``past`` ones before them, zeros where there were none."""
-        before = self._past_BPD
-        seen = F.pad(new_BND, (0, 0, past, 0)) if before is None else torch.cat([before, new_BND], dim=1)
-        self._past_BPD = seen[:, seen.shape[1] - past :]
+        before = self._past_PD
+        seen = F.pad(new_ND, (0, 0, past, 0)) if before is None else torch.cat([before, new_ND])
+        self._past_PD = seen[len(seen) - past :]
         return seen
 
 
@@ -104,35 +131,56 @@ class LatentAttention(nn.Module):
         self.kv_b = Linear(c.kv_lora_rank, c.heads * (c.nope_dim + c.v_dim))
         self.out = Linear(c.heads * c.v_dim, dim, std=0.0)
 
-    def forward(self, x_BTD: Tensor, rope: Rope, cache: LayerCache | None = None) -> Tensor:
-        """Attend; with a ``cache`` the positions of ``x_BTD`` and ``rope`` follow those that it holds."""
+    def forward(
+        self, x: Tensor, rope: Rope, windows: Windows | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """Attend in each window of ``x``: (B, T, D); the rows (M, D) of ``windows``; or with a ``cache``
+        (N, D) behind the positions that it holds. ``rope`` is of a window's positions, or of the N."""
         c = self.config
-        B, T, _ = x_BTD.shape
-        q_BHTK = self.q(x_BTD).view(B, T, c.heads, -1).transpose(1, 2)
-        q_nope, q_rope = q_BHTK.split([c.nope_dim, c.rope_dim], dim=-1)
-        q_rope = rotate(q_rope, rope)
-        latent, k_rope = self.kv_a(x_BTD).split([c.kv_lora_rank, c.rope_dim], dim=-1)
-        latent, k_rope = self.kv_norm(latent), rotate(k_rope, rope)
-        if cache is None:
-            kv_BHTK = self.kv_b(latent).view(B, T, c.heads, -1).transpose(1, 2)
-            k_nope, v = kv_BHTK.split([c.nope_dim, c.v_dim], dim=-1)
-            k = torch.cat([k_nope, k_rope[:, None].expand(-1, c.heads, -1, -1)], dim=-1)
-            out_BHTV = causal_attention(torch.cat([q_nope, q_rope], dim=-1), k, v)
-        else:
-            seen_BTK = cache.latents(torch.cat([latent, k_rope.to(latent.dtype)], dim=-1))
-            out_BHTV = self._absorbed(q_nope, q_rope, seen_BTK)
-        return self.out(out_BHTV.transpose(1, 2).reshape(B, T, -1))
+        q, (latent, k_rope) = self.q(x), self.kv_a(x).split([c.kv_lora_rank, c.rope_dim], dim=-1)
+        latent = self.kv_norm(latent)
+        if cache is not None:
+            return self.out(self._absorbed(q, latent, k_rope, rope, cache))
+        kv = self.kv_b(latent)
+        if windows is not None and takes_offsets(q, c, windows):
+            heads_MHK = self._heads(q, kv, k_rope, rope.at(windows.number_M), turned=False)
+            return self.out(attention_by_offsets(*heads_MHK, windows).flatten(1))
+        if windows is not None:
+            q, kv, k_rope = (windows.spread(y) for y in (q, kv, k_rope))
+        out_BHTV = causal_attention(*self._heads(q, kv, k_rope, rope, turned=True))
+        out_BTX = out_BHTV.transpose(1, 2).flatten(2)
+        return self.out(out_BTX if windows is None else windows.gather(out_BTX))
 
-    def _absorbed(self, q_nope_BHNK: Tensor, q_rope_BHNK: Tensor, seen_BTK: Tensor) -> Tensor:
-        """Attention of the last N positions over all T, on the latents themselves: (B, H, N, d_v)."""
+    def _heads(
+        self, q: Tensor, kv: Tensor, k_rope: Tensor, rope: Rope, *, turned: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of each head: (M, H, d), or ``turned``, (B, H, T, d)."""
         c = self.config
-        (B, H, N, _), T = q_nope_BHNK.shape, seen_BTK.shape[1]
-        to_k_HKC, to_v_HVC = self.kv_b.weight.view(H, -1, c.kv_lora_rank).split([c.nope_dim, c.v_dim], dim=1)
-        q_BHNK = torch.cat([q_nope_BHNK @ to_k_HKC, q_rope_BHNK], dim=-1)
+        q, kv = (y.unflatten(-1, (c.heads, -1)) for y in (q, kv))
+        if turned:
+            q, kv = q.transpose(1, 2), kv.transpose(1, 2)
+        q_nope, q_rope = q.split([c.nope_dim, c.rope_dim], dim=-1)
+        k_nope, v = kv.split([c.nope_dim, c.v_dim], dim=-1)
+        k_rope = rotate(k_rope[:, None], rope).expand(*k_nope.shape[:-1], -1)
+        return torch.cat([q_nope, rotate(q_rope, rope)], dim=-1), torch.cat([k_nope, k_rope], dim=-1), v
+
+    def _absorbed(
+        self, q_NX: Tensor, latent_NC: Tensor, k_rope: Tensor, rope: Rope, cache: LayerCache
+    ) -> Tensor:
+        """Attention of N positions over those of the cache and themselves, on the latents: (N, H d_v)."""
+        c, N = self.config, len(q_NX)
+        k_rope = rotate(k_rope, rope).to(latent_NC.dtype)
+        seen_TK = cache.latents(torch.cat([latent_NC, k_rope], dim=-1))
+        q_HNK = q_NX.unflatten(-1, (c.heads, -1)).transpose(0, 1)
+        q_nope, q_rope = q_HNK.split([c.nope_dim, c.rope_dim], dim=-1)
+        to_k_HKC, to_v_HVC = self.kv_b.weight.unflatten(0, (c.heads, -1)).split([c.nope_dim, c.v_dim], dim=1)
+        q_HNK = torch.cat([q_nope @ to_k_HKC, rotate(q_rope, rope)], dim=-1)
         # All heads share keys and values, so that heads and positions are the rows of one product.
-        score_BHNT = (q_BHNK.flatten(1, 2) @ seen_BTK.mT).view(B, H, N, T) * (c.nope_dim + c.rope_dim) ** -0.5
+        score_HNT = (q_HNK.flatten(0, 1) @ seen_TK.mT).unflatten(0, (c.heads, N))
+        score_HNT = score_HNT * (c.nope_dim + c.rope_dim) ** -0.5
         if N > 1:
-            later_NT = torch.ones(N, T, dtype=torch.bool, device=seen_BTK.device).triu(T - N + 1)
-            score_BHNT = score_BHNT.masked_fill(later_NT, -torch.inf)
-        mixed_BRC = score_BHNT.softmax(-1).flatten(1, 2) @ seen_BTK[..., : c.kv_lora_rank]
-        return mixed_BRC.view(B, H, N, -1) @ to_v_HVC.mT
+            T = len(seen_TK)
+            later_NT = torch.ones(N, T, dtype=torch.bool, device=seen_TK.device).triu(T - N + 1)
+            score_HNT = score_HNT.masked_fill(later_NT, -torch.inf)
+        mixed_RC = score_HNT.softmax(-1).flatten(0, 1) @ seen_TK[:, : c.kv_lora_rank]
+        return (mixed_RC.unflatten(0, (c.heads, N)) @ to_v_HVC.mT).transpose(0, 1).flatten(1)

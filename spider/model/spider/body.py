@@ -4,10 +4,11 @@ The modules are here in the order in which they are made, with the embedding and
 `spider.model.spider.model`.
 
 FLOPs are those of matrix products, a multiply and an add each, attention as the full square (as
-``torch.utils.flop_counter`` counts it), the backward pass as twice the forward, recomputation not at all.
+``torch.utils.flop_counter`` counts it), the backward pass as twice the forward, recomputation not at all. The
+core's rows are those that a window fills at the wanted rate: what is spare is no use.
 
 Activations are an estimate of what the forward pass keeps for the backward pass, in elements for each byte
-(prelude, coda), or for each patch slot, layer and loop (core), of a micro-batch:
+(prelude, coda), or for each row of the core, spare ones too, layer and loop, of a micro-batch:
 
     a norm       2 D wide, 1 D narrow                                     its input, normalised, weighted
     attention    2 H (nope + rope) + H (nope + v) + 2 H v + 3 kv + rope   q, k, kv, output twice, latent
@@ -115,23 +116,23 @@ class Body(interface.Model):
         return _WIDE.search(name) is not None
 
     def fp8_parts(self) -> interface.Fp8Parts | None:
-        return fp8_parts(self, self.config, self.chunker.slots)
+        return fp8_parts(self, self.config, self.chunker.rows)
 
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
-        slots, a = self.chunker.slots(length), self.config.attention
+        rows, a = self.chunker.filled(length), self.config.attention
         square = a.heads * (a.nope_dim + a.rope_dim + a.v_dim)
         blocks = [*self.prelude, *self.coda]
         dense = _multiplies([*blocks, self.chunker]) + square * length * len(blocks)
         memory = _multiplies(layer.engram for layer in self.core.layers if layer.engram is not None)
-        loop = _multiplies([self.core]) - memory + square * slots * len(self.core.layers)
+        loop = _multiplies([self.core]) - memory + square * rows * len(self.core.layers)
         bytes_, patches = dense + self.embed_tokens.numel(), memory + self.loops(n_loops) * loop
         bytes_ += self.memory.multiplies() if self.memory else 0
-        return 3 * 2 * (length * bytes_ + slots * patches) / length
+        return 3 * 2 * (length * bytes_ + rows * patches) / length
 
     def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
         c = self.config
         D, a, r, moe, size = c.hidden, c.attention, c.recurrence, c.moe, 2 if narrow else 4
-        bytes_, slots = windows * length, windows * self.chunker.slots(length)
+        bytes_, rows = windows * length, self.chunker.rows(windows, length)
         loops = min(self.loops(n_loops), r.bptt or self.loops(n_loops))
 
         heads = 2 * (a.nope_dim + a.rope_dim) + (a.nope_dim + a.v_dim) + 2 * a.v_dim
@@ -141,11 +142,11 @@ class Body(interface.Model):
             experts = moe.top_k * (2 * D + 4 * moe.expert_hidden) + 4 * moe.shared_hidden
         norms, engram = 4 * D * 4 + 2 * D * size, 9 * D * 4
         dense, core = (norms + (attention + mixed) * size for mixed in (ffn, experts))
-        total = bytes_ * (c.prelude_layers + c.coda_layers) * dense + slots * loops * 5 * D * 4
+        total = bytes_ * (c.prelude_layers + c.coda_layers) * dense + rows * loops * 5 * D * 4
         if r.checkpointing:
-            total += slots * (loops * r.layers * D * 4 + core + engram)
+            total += rows * (loops * r.layers * D * 4 + core + engram)
         else:
-            total += slots * loops * (r.layers * core + len(c.engram.layers) * engram)
+            total += rows * loops * (r.layers * core + len(c.engram.layers) * engram)
         # Embedding, boundaries, the way down and up, the head's norm; then the logits and their gradient.
         priced = self.memory.activation_bytes() if self.memory else 0
         return total + bytes_ * (8 * D * 4 + 2 * self.tokens.size * 4 + priced)

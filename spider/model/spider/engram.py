@@ -16,8 +16,8 @@ conv is depthwise, causal, over patches, and starts at zero. Up to ``g W_v m`` i
 (``kernels/engram_gate.py``). At byte level (`NgramEmbedding`, optional) rows of width D are added to the byte
 embedding: at small sizes this gives the first layers the statistics they would spend depth on.
 
-Shapes: B batch, T bytes, L patches, N = B L, D features, O orders, G = O * heads tables, M features of all
-rows of a position.
+Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features, O orders, G = O * heads
+tables, W features of all rows of a position.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class NgramEmbedding(nn.Module):
 class Memory(NamedTuple):
     """What one Engram read for this batch, ``RMS(W_k m)`` and ``W_v m``; independent of the loop."""
 
-    key_BLD: Tensor
-    value_BLD: Tensor
+    key_MD: Tensor
+    value_MD: Tensor
 
 
 class Engram(nn.Module):
@@ -119,22 +119,26 @@ class Engram(nn.Module):
         nn.init.zeros_(self.conv)
         no_decay(self.conv)
 
-    def read(self, tokens_BT: Tensor, close_BL: Tensor, filled_BL: Tensor) -> Memory:
-        """Look up the n-grams that end at bytes ``close_BL``; slots that are not ``filled_BL``, which no byte
-        has closed (the null patch, the padding), read zeros."""
-        rows_BTG = self.tables.rows(tokens_BT)
-        rows_BLG = rows_BTG.gather(1, close_BL[..., None].expand(-1, -1, rows_BTG.shape[-1]))
-        m_BLM = self.tables(rows_BLG).flatten(-2) * filled_BL[..., None]
-        return Memory(self.key_norm(self.key(m_BLM)), self.value(m_BLM))
+    def read(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> Memory:
+        """Look up the n-grams that end at bytes ``close_M``, counted through all windows; rows that are not
+        ``filled_M``, which no byte has closed (null patches, spare rows), read zeros."""
+        rows_MG = self.tables.rows(tokens_BT).flatten(0, 1)[close_M]
+        m_MW = self.tables(rows_MG).flatten(-2) * filled_M[:, None]
+        return Memory(self.key_norm(self.key(m_MW)), self.value(m_MW))
 
-    def forward(self, h_BLD: Tensor, memory: Memory, cache: LayerCache | None = None) -> Tensor:
-        """What to add to ``h_BLD``; with a ``cache`` its patches follow those that the cache has seen."""
-        gate = engram_gate if use_triton(h_BLD) else engram_gate_torch
-        h_ND, key_ND, value_ND = (x_BLD.flatten(0, 1) for x_BLD in (h_BLD, *memory))
+    def forward(
+        self, h_MD: Tensor, memory: Memory, number_M: Tensor, cache: LayerCache | None = None
+    ) -> Tensor:
+        """What to add to ``h_MD``, rows that have these numbers in their windows; with a ``cache`` they are
+        one window's and follow those that the cache has seen."""
+        gate = engram_gate if use_triton(h_MD) else engram_gate_torch
         norm = self.query_norm
-        v_BLD = gate(h_ND, key_ND, value_ND, norm.weight, norm.eps).view_as(h_BLD)
-        x_BLD, L, kernel = self.value_norm(v_BLD), h_BLD.shape[1], self.conv.shape[-1]
-        padded = cache.convolved(x_BLD, kernel - 1) if cache else F.pad(x_BLD, (0, 0, kernel - 1, 0))
+        v_MD = gate(h_MD, *memory, norm.weight, norm.eps)
+        x_MD, M, past = self.value_norm(v_MD), len(h_MD), self.conv.shape[-1] - 1
+        padded = cache.convolved(x_MD, past) if cache else F.pad(x_MD, (0, 0, past, 0))
         # The convolution as shifted products: cheaper on a CPU than conv1d with groups.
-        terms = [padded[:, i : i + L] * self.conv[:, 0, i] for i in range(kernel)]
-        return v_BLD + F.silu(sum(terms[1:], terms[0]))
+        terms = [padded[i : i + M] * self.conv[:, 0, i] for i in range(past + 1)]
+        if cache is None:  # no row looks back on the window before its own
+            inside = [number_M[:, None] >= past - i for i in range(past)]
+            terms[:past] = [torch.where(own, term, 0) for own, term in zip(inside, terms, strict=False)]
+        return v_MD + F.silu(sum(terms[1:], terms[0]))

@@ -6,7 +6,7 @@ length is in ids (bytes, and the BOS and EOS between documents) and begins, for 
 where the window does. Experts are counted over all patches of a window, those of the overlap included: as
 shares of the load the figures hardly change.
 
-Shapes: B windows of a batch, T positions, L patch slots, N recurrent layers, R loops, E experts.
+Shapes: B windows of a batch, T positions, M rows of the core, N recurrent layers, R loops, E experts.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ class SpiderInspector:
         self.load_NRE: np.ndarray | None = None
 
     def observe(self, trace: Any, scored_BT: np.ndarray) -> None:
-        close_BL, filled_BL = _host(trace.patches.close_BL), _host(trace.patches.filled_BL)
-        counted_BL = filled_BL & np.take_along_axis(scored_BT, close_BL, axis=1)
+        patches = trace.patches
+        counted_M = _host(patches.filled_M) & scored_BT.flatten()[_host(patches.close_M)]
         if not self.uncut:
-            lengths_BL = np.diff(np.where(filled_BL, close_BL, -1), axis=1, prepend=-1)
-            self.lengths.update(lengths_BL[counted_BL].tolist())
-        if trace.loops_BL is not None:
+            self.lengths.update(np.diff(_host(patches.first_S))[counted_M].tolist())
+        if trace.loops_M is not None:
             self.loops = self.loops or Counter()
-            self.loops.update(_host(trace.loops_BL)[counted_BL].astype(int).tolist())
+            self.loops.update(_host(trace.loops_M)[counted_M].astype(int).tolist())
         if trace.counts_NRE is not None:
             load_NRE = _host(trace.counts_NRE)
             self.load_NRE = load_NRE if self.load_NRE is None else self.load_NRE + load_NRE
@@ -85,10 +84,7 @@ class SpiderInspector:
         with predictor.register_forward_hook(keep) if predictor else nullcontext():
             given = self.model.without_knowledge(tokens_BT)
             patches = self.model(tokens_BT, n_loops=1, trace=True, **given).trace.patches
-        row_P, slot_P = np.nonzero(_host(patches.filled_BL))
-        closed_BT = np.zeros(tokens_BT.shape, bool)
-        closed_BT[row_P, _host(patches.close_BL)[row_P, slot_P]] = True
-        return closed_BT, _host(logits[0].sigmoid()) if logits else None
+        return _host(patches.closes_BT), _host(logits[0].sigmoid()) if logits else None
 
     def caption(self, total: int, closed: list[int]) -> str:
         if self.uncut:

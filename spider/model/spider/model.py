@@ -3,8 +3,8 @@
 ::
 
     bytes (B,T) -> embed -> prelude (dense)                           h      (B,T,D)
-      -> boundaries -> mean of each patch                             e      (B,L,D)
-      -> recurrent core: R loops over a few MoE layers with Engram    z      (B,L,D)
+      -> boundaries -> mean of each patch                             e      (M,D)
+      -> recurrent core: R loops over a few MoE layers with Engram    z      (M,D)
       -> each byte reads its last closed patch, plus its own h        h'     (B,T,D)
       -> coda (dense) -> norm -> tied head                            logits (B,T,V)
 
@@ -22,8 +22,8 @@ closed one, which the bytes of the open one read; and the ids, for n-grams. Patc
 those of a window of ``context`` bytes, so a comparison with a forward pass must pad its window to that length
 (`tests/unit/model/test_incremental.py`).
 
-Shapes: B batch, T bytes, L patch slots, D features, V vocabulary, N recurrent layers, R loops, E experts; of
-a stream N ids of a piece, K patches that they close.
+Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features, V vocabulary, N recurrent
+layers, R loops, E experts; of a stream N ids of a piece, K patches that they close.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from spider.model.spider.chunking import Patches, Stream
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
 from spider.model.spider.recurrence import CoreOutput
+from spider.model.spider.windows import equal_windows
 
 
 @dataclass
@@ -51,8 +52,8 @@ class Trace:
 
     patches: Patches
     """Where the batch was cut."""
-    loops_BL: Tensor | None
-    """Loops each slot used; None without halting."""
+    loops_M: Tensor | None
+    """Loops each row of the core used; None without halting."""
     counts_NRE: Tensor | None
     """Tokens each expert was given, int64, in every loop with a gradient (in evaluation, all); None without
     experts."""
@@ -84,17 +85,17 @@ class Spider(Body):
         for block in self.prelude:
             h_BTD, _ = block(h_BTD, rope)
         patches, metrics, boundary_loss = self.chunker.cut(tokens_BT, h_BTD)
-        e_BLD = self.chunker.down(h_BTD, patches)
-        memories = self.core.read_memories(tokens_BT, patches.close_BL, patches.filled_BL)
-        core = self.core(e_BLD, memories, self.rope(e_BLD.shape[1]), patches.valid_BL, n_loops)
-        h_BTD = h_BTD + self.chunker.up(core.z_BLD, patches)
+        e_MD, windows = self.chunker.down(h_BTD, patches), patches.windows
+        memories = self.core.read_memories(tokens_BT, patches.close_M, patches.filled_M)
+        core = self.core(e_MD, memories, self.rope(windows.longest), windows, n_loops)
+        h_BTD = h_BTD + self.chunker.up(core.z_MD, patches)
         for block in self.coda:
             h_BTD, _ = block(h_BTD, rope)
         logits_BTV = self.head(h_BTD, proposals_BTW)
 
-        ponder_loss = self._halting(core, patches.valid_BL, metrics)
+        ponder_loss = self._halting(core, windows.valid_M, metrics)
         router_loss, counts_NRE = self._routing(core, metrics)
-        inside = Trace(patches, core.halt and core.halt.loops_BL, counts_NRE) if trace else None
+        inside = Trace(patches, core.halt and core.halt.loops_M, counts_NRE) if trace else None
         if labels_BT is None:
             return ModelOutput(None, wide(logits_BTV), metrics, inside)
         nats_BT, mean = cross_entropy(logits_BTV, labels_BT)
@@ -103,13 +104,13 @@ class Spider(Body):
         loss = nats_BT if reduction == "none" else mean + auxiliary
         return ModelOutput(loss, None, metrics, inside)
 
-    def _halting(self, core: CoreOutput, valid_BL: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
+    def _halting(self, core: CoreOutput, valid_M: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
         if core.halt is None:
             return 0.0
-        total, loops_BL = valid_BL.sum(), core.halt.loops_BL
-        ponder = ((loops_BL + core.halt.remainder_BL) * valid_BL).sum() / total
+        total, loops_M = valid_M.sum(), core.halt.loops_M
+        ponder = ((loops_M + core.halt.remainder_M) * valid_M).sum() / total
         metrics["ponder"] = ponder.detach()
-        metrics["halt_depth"] = (loops_BL * valid_BL).sum() / total
+        metrics["halt_depth"] = (loops_M * valid_M).sum() / total
         return self.config.recurrence.ponder_weight * ponder
 
     def _routing(self, core: CoreOutput, metrics: dict[str, Tensor]) -> tuple[Tensor | float, Tensor | None]:
@@ -166,21 +167,20 @@ class Incremental(Reader):
         assert not model.training, "the stream is read in evaluation mode"
         tokens_1T = torch.tensor([self.ids[max(0, start - self.reach) :]], device=model.embed_tokens.device)
         rope, blocks = self.rope.part(start, start + N), iter(self.blocks)
-        h_1ND = model.embed(tokens_1T)[:, -N:]
+        h_ND = model.embed(tokens_1T)[0, -N:]
         for block in model.prelude:
-            h_1ND, _ = block(h_1ND, rope, cache=next(blocks))
+            h_ND, _ = block(h_ND, rope, cache=next(blocks))
         before = self.core[0][0].length
-        z_1KD, close_K, count_N = model.chunker.down_next(tokens_1T, h_1ND, start, self.stream)
-        if K := z_1KD.shape[1]:
-            filled_1K = (close_K >= 0)[None]
-            memories = model.core.read_memories(tokens_1T, close_K.clamp(min=0)[None], filled_1K)
-            rope_K, valid_1K = self.rope.part(before, before + K), torch.ones_like(filled_1K)
-            z_1KD = model.core(z_1KD, memories, rope_K, valid_1K, self.n_loops, self.core).z_BLD
-        h_1ND = h_1ND + model.chunker.up_next(z_1KD, count_N, self.stream)
+        z_KD, close_K, count_N = model.chunker.down_next(tokens_1T, h_ND, start, self.stream)
+        if K := len(z_KD):
+            memories = model.core.read_memories(tokens_1T, close_K.clamp(min=0), close_K >= 0)
+            rope_K, windows = self.rope.part(before, before + K), equal_windows(1, K, z_KD.device)
+            z_KD = model.core(z_KD, memories, rope_K, windows, self.n_loops, self.core).z_MD
+        h_ND = h_ND + model.chunker.up_next(z_KD, count_N, self.stream)
         for block in model.coda:
-            h_1ND, _ = block(h_1ND, rope, cache=next(blocks))
-        proposals_1NW = None if self.proposals_NW is None else self.proposals_NW[None, -N:]
-        return wide(model.head(h_1ND, proposals_1NW)[0])
+            h_ND, _ = block(h_ND, rope, cache=next(blocks))
+        proposals_NW = None if self.proposals_NW is None else self.proposals_NW[-N:]
+        return wide(model.head(h_ND, proposals_NW))
 
 
 Model: type[LanguageModel] = Spider

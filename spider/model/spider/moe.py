@@ -4,8 +4,8 @@
 *unbiased* ``p``, normalised to sum to one (``kernels/route.py`` is all of that). The bias is not learned by
 gradient: after every optimizer step it moves by ``bias_rate`` towards experts with less than the mean load
 (DeepSeek-V3), so it balances without a gradient that fights the language model. An auxiliary loss (Switch)
-through the mean probabilities and a z-loss on the logits help it. No token is dropped; padding slots, which
-are not valid, go to no expert and do not count.
+through the mean probabilities and a z-loss on the logits help it. No token is dropped; rows that are
+not valid (spare ones of the core's buffer) go to no expert and do not count.
 
 The result is the sum of a token's experts, weighted by its gates, whatever the way in which it is computed:
 
@@ -13,14 +13,14 @@ The result is the sum of a token's experts, weighted by its gates, whatever the 
   every size is known beforehand and nothing waits for the device; ``grouped_mm`` multiplies all segments at
   once, in bfloat16 or in fp8; the rows of a token are summed. Tokens that are not valid get no row.
 - by torch: tokens are sorted by expert. Exactly N*K rows are made and the last offset is N*K, so no row is
-  garbage; a token that is not valid counts as its expert 0's, with a gate of 0. On a CPU this is cheaper
-  than the ops' twins, which pay for static sizes.
+  garbage; a token that is not valid, of which there are few, counts as its expert 0's, with a gate of 0. On
+  a CPU this is cheaper than the ops' twins, which pay for static sizes.
 - ``loop``: the same rows, one product an expert. It waits for the device, to know where to cut.
 - float64, which has no grouped kernel and serves proofs: every expert on every token. Its products have one
   shape whatever the routing, so a token's result does not depend, in its last bit, on how many others chose
   the same expert.
 
-Shapes: B batch, L slots, N = B L tokens, D features, E experts, K experts a token, P expanded rows, F hidden
+Shapes: N tokens, by any leading axes, D features, E experts, K experts a token, P expanded rows, F hidden
 width.
 """
 
@@ -75,14 +75,14 @@ class MoE(nn.Module):
         self.balance_bias.zero_()
         self.load.zero_()
 
-    def forward(self, x_BLD: Tensor, valid_BL: Tensor) -> tuple[Tensor, RouterStats]:
-        """Mix the experts of every token; slots that are not ``valid_BL`` get the shared expert alone.
+    def forward(self, x: Tensor, valid: Tensor) -> tuple[Tensor, RouterStats]:
+        """Mix the experts of every token (..., D); those that are not ``valid`` get the shared expert alone.
 
         The load is returned and not added up here, because under recomputation this runs twice a step.
         """
-        x_ND, valid_N = x_BLD.flatten(0, 1), valid_BL.flatten()
+        x_ND, valid_N = x.flatten(0, -2), valid.flatten()
         E, K = self.config.experts, self.config.top_k
-        with torch.autocast(x_BLD.device.type, enabled=False):
+        with torch.autocast(x.device.type, enabled=False):
             x_wide = wide(x_ND)
             logits_NE = x_wide @ self.router.weight.to(x_wide.dtype).T
             router = route if use_triton(logits_NE) else route_torch
@@ -92,10 +92,10 @@ class MoE(nn.Module):
             mean_E = (routing.scores_NE * weight_N[:, None]).sum(0) / total
             aux = E * (routing.count_E / (total * K) * mean_E).sum()
             z = (routing.logsumexp_N.square() * weight_N).sum() / total
-        y_BLD = self.experts(x_ND, routing).view_as(x_BLD)
+        y = self.experts(x_ND, routing).view_as(x)
         if self.shared is not None:
-            y_BLD = y_BLD + self.shared(x_BLD)
-        return y_BLD, RouterStats(routing.count_E.long(), aux, z)
+            y = y + self.shared(x)
+        return y, RouterStats(routing.count_E.long(), aux, z)
 
     @torch.no_grad()
     def rebalance(self) -> None:
@@ -180,18 +180,18 @@ class _Routed(Experts):
         return super().forward(x_ND, self.routing)
 
 
-def fp8_parts(model: nn.Module, config: SpiderConfig, slots: Callable[[int], int]) -> Fp8Parts | None:
+def fp8_parts(model: nn.Module, config: SpiderConfig, rows: Callable[[int, int], int]) -> Fp8Parts | None:
     """The experts that can run in fp8: in one grouped product, with widths that are multiples of 16.
 
     Args:
-        slots: patch slots of a window of so many bytes.
+        rows: rows of the core for so many windows of so many bytes.
     """
     moe, D = config.moe, config.hidden
     if moe is None or moe.implementation != "grouped" or D % 16 or moe.expert_hidden % 16:
         return None
 
     def example(windows: int, length: int, device: torch.device) -> tuple[nn.Module, Tensor]:
-        tokens = windows * slots(length)
+        tokens = rows(windows, length)
         return _Routed(D, moe, tokens, device), torch.randn(tokens, D, device=device)
 
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}

@@ -23,7 +23,7 @@ Gradients: loops before the last ``bptt`` run without. With ``checkpointing``, e
 the backward pass; nothing in it draws random numbers or changes a buffer, so a recomputation repeats it
 exactly.
 
-Shapes: B batch, L patch slots, D features, R loops.
+Shapes: M rows of the core (patches of all windows), D features, R loops.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from spider.model.spider.attention import LatentAttention, LayerCache, Rope
 from spider.model.spider.config import MoEConfig, SpiderConfig
 from spider.model.spider.engram import Engram, Memory
 from spider.model.spider.moe import MoE, RouterStats
+from spider.model.spider.windows import Windows
 
 
 class Layer(nn.Module):
@@ -59,20 +60,20 @@ class Layer(nn.Module):
 
     def forward(
         self,
-        x_BLD: Tensor,
+        x: Tensor,
         rope: Rope,
-        valid_BL: Tensor | None = None,
+        windows: Windows | None = None,
         memory: Memory | None = None,
         cache: LayerCache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
-        """The stream, and what the router did; experts need to know which slots are ``valid_BL``."""
-        if self.engram is not None and memory is not None:
-            x_BLD = x_BLD + self.engram(x_BLD, memory, cache)
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope, cache)
-        if isinstance(self.ffn, MoE):
-            y_BLD, stats = self.ffn(self.ffn_norm(x_BLD), valid_BL)
-            return x_BLD + y_BLD, stats
-        return x_BLD + self.ffn(self.ffn_norm(x_BLD)), None
+        """The stream, (B, T, D) or the rows (M, D) of ``windows``, and what the router did."""
+        if self.engram is not None and memory is not None and windows is not None:
+            x = x + self.engram(x, memory, windows.number_M, cache)
+        x = x + self.attention(self.attention_norm(x), rope, windows, cache)
+        if isinstance(self.ffn, MoE) and windows is not None:
+            y, stats = self.ffn(self.ffn_norm(x), windows.valid_M)
+            return x + y, stats
+        return x + self.ffn(self.ffn_norm(x)), None
 
 
 class Injection(nn.Module):
@@ -90,11 +91,11 @@ class Injection(nn.Module):
         nn.init.ones_(self.gain)
         no_decay(*self.parameters())
 
-    def forward(self, h_BLD: Tensor, e_BLD: Tensor) -> Tensor:
+    def forward(self, h_MD: Tensor, e_MD: Tensor) -> Tensor:
         step_D = F.softplus(self.step)
         # Soon after 80 exp overflows, and inf times a step of 0 is no number.
         decay_D = torch.exp(-step_D * self.log_decay.clamp(max=80).exp())
-        return decay_D * h_BLD + step_D * self.gain * e_BLD
+        return decay_D * h_MD + step_D * self.gain * e_MD
 
 
 class LoopLoRA(nn.Module):
@@ -110,8 +111,8 @@ class LoopLoRA(nn.Module):
         nn.init.ones_(self.scale)
         no_decay(self.scale)
 
-    def forward(self, x_BLD: Tensor, loop: int) -> Tensor:
-        return self.up(self.down(x_BLD) * self.scale[min(loop, len(self.scale) - 1)])
+    def forward(self, x_MD: Tensor, loop: int) -> Tensor:
+        return self.up(self.down(x_MD) * self.scale[min(loop, len(self.scale) - 1)])
 
 
 def loop_embedding(loop: int, dim: int, device: torch.device) -> Tensor:
@@ -124,13 +125,13 @@ def loop_embedding(loop: int, dim: int, device: torch.device) -> Tensor:
 class Halt(NamedTuple):
     """Running state of the accumulation."""
 
-    output_BLD: Tensor
-    spent_BL: Tensor
+    output_MD: Tensor
+    spent_M: Tensor
     """Sum of p over the loops so far, of patches still running."""
-    running_BL: Tensor
-    loops_BL: Tensor
+    running_M: Tensor
+    loops_M: Tensor
     """N, loops used."""
-    remainder_BL: Tensor
+    remainder_M: Tensor
 
 
 class Halting(nn.Module):
@@ -146,29 +147,29 @@ class Halting(nn.Module):
         nn.init.constant_(self.bias, -1.0)
         no_decay(self.weight, self.bias)
 
-    def start(self, h_BLD: Tensor) -> Halt:
-        zero_BL = torch.zeros_like(h_BLD[..., 0])
-        running_BL = torch.ones_like(zero_BL, dtype=torch.bool)
-        return Halt(torch.zeros_like(h_BLD), zero_BL, running_BL, zero_BL, zero_BL)
+    def start(self, h_MD: Tensor) -> Halt:
+        zero_M = torch.zeros_like(h_MD[..., 0])
+        running_M = torch.ones_like(zero_M, dtype=torch.bool)
+        return Halt(torch.zeros_like(h_MD), zero_M, running_M, zero_M, zero_M)
 
-    def forward(self, state: Halt, h_BLD: Tensor, last: bool) -> Halt:
+    def forward(self, state: Halt, h_MD: Tensor, last: bool) -> Halt:
         """Add one loop's state to the output of the patches that are still running."""
         w_D = self.weight * self.weight.numel() ** -0.5
-        p_BL = torch.sigmoid((rms_norm(h_BLD, self.eps) * w_D).sum(-1) + self.bias)
-        stops_BL = state.running_BL & ((state.spent_BL + p_BL >= 1 - self.epsilon) | last)
-        remainder_BL = torch.where(stops_BL, 1 - state.spent_BL, state.remainder_BL)
-        weight_BL = torch.where(stops_BL, remainder_BL, torch.where(state.running_BL, p_BL, 0.0))
+        p_M = torch.sigmoid((rms_norm(h_MD, self.eps) * w_D).sum(-1) + self.bias)
+        stops_M = state.running_M & ((state.spent_M + p_M >= 1 - self.epsilon) | last)
+        remainder_M = torch.where(stops_M, 1 - state.spent_M, state.remainder_M)
+        weight_M = torch.where(stops_M, remainder_M, torch.where(state.running_M, p_M, 0.0))
         return Halt(
-            output_BLD=state.output_BLD + weight_BL[..., None] * h_BLD,
-            spent_BL=state.spent_BL + torch.where(stops_BL, 0.0, p_BL),
-            running_BL=state.running_BL & ~stops_BL,
-            loops_BL=state.loops_BL + state.running_BL,
-            remainder_BL=remainder_BL,
+            output_MD=state.output_MD + weight_M[..., None] * h_MD,
+            spent_M=state.spent_M + torch.where(stops_M, 0.0, p_M),
+            running_M=state.running_M & ~stops_M,
+            loops_M=state.loops_M + state.running_M,
+            remainder_M=remainder_M,
         )
 
 
 class CoreOutput(NamedTuple):
-    z_BLD: Tensor
+    z_MD: Tensor
     halt: Halt | None
     stats: list[list[RouterStats]]
     """Per loop that had a gradient (in evaluation, all), per layer; empty lists without MoE."""
@@ -185,45 +186,46 @@ class RecurrentCore(nn.Module):
         self.lora = LoopLoRA(D, r.lora_rank, r.loops) if r.lora_rank else None
         self.halting = Halting(D, r.halt_epsilon, self.eps) if r.halting else None
 
-    def read_memories(self, tokens_BT: Tensor, close_BL: Tensor, filled_BL: Tensor) -> list[Memory | None]:
+    def read_memories(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> list[Memory | None]:
         """What each layer's Engram holds for this batch (None for layers without one); see `Engram.read`."""
-        read = tokens_BT, close_BL, filled_BL
+        read = tokens_BT, close_M, filled_M
         return [layer.engram.read(*read) if layer.engram else None for layer in self.layers]
 
     def forward(
         self,
-        e_BLD: Tensor,
+        e_MD: Tensor,
         memories: list[Memory | None],
         rope: Rope,
-        valid_BL: Tensor,
+        windows: Windows,
         n_loops: int,
         caches: list[list[LayerCache]] | None = None,
     ) -> CoreOutput:
-        """Run the loops; with ``caches``, one a loop and layer, the patches follow those they hold."""
+        """Run the loops on the rows of ``windows``; with ``caches``, one a loop and layer, they are one
+        stream's and follow the patches that those hold."""
         c = self.config
         without_gradient = max(0, n_loops - c.bptt) if self.training and c.bptt else 0
         stats: list[list[RouterStats]] = []
-        halt = self.halting.start(e_BLD) if self.halting is not None else None
-        h_BLD = e_BLD
+        halt = self.halting.start(e_MD) if self.halting is not None else None
+        h_MD = e_MD
         for r in range(n_loops):
             with torch.set_grad_enabled(torch.is_grad_enabled() and r >= without_gradient):
-                x_BLD = rms_norm(h_BLD, self.eps)
+                x_MD = rms_norm(h_MD, self.eps)
                 if c.loop_embedding:
-                    x_BLD = x_BLD + loop_embedding(r, x_BLD.shape[-1], x_BLD.device).to(x_BLD.dtype)
-                y_BLD = x_BLD + e_BLD
+                    x_MD = x_MD + loop_embedding(r, x_MD.shape[-1], x_MD.device).to(x_MD.dtype)
+                y_MD = x_MD + e_MD
                 if self.lora is not None:
-                    y_BLD = y_BLD + self.lora(x_BLD, r)
+                    y_MD = y_MD + self.lora(x_MD, r)
                 seen = []
                 for i, (layer, memory) in enumerate(zip(self.layers, memories, strict=True)):
-                    given = y_BLD, rope, valid_BL, memory
+                    given = y_MD, rope, windows, memory
                     if c.checkpointing and self.training and torch.is_grad_enabled():
-                        y_BLD, s = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
+                        y_MD, s = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
                     else:
-                        y_BLD, s = layer(*given, caches and caches[r][i])
+                        y_MD, s = layer(*given, caches and caches[r][i])
                     seen += [s] if s is not None else []
-                h_BLD = y_BLD if self.injection is None else self.injection(h_BLD, e_BLD) + y_BLD
+                h_MD = y_MD if self.injection is None else self.injection(h_MD, e_MD) + y_MD
             if r >= without_gradient:
                 stats.append(seen)
             if self.halting is not None and halt is not None:
-                halt = self.halting(halt, h_BLD, last=r == n_loops - 1)
-        return CoreOutput(h_BLD if halt is None else halt.output_BLD, halt, stats)
+                halt = self.halting(halt, h_MD, last=r == n_loops - 1)
+        return CoreOutput(h_MD if halt is None else halt.output_MD, halt, stats)

@@ -54,13 +54,14 @@ def test_a_patch_counts_in_the_one_window_that_scores_its_closing_byte():
     #   positions                0  1  2  3  4  5  6  7
     #   row 0, all scored        |close at 1|close at 4|      and two open bytes behind
     #   row 1, the last 5 scored |close at 2|, in the context; close at 3, of one byte; close at 7, of four
-    patches = SimpleNamespace(
-        close_BL=torch.tensor([[0, 1, 4, 6], [0, 2, 3, 7]]),
-        filled_BL=torch.tensor([[False, True, True, False], [False, True, True, True]]),
+    patches = SimpleNamespace(  # and a spare row in the end
+        close_M=torch.tensor([0, 1, 4, 8, 10, 11, 15, 15]),
+        filled_M=torch.tensor([False, True, True, False, True, True, True, False]),
+        first_S=torch.tensor([0, 0, 2, 5, 8, 11, 12, 16, 16]),
     )
     trace = SimpleNamespace(
         patches=patches,
-        loops_BL=torch.tensor([[9.0, 1, 2, 9], [9, 1, 2, 3]]),
+        loops_M=torch.tensor([9.0, 1, 2, 9, 1, 2, 3, 9]),
         counts_NRE=torch.tensor([[[3, 1], [2, 2]]]),
     )
     scored_BT = np.array([[True] * 8, [False] * 3 + [True] * 5])
@@ -83,15 +84,17 @@ def test_the_counts_are_those_of_walking_through_every_window(kind):
         with torch.inference_mode():
             trace = model(torch.from_numpy(inputs_BT), trace=True).trace
         load = load + trace.counts_NRE.numpy()
-        for row, slot_T in enumerate(trace.patches.slot_BT.tolist()):
-            began, before = 0, 0
-            for t, slot in enumerate(slot_T):
+        null = 0
+        for row, row_T in enumerate(trace.patches.row_BT.tolist()):
+            began, before = 0, null
+            for t, slot in enumerate(row_T):
                 if slot == before:
                     continue
                 if labels_BT[row, t] != IGNORED:
                     lengths[t + 1 - began] += 1
-                    loops[int(trace.loops_BL[row, slot])] += 1
+                    loops[int(trace.loops_M[slot])] += 1
                 began, before = t + 1, slot
+            null = row_T[-1] + 1
     found = told(observed(model))
     assert sum(lengths.values()) > 20 and len(lengths) > (kind != "fixed")
     assert {n: c for n, c in enumerate(found["patch_bytes"]) if c} == lengths

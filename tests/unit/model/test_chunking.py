@@ -48,32 +48,32 @@ def test_down_and_up_equal_a_loop_over_bytes(capacity):
             members = []
         reads.append(len(closed))
     for j, mean in enumerate([module.null, *closed]):
-        torch.testing.assert_close(e[0, j], module.down_norm(mean))
-    assert torch.equal(up[0], module.up_norm(z)[0, reads])
-    assert patches.filled_BL.sum() == len(closed)
+        torch.testing.assert_close(e[j], module.down_norm(mean))
+    assert torch.equal(up[0], module.up_norm(z)[reads])
+    assert patches.filled_M.sum() == len(closed) and patches.closes_BT.sum() == len(closed)
     boundaries = 8
     assert metrics["patch_overflow"].item() == pytest.approx((boundaries - len(closed)) / tokens.shape[1])
-    assert metrics["patch_fill"].item() == pytest.approx(len(closed) / (slots - 1))
+    assert metrics["patch_fill"] == 1 and len(e) == 1 + len(closed)  # one window: no row is spare
 
 
 def test_fixed_closes_every_stride_bytes():
     patches, metrics, _ = chunker(kind="fixed", stride=3).cut(text("abcdefgh"), torch.zeros(1, 8, D))
-    assert patches.slot_BT.tolist() == [[0, 0, 1, 1, 1, 2, 2, 2]]
-    assert patches.close_BL[0, 1:].tolist() == [2, 5]
+    assert patches.row_BT.tolist() == [[0, 0, 1, 1, 1, 2, 2, 2]]
+    assert patches.close_M[1:].tolist() == [2, 5]
     assert metrics["patch_overflow"] == 0
 
 
 def test_whitespace_closes_at_specials_too():
     tokens = torch.tensor([[BYTES.bos, 97, 32, 32, 98, BYTES.eos, BYTES.bos, 99]])
     patches, _, _ = chunker(kind="whitespace", capacity=1.0).cut(tokens, torch.zeros(1, 8, D))
-    assert patches.slot_BT.tolist() == [[1, 1, 2, 2, 2, 3, 3, 3]]
+    assert patches.row_BT.tolist() == [[1, 1, 2, 2, 2, 3, 3, 3]]
 
 
 def test_none_moves_nothing():
     module, h = chunker(kind="none"), torch.randn(1, 5, D)
     patches, metrics, loss = module.cut(text("abcde"), h)
-    assert torch.equal(module.down(h, patches), module.down_norm(h))
-    assert torch.equal(module.up(h, patches), module.up_norm(h))
+    assert torch.equal(module.down(h, patches), module.down_norm(h[0]))
+    assert torch.equal(module.up(h[0], patches), module.up_norm(h))
     assert (metrics, loss.item(), module.slots(5)) == ({}, 0, 5)
 
 
@@ -98,7 +98,7 @@ def test_a_predictor_may_start_at_white_space_and_learn_from_there():
     tokens[0, 12], tokens[0, 13] = BYTES.eos, BYTES.bos
     h = torch.randn(1, tokens.shape[1], D)
     learned, fixed = chunker(start="whitespace", capacity=1.0), chunker(kind="whitespace", capacity=1.0)
-    assert torch.equal(learned.cut(tokens, h)[0].slot_BT, fixed.cut(tokens, h)[0].slot_BT)
+    assert torch.equal(learned.cut(tokens, h)[0].row_BT, fixed.cut(tokens, h)[0].row_BT)
     predictor = learned.train().boundary_predictor
     predictor(h, tokens, torch.zeros_like(tokens, dtype=torch.bool)).square().sum().backward()
     for name, parameter in predictor.named_parameters():

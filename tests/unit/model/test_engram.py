@@ -100,34 +100,34 @@ def engram() -> Engram:
 
 def test_equals_the_equation_written_out():
     module = engram()
-    tokens, close = torch.randint(0, 256, (1, 12)), torch.tensor([[0, 2, 3, 9, 0]])
-    filled = torch.tensor([[False, True, True, True, False]])
-    h = torch.randn(1, 5, 8, dtype=torch.float64)
-    got = module(h, module.read(tokens, close, filled))
+    tokens, close = torch.randint(0, 256, (1, 12)), torch.tensor([0, 2, 3, 9, 0])
+    filled = torch.tensor([False, True, True, True, False])
+    h = torch.randn(5, 8, dtype=torch.float64)
+    got = module(h, module.read(tokens, close, filled), torch.arange(5))
 
     def rms(x: torch.Tensor) -> torch.Tensor:
         return x / (x.square().mean() + 1e-6).sqrt()
 
     values = []
     for j in range(5):
-        m = module.tables(module.tables.rows(tokens)[0, close[0, j]]).flatten() * filled[0, j]
+        m = module.tables(module.tables.rows(tokens)[0, close[j]]).flatten() * filled[j]
         key, query = (
             rms(module.key.weight @ m) * module.key_norm.weight,
-            rms(h[0, j]) * module.query_norm.weight,
+            rms(h[j]) * module.query_norm.weight,
         )
         s = key @ query / 8**0.5
         values.append(torch.sigmoid(s.sign() * s.abs().clamp(min=1e-6).sqrt()) * (module.value.weight @ m))
     normed = [torch.zeros(8, dtype=torch.float64)] * 2 + [rms(v) * module.value_norm.weight for v in values]
     for j in range(5):
         conv = sum(module.conv[:, 0, i] * normed[j + i] for i in range(3))
-        torch.testing.assert_close(got[0, j], values[j] + torch.nn.functional.silu(conv))
+        torch.testing.assert_close(got[j], values[j] + torch.nn.functional.silu(conv))
 
 
 def test_gradients_stay_finite_where_nothing_is_remembered():
     module = engram()
-    h = torch.randn(1, 3, 8, dtype=torch.float64, requires_grad=True)
-    nowhere = torch.zeros(1, 3, dtype=torch.int64)
-    memory = module.read(nowhere, nowhere, nowhere.bool())
-    module(h, memory).sum().backward()
+    h = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    nowhere = torch.zeros(3, dtype=torch.int64)
+    memory = module.read(nowhere[None], nowhere, nowhere.bool())
+    module(h, memory, torch.arange(3)).sum().backward()
     assert h.grad.isfinite().all()
     assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())

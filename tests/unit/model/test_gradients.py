@@ -20,14 +20,16 @@ from spider.model.spider.config import AttentionConfig, BoundaryConfig, MoEConfi
 from spider.model.spider.engram import Engram, NgramEmbedding, primes_from
 from spider.model.spider.moe import MoE
 from spider.model.spider.recurrence import Halting, Injection, Layer, LoopLoRA
+from spider.model.spider.windows import lay_out
 
 B, T, D, EPS = 2, 5, 6, 1e-6
 HEADS = {"heads": 2, "nope_dim": 2, "rope_dim": 4, "v_dim": 3, "kv_lora_rank": 4}
 ROPE = rope_table(T, 4, 1e4, torch.device("cpu"))
 TOKENS = torch.tensor([list(b"a b c"), list(b"de fg")])
-VALID = torch.ones(B, T, dtype=torch.bool)
-FILLED = torch.tensor([[False, True, True, True, True], [False, True, True, False, False]])
-CLOSE = torch.arange(T).expand(B, T)
+#: Windows of four and three rows, the null patch in front; the last three rows are spare.
+WINDOWS = lay_out(torch.tensor([4, 3]), B * T, 4)
+FILLED = WINDOWS.valid_M & (WINDOWS.number_M > 0)
+CLOSE = torch.arange(B * T)
 
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -37,12 +39,17 @@ def attention() -> tuple[nn.Module, Function]:
     return part, lambda x: part(x, ROPE)
 
 
+def core_attention() -> tuple[nn.Module, Function]:
+    part = LatentAttention(D, AttentionConfig(**HEADS), EPS)
+    return part, lambda x: part(x.flatten(0, 1), ROPE.part(0, 4), WINDOWS)[WINDOWS.valid_M]
+
+
 def chunker() -> tuple[nn.Module, Function]:
     part = Chunker(D, BoundaryConfig(kind="whitespace"), EPS)
 
     def there_and_back(x: Tensor) -> Tensor:
         patches, _, _ = part.cut(TOKENS, x)
-        assert patches.filled_BL.any(1).all()
+        assert patches.closes_BT.any(1).all()
         return part.up(part.down(x, patches).sin(), patches)
 
     return part, there_and_back
@@ -63,7 +70,7 @@ def whitespace_predictor() -> tuple[nn.Module, Function]:
 
 def engram() -> tuple[nn.Module, Function]:
     part = Engram(D, small_config().engram, primes_from(11, 4), EPS)
-    return part, lambda x: part(x, part.read(TOKENS, CLOSE, FILLED))
+    return part, lambda x: part(x.flatten(0, 1), part.read(TOKENS, CLOSE, FILLED), WINDOWS.number_M)
 
 
 def ngram_embedding() -> tuple[nn.Module, Function]:
@@ -78,8 +85,8 @@ def halting() -> tuple[nn.Module, Function]:
         state = part.start(x)
         for r, h in enumerate((x, x.cos(), x.roll(1, 0))):
             state = part(state, h, last=r == 2)
-        assert set(state.loops_BL.flatten().tolist()) > {2}, "patches were meant to differ in their loops"
-        return state.output_BLD, state.remainder_BL
+        assert set(state.loops_M.flatten().tolist()) > {2}, "patches were meant to differ in their loops"
+        return state.output_MD, state.remainder_M
 
     return part, three_loops
 
@@ -90,7 +97,7 @@ def moe() -> tuple[nn.Module, Function]:
     def routed(x: Tensor) -> tuple[Tensor, ...]:
         _, second, third, _ = (x.detach() @ part.router.weight.mT).softmax(-1).sort(-1).values.unbind(-1)
         assert (third - second).min() > 1e-3
-        y, stats = part(x, FILLED)
+        y, stats = part(x, FILLED.view(B, T))
         return y, stats.aux, stats.z
 
     return part, routed
@@ -104,7 +111,8 @@ def core_layer() -> tuple[nn.Module, Function]:
 
     def layer(x: Tensor) -> Tensor:
         assert part.engram is not None
-        return part(x, ROPE, VALID, part.engram.read(TOKENS, CLOSE, FILLED))[0]
+        memory = part.engram.read(TOKENS, CLOSE, FILLED)
+        return part(x.flatten(0, 1), ROPE.part(0, 4), WINDOWS, memory)[0][WINDOWS.valid_M]
 
     return part, layer
 
@@ -130,8 +138,8 @@ def swiglu() -> tuple[nn.Module, Function]:
 
 
 PARTS = [
-    attention, chunker, random_predictor, whitespace_predictor, engram, ngram_embedding, halting, moe,
-    core_layer, injection, lora, rms_norm, swiglu,
+    attention, core_attention, chunker, random_predictor, whitespace_predictor, engram, ngram_embedding,
+    halting, moe, core_layer, injection, lora, rms_norm, swiglu,
 ]  # fmt: skip
 
 

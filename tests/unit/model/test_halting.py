@@ -44,12 +44,12 @@ def test_weights_of_every_patch_sum_to_one(rows, epsilon, dtype):
     # State r is the r-th unit vector, so that the output is the weights themselves.
     one_hot = torch.eye(R, dtype=dtype)[:, None, None].expand(R, 1, len(rows), R)
     state = run(rows, one_hot, epsilon)
-    weight_LR = state.output_BLD[0].double()
+    weight_LR = state.output_MD[0].double()
     assert (weight_LR.sum(1) - 1).abs().max() <= 1e-6
     assert weight_LR.min() >= 0
-    unused = torch.arange(R) >= state.loops_BL[0, :, None]
+    unused = torch.arange(R) >= state.loops_M[0, :, None]
     assert (weight_LR[unused] == 0).all()
-    assert not state.running_BL.any()
+    assert not state.running_M.any()
 
 
 def test_output_loops_and_remainder_are_those_of_the_definition():
@@ -63,9 +63,9 @@ def test_output_loops_and_remainder_are_those_of_the_definition():
             total += row[n]
             n += 1
         expected = sum((row[i] * states[i][0, j] for i in range(n)), (1 - total) * states[n][0, j])
-        torch.testing.assert_close(state.output_BLD[0, j], expected)
-        assert state.loops_BL[0, j] == n + 1
-        assert state.remainder_BL[0, j].item() == pytest.approx(1 - total)
+        torch.testing.assert_close(state.output_MD[0, j], expected)
+        assert state.loops_M[0, j] == n + 1
+        assert state.remainder_M[0, j].item() == pytest.approx(1 - total)
 
 
 def test_ponder_pushes_towards_earlier_halting():
@@ -74,5 +74,5 @@ def test_ponder_pushes_towards_earlier_halting():
     h = torch.ones(1, 1, 2)
     state = module(module.start(h), h, last=False)
     state = module(state, h, last=True)
-    (state.loops_BL + state.remainder_BL).sum().backward()
+    (state.loops_M + state.remainder_M).sum().backward()
     assert module.bias.grad < 0, "descending the ponder cost must raise p"

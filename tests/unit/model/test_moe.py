@@ -11,7 +11,7 @@ from small import build, train
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from spider.model.spider import engram
+from spider.model.spider import chunking, engram
 from spider.model.spider import moe as experts
 from spider.model.spider.config import MoEConfig
 from spider.model.spider.moe import MoE
@@ -72,7 +72,7 @@ def test_grouped_and_loop_have_the_same_gradients_even_with_an_idle_expert():
 @pytest.fixture
 def ops(monkeypatch):
     """The path that a GPU takes, in which every op then runs its twin."""
-    for module in (experts, engram):
+    for module in (experts, engram, chunking):
         monkeypatch.setattr(module, "use_triton", lambda x: True)
 
 

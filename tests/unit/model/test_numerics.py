@@ -17,14 +17,17 @@ import torch
 from torch import Tensor
 
 from spider.model.spider.attention import rope_table
+from spider.model.spider.engram import Engram
 from spider.model.spider.model import Spider
+from spider.model.spider.windows import equal_windows
 
 U = 2**-8
 B, T = 2, 12
-VALID = torch.ones(B, T, dtype=torch.bool)
+WINDOWS = equal_windows(B, T, torch.device("cpu"))
+VALID = WINDOWS.valid_M.view(B, T)
 ROPE = rope_table(T, 8, 1e4, torch.device("cpu"))
 TOKENS = torch.tensor([list(b"ab cde f ghi"), list(b"one two 3 4 ")])
-READ = TOKENS, torch.arange(T).expand(B, T), VALID
+READ = TOKENS, torch.arange(B * T), WINDOWS.valid_M
 
 
 def narrow(function: Callable[[], Tensor]) -> Tensor:
@@ -38,12 +41,16 @@ def relative(got: Tensor, exact: Tensor) -> float:
 
 def halted(model: Spider, x: Tensor) -> Tensor:
     halting = model.core.halting
-    return halting(halting(halting.start(x), x, last=False), x.cos(), last=True).output_BLD
+    return halting(halting(halting.start(x), x, last=False), x.cos(), last=True).output_MD
 
 
 def there_and_back(model: Spider, x: Tensor) -> Tensor:
     patches, _, _ = model.chunker.cut(TOKENS, x)
     return model.chunker.up(model.chunker.down(x, patches), patches)
+
+
+def remembered(engram: Engram, x: Tensor) -> Tensor:
+    return engram(x.flatten(0, 1), engram.read(*READ), WINDOWS.number_M)
 
 
 #: Products in a row, and the part.
@@ -52,7 +59,7 @@ PARTS: dict[str, tuple[int, Callable[[Spider, Tensor], Tensor]]] = {
     "swiglu": (2, lambda m, x: m.prelude[0].ffn(x)),
     "experts": (2, lambda m, x: m.core.layers[0].ffn(x, VALID)[0]),
     "lora": (2, lambda m, x: m.core.lora(x, 1)),
-    "engram": (1, lambda m, x: m.core.layers[1].engram(x, m.core.layers[1].engram.read(*READ))),
+    "engram": (1, lambda m, x: remembered(m.core.layers[1].engram, x)),
     "predictor": (2, lambda m, x: m.chunker.boundary_predictor(x, TOKENS, VALID)),
     "dense block": (7, lambda m, x: m.prelude[0](x, ROPE)[0]),
     "head": (1, lambda m, x: m.head(x)),

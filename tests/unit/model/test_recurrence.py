@@ -9,17 +9,18 @@ import torch.nn.functional as F
 from spider.model.layers import rms_norm
 from spider.model.spider.attention import rope_table
 from spider.model.spider.recurrence import Injection, loop_embedding
+from spider.model.spider.windows import equal_windows
 
 
 def enter(model, length: int = 9):
     """Random patches and what the core needs besides, memories included."""
     torch.manual_seed(1)
     dtype = next(model.parameters()).dtype
-    e = torch.randn(2, length, model.config.hidden, dtype=dtype)
-    valid = torch.ones(2, length, dtype=torch.bool)
-    tokens, close = torch.randint(0, 256, (2, length)), torch.arange(length).expand(2, -1)
-    memories = model.core.read_memories(tokens, close, valid)
-    return e, memories, rope_table(length, model.config.attention.rope_dim, 1e4, e.device), valid
+    e = torch.randn(2 * length, model.config.hidden, dtype=dtype)
+    windows = equal_windows(2, length, e.device)
+    tokens, close = torch.randint(0, 256, (2, length)), torch.arange(2 * length)
+    memories = model.core.read_memories(tokens, close, windows.valid_M)
+    return e, memories, rope_table(length, model.config.attention.rope_dim, 1e4, e.device), windows
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_a_thousand_loops_stay_bounded_whatever_the_weights(make, scale, injecti
             core.injection.log_decay.copy_(log_decay)
             core.injection.step.copy_(step)
         e, *others = enter(model, 5)
-        z = core(e, *others, n_loops=R).z_BLD
+        z = core(e, *others, n_loops=R).z_MD
     y, h = torch.stack(added), torch.stack(states).amax(0)
     assert z.isfinite().all()
     assert y[100:].max() < 10 * y[:100].max()
@@ -106,19 +107,19 @@ def test_a_patch_that_halts_at_the_first_loop_is_that_of_a_one_loop_model(make, 
     with torch.no_grad():
         one = model(tokens, n_loops=1, trace=True)
         # Patches that point one way stop at once, the rest go on; the boundary is between two of them.
-        halting.weight.copy_(100 * first[0][0, 0])
+        halting.weight.copy_(100 * first[0][0])
         score = (rms_norm(first[0], 1e-6) * halting.weight).sum(-1) * halting.weight.numel() ** -0.5
-        halting.bias.copy_(5 - score[one.trace.patches.valid_BL].median())
+        halting.bias.copy_(5 - score[one.trace.patches.windows.valid_M].median())
         many = model(tokens, n_loops=3, trace=True)
         e, *others = enter(model, 40)
         z = [model.core(e, *others, n_loops=r) for r in (1, 3)]
-    at_once = z[1].halt.loops_BL == 1
+    at_once = z[1].halt.loops_M == 1
     assert 0.1 < at_once.double().mean() < 0.9
-    assert torch.equal(z[0].z_BLD[at_once], z[1].z_BLD[at_once])
-    assert not (z[0].z_BLD == z[1].z_BLD)[~at_once].all(-1).any()
+    assert torch.equal(z[0].z_MD[at_once], z[1].z_MD[at_once])
+    assert not (z[0].z_MD == z[1].z_MD)[~at_once].all(-1).any()
 
     # Of the whole model, the bytes that have read nothing but such patches.
-    loops_BT = many.trace.loops_BL.gather(1, many.trace.patches.slot_BT)
+    loops_BT = many.trace.loops_M[many.trace.patches.row_BT]
     only_BT = loops_BT.cummax(1).values == 1
     assert 0 < only_BT.sum() < only_BT.numel()
     assert torch.equal(one.logits[only_BT], many.logits[only_BT])

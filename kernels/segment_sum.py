@@ -1,0 +1,108 @@
+"""Segments: runs of rows that lie one behind the other, summed, and given back what belongs to each.
+
+    segment_sum:     out[m] = sum of x[n] over edge[m] <= n < edge[m + 1]
+    segment_expand:  out[n] = z[m] for edge[m] <= n < edge[m + 1];  0 before edge[0] and from edge[M] on
+
+Each is the other's adjoint. Sums are in float32, in one fixed order: unlike additions into places that an
+index names, they need no atomic operation, and every run gives the same bits. NaN and inf stay in their own
+segment.
+
+Layout: a program of the sum takes a segment's tile of features and adds ROWS of its rows at a time, so that
+their loads do not wait for one another; one of the expansion copies a tile of a row.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.switch import jit, op, tile, tl
+
+ROWS = 4
+"""Rows of a segment that a program loads at once."""
+
+
+def segment_sum_torch(x_ND: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
+    """``segment_sum`` in torch: rows of no segment are added to one past the end, which is cut off."""
+    M, wide = len(edge_S) - 1, torch.promote_types(x_ND.dtype, torch.float32)
+    sum_MD = x_ND.new_zeros(M + 1, x_ND.shape[1], dtype=wide)
+    return sum_MD.index_add(0, segment_N, x_ND.to(wide))[:M].to(x_ND.dtype)
+
+
+def segment_expand_torch(z_MD: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
+    """``segment_expand`` in torch: rows of no segment read zeros behind the last one."""
+    return torch.nn.functional.pad(z_MD, (0, 0, 0, 1)).index_select(0, segment_N)
+
+
+@jit
+def _sum(x, edge, out, D, ROWS: tl.constexpr, TILE: tl.constexpr):
+    m = tl.program_id(0)
+    d = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    first, end = tl.load(edge + m), tl.load(edge + m + 1)
+    total = tl.zeros((TILE,), tl.float32)
+    for start in range(first, end, ROWS):
+        n = start + tl.arange(0, ROWS)
+        inside = (n < end)[:, None] & (d < D)[None, :]
+        rows = tl.load(x + n[:, None].to(tl.int64) * D + d[None, :], mask=inside, other=0)
+        total += tl.sum(rows.to(tl.float32), axis=0)
+    tl.store(out + m.to(tl.int64) * D + d, total.to(out.dtype.element_ty), mask=d < D)
+
+
+@jit
+def _expand(z, segment, out, M, D, TILE: tl.constexpr):
+    n = tl.program_id(0)
+    d = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    m = tl.load(segment + n).to(tl.int64)
+    row = tl.load(z + m * D + d, mask=d < tl.where(m < M, D, 0), other=0)
+    tl.store(out + n.to(tl.int64) * D + d, row, mask=d < D)
+
+
+def _launch_sum(out_MD: Tensor, x_ND: Tensor, _: Tensor, edge_S: Tensor) -> None:
+    M, D = out_MD.shape
+    if M * D:
+        size = tile(D, 1024)
+        _sum[M, -(-D // size)](x_ND, edge_S, out_MD, D, ROWS=ROWS, TILE=size)
+
+
+def _launch_expand(out_ND: Tensor, z_MD: Tensor, segment_N: Tensor, _: Tensor) -> None:
+    N, D = out_ND.shape
+    if N * D:
+        size = tile(D, 2048)
+        _expand[N, -(-D // size)](z_MD, segment_N, out_ND, len(z_MD), D, TILE=size)
+
+
+@op("segment_sum", _launch_sum, segment_sum_torch)
+def segment_sum(x_ND: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
+    """The sums (M, D) of the rows of each segment, in the dtype of ``x_ND``; zero for an empty one.
+
+    ``edge_S``: M + 1 places from 0 to N in ascending order, int64. ``segment_N``: the segment of each row,
+    int64, as the edges say; M for rows of none. Differentiable in ``x_ND``. Raises ``ValueError`` for shapes
+    that do not fit.
+    """
+    if x_ND.dim() != 2 or segment_N.shape != x_ND.shape[:1] or edge_S.dim() != 1 or not len(edge_S):
+        raise ValueError(
+            f"segment_sum: x {tuple(x_ND.shape)} must be (N, D), segment {tuple(segment_N.shape)} (N,), and "
+            f"edge {tuple(edge_S.shape)} (M + 1,)"
+        )
+    return x_ND.new_empty(len(edge_S) - 1, x_ND.shape[1])
+
+
+@op("segment_expand", _launch_expand, segment_expand_torch)
+def segment_expand(z_MD: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
+    """The rows (N, D) of ``z_MD`` that the segments of ``segment_sum`` read; zeros for rows of no segment."""
+    if z_MD.dim() != 2 or segment_N.dim() != 1 or edge_S.shape != (len(z_MD) + 1,):
+        raise ValueError(
+            f"segment_expand: z {tuple(z_MD.shape)} must be (M, D), segment {tuple(segment_N.shape)} (N,), "
+            f"and edge {tuple(edge_S.shape)} (M + 1,)"
+        )
+    return z_MD.new_empty(len(segment_N), z_MD.shape[1])
+
+
+def _remember(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+segment_sum.register_autograd(
+    lambda ctx, grad_MD: (segment_expand(grad_MD, *ctx.saved_tensors), None, None), setup_context=_remember
+)
+segment_expand.register_autograd(
+    lambda ctx, grad_ND: (segment_sum(grad_ND, *ctx.saved_tensors), None, None), setup_context=_remember
+)
