@@ -44,7 +44,7 @@ from spider.training import compilecache
 from spider.training.measurements import Warmup
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
-from spider.training.precision import Precision, decide, device_name
+from spider.training.precision import Precision, compiles, decide, device_name
 from spider.training.schedule import end_in_time, horizon, lr_factor
 from spider.training.state import Ema, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
@@ -106,7 +106,7 @@ class Trainer:
                 shard(self.model, world)
             else:
                 self.called = replica(self.model, world)
-        compiled, compute = spec.compiled_on(self.device.type), self.precision.compute
+        compiled, compute = compiles(spec, self.precision.kind, self.device), self.precision.compute
         config, lr = spec.optimizer, self.settings.lr
         self.optimizer = build_optimizer(self.model, config, lr, compute, compiled=compiled)
         self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
