@@ -39,7 +39,9 @@ from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward
 from spider.tokens import Tokens
 from spider.training import compilecache
+from spider.training.determinism import one_order
 from spider.training.measurements import Kind, Parts, Product, Step, Warmup
+from spider.training.memory import check_fits
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import (
     Precision,
@@ -70,7 +72,8 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
     began = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     asked, recipe = spec.precision, spec.fp8_recipe
-    decide(asked, recipe, device, None)
+    check_fits(spec, decide(asked, recipe, device, None).kind, device, spec.processes)
+    one_order(device)
     choose_kernels(spec.kernels)
 
     products, may = _products(spec, device)
