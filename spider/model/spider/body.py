@@ -174,8 +174,8 @@ def _kept_by_layer(c: SpiderConfig, size: int) -> dict[Recompute, _Kept]:
         chosen = moe.top_k * (D + 2 * moe.expert_hidden) + 2 * moe.shared_hidden + D
     norms = 4 * D * 4 + 2 * D * size
     return {
-        "none": _Kept(*(norms + (attention + mixed) * size for mixed in (ffn, experts)), engram=9 * D * 4),
-        "selective": _Kept(*(D * 4 + (attended + mixed) * size for mixed in (fed, chosen)), engram=0),
+        "none": _Kept(norms + (attention + ffn) * size, norms + (attention + experts) * size, 9 * D * 4),
+        "selective": _Kept(D * 4 + (attended + fed) * size, D * 4 + (attended + chosen) * size, 0),
         "full": _Kept(D * 4, D * 4, 0),
     }
 

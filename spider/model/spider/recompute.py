@@ -43,7 +43,10 @@ def _uncached(layer: nn.Module, x: Tensor, *given: Any) -> Any:
     """The layer with each weight cast where it is used, or the second time would not do what the first did:
     autocast keeps the casts of a forward pass, of which a later loop would do none."""
     kind = x.device.type
-    same = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
+    same: dict[str, Any] = {
+        "dtype": torch.get_autocast_dtype(kind),
+        "enabled": torch.is_autocast_enabled(kind),
+    }
     with torch.autocast(kind, **same, cache_enabled=False):
         return layer(x, *given)
 
