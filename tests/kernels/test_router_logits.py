@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from hypothesis import strategies as st
+from torch import Tensor
 
 from kernels import router_logits as module
 from kernels.router_logits import router_logits
+from tests.kernels.twins import Pair
+
+
+def results(product, x_ND: Tensor, w_ED: Tensor, dy_NE: Tensor) -> list[Tensor]:
+    """The logits and the gradient of the weights."""
+    w_ED = w_ED.detach().requires_grad_()
+    y_NE = product(x_ND, w_ED)
+    return [y_NE.detach(), torch.autograd.grad(y_NE, w_ED, dy_NE)[0]]
+
+
+def routers(N: int, D: int, E: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x_ND, w_ED, dy_NE = (torch.randn(shape, generator=generator) for shape in ((N, D), (E, D), (N, E)))
+    return x_ND.bfloat16(), w_ED, dy_NE
+
+
+EIGHTS = st.integers(1, 5).map(lambda n: 8 * n)
+#: On a GPU (tests/gpu) by its bfloat16 products with sums in float32.
+ROUTER_LOGITS = Pair(
+    partial(results, module._router_logits),
+    partial(results, lambda x_ND, w_ED: x_ND.float() @ w_ED.T),
+    st.builds(routers, EIGHTS, EIGHTS, EIGHTS, st.integers(0, 99)),
+    [routers(3000, 2048, 32)],
+    rtol=1e-5,
+    atol=1e-3,
+)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_a_run_that_asks_for_a_gpu_where_there_is_none_is_told_why_and_what_to_d
         TrainingError, match=f"resources.gpus: the run asks for 2, .*{REASONS[reason]}"
     ) as error:
         require_gpus(2)
-    assert reason in str(error.value) and "more of it" not in str(error.value)
+    assert f": {reason.rstrip('.')}. To do: " in str(error.value) and "more of it" not in str(error.value)
     assert str(error.value).endswith("or set resources.gpus: 0, to train on the CPU")
 
 
