@@ -51,7 +51,7 @@ def test_each_way_computes_again_what_it_says():
 @pytest.mark.parametrize("checkpointing", ["selective", "full"])
 def test_a_compiled_step_is_one_graph_and_stays_it(checkpointing):
     torch.compiler.reset()
-    changes = {"recurrence": {**LAYERS, "checkpointing": checkpointing}}
+    changes = {"recurrence": {**LAYERS, "checkpointing": checkpointing}, "engram": {"layers": [0]}}
     eager, model = build(**changes).train(), build(**changes).train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager_decomp_partition")
     assert train(model, compiled) == pytest.approx(train(eager, eager), rel=0.01)
