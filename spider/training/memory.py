@@ -29,8 +29,9 @@ from spider.training.precision import device_name
 
 log = logging.getLogger(__name__)
 
-#: Of the estimated activations, as much is kept at least (tests/unit/test_describe.py).
-_LEAST = 0.74
+#: Of the estimated activations, as much is kept at least: a compiled step of spider-1b keeps 0.70 of them, as
+#: a compiler recomputes what is cheap unasked (traced; the estimate is of what runs uncompiled).
+_LEAST = 0.65
 
 
 def meta_model(spec: StageSpec) -> Model:
