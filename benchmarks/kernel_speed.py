@@ -45,13 +45,18 @@ from common import parser, report, show, show_goals
 from device_time import Way, measure
 from kernel_ops import OPS, Shape, backward_ways, expert_ways, forward_ways, layer_ways
 
+from spider.model import build_model
+from spider.model.spider.config import SpiderConfig
+
 SHAPES = {
     "spider-1b": Shape(N=28_672, D=2048, E=32, K=2, F=512, shared=1024),
     "many-experts": Shape(N=16_384, D=1024, E=128, K=8, F=256, shared=256),
     "wide": Shape(N=32_768, D=4096, E=8, K=2, F=1024, shared=1024),
 }
+PATCHES = "spider-1b-patches"
+"""What a layer of the preset's core gets in a micro-batch of the headline's shape."""
 QUICK = {
-    "tiny": Shape(N=64, D=32, E=4, K=2, F=16, shared=16),
+    "tiny": Shape(N=64, D=32, E=4, K=2, F=16, shared=16, filled=29),
     "odd": Shape(N=33, D=48, E=5, K=3, F=16),
 }
 LAYER, EXPERTS = "layer", "experts"
@@ -67,7 +72,7 @@ Found = dict[str, dict[str, Ways]]
 def options() -> argparse.Namespace:
     asked = parser(__doc__.splitlines()[0])
     parts = [*OPS, LAYER, EXPERTS]
-    asked.add_argument("--shapes", nargs="+", metavar="NAME", help=f"of {', '.join(SHAPES)}")
+    asked.add_argument("--shapes", nargs="+", metavar="NAME", help=f"of {', '.join([*SHAPES, PATCHES])}")
     asked.add_argument("--ops", nargs="+", choices=parts, metavar="NAME", help=f"of {', '.join(parts)}")
     asked.add_argument("--repeats", type=int, default=50, help="calls of each way that are timed")
     asked.add_argument("--profile", choices=parts, help="tell what each way of this op launches, and no more")
@@ -77,7 +82,7 @@ def options() -> argparse.Namespace:
             "these figures need a GPU and this machine has none that torch can use; --quick runs the same "
             "code on tiny shapes"
         )
-    known = QUICK if chosen.quick else SHAPES
+    known = QUICK if chosen.quick else {**SHAPES, PATCHES: patches()}
     if unknown := set(chosen.shapes or []) - known.keys():
         asked.error(f"--shapes: {', '.join(sorted(unknown))} is not one of {', '.join(known)}")
     chosen.shapes = {name: known[name] for name in chosen.shapes or known}
@@ -85,6 +90,18 @@ def options() -> argparse.Namespace:
     if chosen.quick:
         chosen.repeats = 3
     return chosen
+
+
+def patches(windows: int = 112, length: int = 256) -> Shape:
+    """The shape at which the warm-up times the preset's experts (`Fp8Parts.example`)."""
+    with torch.device("meta"):
+        config = SpiderConfig()
+        own = build_model(config).fp8_parts()
+        assert own is not None and config.moe is not None
+        part, x_ND = own.example(windows, length, torch.device("meta"))
+    moe = config.moe
+    sizes = dict(E=moe.experts, K=moe.top_k, F=moe.expert_hidden, shared=moe.shared_hidden)
+    return Shape(*x_ND.shape, **sizes, filled=part.valid)
 
 
 def measure_all(chosen: argparse.Namespace, device: torch.device, found: Found) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from spider.model import build_model
+from spider.model.spider.config import SpiderConfig
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CPU = torch.device("cpu")
 
@@ -57,6 +60,16 @@ def test_without_a_gpu_it_says_that_the_figures_need_one(benchmark, monkeypatch)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit, match="these figures need a GPU and this machine has none"):
         benchmark.main()
+
+
+def test_the_shape_of_the_patches_is_that_of_the_preset_in_the_warm_up(benchmark):
+    """All widths, and as many of the slots filled as boundaries fill."""
+    found, config = benchmark.patches(8, 64), SpiderConfig()
+    with torch.device("meta"):
+        slots = build_model(config).chunker.slots(64)
+    assert found[:5] == (8 * slots, 2048, 32, 2, 512) and found.shared == 1024
+    assert found.real == 8 * 64 * config.boundary.rate < found.N
+    assert found.valid(CPU).sum() == found.real
 
 
 def test_a_shape_that_is_not_there_is_refused(benchmark, monkeypatch, capsys):

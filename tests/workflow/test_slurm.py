@@ -126,7 +126,16 @@ def alone(prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Start
 
     Like the next two it is started early, as most of the time is waiting.
     """
-    cluster = started_among_spaces(prepared, tmp_path_factory.mktemp("alone"), gpus=1, runtime=60)
+    home = tmp_path_factory.mktemp("alone")
+    cluster = started_among_spaces(prepared, home, gpus=1, runtime=60)
+    # Its GPUs are files: a training would be refused for want of real ones, so torch takes them for real.
+    (stub := home / "stub").mkdir()
+    (stub / "sitecustomize.py").write_text(
+        "import sys\nif {'warmup', 'train'} & {*sys.orig_argv}:\n"
+        "    import torch\n    torch.cuda.init = lambda: None\n"
+    )
+    path = os.pathsep.join(filter(None, [str(stub), os.environ.get("PYTHONPATH")]))
+    cluster.environment |= {"PYTHONPATH": path}
     return cluster, cluster.start(FIRST)
 
 

@@ -42,6 +42,7 @@ from spider.model.spider.body import Body
 from spider.model.spider.chunking import Patches, Stream
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
+from spider.model.spider.recompute import run
 from spider.model.spider.recurrence import CoreOutput
 from spider.model.spider.windows import equal_windows
 
@@ -80,17 +81,17 @@ class Spider(Body):
     ) -> ModelOutput:
         """`LanguageModel.__call__`; ``trace`` asks for a `Trace`."""
         n_loops = self.loops(n_loops)
-        rope = self.rope(tokens_BT.shape[1])
+        rope, recompute = self.rope(tokens_BT.shape[1]), self.config.recurrence.of_blocks
         h_BTD = self.embed(tokens_BT)
         for block in self.prelude:
-            h_BTD, _ = block(h_BTD, rope)
+            h_BTD, _ = run(block, recompute, h_BTD, rope)
         patches, metrics, boundary_loss = self.chunker.cut(tokens_BT, h_BTD)
         e_MD, windows = self.chunker.down(h_BTD, patches), patches.windows
         memories = self.core.read_memories(tokens_BT, patches.close_M, patches.filled_M)
         core = self.core(e_MD, memories, self.rope(windows.longest), windows, n_loops)
         h_BTD = h_BTD + self.chunker.up(core.z_MD, patches)
         for block in self.coda:
-            h_BTD, _ = block(h_BTD, rope)
+            h_BTD, _ = run(block, recompute, h_BTD, rope)
         logits_BTV = self.head(h_BTD, proposals_BTW)
 
         ponder_loss = self._halting(core, windows.valid_M, metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -10,11 +11,14 @@ from functorch.compile import make_boxed_func
 from small import build, train
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 
+from kernels import embedding
 from spider.model.spider import chunking, engram
 from spider.model.spider import moe as experts
 from spider.model.spider.config import MoEConfig
 from spider.model.spider.moe import MoE
+from spider.processes.parallel import compile_forward
 
 
 def moe(**changes: object) -> MoE:
@@ -107,6 +111,34 @@ def test_the_whole_model_by_ops_is_one_graph(ops):
     train(model, compiled)
 
 
+def test_no_gradient_of_the_model_adds_floats_in_the_order_of_threads(ops, monkeypatch):
+    """What Inductor would make float atomics of on a GPU: sums into places that an index names."""
+    monkeypatch.setattr(embedding, "_is_on_gpu", lambda table: True)
+    torch.compiler.reset()
+    found: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: object) -> object:
+        for node in graph.graph.nodes:
+            name = str(node.target).removeprefix("aten.").partition(".")[0]
+            adds = name in ("index_add", "scatter_add", "embedding_dense_backward")
+            adds |= name in ("index_put", "_unsafe_index_put") and node.args[3:4] == (True,)
+            if adds and node.meta["val"].is_floating_point():
+                found.append(f"{name} {node.meta['val'].shape} {node.meta.get('stack_trace')}")
+        return make_boxed_func(graph.forward)
+
+    model = build(engram={"layers": [0], "byte_orders": [2]}, recurrence={"layers": 1}).train()
+    partition = min_cut_rematerialization_partition
+    decompositions = select_decomp_table()
+    backend = aot_autograd(
+        fw_compiler=look, bw_compiler=look, partition_fn=partition, decompositions=decompositions
+    )
+    x = torch.randint(97, 123, (2, 41))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.compile(model, backend=backend, fullgraph=True)(x[:, :-1], x[:, 1:]).loss.backward()
+    print(*found, sep="\n----\n")
+    assert [one for one in found if "chunking.py" not in one] == []
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compiled_fp8_casts_a_weight_once_a_pass_however_often_it_is_used(checkpointing):
     torch.compiler.reset()
@@ -130,6 +162,24 @@ def test_compiled_fp8_casts_a_weight_once_a_pass_however_often_it_is_used(checkp
     weights = 2 * len(model.core.layers)
     assert forward[cast] == weights and backward[cast] == (weights if checkpointing else 0)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.core.layers.parameters())
+
+
+def test_the_routers_gradients_are_as_wide_compiled_as_they_are_eager(monkeypatch):
+    """Only the forward pass says that the router is not to be narrowed."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    x, results = torch.randn(2, 8, 16), []
+    for compiled in (False, True):
+        module = moe(expert_hidden=16)
+        if compiled:
+            compile_forward(module)
+        entering = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y, stats = module(entering, valid(x))
+        (y.float().square().sum() + stats.aux + stats.z).backward()
+        results.append([module.router.weight.grad, entering.grad])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_counts_are_exact_and_leave_invalid_slots_out():
