@@ -57,6 +57,17 @@ class Shape(NamedTuple):
     F: int
     shared: int = 0
     """Width of the layer's shared expert."""
+    valid: float = 1.0
+    """Share of the tokens that are some; the others go to no expert."""
+
+    @property
+    def tokens(self) -> int:
+        """Those that are some."""
+        return round(self.N * self.valid)
+
+    def valid_N(self, device: torch.device) -> Tensor:
+        """Which are, anywhere among the N."""
+        return torch.randperm(self.N, device=device) < self.tokens
 
     def __str__(self) -> str:
         return f"N {self.N:,}, D {self.D:,}, E {self.E}, k {self.K}, F {self.F:,}"
@@ -80,7 +91,7 @@ def routed(s: Shape, device: torch.device) -> tuple[Tensor, Tensor, FusedMapping
     """Logits, choices and their mapping. On a coarse grid logits tie exactly or not at all, so that every
     implementation chooses alike."""
     logits_NE = (torch.randn(s.N, s.E, device=device) * 64).round() / 64
-    chosen_NK = topk_gate_torch(logits_NE, s.K)
+    chosen_NK = topk_gate_torch(logits_NE, s.K).masked_fill(~s.valid_N(device)[:, None], -1)
     return logits_NE, chosen_NK, get_fused_mapping_torch(chosen_NK, s.E, ALIGNMENT)
 
 
@@ -96,8 +107,8 @@ def expand(s: Shape, device: torch.device) -> Op:
         expand_to_fused,
         expand_to_fused_torch,
         (x_ND, m.token_to_pos_NK, m.pos_to_expert_P),
-        moved=2 * (s.N + P) * s.D + 4 * s.N * s.K + 4 * P,
-        moved_backward=2 * s.N * (s.K + 1) * s.D + 4 * s.N * s.K,
+        moved=2 * (s.tokens + P) * s.D + 4 * s.N * s.K + 4 * P,
+        moved_backward=2 * (s.N + s.tokens * s.K) * s.D + 4 * s.N * s.K,
         loop=loop,
     )
 
@@ -120,8 +131,8 @@ def reduce(s: Shape, device: torch.device) -> Op:
         reduce_fused,
         reduce_fused_torch,
         (y_PD, w_NK, m.token_to_pos_NK, m.pos_to_expert_P),
-        moved=2 * s.N * (s.K + 1) * s.D + 8 * s.N * s.K,
-        moved_backward=2 * (s.N * (s.K + 1) + P) * s.D + 12 * s.N * s.K + 4 * P,
+        moved=2 * (s.N + s.tokens * s.K) * s.D + 8 * s.N * s.K,
+        moved_backward=2 * (s.tokens * (s.K + 1) + P) * s.D + 12 * s.N * s.K + 4 * P,
         loop=loop,
     )
 
@@ -154,10 +165,11 @@ def load(s: Shape, device: torch.device) -> Op:
 def router(s: Shape, device: torch.device) -> Op:
     """As the model uses it, with gradients from gates, scores and logsumexp."""
     logits_NE = routed(s, device)[0].requires_grad_()
+    valid_N = None if s.valid == 1 else s.valid_N(device)
     return Op(
         route,
         route_torch,
-        (logits_NE, torch.zeros(s.E, device=device), s.K),
+        (logits_NE, torch.zeros(s.E, device=device), s.K, "softmax", valid_N),
         moved=s.N * (8 * s.E + 12 * s.K + 4),
         moved_backward=s.N * (12 * s.E + 16 * s.K + 8),
     )
@@ -184,8 +196,8 @@ def memory_gate(s: Shape, device: torch.device) -> Op:
 
 def cast_rows(s: Shape, device: torch.device) -> Op:
     """The fused rows."""
-    x_PD = torch.randn(s.N * s.K, s.D, device=device, dtype=ROWS)
-    return Op(cast_rows_fp8, cast_rows_fp8_torch, (x_PD,), moved=s.N * s.K * (3 * s.D + 4))
+    x_PD = torch.randn(s.tokens * s.K, s.D, device=device, dtype=ROWS)
+    return Op(cast_rows_fp8, cast_rows_fp8_torch, (x_PD,), moved=len(x_PD) * (3 * s.D + 4))
 
 
 def cast_columns(s: Shape, device: torch.device) -> Op:
@@ -207,6 +219,11 @@ OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
     "cast_rows_fp8": cast_rows,
     "cast_columns_fp8": cast_columns,
 }
+
+
+def has_backward(name: str) -> bool:
+    """Whether an op has a derivative."""
+    return name in ("expand", "reduce", "route", "normalize", "engram_gate")
 
 
 def forward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:
@@ -271,7 +288,7 @@ def layer_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> 
     fp8 = copy.deepcopy(grouped)
     fp8.experts.fp8 = True
     x_BLD = torch.randn(1, s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
-    valid_BL = torch.ones(1, s.N, device=device, dtype=torch.bool)
+    valid_BL = s.valid_N(device)[None]
     gradients = [
         torch.randn_like(x_BLD),
         torch.tensor(0.01, device=device),
