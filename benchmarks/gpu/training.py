@@ -9,13 +9,12 @@ there are minutes left. The last row is `spider evaluate`: bits per byte, beside
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,17 @@ def main() -> None:
         print("what was trained lay on another machine: from the beginning", flush=True)
         question.rows.clear()
     while not folder.receipt.exists():
-        name = f"slice {sum(name.startswith('slice') for name in question.rows) + 1}"
-        minutes = 0.5 if chosen.rehearse else question.minutes_left - SAVING
+        slices = sum(name.startswith("slice") for name in question.rows)
+        name, minutes = f"slice {slices + 1}", question.minutes_left - SAVING
         if minutes < LEAST and not chosen.rehearse:
             question.leave(name, f"a slice takes {LEAST + SAVING:g} minutes or more")
             break
-        if question.measure(name, 0, partial(train, path, run, stage, folder, minutes), said_slice) is None:
+
+        def enough(began: int) -> bool:  # a rehearsal stops the first slice as soon as it has logged
+            return chosen.rehearse and not slices and last_row(folder)["step"] > began  # noqa: B023
+
+        call = partial(train, path, run, stage, folder, minutes, enough)
+        if question.measure(name, 0, call, said_slice) is None:
             break  # it failed, or other rows were asked for
     if folder.receipt.exists():
         call = partial(evaluate, path, run, stage, folder)
@@ -69,7 +73,7 @@ def configuration(rehearse: bool) -> Path:
         smoke = yaml.safe_load((ROOT / "presets/smoke.yaml").read_text())["runs"]["smoke"]
         run |= {"model": smoke["model"], "precision": "fp32", "resources": {}}
         run["defaults"] = {**smoke["defaults"], "ckpt_every": 1000}
-        run["stages"] = [{"name": "main", "max_steps": 300, "schedule": "wsd", "warmup_steps": 5}]
+        run["stages"] = [{"name": "main", "max_steps": 60, "schedule": "wsd", "warmup_steps": 5}]
         run["evaluation"] = {"max_bytes": 2000, "loops_bytes": 0, "sample_bytes": 20, "batch": 4}
         raw["runs"] = {"rehearsal": run}
     write_json(path := FOLDER / "work/training.json", raw)
@@ -81,12 +85,14 @@ def spider(path: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def train(path: Path, run: str, stage: str, folder: StageFolder, minutes: float) -> dict[str, Any]:
-    """One slice."""
+def train(
+    path: Path, run: str, stage: str, folder: StageFolder, minutes: float, enough: Callable[[int], bool]
+) -> dict[str, Any]:
+    """One slice; ``enough``, given the step it began at, ends it before its time."""
     began, before = time.monotonic(), last_row(folder)
     process = spider(path, "train", run, stage)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(60 * minutes)
+    while process.poll() is None and time.monotonic() < began + 60 * minutes and not enough(before["step"]):
+        time.sleep(0.05)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     asked = time.monotonic()
