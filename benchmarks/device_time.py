@@ -148,12 +148,19 @@ def _launches(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
         with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profiler:
             call()
             torch.cuda.synchronize()
+    took = kernel_times(profiler)
+    parts = sorted(([name, sum(us), len(us)] for name, us in took.items()), key=lambda part: -part[1])
+    return {"launches": sum(part[2] for part in parts), "parts": parts}
+
+
+def kernel_times(profiler: Any) -> dict[str, list[float]]:
+    """Microseconds of each call of each kernel, copy and clearing that ran on a GPU. A graph's annotations
+    ("## Call CompiledFxGraph") span kernels, and would count their time once more."""
     took: dict[str, list[float]] = defaultdict(list)
     for event in profiler.events():
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
             took[event.name].append(event.time_range.elapsed_us())
-    parts = sorted(([name, sum(us), len(us)] for name, us in took.items()), key=lambda part: -part[1])
-    return {"launches": sum(part[2] for part in parts), "parts": parts}
+    return took
 
 
 def _compare(result: Any, other: Way, most: float) -> None:

@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -165,16 +164,12 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(profiler: Any) -> list[tuple[str, float, int]]:
-    from torch.autograd import DeviceType
+    from device_time import kernel_times
 
-    kernels = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    if not kernels:
-        averages = profiler.key_averages()
-        return [(event.key, event.self_cpu_time_total / 1e6, event.count) for event in averages]
-    found: dict[str, list[float]] = defaultdict(list)
-    for kernel in kernels:
-        found[kernel.name].append(kernel.time_range.elapsed_us() / 1e6)
-    return [(name, sum(took), len(took)) for name, took in found.items()]
+    if kernels := kernel_times(profiler):
+        return [(name, sum(us) / 1e6, len(us)) for name, us in kernels.items()]
+    averages = profiler.key_averages()
+    return [(event.key, event.self_cpu_time_total / 1e6, event.count) for event in averages]
 
 
 if __name__ == "__main__":

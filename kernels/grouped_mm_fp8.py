@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cast_fp8 import cast_columns_fp8, cast_rows_fp8
+from kernels.grouped_mm import weight_gradient
 
 
 def grouped_mm_fp8(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
@@ -40,30 +41,13 @@ def grouped_mm_fp8(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
             f"grouped_mm_fp8: x {tuple(x_PD.shape)} must be (P, D), w {tuple(w_EDF.shape)} (E, D, F) and the "
             f"ends {tuple(end_E.shape)} (E,), with D and F multiples of 16"
         )
-    return _GroupedMM.apply(x_PD, w_EDF, end_E)
+    rows, columns = cast_rows_fp8(x_PD.detach()), cast_columns_fp8(w_EDF.detach())
+    return _grouped_mm(x_PD, w_EDF, *rows, *columns, end_E)
 
 
 def runs_on(device: torch.device) -> bool:
     """Whether the device multiplies groups in fp8 itself."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in ((9, 0), (10, 0))
-
-
-class _GroupedMM(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
-        ctx.save_for_backward(x_PD, w_EDF, end_E)
-        return _product(*cast_rows_fp8(x_PD), *cast_columns_fp8(w_EDF), end_E, fast=True)
-
-    @staticmethod
-    def backward(ctx: Any, dy_PF: Tensor) -> tuple[Tensor, Tensor, None]:
-        x_PD, w_EDF, end_E = ctx.saved_tensors
-        dy_PF = dy_PF.contiguous()
-        # The columns of w^T are the rows of w, already side by side.
-        q, inverse = cast_rows_fp8(w_EDF.flatten(0, 1))
-        transposed = q.view(w_EDF.shape), inverse.view(w_EDF.shape[:2])
-        dx_PD = _product(*cast_rows_fp8(dy_PF), *transposed, end_E, fast=False)
-        dw_EDF = F.grouped_mm(x_PD.t(), dy_PF, offs=end_E)
-        return dx_PD, dw_EDF.to(w_EDF.dtype), None
 
 
 def multiply(
@@ -88,3 +72,43 @@ _product = torch.library.custom_op("spider::grouped_product_fp8", multiply, muta
 @_product.register_fake
 def _(a_PK, inverse_P, b_ENK, inverse_EN, end_E, fast):
     return a_PK.new_empty(len(a_PK), b_ENK.shape[1], dtype=torch.bfloat16)
+
+
+@torch.library.custom_op("spider::grouped_mm_fp8", mutates_args=())
+def _grouped_mm(
+    x_PD: Tensor,
+    w_EDF: Tensor,
+    q_PD: Tensor,
+    inverse_P: Tensor,
+    q_EFD: Tensor,
+    inverse_EF: Tensor,
+    end_E: Tensor,
+) -> Tensor:
+    """The product of what was cast, with the gradients of what it was cast from. The casts are ops of their
+    own, for ``torch.compile`` to merge; and this is one, because recomputation in torch 2.11 loses sight of
+    what is inside a ``torch.autograd.Function``."""
+    return multiply(q_PD, inverse_P, q_EFD, inverse_EF, end_E, fast=True)
+
+
+@_grouped_mm.register_fake
+def _(x_PD, w_EDF, q_PD, inverse_P, q_EFD, inverse_EF, end_E):
+    return x_PD.new_empty(len(x_PD), w_EDF.shape[2], dtype=torch.bfloat16)
+
+
+def _remember(ctx, inputs, output) -> None:
+    x_PD, w_EDF, *_, end_E = inputs
+    ctx.save_for_backward(x_PD, w_EDF, end_E)
+
+
+def _adjoint(ctx, dy_PF: Tensor):
+    x_PD, w_EDF, end_E = ctx.saved_tensors
+    dy_PF = dy_PF.contiguous()
+    # The columns of w^T are the rows of w, already side by side.
+    q, inverse = cast_rows_fp8(w_EDF.flatten(0, 1))
+    transposed = q.view(w_EDF.shape), inverse.view(w_EDF.shape[:2])
+    dx_PD = _product(*cast_rows_fp8(dy_PF), *transposed, end_E, fast=False)
+    dw_EDF = weight_gradient(x_PD, dy_PF, end_E)
+    return dx_PD, dw_EDF.to(w_EDF.dtype), None, None, None, None, None
+
+
+_grouped_mm.register_autograd(_adjoint, setup_context=_remember)

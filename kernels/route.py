@@ -115,8 +115,11 @@ def _route(
     peak = tl.where(peak == float("-inf"), 0.0, peak)
     power = tl.where(e < E, tl.exp(logit - peak[:, None]), 0.0)
     total = tl.sum(power, axis=1)
-    # inf - inf above is NaN, where the logarithm of a sum with inf in it is inf.
-    tl.store(logsumexp + n, tl.where(peak == float("inf"), peak, peak + tl.log(total)), mask=n < N)
+    # inf - inf above is NaN, where the logarithm of a sum with inf in it is inf; but a maximum passes over a
+    # NaN beside it.
+    nan = tl.max((logit != logit).to(tl.int32), axis=1) > 0
+    known = (peak == float("inf")) & ~nan
+    tl.store(logsumexp + n, tl.where(known, peak, peak + tl.log(total)), mask=n < N)
     score = power / total[:, None] if SOFTMAX else 1 / (1 + tl.exp(-logit))
     tl.store(scores + place, score, mask=inside)
 

@@ -18,7 +18,8 @@ rule warmup:
     resources:
         gpu=one_gpu,
         mem_mb=job_resource("mem_mb"),
-        runtime=longer(30),
+        # On a GPU it compiles: the step in each candidate, and every product in fp8.
+        runtime=lambda wildcards, attempt: attempt * (90 if one_gpu(wildcards) else 30),
     params:
         spider=command,
         stage=lambda w: next(s for s in stages(w.run) if CONFIG.stage(w.run, s).shape == w.shape),

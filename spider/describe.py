@@ -1,27 +1,21 @@
 """What a run will cost, before it is paid: parameters, FLOPs, steps and memory, from the configuration alone.
 
 The model is built on the meta device, so a description of a billion parameters takes a second and no memory,
-and its counts are the model's own. Weights, gradients and optimizer state are exact: the optimizer is built
-as well. Memory is that of one process: under FSDP it holds a share of these three, and while a micro-batch
-runs all weights and gradients (fp8 weights would be smaller than what is counted here). Activations are the
-family's estimate; temporaries and the framework itself come on top.
+and its counts are the model's own. Memory is that of one process (`spider.training.memory`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Column, Table
 
 from spider.config import Config, StageSpec
 from spider.config.memory import MemoryConfig
-from spider.model import build_model
 from spider.model.interface import Model
 from spider.report.formatting import quantity
-from spider.training.optim import build_optimizer, narrow_weights
+from spider.training.memory import fixed_memory, meta_model, stage_memory
 from spider.training.schedule import horizon
 
 FORMAT = 1
@@ -40,11 +34,9 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     """
     block = config.run(run)
     specs = [config.stage(run, stage.name) for stage in block.stages]
-    with torch.device("meta"):
-        model = build_model(block.model)
-    narrow_weights(model, block.optimizer)
+    model = meta_model(specs[0])
     narrow = block.precision in ("bf16", "fp8") or (block.precision == "auto" and block.resources.gpus > 0)
-    fixed = _fixed_memory(model, specs[0], narrow)
+    fixed = fixed_memory(model, specs[0], narrow)
     stages = [_stage(spec, model, fixed, narrow) for spec in specs]
     parts = {name: [stage[name] for stage in stages] for name in ("steps", "bytes", "flops")}
     return {
@@ -74,30 +66,8 @@ def _counted(config: MemoryConfig | None) -> list[dict[str, float]]:
     return [cost(config, size)._asdict() for size in _TEXTS]
 
 
-def _fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]:
-    """What a process holds whatever the stage."""
-    state = build_optimizer(model, spec.optimizer, spec.settings.lr).tensors(model)
-    fixed = {
-        "weights": _size([*model.parameters(), *model.buffers()]),
-        "gradients": _size([p for p in model.parameters() if p.requires_grad]),
-        "optimizer": _size(state.values()),
-    }
-    if narrow and spec.optimizer.master_weights == "fp32":
-        fixed["autocast_copies"] = 2 * (model.num_parameters() - model.looked_up())
-    if (shares := _shares(spec)) > 1:
-        gathered = fixed["weights"] + fixed["gradients"]
-        fixed |= {name: fixed[name] // shares for name in ("weights", "gradients", "optimizer")}
-        fixed["gathered"] = gathered
-    return fixed
-
-
 def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], narrow: bool) -> dict[str, Any]:
     s = spec.settings
-    memory = dict(fixed)
-    if s.ema:
-        memory["average"] = 4 * model.num_parameters() // _shares(spec)
-    windows = spec.micro_batch(spec.processes)
-    memory["activations"] = model.activation_bytes(windows, s.seq_len, spec.loops, narrow=narrow)
     flops = model.flops_per_token(s.seq_len, s.n_loops)
     steps = horizon(spec, model)
     tokens = None if steps is None else steps * spec.tokens_per_step
@@ -109,17 +79,9 @@ def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], narrow: bool) -
         "bytes": tokens,
         "flops_per_byte": flops,
         "flops": None if tokens is None else flops * tokens,
-        "memory": {**memory, "total": sum(memory.values())},
+        "memory": stage_memory(model, spec, narrow, fixed),
         **{name: getattr(s, name) for name in (*_KEPT, "max_hours")},
     }
-
-
-def _shares(spec: StageSpec) -> int:
-    return spec.processes if spec.parallel == "fsdp" else 1
-
-
-def _size(tensors: Iterable[Any]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 # ------------------------------------------------------------------------------------------------ for people

@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 #: A script and the rows that it is asked for, the most worth first. Each is asked for all of them in the end.
 ORDER: list[tuple[str, list[str]]] = [
     ("train_throughput", ["headline, bf16"]),
-    ("kernel_speed", ["spider-1b, *", "slots, *"]),
+    ("kernel_speed", ["spider-1b, *", "patches, *"]),
     ("determinism", ["*"]),
     ("resume", ["*"]),
     ("train_throughput", ["headline, fp8", "headline, bf16, kept"]),

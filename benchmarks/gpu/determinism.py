@@ -38,7 +38,8 @@ from spider.data.loader import Loader, to_device
 from spider.data.shards import Shards
 from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward
-from spider.training.precision import decide
+from spider.training.determinism import one_order
+from spider.training.precision import compiles, decide
 
 
 def main() -> None:
@@ -69,10 +70,11 @@ def gradients(spec: StageSpec, data: Path) -> dict[str, Any]:
     """Of one micro-batch three times: the parameters whose gradients differ, by how much of their norm."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
+    one_order(device)
     model = build_model(spec.model).to(device).train()
     precision = decide(spec.precision, spec.fp8_recipe, device, None)
     precision.prepare(model)
-    if spec.compiled_on(device.type):
+    if compiles(spec, precision.kind, device):
         compile_forward(model, spec.depths)
     shape = {"seq_len": spec.settings.seq_len, "rows": spec.settings.micro_batch}
     loader = Loader(Shards(data, "train"), seed=0, **shape)

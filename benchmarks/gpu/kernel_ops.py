@@ -5,7 +5,7 @@ experts are concerned a Python loop over the experts. A backward is the part of 
 results, given their gradients; the forward is done once, before.
 
 Bytes are what no implementation can avoid: each argument read once, each result written once, padding rows
-included. P is the static number of rows, at an alignment of 16.
+included, but no row read of a token that is not valid. P is the static number of rows, at an alignment of 16.
 
 Letters: N tokens, D features, E experts, K experts a token, F hidden width of an expert, P fused rows.
 """
@@ -57,20 +57,21 @@ class Shape(NamedTuple):
     F: int
     shared: int = 0
     """Width of the layer's shared expert."""
-    valid: float = 1.0
-    """Share of the tokens that are some; the others go to no expert."""
+    filled: int | None = None
+    """Tokens that are valid; None: all are."""
 
     @property
-    def tokens(self) -> int:
-        """Those that are some."""
-        return round(self.N * self.valid)
+    def real(self) -> int:
+        """Tokens that go to experts."""
+        return self.N if self.filled is None else self.filled
 
-    def valid_N(self, device: torch.device) -> Tensor:
-        """Which are, anywhere among the N."""
-        return torch.randperm(self.N, device=device) < self.tokens
+    def valid(self, device: torch.device) -> Tensor:
+        """Which do, (N,), at random."""
+        return torch.rand(self.N, device=device).argsort() < self.real
 
     def __str__(self) -> str:
-        return f"N {self.N:,}, D {self.D:,}, E {self.E}, k {self.K}, F {self.F:,}"
+        tokens = f"N {self.N:,}" if self.real == self.N else f"N {self.N:,} ({self.real:,} valid)"
+        return f"{tokens}, D {self.D:,}, E {self.E}, k {self.K}, F {self.F:,}"
 
 
 class Op(NamedTuple):
@@ -91,7 +92,7 @@ def routed(s: Shape, device: torch.device) -> tuple[Tensor, Tensor, FusedMapping
     """Logits, choices and their mapping. On a coarse grid logits tie exactly or not at all, so that every
     implementation chooses alike."""
     logits_NE = (torch.randn(s.N, s.E, device=device) * 64).round() / 64
-    chosen_NK = topk_gate_torch(logits_NE, s.K).masked_fill(~s.valid_N(device)[:, None], -1)
+    chosen_NK = topk_gate_torch(logits_NE, s.K).masked_fill(~s.valid(device)[:, None], -1)
     return logits_NE, chosen_NK, get_fused_mapping_torch(chosen_NK, s.E, ALIGNMENT)
 
 
@@ -107,8 +108,8 @@ def expand(s: Shape, device: torch.device) -> Op:
         expand_to_fused,
         expand_to_fused_torch,
         (x_ND, m.token_to_pos_NK, m.pos_to_expert_P),
-        moved=2 * (s.tokens + P) * s.D + 4 * s.N * s.K + 4 * P,
-        moved_backward=2 * (s.N + s.tokens * s.K) * s.D + 4 * s.N * s.K,
+        moved=2 * (s.real + P) * s.D + 4 * s.N * s.K + 4 * P,
+        moved_backward=2 * (s.real * s.K + s.N) * s.D + 4 * s.N * s.K,
         loop=loop,
     )
 
@@ -131,8 +132,8 @@ def reduce(s: Shape, device: torch.device) -> Op:
         reduce_fused,
         reduce_fused_torch,
         (y_PD, w_NK, m.token_to_pos_NK, m.pos_to_expert_P),
-        moved=2 * (s.N + s.tokens * s.K) * s.D + 8 * s.N * s.K,
-        moved_backward=2 * (s.tokens * (s.K + 1) + P) * s.D + 12 * s.N * s.K + 4 * P,
+        moved=2 * (s.real * s.K + s.N) * s.D + 8 * s.N * s.K,
+        moved_backward=2 * (s.real * (s.K + 1) + P) * s.D + 12 * s.N * s.K + 4 * P,
         loop=loop,
     )
 
@@ -165,7 +166,7 @@ def load(s: Shape, device: torch.device) -> Op:
 def router(s: Shape, device: torch.device) -> Op:
     """As the model uses it, with gradients from gates, scores and logsumexp."""
     logits_NE = routed(s, device)[0].requires_grad_()
-    valid_N = None if s.valid == 1 else s.valid_N(device)
+    valid_N = None if s.filled is None else s.valid(device)
     return Op(
         route,
         route_torch,
@@ -196,8 +197,8 @@ def memory_gate(s: Shape, device: torch.device) -> Op:
 
 def cast_rows(s: Shape, device: torch.device) -> Op:
     """The fused rows."""
-    x_PD = torch.randn(s.tokens * s.K, s.D, device=device, dtype=ROWS)
-    return Op(cast_rows_fp8, cast_rows_fp8_torch, (x_PD,), moved=len(x_PD) * (3 * s.D + 4))
+    x_PD = torch.randn(s.N * s.K, s.D, device=device, dtype=ROWS)
+    return Op(cast_rows_fp8, cast_rows_fp8_torch, (x_PD,), moved=s.N * s.K * (3 * s.D + 4))
 
 
 def cast_columns(s: Shape, device: torch.device) -> Op:
@@ -288,7 +289,7 @@ def layer_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> 
     fp8 = copy.deepcopy(grouped)
     fp8.experts.fp8 = True
     x_BLD = torch.randn(1, s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
-    valid_BL = s.valid_N(device)[None]
+    valid_BL = s.valid(device)[None]
     gradients = [
         torch.randn_like(x_BLD),
         torch.tensor(0.01, device=device),
@@ -327,8 +328,10 @@ def _moe(config: MoEConfig, dim: int, device: torch.device) -> MoE:
 
 def expert_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> dict[str, Way]:
     """Forward and backward of the expert products alone, from fused rows to fused rows."""
-    end_E = routed(s, device)[2].end_E
-    x_PD = torch.randn(int(end_E[-1]), s.D, device=device, dtype=ROWS, requires_grad=True)
+    mapped = routed(s, device)[2]
+    end_E, P = mapped.end_E, int(mapped.end_E[-1])
+    # As many as the model has, of which the products skip those behind the last end, and casts do not.
+    x_PD = torch.randn(len(mapped.pos_to_expert_P), s.D, device=device, dtype=ROWS, requires_grad=True)
     up = (torch.randn(s.E, s.D, 2 * s.F, device=device, dtype=ROWS) * s.D**-0.5).requires_grad_()
     down = (torch.randn(s.E, s.F, s.D, device=device, dtype=ROWS) * s.F**-0.5).requires_grad_()
     dy_PD = torch.randn_like(x_PD)
@@ -344,7 +347,8 @@ def expert_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) ->
     def step(products: Callable[..., Tensor]) -> Callable[[], Any]:
         def call() -> list[Tensor]:
             y_PD = products(x_PD, up, down)
-            return [y_PD, *torch.autograd.grad(y_PD, [x_PD, up, down], dy_PD)]
+            dx_PD, *weights = torch.autograd.grad(y_PD, [x_PD, up, down], dy_PD)
+            return [y_PD[:P], dx_PD[:P], *weights]
 
         return call
 

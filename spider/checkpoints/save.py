@@ -19,7 +19,8 @@ round: renamed to a hidden name, then removed. So whatever the moment of a kill,
 
 Hashing and flushing take seconds, during which training goes on from its own tensors: it waits only while
 `Saver` copies the state. The copy costs its size once more in host memory, which is kept from one save to the
-next (pinned, for a GPU copies into such memory several times as fast).
+next (pinned, for a GPU copies into such memory several times as fast). So the first save of a training is the
+slow one: it allocates and pins all of it, for each tensor up to the next power of two.
 """
 
 from __future__ import annotations

@@ -26,8 +26,10 @@ from spider.results import StageFolder
 @THREADS
 def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Compile and time a stage's matrix products in each precision; decide which to use."""
+    from spider.training.device import require_gpus
     from spider.training.warmup import warm_up
 
+    require_gpus(session.config.run(run).resources.gpus)
     spec = session.config.stage(run, stage)
     output = session.results.warmup(run, spec.shape)
     with session.tracked("warmup", f"{run}/{spec.shape}", spec.shape_fields(), [], [output]) as job:
@@ -118,6 +120,10 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         changed, used = with_settings(config, run, stage, given)
     except ConfigError as error:
         raise click.UsageError(str(error), context) from None
+    if gpus := changed.run(run).resources.gpus:
+        from spider.training.device import require_gpus
+
+        require_gpus(gpus)
     if max(processes, nodes) > 1 and "WORLD_SIZE" not in os.environ:
         from spider.processes.launch import launch
 

@@ -28,6 +28,8 @@ class ModelConfig(Block):
     LOOPS: ClassVar[str | None] = None
     #: Path of whether activations are recomputed, which no weight knows of; None: the family does not.
     RECOMPUTE: ClassVar[str | None] = None
+    #: What stands there where all that can be is recomputed.
+    MOST_RECOMPUTED: ClassVar[Any] = True
 
     family: str = "spider"
     """Which architecture; a preset implies it."""
@@ -42,8 +44,24 @@ class ModelConfig(Block):
         return attrgetter(self.LOOPS)(self) if self.LOOPS else 1
 
     @property
-    def recomputes(self) -> bool:
-        return bool(self.RECOMPUTE and attrgetter(self.RECOMPUTE)(self))
+    def recomputes(self) -> Any:
+        """What stands at `RECOMPUTE`."""
+        return attrgetter(self.RECOMPUTE)(self) if self.RECOMPUTE else False
+
+    def recomputing(self) -> dict[str, Any]:
+        """What to lay on this block for the least memory that recomputation leads to; empty where nothing
+        more can be recomputed."""
+        if not self.RECOMPUTE or self.recomputes == self.MOST_RECOMPUTED:
+            return {}
+        block = self.MOST_RECOMPUTED
+        for key in reversed(self.RECOMPUTE.split(".")):
+            block = {key: block}
+        return block
+
+    @property
+    def most_recomputed(self) -> str:
+        """`MOST_RECOMPUTED` as it is written in a file."""
+        return str(self.MOST_RECOMPUTED).lower()
 
     @property
     def samples_loops(self) -> bool:

@@ -95,13 +95,17 @@ class StageSettings(Block):
     """Steps between log lines."""
     ckpt_every: Positive = 50
     """Steps between checkpoints."""
+    ckpt_minutes: Annotated[float, Field(gt=0)] | None = None
+    """Minutes between checkpoints, in place of ``ckpt_every`` (null: so many steps)."""
     keep_last: Annotated[int, Field(ge=2)] = 2
     """Newest checkpoints kept."""
     keep_every: Positive | None = None
     """Also keep those whose step in the stage is a multiple of this, a multiple of ``ckpt_every``."""
 
     #: Settings that never touch the weights: they may change in the middle of a stage.
-    BOOKKEEPING: ClassVar = frozenset({"log_every", "ckpt_every", "keep_last", "keep_every", "stall_minutes"})
+    BOOKKEEPING: ClassVar = frozenset(
+        {"log_every", "ckpt_every", "ckpt_minutes", "keep_last", "keep_every", "stall_minutes"}
+    )
 
 
 class Stage(StageSettings):

@@ -178,7 +178,9 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         spec.micro_batch(spec.processes)
     except ConfigError as error:
         yield f": {error}"
-    if s.keep_every and s.keep_every % s.ckpt_every:
+    if s.keep_every and s.ckpt_minutes:
+        yield ".keep_every: counts steps, and ckpt_minutes saves by the clock; leave one of them out"
+    elif s.keep_every and s.keep_every % s.ckpt_every:
         got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
         yield f".keep_every: must be a multiple of ckpt_every, only what is saved can be kept {got}"
     if spec.model.LOOPS is None and spec.loops != 1:

@@ -59,9 +59,12 @@ class StageSpec(RunSettings):
         """Digest of `shape_fields`: stages of one shape share one warm-up."""
         return identity(self.shape_fields())
 
-    def compiled_on(self, device_type: str) -> bool:
-        """Whether the model is compiled there: as asked, else on a GPU only."""
-        return self.compile if self.compile is not None else device_type == "cuda"
+    def compiled_on(self, device_type: str, kind: str) -> bool:
+        """Whether the model is compiled there in that arithmetic (fp32, bf16, fp8): as asked, else on a GPU
+        only, where it can be."""
+        if self.compile is not None:
+            return self.compile
+        return device_type == "cuda" and not self.model.problems(kind, True)
 
     @property
     def loops(self) -> int:

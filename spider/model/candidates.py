@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.embedding import embedding
 from spider.config.memory import MemoryConfig
 from spider.memory.layout import PLACES, Layout
 from spider.memory.symbols import END, ids_of
@@ -92,7 +93,7 @@ class CandidateHead(nn.Module):
 
         z_S = F.gelu(self.mix(F.gelu(self.of_place(u_U) + self.of_state(h_D))))
         symbols_C = symbols_C.long()
-        y_CH = self.of_candidate(f_CF) + self.shift(z_S)[..., None, :] + F.embedding(symbols_C, self.symbols)
+        y_CH = self.of_candidate(f_CF) + self.shift(z_S)[..., None, :] + embedding(symbols_C, self.symbols)
         y_CH = F.gelu(y_CH) * (1 + self.scale(z_S))[..., None, :]
         price_C = self.price(y_CH)[..., 0] + (f_CF @ self.direct(z_S)[..., None])[..., 0]
         slot_C = torch.arange(symbols_C.shape[-1], device=there.device)

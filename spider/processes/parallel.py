@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
+import torch._functorch.config
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -85,6 +86,8 @@ def compile_forward(model: nn.Module, graphs: int = 1) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs)
     # DDP would have the graph cut where its buckets end; one graph is what the warm-up has compiled.
     torch._dynamo.config.optimize_ddp = False
+    # The backward pass is traced while autocast is on, and would narrow what the forward pass kept wide.
+    torch._functorch.config.backward_pass_autocast = "off"
     model.forward = torch.compile(model.forward, dynamic=False)  # type: ignore[method-assign]
 
 

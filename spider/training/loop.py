@@ -3,8 +3,8 @@
 What a step computes is a function of the state it starts from and of (seed, stage, step): the global
 generator is seeded anew at every step, the learning rate is a function of the step, and the batch one of the
 loader's position. So a checkpoint needs no generator state, and a run killed anywhere and resumed equals one
-that never was (same machine, same number of threads). Only ``max_hours`` lets a clock decide something: when
-the stage ends.
+that never was (same machine, same number of threads; on a GPU `one_order` sees to it). Only ``max_hours``
+lets a clock decide something: when the stage ends. (``ckpt_minutes`` lets it decide when to save, no more.)
 
 Several processes (`spider.processes.world`) share the windows of a step. A step is the same work for any
 number of them: the same windows in the same order, cut into micro-batches that draw the same noise, so only
@@ -41,10 +41,12 @@ from spider.processes.stopping import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, together
 from spider.results import StageFolder
 from spider.training import compilecache
+from spider.training.determinism import one_order
 from spider.training.measurements import Warmup
+from spider.training.memory import check_fits
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
-from spider.training.precision import Precision, decide, device_name
+from spider.training.precision import Precision, compiles, decide, device_name
 from spider.training.schedule import end_in_time, horizon, lr_factor
 from spider.training.state import Ema, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
@@ -87,6 +89,8 @@ class Trainer:
         self.micro_batches = self.windows // micro_batch
         self.precision = world.from_first(lambda: self._decide_precision(warmup))
 
+        check_fits(spec, self.precision.kind, self.device, world.size)
+        one_order(self.device)
         choose_kernels(spec.kernels)
         torch.manual_seed(seed_of(spec.seed, "weights"))
         self.model = build_model(spec.model).to(self.device)
@@ -106,7 +110,7 @@ class Trainer:
                 shard(self.model, world)
             else:
                 self.called = replica(self.model, world)
-        compiled, compute = spec.compiled_on(self.device.type), self.precision.compute
+        compiled, compute = compiles(spec, self.precision.kind, self.device), self.precision.compute
         config, lr = spec.optimizer, self.settings.lr
         self.optimizer = build_optimizer(self.model, config, lr, compute, compiled=compiled)
         self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
@@ -125,7 +129,7 @@ class Trainer:
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
         """Train to the stage's end and return its final checkpoint, in the process that saved it."""
-        progress = self.progress
+        progress, self._saved = self.progress, time.monotonic()
         window = Window()
         self.model.train()
         try:
@@ -151,7 +155,7 @@ class Trainer:
                     if progress.step % self.settings.log_every == 0 or done:
                         self._log(window, bar)
                         window = Window()
-                    if progress.step % self.settings.ckpt_every == 0 or decided or done:
+                    if self._save_is_due() or decided or done:
                         self._save(final=done)
                     if on_step is not None:
                         on_step(progress.step)
@@ -272,8 +276,15 @@ class Trainer:
         self.world.from_first(self.saver.settle)  # whoever leaves before the others ends them
         raise Preempted(signum, self.progress.global_step)
 
+    def _save_is_due(self) -> bool:
+        settings = self.settings
+        if settings.ckpt_minutes is None:
+            return self.progress.step % settings.ckpt_every == 0
+        since, minutes = self._saved, settings.ckpt_minutes
+        return self.world.from_first(lambda: time.monotonic() - since >= 60 * minutes)
+
     def _save(self, *, final: bool) -> None:
-        began = time.perf_counter()
+        began, self._saved = time.perf_counter(), time.monotonic()
         self.progress.means = self.means.plain()
         record = {
             "run": self.spec.run,
@@ -344,8 +355,9 @@ class Trainer:
         return StreamLoader(self.spec.stream, **place, position=position)
 
     def _out_of_memory(self, error: BaseException) -> str:
-        s, recompute = self.settings, self.spec.model.RECOMPUTE
-        hint = f" or set model.{recompute}: true" if recompute and not self.spec.model.recomputes else ""
+        s, model = self.settings, self.spec.model
+        more = model.most_recomputed if model.recomputes else "true"
+        hint = f" or set model.{model.RECOMPUTE}: {more}" if model.recomputing() else ""
         return (
             f"out of memory at step {self.progress.global_step} with micro_batch {s.micro_batch}, seq_len "
             f"{s.seq_len}, grad_accum {s.grad_accum}: halve micro_batch and double grad_accum (the same "

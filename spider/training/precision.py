@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from spider.checkpoints.records import SavedPrecision
-from spider.config import Fp8Recipe
+from spider.config import Fp8Recipe, StageSpec
 from spider.errors import TrainingError
 from spider.model.interface import Model
 from spider.model.layers import compute_dtype
@@ -130,6 +130,18 @@ def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup |
         return Precision(warmup.precision, warmup.reason, *fp8)
     kind: Kind = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
     return Precision(kind, "not measured: no warm-up on this device")
+
+
+def compiles(spec: StageSpec, kind: Kind, device: torch.device) -> bool:
+    """Whether a stage's model is compiled there in that arithmetic; `TrainingError` where it is asked for and
+    cannot be. A GPU that is to compile and does not says why."""
+    if problems := spec.model.problems(kind, spec.compile):
+        where = f"precision: {spec.precision} comes to {kind} on {device_name(device)}"
+        raise TrainingError(f"{where}, and {'; '.join(problems)}; or leave compile out")
+    compiled = spec.compiled_on(device.type, kind)
+    if device.type == "cuda" and spec.compile is None and not compiled:
+        log.info("not compiled: in %s, %s", kind, "; ".join(spec.model.problems(kind, True)))
+    return compiled
 
 
 def eligible(model: Model) -> frozenset[str]:

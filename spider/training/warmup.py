@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import resource
 import time
 from collections import defaultdict
@@ -38,13 +39,28 @@ from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward
 from spider.tokens import Tokens
 from spider.training import compilecache
+from spider.training.determinism import one_order
 from spider.training.measurements import Kind, Parts, Product, Step, Warmup
+from spider.training.memory import check_fits
 from spider.training.optim import build_optimizer, narrow_weights
-from spider.training.precision import Precision, decide, device_name, eligible, has_bf16, has_fp8, to_fp8
+from spider.training.precision import (
+    Precision,
+    compiles,
+    decide,
+    device_name,
+    eligible,
+    has_bf16,
+    has_fp8,
+    to_fp8,
+)
+
+log = logging.getLogger(__name__)
 
 #: Budgets: of all products together; of whole steps of one candidate.
 _GEMM_SECONDS, _STEP_SECONDS = 2.0, 2.0
 _CLEARLY = 0.95
+#: Of M, K and N: below it casts cost more than fp8 gains, and each product timed costs a compilation.
+_FP8_LEAST = 1024
 _KINDS: tuple[Kind, ...] = ("fp32", "bf16", "fp8")
 
 Products = dict[tuple[int, int, int], dict[str, int]]
@@ -55,8 +71,9 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
     `TrainingError` and `ValueError` say that the device lacks the precision or the kernels asked for."""
     began = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    asked, recipe, compiled = spec.precision, spec.fp8_recipe, spec.compiled_on(device.type)
-    decide(asked, recipe, device, None)
+    asked, recipe = spec.precision, spec.fp8_recipe
+    check_fits(spec, decide(asked, recipe, device, None).kind, device, spec.processes)
+    one_order(device)
     choose_kernels(spec.kernels)
 
     products, may = _products(spec, device)
@@ -66,13 +83,10 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
     if parts and parts.fastest == "fp8":
         fp8_layers += parts.layers
     plan = frozenset(fp8_layers) if asked == "auto" else None
-    archive = output.with_suffix(".compile-cache")
+    kinds = _candidates(spec, device, fp8_layers)
+    archive, compiled = output.with_suffix(".compile-cache"), any(compiles(spec, k, device) for k in kinds)
     with compilecache.kept(archive) if compiled else contextlib.nullcontext():
-        step = {
-            kind: _time_steps(spec, Precision(kind, "measured", plan, recipe), device)
-            for kind in _candidates(asked, device, fp8_layers)
-            if not spec.model.problems(kind, compiled)
-        }
+        step = {kind: _time_steps(spec, Precision(kind, "measured", plan, recipe), device) for kind in kinds}
     costs = [f"{k} {1000 * s.seconds:.0f} ms, {s.peak_memory_mb / 1000:.2f} GB" for k, s in step.items()]
     chosen = "" if asked == "auto" else "asked for, "
     return Warmup(
@@ -94,13 +108,15 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
     ).write(output)
 
 
-def _candidates(asked: str, device: torch.device, fp8_layers: list[str]) -> list[Kind]:
-    if asked != "auto":
-        return [cast(Kind, asked)]
-    if device.type == "cpu":
-        return ["fp32", "bf16"]
-    narrow: list[Kind] = ["bf16", "fp8"] if fp8_layers else ["bf16"]
-    return narrow if has_bf16(device) else ["fp32"]
+def _candidates(spec: StageSpec, device: torch.device, fp8_layers: list[str]) -> list[Kind]:
+    """What whole steps are timed in, one at least; what cannot be compiled, though that is asked for, is
+    left out where there is another."""
+    if spec.precision != "auto":
+        return [cast(Kind, spec.precision)]
+    kinds: list[Kind] = ["fp32", "bf16"]
+    if device.type == "cuda":
+        kinds = ["bf16", *(["fp8"] if fp8_layers else [])] if has_bf16(device) else ["fp32"]
+    return [kind for kind in kinds if not spec.model.problems(kind, spec.compile)] or kinds
 
 
 def _fastest(step: dict[Kind, Step]) -> Kind:
@@ -141,19 +157,24 @@ def _time_products(
 ) -> list[Product]:
     """Every distinct product by precision; in fp8 where the device has it and a layer ``may`` use it."""
     budget = _GEMM_SECONDS / max(1, 3 * len(products))
-    timed = []
+    timed, small = [], []
     for (m, k, n), layers in sorted(products.items()):
         ms: dict[Kind, float] = {}
-        narrow = has_fp8(device) and may & layers.keys()
+        narrow = has_fp8(device) and not may.isdisjoint(layers)
+        if narrow and min(m, k, n) < _FP8_LEAST:
+            small.append(f"{m} x {k} x {n}")
+            narrow = False
         for kind in _KINDS if narrow else _KINDS[:2]:
             layer = nn.Sequential(nn.Linear(k, n, bias=False, device=device))
             if kind == "fp8":
                 to_fp8(layer, spec.fp8_recipe, ["0"])
             x_MK = torch.randn(m, k, device=device)
-            compiled = kind == "fp8" and spec.compiled_on(device.type)
+            compiled = kind == "fp8" and spec.compiled_on(device.type, kind)
             ms[kind] = milliseconds(layer, x_MK, kind, compiled, budget)
         fastest, uses = min(ms, key=ms.__getitem__), sum(layers.values())
         timed.append(Product(m=m, k=k, n=n, uses=uses, ms=ms, fastest=fastest, layers=sorted(layers)))
+    if small:
+        log.info("not timed in fp8, being below %d in M, K or N: %s", _FP8_LEAST, ", ".join(small))
     return timed
 
 
@@ -169,7 +190,7 @@ def _time_parts(spec: StageSpec, device: torch.device) -> Parts | None:
     for kind in _KINDS[1:]:
         part, x_MK = own.example(spec.micro_batch(spec.processes), spec.settings.seq_len, device)
         part.fp8 = kind == "fp8"  # type: ignore[assignment]
-        ms[kind] = milliseconds(part, x_MK, kind, spec.compiled_on(device.type), _GEMM_SECONDS / 10)
+        ms[kind] = milliseconds(part, x_MK, kind, spec.compiled_on(device.type, kind), _GEMM_SECONDS / 10)
     layers, fastest = sorted(own.layers), min(ms, key=ms.__getitem__)
     return Parts(tokens=len(x_MK), uses=spec.loops * len(layers), ms=ms, fastest=fastest, layers=layers)
 
@@ -205,7 +226,7 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> 
     torch.compiler.reset()
     gc.collect()  # what was timed before is in cycles, and would count as memory of this
     torch.manual_seed(spec.seed)
-    compiled, model = spec.compiled_on(device.type), build_model(spec.model).to(device)
+    compiled, model = spec.compiled_on(device.type, precision.kind), build_model(spec.model).to(device)
     precision.prepare(model)
     narrow_weights(model, spec.optimizer)
     optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute, compiled=compiled)

@@ -18,7 +18,9 @@ from tests.kernels.twins import Pair
 
 SCORE = st.sampled_from(["softmax", "sigmoid"])
 NAN, INF = math.nan, math.inf
-SPECIAL = torch.tensor([[NAN, 1, 2], [INF, 1, 2], [-INF] * 3, [-INF, 1, 2], [100.0, -100, 20]])
+SPECIAL = torch.tensor(
+    [[NAN, 1, 2], [INF, 1, 2], [-INF] * 3, [-INF, 1, 2], [100.0, -100, 20], [NAN, INF, 2], [INF, 1, NAN]]
+)
 
 
 @st.composite

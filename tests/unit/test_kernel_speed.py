@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from spider.model import build_model
+from spider.model.spider.config import SpiderConfig
+
 GPU = Path(__file__).parents[2] / "benchmarks/gpu"
 CPU = torch.device("cpu")
 
@@ -56,10 +59,20 @@ def test_whether_an_op_has_a_backward_is_what_is_said_of_it(ops):
 
 
 def test_tokens_that_are_not_valid_go_to_no_expert(ops):
-    shape = ops.Shape(N=1000, D=16, E=4, K=2, F=16, valid=0.45)
+    shape = ops.Shape(N=1000, D=16, E=4, K=2, F=16, filled=450)
     _, chosen_NK, mapping = ops.routed(shape, CPU)
-    assert (chosen_NK >= 0).all(1).sum() == shape.tokens == 450
+    assert (chosen_NK >= 0).all(1).sum() == shape.real == 450
     assert (mapping.token_to_pos_NK >= 0).sum() == 2 * 450
+
+
+def test_the_shape_of_the_patches_is_that_of_the_preset_in_the_warm_up(benchmark):
+    """All widths, and as many of the slots filled as boundaries fill."""
+    found, config = benchmark.patches(8, 64), SpiderConfig()
+    with torch.device("meta"):
+        slots = build_model(config).chunker.slots(64)
+    assert found[:5] == (8 * slots, 2048, 32, 2, 512) and found.shared == 1024
+    assert found.real == 8 * 64 * config.boundary.rate < found.N
+    assert found.valid(CPU).sum() == found.real
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The benchmark of training speed: its code path on a CPU, and what it makes of what it measured."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,3 +68,17 @@ def test_throughput_goals_are_met_missed_or_not_measured(benchmark):
 )  # fmt: skip
 def test_kernels_are_told_apart_by_their_names(benchmark, kernel, group):
     assert benchmark.group_of(kernel) == group
+
+
+def test_a_profile_counts_kernels_and_not_the_annotations_that_span_them(benchmark):
+    import steps
+    from torch.autograd import DeviceType
+
+    def event(name, us, annotation=False, where=DeviceType.CUDA):
+        span = SimpleNamespace(elapsed_us=lambda: us)
+        known = {"name": name, "is_user_annotation": annotation, "device_type": where}
+        return SimpleNamespace(**known, time_range=span)
+
+    events = [event("gemm", 2.0), event("gemm", 3.0), event("## Call CompiledFxGraph", 5.0, annotation=True)]
+    profiler = SimpleNamespace(events=lambda: [*events, event("aten::mm", 9.0, where=DeviceType.CPU)])
+    assert steps._parts(profiler) == [("gemm", pytest.approx(5e-6), 2)]

@@ -105,10 +105,17 @@ def alone(prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Start
     cluster = copied(prepared, home / "my project", gpus=1, runtime=60)
     (home / "my environment").symlink_to(sys.prefix)
     _, *arguments = cluster.command(FIRST)
+    # Its GPUs are files: a training would be refused for want of real ones, so torch takes them for real.
+    (stub := home / "stub").mkdir()
+    (stub / "sitecustomize.py").write_text(
+        "import sys\nif {'warmup', 'train'} & {*sys.orig_argv}:\n"
+        "    import torch\n    torch.cuda.init = lambda: None\n"
+    )
+    path = os.pathsep.join(filter(None, [str(stub), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [home / "my environment/bin/python", "-m", "snakemake", *arguments],
         cwd=cluster.folder,
-        env={**os.environ, "XDG_CACHE_HOME": str(home / "cache")},
+        env={**os.environ, "XDG_CACHE_HOME": str(home / "cache"), "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

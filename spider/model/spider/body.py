@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.embedding import embedding
 from spider.model import interface
 from spider.model.candidates import CandidateHead
 from spider.model.layers import RMSNorm, embedding_like, rms_norm
@@ -92,7 +93,7 @@ class Body(interface.Model):
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """What enters the prelude, (B, T, D)."""
-        h_BTD = rms_norm(F.embedding(tokens_BT, self.embed_tokens), self.config.norm_eps)
+        h_BTD = rms_norm(embedding(tokens_BT, self.embed_tokens), self.config.norm_eps)
         return h_BTD if self.ngram_embedding is None else h_BTD + self.ngram_embedding(tokens_BT)
 
     def head(self, h_BTD: Tensor, proposals_BTW: Tensor | None = None) -> Tensor:

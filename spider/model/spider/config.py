@@ -57,6 +57,11 @@ class BoundaryConfig(Block):
     capacity: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Patches a window may hold, as a share of its bytes; shapes never change."""
 
+    @property
+    def closed(self) -> float:
+        """Share of the bytes that close a patch: about, where that is learned or in the text."""
+        return {"none": 1.0, "fixed": 1 / self.stride}.get(self.kind, self.rate)
+
 
 class MoEConfig(Block):
     """Routed experts beside one shared expert, all SwiGLU."""

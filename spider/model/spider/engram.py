@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.embedding import embedding
 from kernels.engram_gate import engram_gate, engram_gate_torch
 from kernels.engram_hash import engram_hash, engram_hash_torch
 from kernels.switch import use_triton
@@ -77,7 +78,7 @@ class Tables(nn.Module):
 
     def forward(self, rows_G: Tensor) -> Tensor:
         """What stands in rows (..., G): (..., G, dim)."""
-        return F.embedding(rows_G, self.weight)
+        return embedding(rows_G, self.weight)
 
 
 class NgramEmbedding(nn.Module):

@@ -31,11 +31,11 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.expand_to_fused import expand_to_fused
 from kernels.get_fused_mapping import get_fused_mapping
+from kernels.grouped_mm import grouped_mm
 from kernels.grouped_mm_fp8 import grouped_mm_fp8, runs_on
 from kernels.reduce_fused import reduce_fused
 from kernels.route import Routing, route, route_torch
@@ -132,7 +132,7 @@ class Experts(nn.Module):
             return _by_ops(x_ND, self.up, self.down, routing, grouped_mm_fp8)
         up, down = self.up.to(dtype), self.down.to(dtype)
         if dtype != torch.float64 and self.implementation == "grouped" and use_triton(x_ND):
-            return _by_ops(x_ND, up, down, routing, _grouped_mm)
+            return _by_ops(x_ND, up, down, routing, grouped_mm)
         chosen_NK = routing.chosen_NK.clamp(min=0)
         if dtype == torch.float64:
             n_N = torch.arange(len(x_ND), device=x_ND.device)
@@ -153,7 +153,7 @@ class Experts(nn.Module):
             y_PD = torch.cat([swiglu(x @ u) @ d for x, u, d in parts])
         else:
             ends_E = counts_E.cumsum(0).to(torch.int32)
-            y_PD = _grouped_mm(swiglu(_grouped_mm(x_PD, up, ends_E)), down, ends_E)
+            y_PD = grouped_mm(swiglu(grouped_mm(x_PD, up, ends_E)), down, ends_E)
         return y_PD.index_select(0, place_P).unflatten(0, (-1, self.top_k))
 
 
@@ -164,17 +164,15 @@ def _by_ops(x_ND: Tensor, up: Tensor, down: Tensor, routing: Routing, product: _
     return reduce_fused(product(h_PF, down, mapping.end_E), routing.gates_NK, *places)
 
 
-def _grouped_mm(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
-    return F.grouped_mm(x_PD, w_EDF, offs=end_E)
-
-
 class _Routed(Experts):
-    """Experts whose tokens have chosen, at random: the load of a balanced router."""
+    """Experts whose tokens have chosen, at random: the load of a balanced router; ``valid`` tokens have."""
 
-    def __init__(self, dim: int, config: MoEConfig, tokens: int, device: torch.device) -> None:
+    def __init__(self, dim: int, config: MoEConfig, tokens: int, valid: int, device: torch.device) -> None:
         super().__init__(dim, config)
         self.to(device).init_weights()
-        self.routing = route_torch(torch.randn(tokens, config.experts, device=device), None, config.top_k)
+        self.valid = valid
+        logits_NE, valid_N = torch.randn(tokens, config.experts, device=device), torch.rand(tokens).argsort()
+        self.routing = route_torch(logits_NE, None, config.top_k, valid_N=valid_N.to(device) < valid)
 
     def forward(self, x_ND: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x_ND, self.routing)
@@ -192,7 +190,8 @@ def fp8_parts(model: nn.Module, config: SpiderConfig, slots: Callable[[int], int
 
     def example(windows: int, length: int, device: torch.device) -> tuple[nn.Module, Tensor]:
         tokens = windows * slots(length)
-        return _Routed(D, moe, tokens, device), torch.randn(tokens, D, device=device)
+        valid = min(tokens, round(windows * length * config.boundary.closed))
+        return _Routed(D, moe, tokens, valid, device), torch.randn(tokens, D, device=device)
 
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
     return Fp8Parts(layers, runs_on, example)

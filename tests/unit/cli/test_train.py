@@ -107,6 +107,16 @@ def manifest(stage: Path) -> dict[str, Any]:
     return files.read_json(steps(stage / "checkpoints")[-1] / "manifest.json")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_run_that_asks_for_a_gpu_does_not_train_without_one_unless_it_is_told_to(project):
+    project.plain["runs"]["r"]["resources"] = {"gpus": 1}
+    said = project.train("--max_steps", 1)
+    assert isinstance(said.exception, ValueError)
+    assert "resources.gpus: the run asks for 1" in str(said.exception)
+    assert not project.configured.exists() and not project.made
+    assert project.train("resources.gpus=0", "--max_steps", 1).exit_code == 0
+
+
 # ------------------------------------------------------------------------------------------------ settings
 
 

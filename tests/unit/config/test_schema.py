@@ -123,6 +123,11 @@ def changed(path: str, value) -> dict:
             "runs.demo.stages[0].keep_every: must be a multiple of ckpt_every, only what is saved can be "
             "kept (got 70, ckpt_every is 50)",
         ),
+        (
+            "runs.demo.defaults",
+            {"tokens": 1000, "keep_every": 100, "ckpt_minutes": 10},
+            "runs.demo.stages[0].keep_every: counts steps, and ckpt_minutes saves by the clock; leave one",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_the_key_and_the_reason(path, value, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from spider.model.spider import engram
 from spider.model.spider import moe as experts
 from spider.model.spider.config import MoEConfig
 from spider.model.spider.moe import MoE
+from spider.processes.parallel import compile_forward
 
 
 def moe(**changes: object) -> MoE:
@@ -130,6 +132,24 @@ def test_compiled_fp8_casts_a_weight_once_a_pass_however_often_it_is_used(checkp
     weights = 2 * len(model.core.layers)
     assert forward[cast] == weights and backward[cast] == (weights if checkpointing else 0)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.core.layers.parameters())
+
+
+def test_the_routers_gradients_are_as_wide_compiled_as_they_are_eager(monkeypatch):
+    """Only the forward pass says that the router is not to be narrowed."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    x, results = torch.randn(2, 8, 16), []
+    for compiled in (False, True):
+        module = moe(expert_hidden=16)
+        if compiled:
+            compile_forward(module)
+        entering = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y, stats = module(entering, valid(x))
+        (y.float().square().sum() + stats.aux + stats.z).backward()
+        results.append([module.router.weight.grad, entering.grad])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_counts_are_exact_and_leave_invalid_slots_out():

@@ -285,6 +285,37 @@ def test_bookkeeping_may_change_in_the_middle(tmp_path, make_spec, shards, undis
     assert [p.name[-2:] for p in steps(tmp_path / "checkpoints")] == ["15", "18", "20"]
 
 
+def test_checkpoints_by_the_clock_come_when_their_minutes_are_over_and_change_no_byte(
+    tmp_path, make_spec, shards, undisturbed, monkeypatch
+):
+    """25 seconds a step, and a minute between checkpoints; it is left at step 8 and gone on with later."""
+    now, saved, start = 1000.0, [], loop.Saver.start
+    clock = types.SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
+    monkeypatch.setattr(loop, "time", clock)
+
+    def watched(self, tensors, record):
+        saved.append(record["global_step"])
+        start(self, tensors, record)
+
+    monkeypatch.setattr(loop.Saver, "start", watched)
+
+    def pass_time(step):
+        nonlocal now
+        now += 25
+        if step == 8 and now < 1e6:
+            raise Stop
+
+    spec = make_spec(ckpt_minutes=1)
+    assert spec.identity == make_spec().identity and spec.shape == make_spec().shape
+    with pytest.raises(Stop):
+        train(spec, tmp_path, shards, on_step=pass_time)
+    assert saved == [4, 7]  # the time of a step is known at the next
+    now += 1e6
+    train(spec, tmp_path, shards, on_step=pass_time)
+    assert saved == [4, 7, 11, 14, 17, 20]
+    assert outcome(tmp_path)["tensors"] == undisturbed(make_spec())["tensors"]
+
+
 def test_finished_training_under_another_spec_is_moved_aside_and_trained_afresh(
     tmp_path, make_spec, shards, caplog
 ):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from spider import files
+from spider.config import StageSpec
 from spider.errors import TrainingError
 from spider.model import build_model
 from spider.model.spider import moe
@@ -19,6 +20,7 @@ from spider.training.warmup import warm_up
 def quick(monkeypatch):
     monkeypatch.setattr(warmup, "_GEMM_SECONDS", 0.1)
     monkeypatch.setattr(warmup, "_STEP_SECONDS", 0.1)
+    monkeypatch.setattr(warmup, "_FP8_LEAST", 16)
 
 
 def test_it_measures_every_distinct_product_of_the_shape_and_decides(tmp_path, make_spec, quick):
@@ -71,6 +73,31 @@ def test_where_there_is_fp8_each_product_and_the_experts_are_timed_in_the_recipe
     assert set(record.parts.ms) == {"bf16", "fp8"}
     lost = {name for product in record.gemms if product.fastest != "fp8" for name in product.layers}
     assert not lost & set(record.fp8_layers)
+
+
+def test_small_products_are_not_timed_in_fp8_and_the_log_says_which(
+    tmp_path, make_spec, quick, emulated, monkeypatch, caplog
+):
+    """Each costs a compilation, and casts cost more than they can gain."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(warmup, "_FP8_LEAST", 64)
+    record = warm_up(make_spec(precision="bf16", fp8_recipe="rowwise"), tmp_path / "warmup.json")
+    for product in record.gemms:
+        assert ("fp8" in product.ms) <= (min(product.m, product.k, product.n) >= 64)
+    assert not emulated
+    assert re.search(r"not timed in fp8, being below 64 in M, K or N: .*128 x 32 x 128", caplog.text)
+
+
+def test_experts_are_timed_with_as_many_patches_as_boundaries_make(make_spec):
+    """Slots that nothing fills cost their product nothing, and would make it look slow."""
+    changes = {"boundary": {"capacity": 0.5, "rate": 0.25}}
+    model = build_model(make_spec(model=changes).model)
+    own = model.fp8_parts()
+    part, x_MK = own.example(8, 64, torch.device("cpu"))
+    assert len(x_MK) == 8 * model.chunker.slots(64)
+    chosen_NK = part.routing.chosen_NK
+    assert (chosen_NK[:, 0] >= 0).sum() == part.valid == 8 * 64 * 0.25
+    assert part(x_MK).shape == x_MK.shape
 
 
 def test_a_record_of_the_version_before_is_read(tmp_path):
@@ -160,3 +187,32 @@ def test_a_precision_or_kernels_that_the_device_lacks_stop_the_warm_up_too(tmp_p
     with pytest.raises(ValueError, match="kernels: triton cannot run here: there is no CUDA device"):
         warm_up(make_spec(kernels="triton"), tmp_path / "warmup.json")
     assert not (tmp_path / "warmup.json").exists()
+
+
+@pytest.mark.parametrize("asked", ["fp32", "auto"])
+def test_a_gpu_without_bf16_warms_up_and_trains_uncompiled(
+    tmp_path, make_spec, shards, quick, monkeypatch, asked
+):
+    """Grouped experts compile in bf16 only, and there is nothing else to fall back to."""
+    spec, on = make_spec(precision=asked, max_steps=2), StageSpec.compiled_on
+    monkeypatch.setattr(StageSpec, "compiled_on", lambda self, device, kind: on(self, "cuda", kind))
+    monkeypatch.setattr(warmup, "_candidates", lambda *_: ["fp32"])
+    record = warm_up(spec, tmp_path / "warmup.json")
+    assert record.precision == "fp32" and record.compile is None and set(record.step) == {"fp32"}
+    assert train(spec, tmp_path / "a", shards, warmup=tmp_path / "warmup.json").precision == "fp32"
+
+
+def test_compiling_what_cannot_be_compiled_is_refused_before_training(tmp_path, make_spec, shards, quick):
+    spec = make_spec(precision="auto", compile=True)
+    with pytest.raises(TrainingError, match=r"precision: auto comes to fp32 on cpu, and compile: .* bf16"):
+        train(spec, tmp_path / "a", shards)
+    assert warmup._candidates(spec, torch.device("cpu"), []) == ["bf16"]
+
+
+def test_a_gpu_compiles_where_the_arithmetic_lets_it(make_spec):
+    spec = make_spec(precision="auto")
+    assert [spec.compiled_on("cuda", kind) for kind in ("fp32", "bf16", "fp8")] == [False, True, True]
+    assert make_spec(model={"moe": {"implementation": "loop"}}).compiled_on("cuda", "fp32")
+    assert not spec.compiled_on("cpu", "bf16") and make_spec(precision="bf16", compile=True).compiled_on(
+        "cpu", "bf16"
+    )

@@ -1,0 +1,133 @@
+"""Memory of a process that trains, counted before any is taken, and whether a GPU has it.
+
+Weights, gradients and optimizer state are exact: the model is built on the meta device, and its optimizer as
+well. Under FSDP a process holds a share of these three, and while a micro-batch runs all weights and
+gradients (fp8 weights would be smaller than what is counted here). Activations are the family's estimate;
+temporaries, the framework and the allocator's rest come on top.
+
+A training that cannot fit is refused before it begins, and not by its first step, minutes of compiling later.
+The estimate may be too high, so only what is too much by the least that it can mean is refused; what is
+likely to be too much is warned of.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from spider.config import StageSpec, merged
+from spider.errors import TrainingError
+from spider.model import build_model
+from spider.model.interface import Model
+from spider.report.formatting import quantity
+from spider.training.measurements import Kind
+from spider.training.optim import build_optimizer, narrow_weights
+from spider.training.precision import device_name
+
+log = logging.getLogger(__name__)
+
+#: Of the estimated activations, as much is kept at least (tests/unit/test_describe.py).
+_LEAST = 0.74
+
+
+def meta_model(spec: StageSpec) -> Model:
+    """The model of a stage with no memory behind its weights, which have the dtypes that they train in."""
+    with torch.device("meta"):
+        model = build_model(spec.model)
+    narrow_weights(model, spec.optimizer)
+    return model
+
+
+def fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]:
+    """Bytes by part that a process holds whatever the batch; ``narrow``: products run in two bytes."""
+    state = build_optimizer(model, spec.optimizer, spec.settings.lr).tensors(model)
+    fixed = {
+        "weights": _size([*model.parameters(), *model.buffers()]),
+        "gradients": _size([p for p in model.parameters() if p.requires_grad]),
+        "optimizer": _size(state.values()),
+    }
+    if narrow and spec.optimizer.master_weights == "fp32":
+        fixed["autocast_copies"] = 2 * (model.num_parameters() - model.looked_up())
+    if (shares := _shares(spec)) > 1:
+        gathered = fixed["weights"] + fixed["gradients"]
+        fixed |= {name: fixed[name] // shares for name in ("weights", "gradients", "optimizer")}
+        fixed["gathered"] = gathered
+    return fixed
+
+
+def stage_memory(model: Model, spec: StageSpec, narrow: bool, fixed: dict[str, int]) -> dict[str, int]:
+    """``fixed`` and what the stage's batch takes, and the ``total``."""
+    s, memory = spec.settings, dict(fixed)
+    if s.ema:
+        memory["average"] = 4 * model.num_parameters() // _shares(spec)
+    windows = spec.micro_batch(spec.processes)
+    memory["activations"] = model.activation_bytes(windows, s.seq_len, spec.loops, narrow=narrow)
+    return {**memory, "total": sum(memory.values())}
+
+
+def _shares(spec: StageSpec) -> int:
+    return spec.processes if spec.parallel == "fsdp" else 1
+
+
+def _size(tensors: Iterable[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def check_fits(spec: StageSpec, kind: Kind, device: torch.device, processes: int = 1) -> None:
+    """`TrainingError` where a GPU cannot hold this training, with what it could; a warning where it is likely
+    not to. On a CPU nothing is asked: what is there is not known, since others may give some back."""
+    if device.type != "cuda":
+        return
+    spec = spec.model_copy(update={"processes": processes})
+    free, total = torch.cuda.mem_get_info(device)
+    least, likely = _needs(spec, kind)
+    has = f"{device_name(device)} has {quantity(total, 'B')}"
+    if (taken := total - free) > total // 20:
+        has += f", of which another process holds {quantity(taken, 'B')} (nvidia-smi says which; end it)"
+    if least > free:
+        needs = f"this training needs {quantity(likely, 'B')} of GPU memory, {quantity(least, 'B')} at least"
+        raise TrainingError(f"{needs}, and {has}; {_what_fits(spec, kind, free)}")
+    if likely > free:
+        log.warning("memory: this training may need %s, and %s", quantity(likely, "B"), has)
+
+
+def _needs(spec: StageSpec, kind: Kind) -> tuple[int, int]:
+    """Bytes at least, and by the estimate."""
+    model, narrow = meta_model(spec), kind != "fp32"
+    memory = stage_memory(model, spec, narrow, fixed_memory(model, spec, narrow))
+    spare = memory["activations"] * (1 - _LEAST)
+    # The first gradients are made when activations go.
+    if spec.windows_per_step == spec.processes * spec.micro_batch(spec.processes):
+        spare += memory["gradients"]
+    return int(memory["total"] - spare), memory["total"]
+
+
+def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:
+    """The first of ever greater changes with which the estimate is within what is free."""
+    for said, changed in _changes(spec):
+        if (likely := _needs(changed, kind)[1]) <= free:
+            return f"what would fit: {said} ({quantity(likely, 'B')})"
+    return "nothing that leaves the model as it is would fit: take a smaller model, or a larger GPU"
+
+
+def _changes(spec: StageSpec) -> Iterator[tuple[str, StageSpec]]:
+    """Less at a time (the same steps in more pieces), recomputation, and a quantized optimizer."""
+    recompute = spec.model.recomputing()
+    for kind in ({}, {"kind": "adamw8bit"}):
+        for model in ({}, recompute):
+            for micro in _divisors(spec.settings.micro_batch):
+                accum = spec.settings.grad_accum * spec.settings.micro_batch // micro
+                settings = {"micro_batch": micro, "grad_accum": accum}
+                changes = {"settings": settings, "optimizer": kind, "model": model}
+                plain = merged(spec.model_dump(), changes)
+                said = [f"{name}: {value}" for name, value in settings.items()]
+                said += [f"model.{spec.model.RECOMPUTE}: {spec.model.most_recomputed}"] if model else []
+                said += ["optimizer.kind: adamw8bit"] if kind else []
+                yield ", ".join(said), StageSpec.model_validate(plain)
+
+
+def _divisors(n: int) -> list[int]:
+    return [m for m in range(n, 0, -1) if n % m == 0]

@@ -1,0 +1,43 @@
+"""The lookup as an op of its own: torch's numbers, and a gradient that no compiler takes apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels import embedding as module
+from kernels.embedding import embedding
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """The path that a GPU takes."""
+    monkeypatch.setattr(module, "_is_on_gpu", lambda table: True)
+
+
+@pytest.mark.parametrize("shape", [(0,), (7,), (3, 40), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_and_gradient_are_those_of_torch(on_gpu, shape, dtype):
+    generator = torch.Generator().manual_seed(0)
+    table_VD = torch.randn(11, 5, generator=generator).to(dtype).requires_grad_()
+    ids = torch.randint(0, 11, shape, generator=generator)
+    dy = torch.randn(*shape, 5, generator=generator).to(dtype)
+    results = []
+    for lookup in (embedding, F.embedding):
+        y = lookup(ids, table_VD)
+        results.append([y.detach(), *torch.autograd.grad(y, table_VD, dy)])
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want) and got.dtype == dtype
+
+
+def test_the_gradient_is_that_of_finite_differences_also_of_one_that_is_not_contiguous(on_gpu):
+    table_VD = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    ids = torch.tensor([[1, 3], [1, 0]])
+    assert torch.autograd.gradcheck(lambda table: embedding(ids, table).transpose(0, 2), table_VD)
+
+
+def test_torch_library_finds_nothing_wrong():
+    arguments = torch.tensor([[1, 3], [1, 0]]), torch.randn(4, 3, requires_grad=True)
+    torch.library.opcheck(module._embedding, arguments)
+    torch.library.opcheck(module._embedding_backward, (torch.randn(2, 2, 3), arguments[0], 4))

@@ -1,0 +1,60 @@
+"""The product of experts on a device whose weight gradients are garbage for those without rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import grouped_mm as module
+from kernels.grouped_mm import grouped_mm, weight_gradient
+from kernels.grouped_mm_fp8 import grouped_mm_fp8
+
+#: The first and the third expert have no rows.
+ENDS = torch.tensor([0, 32, 32, 48], dtype=torch.int32)
+EMPTY = [0, 2]
+
+
+@pytest.fixture
+def garbage(monkeypatch):
+    """torch's product as it is there."""
+    real = F.grouped_mm
+
+    def spoilt(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
+        def spoil(gradient: Tensor) -> Tensor:
+            gradient = gradient.clone()
+            gradient[EMPTY] = torch.nan
+            return gradient
+
+        if b.dim() == 2:
+            return spoil(real(a, b, offs=offs))
+        if b.requires_grad:
+            (b := b * 1).register_hook(spoil)
+        return real(a, b, offs=offs)
+
+    monkeypatch.setattr(F, "grouped_mm", spoilt)
+    monkeypatch.setattr(module, "_is_wrong_where_empty", lambda device: True)
+
+
+@pytest.mark.parametrize("product", [grouped_mm, grouped_mm_fp8])
+def test_experts_without_rows_have_no_gradient_where_torch_gives_them_garbage(request, product):
+    generator = torch.Generator().manual_seed(0)
+    x_PD = torch.randn(48, 32, generator=generator).bfloat16().requires_grad_()
+    w_EDF = torch.randn(4, 32, 16, generator=generator).bfloat16().requires_grad_()
+    results = []
+    for spoilt in (False, True):
+        if spoilt:
+            request.getfixturevalue("garbage")
+        y_PF = product(x_PD, w_EDF, ENDS)
+        results.append([y_PF, *torch.autograd.grad(y_PF.float().square().sum(), [x_PD, w_EDF])])
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want)
+    assert (results[1][2][EMPTY] == 0).all() and (results[1][2][[1, 3]] != 0).any()
+
+
+def test_elsewhere_nothing_is_masked():
+    x_PD, dy_PF = torch.randn(48, 8).bfloat16(), torch.randn(48, 16).bfloat16()
+    assert torch.equal(weight_gradient(x_PD, dy_PF, ENDS), F.grouped_mm(x_PD.t(), dy_PF, offs=ENDS))
+    w_EDF = torch.randn(4, 8, 16)
+    assert module._with_rows(w_EDF, w_EDF, ENDS) is w_EDF

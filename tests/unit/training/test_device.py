@@ -1,0 +1,133 @@
+"""A GPU that is not there, or too small, stops a training before it begins, with what to do."""
+
+import os
+
+import pytest
+import torch
+import torch._inductor.config
+
+from spider.errors import TrainingError
+from spider.training import memory
+from spider.training.determinism import one_order
+from spider.training.device import require_gpus
+from spider.training.memory import check_fits
+from spider.training.stage import train
+from spider.training.warmup import warm_up
+
+REASONS = {
+    "Torch not compiled with CUDA enabled": "install a build of torch for its CUDA",
+    "Found no NVIDIA driver on your system. Please check": "start on a machine with a GPU and its driver",
+    "No CUDA GPUs are available": r"start where there is one \(nvidia-smi, CUDA_VISIBLE_DEVICES\)",
+    "The NVIDIA driver on your system is too old (found version 12040).": "update the driver, or install",
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_run_that_asks_for_a_gpu_where_there_is_none_is_told_why_and_what_to_do(monkeypatch, reason):
+    def init():
+        raise (AssertionError if "compiled" in reason else RuntimeError)(f"{reason}\nmore of it")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    require_gpus(0)
+    with pytest.raises(
+        TrainingError, match=f"resources.gpus: the run asks for 2, .*{REASONS[reason]}"
+    ) as error:
+        require_gpus(2)
+    assert reason in str(error.value) and "more of it" not in str(error.value)
+    assert str(error.value).endswith("or set resources.gpus: 0, to train on the CPU")
+
+
+def test_where_there_is_one_nothing_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    require_gpus(1)
+
+
+GPU = torch.device("cuda")
+
+
+def test_on_a_gpu_and_only_there_every_sum_has_one_order(monkeypatch):
+    """torch's compiler follows the same switch where it would time ways to sum."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    try:
+        one_order(torch.device("cpu"))
+        assert not torch.are_deterministic_algorithms_enabled()
+        one_order(GPU)
+        assert torch.are_deterministic_algorithms_enabled() and torch._inductor.config.deterministic
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert (
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] and not torch.utils.deterministic.fill_uninitialized_memory
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """``gpu(free, total)``: one that has so much."""
+
+    def has(free, total):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), int(total)))
+
+    monkeypatch.setattr(memory, "device_name", lambda device: "RTX 3060")
+    return has
+
+
+@pytest.fixture
+def needed(make_spec):
+    """A training, and what it needs at least, likely, and for all but activations."""
+    spec = make_spec(micro_batch=64, model={"recurrence": {"checkpointing": False}})
+    least, likely = memory._needs(spec, "bf16")
+    one = memory._needs(make_spec(micro_batch=1, grad_accum=64), "bf16")[1]
+    assert one < least < likely
+    return spec, least, likely, one
+
+
+def test_a_training_that_fits_is_left_alone(gpu, needed, caplog):
+    spec, _, likely, _ = needed
+    gpu(1.01 * likely, 1.01 * likely)
+    check_fits(spec, "bf16", GPU)
+    assert not caplog.text
+
+
+def test_one_that_is_likely_not_to_fit_is_warned_of(gpu, needed, caplog):
+    spec, least, likely, _ = needed
+    gpu((least + likely) / 2, (least + likely) / 2)
+    check_fits(spec, "bf16", GPU)
+    assert "memory: this training may need" in caplog.text and "RTX 3060 has" in caplog.text
+
+
+def test_a_gpu_too_small_is_refused_with_the_batch_that_would_fit(gpu, needed):
+    spec, least, _, one = needed
+    gpu(0.9 * least, 0.9 * least)
+    with pytest.raises(TrainingError, match=r"what would fit: micro_batch: \d+, grad_accum: \d+ \(") as error:
+        check_fits(spec, "bf16", GPU)
+    assert "another process" not in str(error.value)
+    gpu(0.97 * one, 0.97 * one)
+    with pytest.raises(TrainingError, match=r"micro_batch: 1, grad_accum: 64, .*"):
+        check_fits(spec, "bf16", GPU)
+    gpu(1e4, 1e4)
+    with pytest.raises(TrainingError, match="take a smaller model, or a larger GPU"):
+        check_fits(spec, "bf16", GPU)
+
+
+def test_memory_that_another_process_holds_is_said_to_be_its(gpu, needed):
+    spec, least, *_ = needed
+    gpu(0.9 * least, 2 * least)
+    with pytest.raises(
+        TrainingError, match=r"of which another process holds .* \(nvidia-smi says which; end it\)"
+    ):
+        check_fits(spec, "bf16", GPU)
+
+
+def test_warm_up_and_training_ask_before_they_begin(tmp_path, make_spec, shards, monkeypatch):
+    def refuse(*_):
+        raise TrainingError("too small")
+
+    for module in ("loop", "warmup"):
+        monkeypatch.setattr(f"spider.training.{module}.check_fits", refuse)
+    with pytest.raises(TrainingError, match="too small"):
+        warm_up(make_spec(), tmp_path / "warmup.json")
+    with pytest.raises(TrainingError, match="too small"):
+        train(make_spec(), tmp_path / "a", shards)
+    assert not (tmp_path / "warmup.json").exists() and not list((tmp_path / "a").glob("checkpoints/step*"))
