@@ -31,13 +31,11 @@ MISSING = 75
 Goals = Callable[[Mapping[str, Mapping[str, Any]]], Sequence[Mapping[str, Any]]]
 
 
-def keep_what_is_compiled() -> None:
-    """Have torch and Triton keep it in an ignored folder, where the next call finds it."""
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        os.environ.setdefault(name, str(FOLDER / "compiled" / name.split("_")[0].lower()))
-
-
-keep_what_is_compiled()
+# What torch and Triton compile is kept in an ignored folder, where the next call finds it.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(FOLDER / "compiled/inductor"))
+os.environ.setdefault("TRITON_CACHE_DIR", str(FOLDER / "compiled/triton"))
+if "--rehearse" in sys.argv:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when torch first looks for devices
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -170,8 +168,11 @@ def device(rehearse: bool) -> dict[str, Any]:
     where = {**machine(["torch"]), "device": "cpu"}
     if rehearse:
         return where
-    if not torch.cuda.is_available():
-        sys.exit(f"torch {torch.__version__} finds no GPU: {why_no_gpu()}. --rehearse runs the same on a CPU")
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        sys.exit(f"torch {torch.__version__} finds no GPU: {reason} (--rehearse runs the same on a CPU)")
     free, total = torch.cuda.mem_get_info()
     if free < 0.9 * total:
         print(
@@ -181,19 +182,6 @@ def device(rehearse: bool) -> dict[str, Any]:
         )
     driver = _first_line(["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"])
     return {**where, "device": torch.cuda.get_device_name(), "memory": total, "driver": driver}
-
-
-def why_no_gpu() -> str:
-    """torch's own reason."""
-    import torch
-
-    if torch.version.cuda is None:
-        return "this is a build for CPUs; install one for CUDA (docs/gpu.md)"
-    try:
-        torch.cuda.init()
-    except RuntimeError as error:
-        return str(error).splitlines()[0]
-    return "there is none"
 
 
 def _first_line(command: list[str]) -> str:

@@ -126,10 +126,14 @@ def test_rows_of_two_devices_never_share_a_file(questions, tmp_path):
 
 
 def test_without_a_gpu_a_question_says_why_and_what_to_do(questions, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("torch.version.cuda", None)
+    def driver():
+        raise RuntimeError(
+            "The NVIDIA driver on your system is too old (found version 11040).\nPlease update"
+        )
+
+    monkeypatch.setattr("torch.cuda.init", driver)
     asked = questions.parser("Asks.").parse_args(["--json", str(tmp_path / "f.json")])
-    with pytest.raises(SystemExit, match=r"finds no GPU: this is a build for CPUs.*--rehearse runs the same"):
+    with pytest.raises(SystemExit, match=r"finds no GPU: The NVIDIA driver .* is too old .*--rehearse runs"):
         questions.Question("asked", asked)
 
 
