@@ -84,7 +84,7 @@ def encode() -> Path:
     config = Path(__file__).with_name("training.yaml")
     snakemake = Path(sys.executable).with_name("snakemake")
     environment = {**os.environ, "PATH": f"{snakemake.parent}:{os.environ['PATH']}"}
-    command = [str(snakemake), "--quiet", "--configfile", str(config), f"datasets/{DATASET}"]
+    command = [str(snakemake), f"datasets/{DATASET}", "--quiet", "--configfile", str(config)]
     subprocess.run(command, check=True, cwd=ROOT, env=environment)
     return ROOT / "build/gpu/results/shards" / DATASET
 

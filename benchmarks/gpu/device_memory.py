@@ -39,7 +39,7 @@ def main() -> None:
     for preset in sorted(PRESET.parent.glob("spider-1b-*.yaml")):
         rows[preset.stem] = (preset, {"precision": "bf16", "compile": True})
     if chosen.rehearse:
-        rows = {"adamw": (ROOT / "presets/smoke.yaml", {"precision": "bf16", "compile": False})}
+        rows = {"adamw": (ROOT / "presets/smoke.yaml", {"precision": "fp32", "compile": False})}
     for name, (configuration, changes) in rows.items():
         question.measure(name, 330, partial(measure, configuration, changes, 2, 1), said)
     question.end()

@@ -45,7 +45,7 @@ def main() -> None:
         "headline": spec_of(PRESET, defaults=HEADLINE, precision="auto"),
     }
     if chosen.rehearse:
-        specs = {"smoke": spec_of(ROOT / "presets/smoke.yaml", precision="bf16", compile=False)}
+        specs = {"smoke": spec_of(ROOT / "presets/smoke.yaml", precision="fp32", compile=False)}
     for name, spec in specs.items():
         question.measure(name, 180 if name == "small" else PATIENCE, partial(warm_up, name, spec), said)
     question.end()

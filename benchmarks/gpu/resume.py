@@ -53,7 +53,7 @@ def killed(precision: str, rehearse: bool, data: Path) -> dict[str, Any]:
     spec, folder = spec_for(precision, rehearse), folder_for(f"killed, {precision}")
     shutil.rmtree(folder, ignore_errors=True)
     draw, struck = random.Random(0), []
-    for _ in range(KILLS):
+    for _ in range(1 if rehearse else KILLS):
         if (at := strike(spec, folder, data, draw)) is not None:
             struck.append(at)
     if not struck:

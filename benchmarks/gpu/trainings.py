@@ -82,7 +82,8 @@ def bytes_of(folder: Path) -> dict[str, Any]:
 def undisturbed(precision: str, rehearse: bool, data: Path) -> dict[str, Any]:
     """The bytes of a training that nothing happens to, done once."""
     folder = folder_for(f"undisturbed, {precision}")
-    finish(start(spec_for(precision, rehearse), folder, data))
+    if not StageFolder(folder).receipt.exists():
+        finish(start(spec_for(precision, rehearse), folder, data))
     return bytes_of(folder)
 
 

@@ -51,18 +51,29 @@ def kept(folder):
     return json.loads((folder / "figures.json").read_text())["questions"]
 
 
+def assert_every_kernel_is_measured(rows):
+    found = {name.removeprefix("odd, "): row["ways"] for name, row in rows.items()}
+    assert found.keys() >= {"layer", "experts", "expand backward", "reduce backward", "cast_rows_fp8"}
+    assert found["expand"].keys() == {"twin", "kernel", "loop", "compiled", "copy"}
+    assert found["layer"].keys() >= {"loop", "torch", "torch compiled", "kernels", "kernels fp8 compiled"}
+    assert found["experts"].keys() == {"bf16", "bf16 compiled", "fp8", "fp8 compiled"}
+    for ways in found.values():
+        assert all(of["us"] > 0 and of["replayed_us"] is None for of in ways.values())
+
+
 def test_every_question_is_rehearsed_on_a_cpu(rehearsed):
     folder, said = rehearsed
     rows = kept(folder)
     scripts = {path.stem for path in GPU.glob("*.py") if "questions.Question(" in path.read_text()}
     assert rows.keys() == scripts and all(rows.values())
     assert said.count("These figures mean nothing") == len(scripts) and "FAILED" not in said
+    assert_every_kernel_is_measured(rows["kernel_speed"])
     assert rows["determinism"]["training, fp32"]["differ"] == rows["determinism"]["gradients"]["differ"] == []
-    assert rows["resume"]["fp32"]["differ"] == [] and rows["resume"]["fp32"]["kills"] == 2
+    assert rows["resume"]["fp32"]["differ"] == [] and rows["resume"]["fp32"]["kills"] == 1
     *slices, evaluation = rows["training"].values()
     assert [row["finished"] for row in slices] == [False] * (len(slices) - 1) + [True]
     assert slices[-1]["to_step"] == 60 and evaluation["bpb"] > 0
-    assert rows["train_throughput"]["smoke, bf16"]["described_memory"]["total"] > 0
+    assert rows["train_throughput"]["smoke, bf16, parts"]["described_memory"]["total"] > 0
 
 
 def test_a_second_call_measures_nothing_again(rehearsed):
