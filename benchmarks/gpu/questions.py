@@ -36,6 +36,7 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(FOLDER / "compiled/inductor
 os.environ.setdefault("TRITON_CACHE_DIR", str(FOLDER / "compiled/triton"))
 if "--rehearse" in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when torch first looks for devices
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # several would mostly wait for each other
 
 
 def parser(description: str) -> argparse.ArgumentParser:
