@@ -16,6 +16,7 @@ GPU = ROOT / "benchmarks/gpu"
 
 @pytest.fixture
 def questions(monkeypatch):
+    monkeypatch.syspath_prepend(GPU.parent)
     monkeypatch.syspath_prepend(GPU)
     import questions
 

@@ -14,6 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(GPU.parent)
     monkeypatch.syspath_prepend(GPU)
     import kernel_speed
 
