@@ -247,6 +247,10 @@ def test_what_a_bundle_holds_is_pinned_and_enough_to_train_with(bundle):
     left_out = ["pyarrow", "numba", "mlflow", "snakemake", "datasets", "huggingface_hub", "scipy", "pandas"]
     code = f"import sys\nfor name in {left_out}: sys.modules[name] = None\n"
     code += "import spider.cli, spider.training.stage, spider.training.warmup, spider.evaluation.evaluate\n"
-    code += "import spider.describe, spider.report.figures, spider.evaluation.training_text"
+    code += "import spider.describe, spider.report.figures, spider.evaluation.training_text\n"
+    code += "from importlib import metadata\n"
+    code += "metadata.distribution = None\n"  # Spider is not installed there
+    code += "from spider.tracking import records\n"
+    code += "assert records.origin()['spider.version']"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
