@@ -82,7 +82,7 @@ def test_a_second_call_measures_nothing_again(rehearsed):
     before = kept(folder)
     status, said = ask(folder, "all", "--rehearse", "--only", "attention", "training", "--minutes", "5")
     assert status == 0 and kept(folder) == before
-    assert said.count("there already") == len(before["attention"]) + len(before["training"])
+    assert said.count("there already") == len(before["attention"]) + 1  # nothing is said of slices
 
 
 def chosen(questions, path, *options):
