@@ -43,7 +43,7 @@ def ask(folder, script, *options):
 def rehearsed(tmp_path_factory):
     """All questions, rehearsed once: the folder, and what was said."""
     folder = tmp_path_factory.mktemp("gpu")
-    status, said = ask(folder, "all", "--rehearse", "--minutes", "5")
+    status, said = ask(folder, "all", "--rehearse")
     assert status == 0, said
     return folder, said
 
@@ -80,7 +80,7 @@ def test_every_question_is_rehearsed_on_a_cpu(rehearsed):
 def test_a_second_call_measures_nothing_again(rehearsed):
     folder, _ = rehearsed
     before = kept(folder)
-    status, said = ask(folder, "all", "--rehearse", "--only", "attention", "training", "--minutes", "5")
+    status, said = ask(folder, "all", "--rehearse", "--only", "attention", "training")
     assert status == 0 and kept(folder) == before
     assert said.count("there already") == len(before["attention"]) + 1  # nothing is said of slices
 
