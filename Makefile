@@ -3,10 +3,12 @@
 PYTHON ?= python3
 CONFIG ?=
 ARGS ?=
+GPU_PYTHON ?= 3.12
+GPU_MACHINE ?= x86_64
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt
 
-.PHONY: help run test test-long lint format ui report clean
+.PHONY: help run test test-long lint format ui report gpu-bundle clean
 
 help:
 	@echo "make run      train and evaluate what config.yaml says (CONFIG=presets/smoke.yaml for another)"
@@ -15,6 +17,7 @@ help:
 	@echo "make lint     check style, types and the Snakefile"
 	@echo "make ui       look at all runs in MLflow"
 	@echo "make report   write results/report.html, Snakemake's report of the last run"
+	@echo "make gpu-bundle  collect in build/gpu-bundle what a machine with a GPU and no network lacks (docs/gpu.md)"
 	@echo "make clean    remove everything that was made, after asking"
 
 run: .venv/run-ready
@@ -42,6 +45,9 @@ ui: .venv/run-ready
 
 report: .venv/run-ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") --report results/report.html
+
+gpu-bundle: .venv/run-ready
+	@$(BIN)/python benchmarks/gpu/bundle.py --python $(GPU_PYTHON) --machine $(GPU_MACHINE)
 
 clean:
 	@printf "Remove results/, .snakemake/ and .venv/, trained models included? [y/N] "; \

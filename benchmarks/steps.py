@@ -21,21 +21,28 @@ from typing import Any
 
 import yaml
 
-from spider.config import StageSpec, load_config, merged
+from spider.config import Config, StageSpec, load_config, merged
 
 STAGE = "steps"
 
 
-def spec_of(configuration: Path, **changes: Any) -> StageSpec:
-    """A stage of the first run of a configuration with ``changes`` to the run, that never ends nor saves."""
+def config_of(configuration: Path, *, stage: dict[str, Any] | None = None, **changes: Any) -> Config:
+    """The first run of a configuration with ``changes`` to it, and one ``stage`` of these settings (default:
+    one that never ends nor saves). No memory is read."""
     raw = yaml.safe_load(configuration.read_text())
     name, run = next(iter(raw["runs"].items()))
     if isinstance(run["model"], str):
         run["model"] = {"preset": run["model"]}
     endless = {"max_steps": 10**6, "ckpt_every": 10**6, "log_every": 10**6, "schedule": "constant"}
     run["model"] |= {"memory": None}
-    run = merged(run, changes) | {"stages": [{"name": STAGE, **endless}]}
-    return load_config(raw | {"runs": {name: run}}).stage(name, STAGE)
+    run = merged(run, changes) | {"stages": [{"name": STAGE, **(stage or endless)}]}
+    return load_config(raw | {"runs": {name: run}})
+
+
+def spec_of(configuration: Path, **changes: Any) -> StageSpec:
+    """The stage of `config_of`."""
+    config = config_of(configuration, **changes)
+    return config.stage(next(iter(config.runs)), STAGE)
 
 
 def first_steps(
@@ -47,11 +54,13 @@ def first_steps(
     warmup: Path | None = None,
     profile: bool = False,
     environment: dict[str, str] | None = None,
+    data: Path | None = None,
 ) -> dict[str, Any]:
     """Train a stage's first steps.
 
     Args:
         folder: for the training and its data.
+        data: encoded text (default: made up).
         settle: memory is counted from after this many steps.
         warmup: record of a warm-up of this shape; None: there was none.
         profile: whether to tell what the last step consists of.
@@ -71,6 +80,7 @@ def first_steps(
         "settle": settle,
         "warmup": str(warmup) if warmup else None,
         "profile": profile,
+        "data": str(data) if data else None,
         "began": time.time(),
     }
     done = subprocess.run(
@@ -89,14 +99,17 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     """What `first_steps` describes, in this process."""
     import torch
 
-    from spider.data.mock import make_mock_data
     from spider.training import stage
     from spider.training.precision import device_name
     from spider.training.warmup import forget_peak, peak_memory_mb
 
     imported = time.time() - order["began"]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    make_mock_data(data := Path(order["folder"], "data"))
+    data = Path(order["data"] or Path(order["folder"], "data"))
+    if order["data"] is None:
+        from spider.data.mock import make_mock_data
+
+        make_mock_data(data)
     marks: list[float] = []
 
     def mark() -> None:

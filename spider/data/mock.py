@@ -10,11 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from spider.config import Dataset, MockSource
-from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata, load_metadata
 from spider.files import replacing
 
@@ -28,6 +24,9 @@ def write_mock(documents: int, output: Path) -> dict[str, Any]:
 
     Returns ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written.
     """
+    import pyarrow as pa  # every training imports this module, few of them make text
+    import pyarrow.parquet as pq
+
     draw = random.Random(0)
     weights = [1 / rank for rank in range(1, len(WORDS) + 1)]
     texts = []
@@ -45,6 +44,8 @@ def make_mock_data(folder: Path, memory: float = 0.0) -> None:
     if (folder / "metadata.json").exists():
         load_metadata(folder)
         return
+    from spider.data.encode import encode_part
+
     source = MockSource(kind="mock")
     (part,) = source.parts()
     parquet = folder / f"{part}.parquet"

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from spider.artifacts import Artifact
 from spider.files import digest, sha256
+from spider.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def origin() -> dict[str, str]:
     """Tags that say by whom, where and from which code something is made."""
     # In a container without an entry for this user, its number.
     user = os.environ.get("LOGNAME") or os.environ.get("USER") or psutil.Process().username()
-    tags = {"spider.version": version("spider"), "spider.host": socket.gethostname(), "spider.user": user}
+    tags = {"spider.version": VERSION, "spider.host": socket.gethostname(), "spider.user": user}
     return tags | ({"git.commit": commit} if (commit := git_commit()) else {})
 
 

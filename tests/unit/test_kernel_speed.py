@@ -1,8 +1,5 @@
 """The benchmark of the kernels: its code path on a CPU, what it counts, what it makes of its figures."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,13 +8,14 @@ import torch
 from spider.model import build_model
 from spider.model.spider.config import SpiderConfig
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+GPU = Path(__file__).parents[2] / "benchmarks/gpu"
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.syspath_prepend(GPU.parent)
+    monkeypatch.syspath_prepend(GPU)
     import kernel_speed
 
     return kernel_speed
@@ -37,29 +35,18 @@ def ops(benchmark):
     return kernel_ops
 
 
-def test_every_op_and_layer_is_measured_and_none_fails(tmp_path, ops):
-    asked = ["--quick", "--shapes", "odd", "--json", tmp_path / "figures.json"]
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "kernel_speed.py", *asked], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "nothing about speed" in done.stdout and "error" not in done.stdout
-    figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
-    found = figures["found"]["odd"]
-    assert found.keys() >= {*ops.OPS, "layer", "experts", "expand backward", "reduce backward"}
-    assert found["expand"].keys() == {"twin", "kernel", "loop", "compiled", "copy"}
-    assert found["layer"].keys() >= {"loop", "torch", "torch compiled", "kernels", "kernels fp8 compiled"}
-    assert found["experts"].keys() == {"bf16", "bf16 compiled", "fp8", "fp8 compiled"}
-    for ways in found.values():
-        assert all(of["us"] > 0 and of["replayed_us"] is None for of in ways.values())
-    assert {goal["outcome"] for goal in figures["goals"]} == {"not measured"}
+def test_whether_an_op_has_a_backward_is_what_is_said_of_it(ops, benchmark):
+    small = ops.Shape(N=8, D=16, E=4, K=2, F=16)
+    for name, make in ops.OPS.items():
+        assert ops.has_backward(name) == (make(small, CPU).moved_backward is not None), name
+    assert {name for name in benchmark.parts(small, CPU, lambda twin: twin)} >= {*ops.OPS, "layer", "experts"}
 
 
-def test_without_a_gpu_it_says_that_the_figures_need_one(benchmark, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["kernel_speed.py"])
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit, match="these figures need a GPU and this machine has none"):
-        benchmark.main()
+def test_tokens_that_are_not_valid_go_to_no_expert(ops):
+    shape = ops.Shape(N=1000, D=16, E=4, K=2, F=16, filled=450)
+    _, chosen_NK, mapping = ops.routed(shape, CPU)
+    assert (chosen_NK >= 0).all(1).sum() == shape.real == 450
+    assert (mapping.token_to_pos_NK >= 0).sum() == 2 * 450
 
 
 def test_the_shape_of_the_patches_is_that_of_the_preset_in_the_warm_up(benchmark):
@@ -70,13 +57,6 @@ def test_the_shape_of_the_patches_is_that_of_the_preset_in_the_warm_up(benchmark
     assert found[:5] == (8 * slots, 2048, 32, 2, 512) and found.shared == 1024
     assert found.real == 8 * 64 * config.boundary.rate < found.N
     assert found.valid(CPU).sum() == found.real
-
-
-def test_a_shape_that_is_not_there_is_refused(benchmark, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["kernel_speed.py", "--quick", "--shapes", "vast"])
-    with pytest.raises(SystemExit):
-        benchmark.main()
-    assert "--shapes: vast is not one of tiny, odd" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -119,7 +99,7 @@ def test_integers_are_equal_or_wrong(timing):
     assert timing.distance(torch.tensor([1, 2]), torch.tensor([1, 3])) == torch.inf
 
 
-def test_goals_are_met_missed_or_not_measured(benchmark):
+def test_kernel_goals_are_met_missed_or_not_measured(benchmark):
     def way(us, replayed=None, launches=None):
         return {"us": us, "replayed_us": replayed, "launches": launches}
 

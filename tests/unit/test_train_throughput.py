@@ -1,54 +1,52 @@
 """The benchmark of training speed: its code path on a CPU, and what it makes of what it measured."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks/gpu")
     import train_throughput
 
     return train_throughput
 
 
-def test_a_way_is_measured_and_one_that_fails_says_why_in_its_place(tmp_path):
-    asked = ["--quick", "--ways", "seed", "fp8", "--json", tmp_path / "figures.json"]
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "train_throughput.py", *asked], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "fp8 failed: precision: fp8 cannot run on cpu" in done.stdout
-    ways = json.loads((tmp_path / "figures.json").read_text())["figures"]["ways"]
-    seed = ways["seed"]
-    assert seed["bytes_per_second"] == pytest.approx(8 * 64 / seed["seconds_per_step"])
-    assert seed["peak_memory"] > 1e8 and seed["mfu"] is None and ways["fp8"].keys() == {"error"}
+def test_a_way_that_fails_says_why(benchmark, monkeypatch, tmp_path):
+    monkeypatch.setattr(benchmark, "FOLDER", tmp_path)
+    monkeypatch.setattr(benchmark, "corpus", lambda: ("mock", None))
+    with pytest.raises(RuntimeError, match="precision: fp8 cannot run on cpu"):
+        benchmark.measure(ROOT / "presets/smoke.yaml", {**benchmark.WAYS["fp8"], "compile": False}, 1, 1)
 
 
-def test_without_a_gpu_it_says_that_the_figures_need_one(benchmark, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train_throughput.py"])
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit, match="these figures need a GPU and this machine has none"):
-        benchmark.main()
+def test_rows_are_of_the_headline_shape_and_of_every_preset(benchmark):
+    rows = benchmark.rows_of(rehearse=False)
+    presets = {path.stem for path in (ROOT / "presets").glob("spider-1b*.yaml")}
+    assert {name.split(", ")[0] for name in rows} == {"headline", *presets}
+    assert {name.partition(", ")[2] for name in rows} == benchmark.SECONDS.keys() == benchmark.WAYS.keys()
+    configuration, changes = rows["headline, bf16, kept"]
+    (run,) = benchmark.config_of(configuration, **changes).runs.values()
+    assert not run.model.recomputes and run.defaults.micro_batch == 112
+    assert all(seconds < 8 * 60 for seconds in benchmark.SECONDS.values())
 
 
-def test_goals_are_met_missed_or_not_measured(benchmark):
+def test_throughput_goals_are_met_missed_or_not_measured(benchmark):
     def way(speed, memory=30e9):
         return {"bytes_per_second": speed, "peak_memory": memory}
 
-    found = {"seed": way(20_000), "bf16": way(150_000), "fp8": way(170_000, 24e9)}
-    found["fp8-rowwise"] = {"error": "out of memory"}
+    found = {
+        f"headline, {name}": way(speed) for name, speed in (("seed", 20e3), ("bf16", 150e3), ("fp8", 170e3))
+    }
+    found |= {"headline, bf16, parts": way(1e9), "spider-1b-25gb, bf16": way(9e9, 24e9)}
     outcomes = [goal["outcome"] for goal in benchmark.goals_of(found)]
-    assert outcomes == ["missed (1.7e+05)", "met (24)", "met (8.5)", "missed (1.133)"]
-    only = [goal["outcome"] for goal in benchmark.goals_of({"seed": way(20_000), "bf16": {"error": "x"}})]
-    assert only == ["not measured"] * 4
+    assert outcomes[:3] == ["met (1.7e+05)", "missed (1.7e+05)", "met (1.133)"]
+    assert outcomes[3:] == ["missed (1.133)", "met (8.5)", "met (24)"]
+    assert {goal["outcome"] for goal in benchmark.goals_of({})} == {"not measured"}
 
 
 @pytest.mark.parametrize(

@@ -167,10 +167,11 @@ def load(s: Shape, device: torch.device) -> Op:
 def router(s: Shape, device: torch.device) -> Op:
     """As the model uses it, with gradients from gates, scores and logsumexp."""
     logits_NE = routed(s, device)[0].requires_grad_()
+    valid_N = None if s.filled is None else s.valid(device)
     return Op(
         route,
         route_torch,
-        (logits_NE, torch.zeros(s.E, device=device), s.K),
+        (logits_NE, torch.zeros(s.E, device=device), s.K, "softmax", valid_N),
         moved=s.N * (8 * s.E + 12 * s.K + 4),
         moved_backward=s.N * (12 * s.E + 16 * s.K + 8),
     )
@@ -230,6 +231,11 @@ OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
     "cast_rows_fp8": cast_rows,
     "cast_columns_fp8": cast_columns,
 }
+
+
+def has_backward(name: str) -> bool:
+    """Whether an op has a derivative."""
+    return name in ("expand", "reduce", "route", "normalize", "engram_gate")
 
 
 def forward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:

@@ -1,0 +1,155 @@
+"""A training of the full model, and its evaluation, in slices that end in time and go on where they were.
+
+    python benchmarks/gpu/training.py [--minutes 9]
+
+Trains ``training.yaml`` by `spider train`. When a slice's time is over it is asked to stop (SIGTERM): it
+saves and leaves with status 75, and the next slice, now or in another call, goes on. Slices last as long as
+there are minutes left. The last row is `spider evaluate`: bits per byte, beside the compressors.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import questions
+import yaml
+from questions import FOLDER, MISSING, ROOT, corpus, goal
+
+from spider.config import load_config
+from spider.files import read_json, write_json
+from spider.results import Results, StageFolder
+
+CONFIG = Path(__file__).with_name("training.yaml")
+#: Minutes: what a slice takes at least to be worth it, and what saving, or an evaluation, takes at most.
+LEAST, SAVING, EVALUATING = 2.0, 1.5, 3.0
+
+
+def main() -> None:
+    chosen = questions.parser(__doc__).parse_args()
+    question = questions.Question("training", chosen, goals_of)
+    path = configuration(chosen.rehearse)
+    config = load_config(path)
+    (run,) = config.runs
+    stage = config.run(run).stages[0].name
+    folder = Results(Path(config.results)).stage(run, stage)
+    if question.rows and not folder.path.exists():
+        print("what was trained lay on another machine: from the beginning", flush=True)
+        question.rows.clear()
+    while not folder.receipt.exists():
+        slices = sum(name.startswith("slice") for name in question.rows)
+        name, minutes = f"slice {slices + 1}", question.minutes_left - SAVING
+        if minutes < LEAST and not chosen.rehearse:
+            question.leave(name, f"a slice takes {LEAST + SAVING:g} minutes or more")
+            break
+
+        def enough(began: int) -> bool:  # a rehearsal stops the first slice as soon as it has logged
+            return chosen.rehearse and not slices and last_row(folder)["step"] > began  # noqa: B023
+
+        call = partial(train, path, run, stage, folder, minutes, enough)
+        if question.measure(name, 0, call, said_slice) is None:
+            break  # it failed, or other rows were asked for
+    if folder.receipt.exists():
+        call = partial(evaluate, path, run, stage, folder)
+        question.measure("evaluation", 60 * EVALUATING, call, said_evaluation)
+    question.end()
+
+
+def configuration(rehearse: bool) -> Path:
+    """The file to train by; of a rehearsal, one made from it."""
+    raw = yaml.safe_load(CONFIG.read_text())
+    run = raw["runs"]["spider-1b"]
+    name, _ = corpus()
+    raw["results"], run["data"] = str(FOLDER / "results"), name
+    raw["datasets"] = {name: raw["datasets"].get(name, {"source": {"kind": "mock"}})}
+    if rehearse:
+        smoke = yaml.safe_load((ROOT / "presets/smoke.yaml").read_text())["runs"]["smoke"]
+        run |= {"model": smoke["model"], "precision": "fp32", "resources": {}}
+        run["defaults"] = {**smoke["defaults"], "ckpt_every": 1000}
+        run["stages"] = [{"name": "main", "max_steps": 60, "schedule": "wsd", "warmup_steps": 5}]
+        run["evaluation"] = {"max_bytes": 2000, "loops_bytes": 0, "sample_bytes": 20, "batch": 4}
+        raw["runs"] = {"rehearsal": run}
+    write_json(path := FOLDER / "work/training.json", raw)
+    return path
+
+
+def spider(path: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "spider.cli", "--config", str(path), *words]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def train(
+    path: Path, run: str, stage: str, folder: StageFolder, minutes: float, enough: Callable[[int], bool]
+) -> dict[str, Any]:
+    """One slice; ``enough``, given the step it began at, ends it before its time."""
+    began, before = time.monotonic(), last_row(folder)
+    process = spider(path, "train", run, stage)
+    while process.poll() is None and time.monotonic() < began + 60 * minutes and not enough(before["step"]):
+        time.sleep(0.05)
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    _, said = process.communicate(timeout=60 * (SAVING + 5))
+    if process.returncode not in (0, MISSING):
+        raise RuntimeError(said.strip().splitlines()[-1] if said.strip() else str(process.returncode))
+    after = last_row(folder)
+    steps = after["step"] - before["step"]
+    return {
+        "minutes": (asked - began) / 60,
+        "saving": time.monotonic() - asked,
+        "from_step": before["step"],
+        "to_step": after["step"],
+        "steps_a_minute": 60 * steps / max(asked - began, 1e-9),
+        "finished": process.returncode == 0,
+        "metrics": after["metrics"],
+    }
+
+
+def last_row(folder: StageFolder) -> dict[str, Any]:
+    """Of the metrics."""
+    lines = folder.metrics.read_text().splitlines() if folder.metrics.exists() else []
+    return json.loads(lines[-1]) if lines else {"step": 0, "metrics": {}}
+
+
+def evaluate(path: Path, run: str, stage: str, folder: StageFolder) -> dict[str, Any]:
+    process = spider(path, "evaluate", run, stage)
+    _, said = process.communicate(timeout=600)
+    if process.returncode:
+        raise RuntimeError(said.strip().splitlines()[-1])
+    measured, receipt = read_json(folder.evaluation), read_json(folder.receipt)
+    known = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "seconds", "compressors", "loops", "sample")
+    trained = {name: receipt[name] for name in ("steps", "bytes", "seconds", "checkpoint_seconds", "loss")}
+    return {**{name: measured[name] for name in known}, "trained": trained}
+
+
+def said_slice(row: Mapping[str, Any]) -> str:
+    loss, speed = row["metrics"].get("train/bpb"), row["metrics"].get("train/bytes_per_second")
+    figures = "" if loss is None else f", {loss:.3f} bits per byte in training"
+    figures += "" if speed is None else f", {speed:,.0f} bytes/s"
+    state = "finished" if row["finished"] else f"saved in {row['saving']:.0f} s"
+    return f"{row['minutes']:.1f} minutes, steps {row['from_step']} to {row['to_step']}{figures}; {state}"
+
+
+def said_evaluation(row: Mapping[str, Any]) -> str:
+    trained = row["trained"]
+    others = ", ".join(f"{name} {rate:.3f}" for name, rate in row["compressors"].items())
+    steps = f"after {trained['steps']} steps, {trained['bytes']:,} bytes in {trained['seconds']:.0f} s"
+    scored = f"on {row['bytes']:,} bytes at {row['bytes_per_second']:,.0f} bytes/s"
+    return f"{row['bpb']:.4f} bits per byte {scored} ({others}), {steps}"
+
+
+def goals_of(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    row = rows.get("evaluation")
+    figure = row["bpb"] - min(row["compressors"].values()) if row and row["compressors"] else None
+    return [goal("bits per byte below the best compressor's", figure, lambda x: x < 0)]
+
+
+if __name__ == "__main__":
+    main()

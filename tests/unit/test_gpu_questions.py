@@ -1,0 +1,256 @@
+"""The questions to a GPU: the whole chain rehearsed on a CPU, and what is kept, skipped and refused."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GPU = ROOT / "benchmarks/gpu"
+
+
+@pytest.fixture
+def questions(monkeypatch):
+    monkeypatch.syspath_prepend(GPU.parent)
+    monkeypatch.syspath_prepend(GPU)
+    import questions
+
+    return questions
+
+
+@pytest.fixture
+def bundle(questions, monkeypatch, tmp_path):
+    import bundle
+
+    monkeypatch.setattr(bundle, "FOLDER", tmp_path / "gpu")
+    return bundle
+
+
+def ask(folder, script, *options):
+    """Exit status and output of a script that works in ``folder``."""
+    command = [sys.executable, GPU / f"{script}.py", "--json", folder / "figures.json", *options]
+    environment = {**os.environ, "GPU_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory):
+    """All questions, rehearsed once: the folder, and what was said."""
+    folder = tmp_path_factory.mktemp("gpu")
+    status, said = ask(folder, "all", "--rehearse")
+    assert status == 0, said
+    return folder, said
+
+
+def kept(folder):
+    return json.loads((folder / "figures.json").read_text())["questions"]
+
+
+def assert_every_kernel_is_measured(rows):
+    found = {name.removeprefix("odd, "): row["ways"] for name, row in rows.items()}
+    assert found.keys() >= {"layer", "experts", "expand backward", "reduce backward", "cast_rows_fp8"}
+    assert found["expand"].keys() == {"twin", "kernel", "loop", "compiled", "copy"}
+    assert found["layer"].keys() >= {"loop", "torch", "torch compiled", "kernels", "kernels fp8 compiled"}
+    assert found["experts"].keys() == {"bf16", "bf16 compiled", "fp8", "fp8 compiled"}
+    for ways in found.values():
+        assert all(of["us"] > 0 and of["replayed_us"] is None for of in ways.values())
+
+
+def test_every_question_is_rehearsed_on_a_cpu(rehearsed):
+    folder, said = rehearsed
+    rows = kept(folder)
+    scripts = {path.stem for path in GPU.glob("*.py") if "questions.Question(" in path.read_text()}
+    assert rows.keys() == scripts and all(rows.values())
+    assert said.count("These figures mean nothing") == len(scripts) and "FAILED" not in said
+    assert_every_kernel_is_measured(rows["kernel_speed"])
+    assert rows["determinism"]["training, fp32"]["differ"] == rows["determinism"]["gradients"]["differ"] == []
+    assert rows["resume"]["fp32"]["differ"] == [] and rows["resume"]["fp32"]["kills"] == 1
+    *slices, evaluation = rows["training"].values()
+    assert [row["finished"] for row in slices] == [False] * (len(slices) - 1) + [True]
+    assert slices[-1]["to_step"] == 60 and evaluation["bpb"] > 0
+    assert rows["train_throughput"]["smoke, bf16, parts"]["described_memory"]["total"] > 0
+
+
+def test_a_second_call_measures_nothing_again(rehearsed):
+    folder, _ = rehearsed
+    before = kept(folder)
+    status, said = ask(folder, "all", "--rehearse", "--only", "attention", "training")
+    assert status == 0 and kept(folder) == before
+    assert said.count("there already") == len(before["attention"]) + 1  # nothing is said of slices
+
+
+def chosen(questions, path, *options):
+    return questions.parser("Asks.").parse_args(["--rehearse", "--json", str(path), *options])
+
+
+def test_a_row_is_kept_as_it_ends_and_a_failed_one_tried_again_when_the_code_has_changed(
+    questions, tmp_path, capsys, monkeypatch
+):
+    path, calls = tmp_path / "figures.json", []
+
+    def once(name, fails=False):
+        calls.append(name)
+        if fails:
+            raise ValueError("first line\nout of memory")
+        return {"figure": 1}
+
+    def all_rows():
+        question = questions.Question("asked", chosen(questions, path))
+        question.measure("a", 1, lambda: once("a"), lambda row: "one")
+        assert "a" in json.loads(path.read_text())["questions"]["asked"]
+        question.measure("b", 1, lambda: once("b", fails=True), lambda row: "two")
+        with pytest.raises(SystemExit) as left:
+            question.end()
+        assert left.value.code == 0
+
+    all_rows()
+    all_rows()
+    assert calls == ["a", "b"]
+    assert "b: FAILED, ValueError: out of memory" in capsys.readouterr().out
+    monkeypatch.setattr(questions, "code_digest", lambda: "changed")
+    all_rows()
+    assert calls == ["a", "b", "b"] and "a: there already, of other code: one" in capsys.readouterr().out
+
+
+def test_a_row_that_would_not_end_in_time_is_left_for_another_call(questions, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(questions, "device", lambda rehearse: {"device": "a GPU", "torch": "2.11"})
+    asked = questions.parser("Asks.").parse_args(["--json", str(tmp_path / "f.json"), "--minutes", "1"])
+    question = questions.Question("asked", asked)
+    assert question.measure("long", 90, dict, str) is None
+    assert question.measure("short", 5, lambda: {"figure": 1}, str) is not None
+    with pytest.raises(SystemExit) as left:
+        question.end()
+    assert left.value.code == questions.MISSING
+    assert "long: left for another call, it takes up to 90 s" in capsys.readouterr().out
+
+
+def test_rows_of_two_devices_never_share_a_file(questions, tmp_path):
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps({"machine": {"device": "NVIDIA H200"}, "questions": {}}))
+    with pytest.raises(SystemExit, match="holds figures of NVIDIA H200, this is cpu; move it away or name"):
+        questions.Question("asked", chosen(questions, path))
+
+
+def test_without_a_gpu_a_question_says_why_and_what_to_do(questions, tmp_path, monkeypatch):
+    def driver():
+        raise RuntimeError(
+            "The NVIDIA driver on your system is too old (found version 11040).\nPlease update"
+        )
+
+    monkeypatch.setattr("torch.cuda.init", driver)
+    asked = questions.parser("Asks.").parse_args(["--json", str(tmp_path / "f.json")])
+    with pytest.raises(SystemExit, match=r"finds no GPU: The NVIDIA driver .* is too old .*--rehearse runs"):
+        questions.Question("asked", asked)
+
+
+def test_goals_are_told_beside_the_figures_of_a_device(questions, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(questions, "device", lambda rehearse: {"device": "a GPU", "torch": "2.11"})
+    asked = questions.parser("Asks.").parse_args(["--json", str(tmp_path / "f.json")])
+
+    def goals(rows):
+        figure = rows["a"]["figure"] if "a" in rows else None
+        return [questions.goal("at least 2", figure, lambda x: x >= 2)]
+
+    question = questions.Question("asked", asked, goals)
+    question.measure("a", 1, lambda: {"figure": 3}, lambda row: "three")
+    assert "    goal: at least 2: met (3)" in capsys.readouterr().out
+    assert questions.goal("x", None, bool)["outcome"] == "not measured"
+    assert questions.goal("x", 1.0, lambda x: x > 1)["outcome"] == "missed (1)"
+
+
+def test_a_script_that_outlasts_its_time_is_killed_with_what_it_started(questions, tmp_path, capsys):
+    import all as everything
+
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import subprocess, sys, pathlib\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "pathlib.Path(sys.argv[1]).write_text(str(child.pid))\n"
+        "child.wait()\n"
+    )
+    command = [sys.executable, str(script), str(tmp_path / "pid")]
+    assert everything.run(command, dict(os.environ), 3) == questions.MISSING
+    assert "slow: killed, its time is over" in capsys.readouterr().out
+    child = Path("/proc") / (tmp_path / "pid").read_text()
+    for _ in range(100):
+        if not child.exists() or "Z" in (child / "stat").read_text().split():
+            return
+        time.sleep(0.05)
+    pytest.fail("what the script started still runs")
+
+
+# ------------------------------------------------------------------------------------------------ the bundle
+
+
+def small_bundle(bundle, folder, python=None):
+    """A bundle of one wheel and one file of text, as `make gpu-bundle` leaves it."""
+    import platform
+
+    shards, wheels = folder / "shards", folder / "bundle/wheels"
+    (shards / "train").mkdir(parents=True)
+    wheels.mkdir(parents=True)
+    (shards / "train/000.bin").write_bytes(b"text")
+    (shards / "metadata.json").write_text(json.dumps({"digest": "d"}))
+    with zipfile.ZipFile(wheels / "thing-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("thing_that_was_bundled.py", "VALUE = 3\n")
+    text = bundle.pack(shards, folder / "bundle/text.tar.xz")
+    names = ["wheels/thing-1.0-py3-none-any.whl", "text.tar.xz"]
+    files = {name: (folder / "bundle" / name).stat().st_size for name in names}
+    here = ".".join(map(str, sys.version_info[:2]))
+    manifest = {"python": python or here, "machine": platform.machine(), "text": text, "files": files}
+    (folder / "bundle/manifest.json").write_text(json.dumps(manifest))
+    return folder / "bundle"
+
+
+def test_a_bundle_is_unpacked_once_and_found(bundle, tmp_path):
+    packed = small_bundle(bundle, tmp_path)
+    found = bundle.unpack(packed)["PYTHONPATH"].split(os.pathsep)
+    assert found[0] == str(ROOT) and found[-1] == str(tmp_path / "gpu/site")
+    assert (tmp_path / "gpu/site/thing_that_was_bundled.py").read_text() == "VALUE = 3\n"
+    there = tmp_path / "gpu/results/shards/pydocs/train/000.bin"
+    assert there.read_bytes() == b"text"
+    there.write_bytes(b"mine")
+    bundle.unpack(packed)
+    assert there.read_bytes() == b"mine"
+
+
+def test_without_a_bundle_nothing_is_unpacked(bundle, tmp_path):
+    assert str(ROOT) in bundle.unpack(tmp_path / "none")["PYTHONPATH"]
+    assert not (tmp_path / "gpu").exists()
+
+
+def test_a_bundle_for_another_python_is_refused_in_words(bundle, tmp_path):
+    packed = small_bundle(bundle, tmp_path, python="3.7")
+    here = ".".join(map(str, sys.version_info[:2]))
+    said = rf"holds wheels for Python 3\.7 on .*make gpu-bundle GPU_PYTHON={here} .*call this with python3\.7"
+    with pytest.raises(SystemExit, match=said):
+        bundle.unpack(packed)
+
+
+def test_a_bundle_that_is_cut_short_is_refused(bundle, tmp_path):
+    packed = small_bundle(bundle, tmp_path)
+    (packed / "text.tar.xz").write_bytes(b"half")
+    with pytest.raises(SystemExit, match=r"text\.tar\.xz: missing or cut short; bring the bundle here again"):
+        bundle.unpack(packed)
+
+
+def test_what_a_bundle_holds_is_pinned_and_enough_to_train_with(bundle):
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {bundle.plain(line.partition("==")[0]) for line in lines if "==" in line}
+    assert {bundle.plain(name) for name in bundle.PACKAGES} <= pinned
+    left_out = ["pyarrow", "numba", "mlflow", "snakemake", "datasets", "huggingface_hub", "scipy", "pandas"]
+    code = f"import sys\nfor name in {left_out}: sys.modules[name] = None\n"
+    code += "import spider.cli, spider.training.stage, spider.training.warmup, spider.evaluation.evaluate\n"
+    code += "import spider.describe, spider.report.figures, spider.evaluation.training_text\n"
+    code += "from importlib import metadata\n"
+    code += "metadata.distribution = None\n"  # Spider is not installed there
+    code += "from spider.tracking import records\n"
+    code += "assert records.origin()['spider.version']"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
