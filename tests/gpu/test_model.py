@@ -11,7 +11,10 @@ import copy
 import pytest
 import torch
 
+from spider.model.spider import attention
+from spider.model.spider.attention import takes_offsets
 from spider.model.spider.engram import Tables, primes_from
+from spider.model.spider.windows import lay_out
 from spider.tokens import BYTES
 from tests.unit.model.small import build, train
 
@@ -69,6 +72,29 @@ def test_bfloat16_trains():
         model.after_step()
         seen.append(out.metrics["cross_entropy"].item())
     assert seen[-1] < 0.7 * seen[0]
+
+
+def test_attention_by_offsets_gives_what_spreading_out_gives(monkeypatch):
+    """Windows of one row to the most, spare rows behind; outputs and gradients, the spare rows' too."""
+    rows = torch.tensor([1, 33, 129, 60, 128], device=DEVICE)
+    windows, model = lay_out(rows, 400, 129), build().to(DEVICE)
+    part, rope = model.core.layers[0].attention, model.rope(129)
+    x_MD = torch.randn(400, model.config.hidden, device=DEVICE, requires_grad=True)
+    weight_MD = torch.randn_like(x_MD) * windows.valid_M[:, None]
+    results = []
+    for offsets in (True, False):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            if offsets:
+                assert takes_offsets(part.q(x_MD), part.config, windows)
+            else:
+                monkeypatch.setattr(attention, "takes_offsets", lambda *_: False)
+            y_MD = part(x_MD, rope, windows)
+        assert y_MD.isfinite().all()
+        gradients = torch.autograd.grad((y_MD * weight_MD).sum(), [x_MD, *part.parameters()])
+        results.append([y_MD[windows.valid_M].detach(), *gradients])
+    for by_offsets, spread in zip(*results, strict=True):
+        off = (by_offsets.double() - spread.double()).norm() / spread.double().norm()
+        assert off < 0.02
 
 
 def test_training_steps_are_one_graph_and_never_recompile():

@@ -82,8 +82,8 @@ def test_learned_patches_are_those_the_model_reads():
     padded_BT = torch.full((1, 128), 256)
     padded_BT[0, : len(data) + 1] = torch.from_numpy(ids(data).astype(np.int64))
     with torch.inference_mode():
-        slot_T = model(padded_BT, trace=True).trace.patches.slot_BT[0].tolist()
-    closes = [t for t in range(1, len(data) + 1) if slot_T[t] > slot_T[t - 1]]
+        row_T = model(padded_BT, trace=True).trace.patches.row_BT[0].tolist()
+    closes = [t for t in range(1, len(data) + 1) if row_T[t] > row_T[t - 1]]
     ends = np.cumsum([patch.size for patch in patches if patch.closed]).tolist()
     assert ends == closes and len(ends) > 5
     assert "".join(texts(patches)) == data.decode()
