@@ -162,7 +162,7 @@ def test_the_estimate_of_activations_is_near_what_a_forward_pass_keeps(
     if isinstance(checkpointing, str):  # then weights are cast again too, and dense layers are the largest
         whole, left = (_kept_by_layer(config.run("r").model, size)[way] for way in ("none", checkpointing))
         estimate -= 6 * 128 * (whole.dense - left.dense + hidden * 4)
-        most = 1.3 if checkpointing == "full" else most  # little is left beside what surrounds the layers
+        most = 1.35 if checkpointing == "full" else most  # little is left beside what surrounds the layers
     else:
         estimate += memory.get("autocast_copies", 0)
         # The estimate also holds the layer that the backward pass recomputes.
