@@ -28,6 +28,7 @@ def bundle(questions, monkeypatch, tmp_path):
     import bundle
 
     monkeypatch.setattr(bundle, "FOLDER", tmp_path / "gpu")
+    monkeypatch.setattr(bundle, "MODULES", ["thing_that_was_bundled"])
     return bundle
 
 
@@ -218,6 +219,14 @@ def test_a_bundle_is_unpacked_once_and_found(bundle, tmp_path):
     there.write_bytes(b"mine")
     bundle.unpack(packed)
     assert there.read_bytes() == b"mine"
+
+
+def test_wheels_stay_packed_where_their_packages_are_here(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "MODULES", ["pydantic"])
+    packed = small_bundle(bundle, tmp_path, python="3.7")
+    assert "site" not in bundle.unpack(packed)["PYTHONPATH"].split(os.pathsep)[-1]
+    assert (tmp_path / "gpu/results/shards/pydocs/train/000.bin").exists()
+    assert not (tmp_path / "gpu/site").exists()
 
 
 def test_without_a_bundle_nothing_is_unpacked(bundle, tmp_path):
