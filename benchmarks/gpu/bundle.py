@@ -40,18 +40,7 @@ PACKAGES = [
     *("brotli", "pyppmd", "zstandard"),
 ]
 #: By which it is told whether they are here already.
-MODULES = [
-    "torchao",
-    "pydantic",
-    "yaml",
-    "click",
-    "filelock",
-    "psutil",
-    "tqdm",
-    "safetensors",
-    "rich",
-    "jinja2",
-]
+MODULES = ["torchao", "pydantic", "yaml", "click", "psutil", "tqdm", "safetensors", "rich"]
 PLACES = {"text": f"results/shards/{DATASET}", "site": "site"}
 MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
 
