@@ -19,5 +19,6 @@ def one_order(device: torch.device) -> None:
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # room for products that is always the same
-    torch.utils.deterministic.fill_uninitialized_memory = False  # for finding faults, and not free
+    # That is for finding faults, and not free.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)

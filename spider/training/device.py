@@ -26,10 +26,10 @@ def require_gpus(gpus: int) -> None:
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         found = (remedy for word, remedy in _REMEDIES.items() if word in reason)
         remedy = next(found, "start where there is one (nvidia-smi, CUDA_VISIBLE_DEVICES)")
         raise TrainingError(
             f"resources.gpus: the run asks for {gpus}, and torch {torch.__version__} can use none here: "
-            f"{reason} To do: {remedy}; or set resources.gpus: 0, to train on the CPU"
+            f"{reason}. To do: {remedy}; or set resources.gpus: 0, to train on the CPU"
         ) from error

@@ -129,7 +129,7 @@ class Trainer:
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
         """Train to the stage's end and return its final checkpoint, in the process that saved it."""
-        progress, self._saved = self.progress, time.monotonic()
+        progress, self._saved = self.progress, time.perf_counter()
         window = Window()
         self.model.train()
         try:
@@ -281,10 +281,10 @@ class Trainer:
         if settings.ckpt_minutes is None:
             return self.progress.step % settings.ckpt_every == 0
         since, minutes = self._saved, settings.ckpt_minutes
-        return self.world.from_first(lambda: time.monotonic() - since >= 60 * minutes)
+        return self.world.from_first(lambda: time.perf_counter() - since >= 60 * minutes)
 
     def _save(self, *, final: bool) -> None:
-        began, self._saved = time.perf_counter(), time.monotonic()
+        began = self._saved = time.perf_counter()
         self.progress.means = self.means.plain()
         record = {
             "run": self.spec.run,

@@ -115,7 +115,8 @@ def _candidates(spec: StageSpec, device: torch.device, fp8_layers: list[str]) ->
         return [cast(Kind, spec.precision)]
     kinds: list[Kind] = ["fp32", "bf16"]
     if device.type == "cuda":
-        kinds = ["bf16", *(["fp8"] if fp8_layers else [])] if has_bf16(device) else ["fp32"]
+        narrow: list[Kind] = ["bf16", "fp8"] if fp8_layers else ["bf16"]
+        kinds = narrow if has_bf16(device) else ["fp32"]
     return [kind for kind in kinds if not spec.model.problems(kind, spec.compile)] or kinds
 
 

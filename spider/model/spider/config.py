@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from spider.config.block import Block, Positive
 from spider.config.model import ModelConfig
+
+Recompute = Literal["none", "selective", "full"]
 
 
 class AttentionConfig(Block):
@@ -132,8 +134,23 @@ class RecurrenceConfig(Block):
     """A patch stops when its halting probabilities reach 1 - this."""
     ponder_weight: Annotated[float, Field(ge=0)] = 1e-3
     """Price of a loop."""
-    checkpointing: bool = True
-    """Recompute recurrent layers in the backward pass instead of keeping their activations."""
+    checkpointing: Annotated[
+        bool | Literal["selective", "full"], BeforeValidator(lambda value: value != "none" and value)
+    ] = True
+    """What the backward pass recomputes, instead of keeping it. true: the recurrent layers; full: all layers;
+    selective: all layers but their matrix products and attention; false or none: nothing."""
+
+    @property
+    def of_core(self) -> Recompute:
+        """For recurrent layers."""
+        if isinstance(self.checkpointing, bool):
+            return "full" if self.checkpointing else "none"
+        return self.checkpointing
+
+    @property
+    def of_blocks(self) -> Recompute:
+        """For the dense layers before and after them."""
+        return "none" if isinstance(self.checkpointing, bool) else self.checkpointing
 
 
 class SpiderConfig(ModelConfig):
@@ -141,6 +158,7 @@ class SpiderConfig(ModelConfig):
 
     LOOPS: ClassVar[str | None] = "recurrence.loops"
     RECOMPUTE: ClassVar[str | None] = "recurrence.checkpointing"
+    MOST_RECOMPUTED: ClassVar[Any] = "full"
 
     preset: str = "spider-1b"
     """Named sizes to start from; keys beside it change a part."""

@@ -42,6 +42,7 @@ from spider.model.spider.body import Body
 from spider.model.spider.chunking import Patches, Stream
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
+from spider.model.spider.recompute import run
 from spider.model.spider.recurrence import CoreOutput
 
 
@@ -79,17 +80,17 @@ class Spider(Body):
     ) -> ModelOutput:
         """`LanguageModel.__call__`; ``trace`` asks for a `Trace`."""
         n_loops = self.loops(n_loops)
-        rope = self.rope(tokens_BT.shape[1])
+        rope, recompute = self.rope(tokens_BT.shape[1]), self.config.recurrence.of_blocks
         h_BTD = self.embed(tokens_BT)
         for block in self.prelude:
-            h_BTD, _ = block(h_BTD, rope)
+            h_BTD, _ = run(block, recompute, h_BTD, rope)
         patches, metrics, boundary_loss = self.chunker.cut(tokens_BT, h_BTD)
         e_BLD = self.chunker.down(h_BTD, patches)
         memories = self.core.read_memories(tokens_BT, patches.close_BL, patches.filled_BL)
         core = self.core(e_BLD, memories, self.rope(e_BLD.shape[1]), patches.valid_BL, n_loops)
         h_BTD = h_BTD + self.chunker.up(core.z_BLD, patches)
         for block in self.coda:
-            h_BTD, _ = block(h_BTD, rope)
+            h_BTD, _ = run(block, recompute, h_BTD, rope)
         logits_BTV = self.head(h_BTD, proposals_BTW)
 
         ponder_loss = self._halting(core, patches.valid_BL, metrics)

@@ -39,9 +39,10 @@ from kernels.grouped_mm import grouped_mm
 from kernels.grouped_mm_fp8 import grouped_mm_fp8, runs_on
 from kernels.reduce_fused import reduce_fused
 from kernels.route import Routing, route, route_torch
+from kernels.router_logits import router_logits
 from kernels.switch import use_triton
 from spider.model.interface import Fp8Parts
-from spider.model.layers import Linear, SwiGLU, compute_dtype, swiglu, wide
+from spider.model.layers import Linear, SwiGLU, compute_dtype, swiglu
 from spider.model.spider.config import MoEConfig, SpiderConfig
 
 _Product = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -83,8 +84,7 @@ class MoE(nn.Module):
         x_ND, valid_N = x_BLD.flatten(0, 1), valid_BL.flatten()
         E, K = self.config.experts, self.config.top_k
         with torch.autocast(x_BLD.device.type, enabled=False):
-            x_wide = wide(x_ND)
-            logits_NE = x_wide @ self.router.weight.to(x_wide.dtype).T
+            logits_NE = router_logits(x_ND, self.router.weight)
             router = route if use_triton(logits_NE) else route_torch
             routing = router(logits_NE, self.balance_bias, K, valid_N=valid_N)
             weight_N = valid_N.to(routing.scores_NE.dtype)

@@ -19,9 +19,8 @@ by others); a halted patch only stops adding to its output. The loss adds
 ``ponder_weight * mean(N + remainder)``. A patch that halts at the first loop passes no gradient to p, so a
 unit that saturates early never recovers: the norm and the 1/sqrt(D) keep a few optimizer steps from that.
 
-Gradients: loops before the last ``bptt`` run without. With ``checkpointing``, each layer is recomputed in
-the backward pass; nothing in it draws random numbers or changes a buffer, so a recomputation repeats it
-exactly.
+Gradients: loops before the last ``bptt`` run without. With ``checkpointing``, layers are recomputed in the
+backward pass, wholly or in part (`spider.model.spider.recompute`).
 
 Shapes: B batch, L patch slots, D features, R loops.
 """
@@ -34,13 +33,13 @@ from typing import NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from spider.model.layers import Linear, RMSNorm, SwiGLU, no_decay, rms_norm
 from spider.model.spider.attention import LatentAttention, LayerCache, Rope
 from spider.model.spider.config import MoEConfig, SpiderConfig
 from spider.model.spider.engram import Engram, Memory
 from spider.model.spider.moe import MoE, RouterStats
+from spider.model.spider.recompute import run
 
 
 class Layer(nn.Module):
@@ -215,11 +214,8 @@ class RecurrentCore(nn.Module):
                     y_BLD = y_BLD + self.lora(x_BLD, r)
                 seen = []
                 for i, (layer, memory) in enumerate(zip(self.layers, memories, strict=True)):
-                    given = y_BLD, rope, valid_BL, memory
-                    if c.checkpointing and self.training and torch.is_grad_enabled():
-                        y_BLD, s = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
-                    else:
-                        y_BLD, s = layer(*given, caches and caches[r][i])
+                    given = y_BLD, rope, valid_BL, memory, caches and caches[r][i]
+                    y_BLD, s = run(layer, c.of_core, *given)
                     seen += [s] if s is not None else []
                 h_BLD = y_BLD if self.injection is None else self.injection(h_BLD, e_BLD) + y_BLD
             if r >= without_gradient:

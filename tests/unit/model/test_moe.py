@@ -11,7 +11,9 @@ from functorch.compile import make_boxed_func
 from small import build, train
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 
+from kernels import embedding
 from spider.model.spider import engram
 from spider.model.spider import moe as experts
 from spider.model.spider.config import MoEConfig
@@ -107,6 +109,34 @@ def test_the_whole_model_by_ops_is_one_graph(ops):
     model = build(engram={"layers": [0]}, recurrence={"layers": 1, "checkpointing": True}).train()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     train(model, compiled)
+
+
+def test_no_gradient_of_the_model_adds_floats_in_the_order_of_threads(ops, monkeypatch):
+    """What Inductor would make float atomics of on a GPU: sums into places that an index names."""
+    monkeypatch.setattr(embedding, "_is_on_gpu", lambda table: True)
+    torch.compiler.reset()
+    found: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: object) -> object:
+        for node in graph.graph.nodes:
+            name = str(node.target).removeprefix("aten.").partition(".")[0]
+            adds = name in ("index_add", "scatter_add", "embedding_dense_backward")
+            adds |= name in ("index_put", "_unsafe_index_put") and node.args[3:4] == (True,)
+            if adds and node.meta["val"].is_floating_point():
+                found.append(f"{name} {node.meta['val'].shape} {node.meta.get('stack_trace')}")
+        return make_boxed_func(graph.forward)
+
+    model = build(engram={"layers": [0], "byte_orders": [2]}, recurrence={"layers": 1}).train()
+    partition = min_cut_rematerialization_partition
+    decompositions = select_decomp_table()
+    backend = aot_autograd(
+        fw_compiler=look, bw_compiler=look, partition_fn=partition, decompositions=decompositions
+    )
+    x = torch.randint(97, 123, (2, 41))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.compile(model, backend=backend, fullgraph=True)(x[:, :-1], x[:, 1:]).loss.backward()
+    print(*found, sep="\n----\n")
+    assert [one for one in found if "chunking.py" not in one] == []
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

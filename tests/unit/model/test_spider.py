@@ -147,15 +147,22 @@ def test_metrics_name_the_parts_that_are_on(make, tokens):
     assert set(make(**SWITCHES["bare"])(tokens, tokens).metrics) == {"cross_entropy"}
 
 
+@pytest.mark.parametrize("checkpointing", [True, "selective", "full"])
 @pytest.mark.parametrize("n_loops", [1, 4])
-def test_recomputation_changes_neither_gradients_nor_load(make, tokens, n_loops):
-    plain = make(recurrence={"checkpointing": False}).train()
-    recomputed = make(recurrence={"checkpointing": True}).train()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recomputation_changes_neither_gradients_nor_load(make, tokens, n_loops, checkpointing, dtype):
+    plain = make(recurrence={"checkpointing": "none"}).train()
+    recomputed = make(recurrence={"checkpointing": checkpointing}).train()
+    assert not plain.config.recurrence.checkpointing
     for model in (plain, recomputed):
         torch.manual_seed(9)
-        model(tokens, tokens.roll(-1, 1), n_loops=n_loops).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = model(tokens, tokens.roll(-1, 1), n_loops=n_loops).loss
+        loss.backward()
+    # The selective way casts a weight in each loop, so that its gradients are summed in float32.
+    most = 2**-6 if (checkpointing, dtype) == ("selective", torch.bfloat16) else 0
     for (name, a), b in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad), name
+        assert (a.grad - b.grad).norm() <= most * a.grad.norm(), name
     for a, b in zip(plain.core.layers, recomputed.core.layers, strict=True):
         assert torch.equal(a.ffn.load, b.ffn.load)
 

@@ -1,0 +1,97 @@
+"""The router's product in pieces: no further from float64 than one in float32, and taken where that holds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import router_logits as module
+from kernels.router_logits import router_logits
+from tests.kernels.twins import Pair
+
+
+def results(product, x_ND: Tensor, w_ED: Tensor, dy_NE: Tensor) -> list[Tensor]:
+    """The logits and the gradient of the weights."""
+    w_ED = w_ED.detach().requires_grad_()
+    y_NE = product(x_ND, w_ED)
+    return [y_NE.detach(), torch.autograd.grad(y_NE, w_ED, dy_NE)[0]]
+
+
+def routers(N: int, D: int, E: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x_ND, w_ED, dy_NE = (torch.randn(shape, generator=generator) for shape in ((N, D), (E, D), (N, E)))
+    return x_ND.bfloat16(), w_ED, dy_NE
+
+
+EIGHTS = st.integers(1, 5).map(lambda n: 8 * n)
+#: On a GPU (tests/gpu) by its bfloat16 products with sums in float32.
+ROUTER_LOGITS = Pair(
+    partial(results, module._router_logits),
+    partial(results, lambda x_ND, w_ED: x_ND.float() @ w_ED.T),
+    st.builds(routers, EIGHTS, EIGHTS, EIGHTS, st.integers(0, 99)),
+    [routers(3000, 2048, 32)],
+    rtol=1e-5,
+    atol=1e-3,
+)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """The path that a GPU takes."""
+    monkeypatch.setattr(module, "_is_on_gpu", lambda x: True)
+
+
+def operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = (100, 2048), (32, 2048), (100, 32)
+    x_ND, w_ED, dy_NE = (torch.randn(shape, generator=generator) for shape in shapes)
+    return x_ND.bfloat16().requires_grad_(), (w_ED * 2048**-0.5).requires_grad_(), dy_NE
+
+
+def off(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def test_logits_and_gradients_are_those_of_float64_to_the_last_bits_of_float32(on_gpu):
+    x_ND, w_ED, dy_NE = operands()
+    y_NE = router_logits(x_ND, w_ED)
+    assert "router_logits" in y_NE.grad_fn.name() and y_NE.dtype == torch.float32
+    dx_ND, dw_ED = torch.autograd.grad(y_NE, [x_ND, w_ED], dy_NE)
+    x64, w64, dy64 = x_ND.double(), w_ED.double(), dy_NE.double()
+    assert off(y_NE, x64 @ w64.T) < 1e-6 and off(dw_ED, dy64.T @ x64) < 1e-6
+    assert off(dx_ND, dy64 @ w64) < 2**-8 and dx_ND.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_state_that_would_have_to_be_rounded_is_multiplied_as_it_is(on_gpu, dtype):
+    x_ND, w_ED, _ = operands()
+    x_ND = x_ND.to(dtype) / 3
+    assert torch.equal(router_logits(x_ND, w_ED), x_ND @ w_ED.to(dtype).T)
+
+
+def test_on_a_cpu_nothing_is_cut():
+    x_ND, w_ED, _ = operands()
+    assert torch.equal(router_logits(x_ND, w_ED), x_ND.float() @ w_ED.T)
+
+
+def test_it_compiles_without_a_break_to_the_same_numbers(on_gpu):
+    torch.compiler.reset()
+    x_ND, w_ED, dy_NE = operands()
+    compiled = torch.compile(router_logits, backend="aot_eager", fullgraph=True)
+    for run in (router_logits, compiled):
+        y_NE = run(x_ND, w_ED)
+        results = [y_NE.detach(), *torch.autograd.grad(y_NE, [x_ND, w_ED], dy_NE)]
+        if run is router_logits:
+            eager = results
+    for got, want in zip(results, eager, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_torch_library_finds_nothing_wrong():
+    x_ND, w_ED, dy_NE = (x.detach()[:5] for x in operands())
+    torch.library.opcheck(module._router_logits, (x_ND.requires_grad_(), w_ED.requires_grad_()))
+    torch.library.opcheck(module._router_logits_backward, (dy_NE[:, :5], x_ND.detach(), w_ED.detach()))

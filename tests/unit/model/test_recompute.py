@@ -1,0 +1,68 @@
+"""What is computed twice under each way of recomputation, and that a compiler follows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from small import build, train
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_grouped_mm")
+LAYERS = {"layers": 1, "loops": 1, "lora_rank": 0}
+
+
+class Count(TorchDispatchMode):
+    """Calls of ops, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.calls[op.name()] += 1
+        return op(*args, **(kwargs or {}))
+
+
+def calls(checkpointing: object) -> tuple[int, int]:
+    """Of products and of rotations or norms in a forward and a backward pass."""
+    model = build(recurrence={**LAYERS, "checkpointing": checkpointing}, engram={"layers": []}).train()
+    x = torch.randint(97, 123, (2, 41))
+    with Count() as counted:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x[:, :-1], x[:, 1:]).loss
+        loss.backward()
+    return sum(counted.calls[name] for name in PRODUCTS), counted.calls["aten::silu"]
+
+
+def test_each_way_computes_again_what_it_says():
+    ways = {way: calls(way) for way in ("none", True, "selective", "full")}
+    products, others = ({way: of[i] for way, of in ways.items()} for i in (0, 1))
+    assert products["none"] == products["selective"] < products[True] < products["full"]
+    # Of three layers: the core's (experts and a shared one), and a dense one before and after it; and one of
+    # the boundaries'.
+    assert others == {"none": 5, True: 7, "selective": 9, "full": 9}
+
+
+def test_compiled_the_selective_way_is_one_graph_that_multiplies_no_matrix_twice():
+    losses, products = {}, {}
+    for way in ("none", "selective"):
+        torch.compiler.reset()
+        found: Counter[str] = Counter()
+
+        def count(graph: torch.fx.GraphModule, inputs: object, found: Counter[str] = found) -> object:
+            nodes = (node.target for node in graph.graph.nodes)
+            found.update(op.name() for op in nodes if isinstance(op, torch._ops.OpOverload))
+            return make_boxed_func(graph.forward)
+
+        model = build(recurrence={**LAYERS, "checkpointing": way}, engram={"layers": []}).train()
+        partition = min_cut_rematerialization_partition
+        backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=partition)
+        losses[way] = train(model, torch.compile(model, backend=backend, fullgraph=True))
+        products[way] = sum(found[name] for name in PRODUCTS)
+    assert losses["selective"] == pytest.approx(losses["none"], rel=0.01)
+    assert products["selective"] == products["none"] > 0
