@@ -86,6 +86,14 @@ def test_a_second_call_measures_nothing_again(rehearsed):
     assert said.count("there already") == len(before["attention"]) + 1  # nothing is said of slices
 
 
+def test_a_training_that_is_to_be_killed_saves_by_steps_whatever_the_preset_does(questions):
+    import trainings
+
+    for rehearse in (False, True):
+        settings = trainings.spec_for("bf16", rehearse).settings
+        assert settings.ckpt_minutes is None and settings.ckpt_every * 4 <= settings.max_steps
+
+
 def chosen(questions, path, *options):
     return questions.parser("Asks.").parse_args(["--rehearse", "--json", str(path), *options])
 
