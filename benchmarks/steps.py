@@ -34,6 +34,7 @@ def config_of(configuration: Path, *, stage: dict[str, Any] | None = None, **cha
     if isinstance(run["model"], str):
         run["model"] = {"preset": run["model"]}
     endless = {"max_steps": 10**6, "ckpt_every": 10**6, "log_every": 10**6, "schedule": "constant"}
+    endless["ckpt_minutes"] = None
     run["model"] |= {"memory": None}
     run = merged(run, changes) | {"stages": [{"name": STAGE, **(stage or endless)}]}
     return load_config(raw | {"runs": {name: run}})

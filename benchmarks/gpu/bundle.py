@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,9 @@ PACKAGES = [
     *("rich", "markdown-it-py", "mdurl", "Pygments", "Jinja2", "MarkupSafe"),
     *("brotli", "pyppmd", "zstandard"),
 ]
+#: By which it is told whether they are here already.
+MODULES = ["torchao", "pydantic", "yaml", "click", "psutil", "tqdm", "safetensors", "rich"]
+PLACES = {"text": f"results/shards/{DATASET}", "site": "site"}
 MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
 
 
@@ -102,32 +107,50 @@ def pack(shards: Path, archive: Path) -> str:
 
 
 def unpack(bundle: Path = BUNDLE) -> dict[str, str]:
-    """Unpack a bundle, where there is one; variables with which scripts find what was in it.
-
-    Leaves, in words, where it is for another Python or processor.
-    """
+    """Unpack a bundle, where there is one: its text, and its wheels where this Python lacks any; variables
+    with which scripts find them. Leaves, in words, where wheels are needed and those are for another."""
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    if not (bundle / "manifest.json").exists():
-        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    manifest = read(bundle / "manifest.json")
-    check(bundle, manifest)
-    site, mark = FOLDER / "site", FOLDER / "unpacked.json"
-    if read(mark) != manifest:
+    if (bundle / "manifest.json").exists():
+        manifest = read(bundle / "manifest.json")
+        check_whole(bundle, manifest)
+        once("text", manifest["text"], lambda folder: unpack_text(bundle, folder))
+        if any(find_spec(name) is None for name in MODULES):
+            check_python(bundle, manifest)
+            site = once("site", json.dumps(manifest), lambda folder: unpack_wheels(bundle, folder))
+            paths.append(str(site))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def once(name: str, content: str, make: Callable[[Path], None]) -> Path:
+    """The folder that ``make`` has filled with this content; it is not called where that is done."""
+    mark, folder = FOLDER / f"{name}.unpacked", FOLDER / PLACES[name]
+    if not mark.exists() or mark.read_text() != content:
         mark.unlink(missing_ok=True)
-        for name in manifest["files"]:
-            if name.endswith(".whl"):
-                with zipfile.ZipFile(bundle / name) as wheel:
-                    wheel.extractall(site)
-        shards = FOLDER / "results/shards" / DATASET
-        shards.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(bundle / "text.tar.xz") as text:
-            text.extractall(shards, filter="data")
-        mark.write_text(json.dumps(manifest))
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [*paths, str(site)]))}
+        folder.mkdir(parents=True, exist_ok=True)
+        make(folder)
+        mark.write_text(content)
+    return folder
 
 
-def check(bundle: Path, manifest: dict[str, Any]) -> None:
-    """Refuse a bundle that this Python cannot import, or that is not whole."""
+def unpack_text(bundle: Path, folder: Path) -> None:
+    with tarfile.open(bundle / "text.tar.xz") as text:
+        text.extractall(folder, filter="data")
+
+
+def unpack_wheels(bundle: Path, folder: Path) -> None:
+    for path in (bundle / "wheels").iterdir():
+        with zipfile.ZipFile(path) as wheel:
+            wheel.extractall(folder)
+
+
+def check_whole(bundle: Path, manifest: dict[str, Any]) -> None:
+    for name, size in manifest["files"].items():
+        path = bundle / name
+        if not path.exists() or path.stat().st_size != size:
+            sys.exit(f"{path}: missing or cut short; bring the bundle here again")
+
+
+def check_python(bundle: Path, manifest: dict[str, Any]) -> None:
     here = ".".join(map(str, sys.version_info[:2])), platform.machine()
     held = manifest["python"], manifest["machine"]
     if held != here:
@@ -136,10 +159,6 @@ def check(bundle: Path, manifest: dict[str, Any]) -> None:
             f"make it again where there is a network (make gpu-bundle GPU_PYTHON={here[0]} "
             f"GPU_MACHINE={here[1]}), or call this with python{held[0]}"
         )
-    for name, size in manifest["files"].items():
-        path = bundle / name
-        if not path.exists() or path.stat().st_size != size:
-            sys.exit(f"{path}: missing or cut short; bring the bundle here again")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import questions
 from questions import ROOT, goal
-from train_throughput import HEADLINE, PRESET, measure, without_recomputation
+from train_throughput import BF16, HEADLINE, PRESET, WAYS, measure
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw8bit": {"kind": "adamw8bit"},
@@ -29,15 +29,15 @@ def main() -> None:
     chosen = questions.parser(__doc__).parse_args()
     question = questions.Question("device_memory", chosen, goals_of)
     shape = {**HEADLINE, "grad_accum": 2}
-    bf16 = {"precision": "bf16", "compile": True, "defaults": shape}
+    bf16 = {**BF16, "defaults": shape}
     ways: dict[str, dict[str, Any]] = {
         "adamw": bf16,
-        "adamw, kept": {**bf16, "model": without_recomputation(PRESET)},
+        **{f"adamw, {how}": {**WAYS[f"bf16, {how}"], "defaults": shape} for how in ("kept", "recomputed")},
         **{name: {**bf16, "optimizer": optimizer} for name, optimizer in OPTIMIZERS.items()},
     }
     rows = {name: (PRESET, changes) for name, changes in ways.items()}
     for preset in sorted(PRESET.parent.glob("spider-1b-*.yaml")):
-        rows[preset.stem] = (preset, {"precision": "bf16", "compile": True})
+        rows[preset.stem] = (preset, BF16)
     if chosen.rehearse:
         rows = {"adamw": (ROOT / "presets/smoke.yaml", {"precision": "fp32", "compile": False})}
     for name, (configuration, changes) in rows.items():

@@ -8,7 +8,7 @@ named ``spider-1b*`` is measured as it stands as well. Ways, all with the preset
     bf16           experts in one grouped product, compiled
     fp8            the same, linear layers in fp8 with a scale a tensor
     fp8-rowwise    the same with a scale a row
-    bf16, kept     bf16 with no activation recomputed
+    bf16, kept     bf16 with no activation recomputed; "recomputed": with all of the core's
     bf16, parts    where the time of a bf16 step goes, by group of kernels; all kernels are in the file
     seed           experts in a Python loop, nothing compiled, bf16. (The seed ran fp8, which uncompiled is
                    slower than bf16: this is its way at its best.)
@@ -44,17 +44,19 @@ from spider.training.telemetry import peak_flops
 HEADLINE = {"micro_batch": 112, "seq_len": 256, "grad_accum": 4, "n_loops": 6}
 PRESET = ROOT / "presets/spider-1b.yaml"
 
+BF16 = {"precision": "bf16", "compile": True}
 FP8 = {"precision": "fp8", "compile": True}
 WAYS: dict[str, dict[str, Any]] = {
-    "bf16": {"precision": "bf16", "compile": True},
+    "bf16": BF16,
     "fp8": {**FP8, "fp8_recipe": "tensorwise"},
     "fp8-rowwise": {**FP8, "fp8_recipe": "rowwise"},
-    "bf16, kept": {"precision": "bf16", "compile": True},
-    "bf16, parts": {"precision": "bf16", "compile": True},
+    "bf16, kept": {**BF16, "model": {"recurrence": {"checkpointing": False}}},
+    "bf16, recomputed": {**BF16, "model": {"recurrence": {"checkpointing": True}}},
+    "bf16, parts": BF16,
     "seed": {"precision": "bf16", "compile": False, "model": {"moe": {"implementation": "loop"}}},
 }
 #: What a row takes at most, mostly to compile.
-SECONDS = {"bf16": 360, "fp8": 420, "fp8-rowwise": 420, "bf16, kept": 360, "bf16, parts": 200, "seed": 150}
+SECONDS = dict.fromkeys(WAYS, 360) | {"fp8": 420, "fp8-rowwise": 420, "bf16, parts": 200, "seed": 150}
 STEPS, SETTLE = 8, 3
 
 #: Kernels, and a CPU's operators, by what they do; the first pattern found in the name counts.
@@ -90,21 +92,9 @@ def rows_of(rehearse: bool) -> dict[str, tuple[Path, dict[str, Any]]]:
         smoke = ROOT / "presets/smoke.yaml"
         return {"smoke, bf16, parts": (smoke, {"precision": "fp32", "compile": False})}
     rows = {f"headline, {way}": (PRESET, {**WAYS[way], "defaults": HEADLINE}) for way in WAYS}
-    rows["headline, bf16, kept"][1]["model"] = without_recomputation(PRESET)
     for preset in sorted(PRESET.parent.glob("spider-1b*.yaml")):
         rows |= {f"{preset.stem}, {way}": (preset, WAYS[way]) for way in ("bf16", "fp8")}
     return rows
-
-
-def without_recomputation(configuration: Path) -> dict[str, Any]:
-    """The model's setting that has nothing computed twice."""
-    config = config_of(configuration)
-    (run,) = config.runs.values()
-    assert run.model.RECOMPUTE is not None, "the Spider recomputes"
-    setting: Any = False
-    for part in reversed(run.model.RECOMPUTE.split(".")):
-        setting = {part: setting}
-    return setting
 
 
 def measure(

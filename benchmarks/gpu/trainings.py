@@ -36,6 +36,7 @@ def spec_for(precision: str, rehearse: bool) -> StageSpec:
     """The training: compiled, with a checkpoint every few steps."""
     steps, every = (12, 3) if rehearse else (60, 10)
     stage = {"max_steps": steps, "ckpt_every": every, "log_every": every, "warmup_steps": 5, "keep_last": 2}
+    stage["ckpt_minutes"] = None
     if rehearse:
         return spec_of(ROOT / "presets/smoke.yaml", stage=stage, precision=precision, compile=False)
     shape = {"seq_len": 256, "micro_batch": 32, "grad_accum": 2, "n_loops": None, "lr": 1e-3}

@@ -28,6 +28,7 @@ def bundle(questions, monkeypatch, tmp_path):
     import bundle
 
     monkeypatch.setattr(bundle, "FOLDER", tmp_path / "gpu")
+    monkeypatch.setattr(bundle, "MODULES", ["thing_that_was_bundled"])
     return bundle
 
 
@@ -83,6 +84,14 @@ def test_a_second_call_measures_nothing_again(rehearsed):
     status, said = ask(folder, "all", "--rehearse", "--only", "attention", "training")
     assert status == 0 and kept(folder) == before
     assert said.count("there already") == len(before["attention"]) + 1  # nothing is said of slices
+
+
+def test_a_training_that_is_to_be_killed_saves_by_steps_whatever_the_preset_does(questions):
+    import trainings
+
+    for rehearse in (False, True):
+        settings = trainings.spec_for("bf16", rehearse).settings
+        assert settings.ckpt_minutes is None and settings.ckpt_every * 4 <= settings.max_steps
 
 
 def chosen(questions, path, *options):
@@ -218,6 +227,14 @@ def test_a_bundle_is_unpacked_once_and_found(bundle, tmp_path):
     there.write_bytes(b"mine")
     bundle.unpack(packed)
     assert there.read_bytes() == b"mine"
+
+
+def test_wheels_stay_packed_where_their_packages_are_here(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "MODULES", ["pydantic"])
+    packed = small_bundle(bundle, tmp_path, python="3.7")
+    assert "site" not in bundle.unpack(packed)["PYTHONPATH"].split(os.pathsep)[-1]
+    assert (tmp_path / "gpu/results/shards/pydocs/train/000.bin").exists()
+    assert not (tmp_path / "gpu/site").exists()
 
 
 def test_without_a_bundle_nothing_is_unpacked(bundle, tmp_path):
