@@ -290,8 +290,13 @@ def test_checkpoints_by_the_clock_come_when_their_minutes_are_over_and_change_no
 ):
     """25 seconds a step, and a minute between checkpoints; it is left at step 8 and gone on with later."""
     now, saved, start = 1000.0, [], loop.Saver.start
-    clock = types.SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr(loop, "time", clock)
+
+    def perf_counter():
+        nonlocal now
+        now += 0.01
+        return now
+
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=perf_counter))
 
     def watched(self, tensors, record):
         saved.append(record["global_step"])
