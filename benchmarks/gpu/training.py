@@ -73,7 +73,7 @@ def configuration(rehearse: bool) -> Path:
         smoke = yaml.safe_load((ROOT / "presets/smoke.yaml").read_text())["runs"]["smoke"]
         run |= {"model": smoke["model"], "precision": "fp32", "resources": {}}
         run["defaults"] = {**smoke["defaults"], "ckpt_every": 1000}
-        run["stages"] = [{"name": "main", "max_steps": 60, "schedule": "wsd", "warmup_steps": 5}]
+        run["stages"] = [{"name": "main", "max_steps": 20, "schedule": "wsd", "warmup_steps": 5}]
         run["evaluation"] = {"max_bytes": 2000, "loops_bytes": 0, "sample_bytes": 20, "batch": 4}
         raw["runs"] = {"rehearsal": run}
     write_json(path := FOLDER / "work/training.json", raw)
