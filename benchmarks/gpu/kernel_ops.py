@@ -235,7 +235,7 @@ OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
 
 def has_backward(name: str) -> bool:
     """Whether an op has a derivative."""
-    return name in ("expand", "reduce", "route", "normalize", "engram_gate")
+    return name in ("expand", "reduce", "route", "normalize", "engram_gate", "segment_sum")
 
 
 def forward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:
