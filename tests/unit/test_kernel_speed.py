@@ -50,12 +50,12 @@ def test_tokens_that_are_not_valid_go_to_no_expert(ops):
 
 
 def test_the_shape_of_the_patches_is_that_of_the_preset_in_the_warm_up(benchmark):
-    """All widths, and as many of the slots filled as boundaries fill."""
+    """All widths, and as many of the rows filled as boundaries fill."""
     found, config = benchmark.patches(8, 64), SpiderConfig()
     with torch.device("meta"):
-        slots = build_model(config).chunker.slots(64)
-    assert found[:5] == (8 * slots, 2048, 32, 2, 512) and found.shared == 1024
-    assert found.real == 8 * 64 * config.boundary.rate < found.N
+        rows = build_model(config).chunker.rows(8, 64)
+    assert found[:5] == (rows, 2048, 32, 2, 512) and found.shared == 1024
+    assert found.real == 8 * (1 + 64 * config.boundary.rate) < found.N
     assert found.valid(CPU).sum() == found.real
 
 
