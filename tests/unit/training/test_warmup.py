@@ -94,9 +94,9 @@ def test_experts_are_timed_with_as_many_patches_as_boundaries_make(make_spec):
     model = build_model(make_spec(model=changes).model)
     own = model.fp8_parts()
     part, x_MK = own.example(8, 64, torch.device("cpu"))
-    assert len(x_MK) == 8 * model.chunker.slots(64)
+    assert len(x_MK) == model.chunker.rows(8, 64)
     chosen_NK = part.routing.chosen_NK
-    assert (chosen_NK[:, 0] >= 0).sum() == part.valid == 8 * 64 * 0.25
+    assert (chosen_NK[:, 0] >= 0).sum() == part.valid == 8 * (1 + 64 * 0.25)
     assert part(x_MK).shape == x_MK.shape
 
 
