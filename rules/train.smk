@@ -19,7 +19,7 @@ rule warmup:
         gpu=one_gpu,
         mem_mb=job_resource("mem_mb"),
         # On a GPU it compiles: the step in each candidate, and every product in fp8.
-        runtime=lambda wildcards, attempt: attempt * (90 if one_gpu(wildcards) else 30),
+        runtime=lambda wildcards, attempt: longer(90 if one_gpu(wildcards) else 30)(wildcards, attempt),
     params:
         spider=command,
         stage=lambda w: next(s for s in stages(w.run) if CONFIG.stage(w.run, s).shape == w.shape),

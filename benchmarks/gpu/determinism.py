@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import gc
 import shutil
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import questions
 import torch
-from questions import ROOT, corpus, goal
+from questions import ROOT, corpus
 from steps import spec_of
 from train_throughput import HEADLINE, PRESET
 from trainings import (
@@ -26,6 +25,7 @@ from trainings import (
     differences,
     finish,
     folder_for,
+    goals_of,
     precisions,
     said,
     spec_for,
@@ -103,14 +103,6 @@ def gradients(spec: StageSpec, data: Path) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return found
-
-
-def goals_of(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    goals = []
-    for name, row in rows.items():
-        count = float(len(row["differ"]))
-        goals.append(goal(f"{name}: nothing differs", count, lambda x: not x))
-    return goals
 
 
 if __name__ == "__main__":

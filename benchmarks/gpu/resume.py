@@ -12,19 +12,19 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import questions
-from questions import corpus, goal
+from questions import corpus
 from trainings import (
     PATIENCE,
     bytes_of,
     differences,
     finish,
     folder_for,
+    goals_of,
     precisions,
     said,
     spec_for,
@@ -82,14 +82,6 @@ def strike(spec: StageSpec, folder: Path, data: Path, draw: random.Random) -> in
 
 def newest(place: Path) -> int | None:
     return records.step_of(found[-1]) if (found := records.steps(place)) else None
-
-
-def goals_of(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    goals = []
-    for name, row in rows.items():
-        count = float(len(row["differ"]))
-        goals.append(goal(f"{name}: nothing differs after {row['kills']} kills", count, lambda x: not x))
-    return goals
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from questions import FOLDER, ROOT, code_digest
+from questions import FOLDER, ROOT, code_digest, goal
 from steps import spec_of
 
 from spider.config import StageSpec
@@ -98,6 +99,15 @@ def said(row: dict[str, Any]) -> str:
     same = "the same bytes" if not row["differ"] else f"DIFFERENT: {', '.join(map(str, row['differ'][:6]))}"
     kills = f" after {row['kills']} SIGKILLs" if "kills" in row else ""
     return f"{same}{kills} ({row['compared']} compared)"
+
+
+def goals_of(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """That nothing differs in any row."""
+    goals = []
+    for name, row in rows.items():
+        kills = f" after {row['kills']} kills" if "kills" in row else ""
+        goals.append(goal(f"{name}: nothing differs{kills}", float(len(row["differ"])), lambda x: not x))
+    return goals
 
 
 def precisions(rehearse: bool) -> tuple[str, ...]:

@@ -101,6 +101,7 @@ def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
     return contexts
 
 
+@njit(nogil=True, cache=True)
 def contexts_of(text: np.ndarray, hashes: np.ndarray, kind: int, lo: int, hi: int) -> np.ndarray:
     """The contexts of one kind, as `of_order` and `of_words` say."""
     return of_order(text, hashes, kind, lo, hi) if kind > 0 else of_words(text, ~kind, lo, hi)

@@ -24,7 +24,7 @@ import numpy as np
 from numba import njit
 
 from spider.config.memory import LONGEST_ORDER
-from spider.memory.contexts import of_order, of_words
+from spider.memory.contexts import contexts_of
 from spider.memory.hashes import mixed, power, prefix_hashes
 from spider.memory.layout import PLACES, Layout
 from spider.memory.symbols import BEGIN, END
@@ -71,10 +71,7 @@ def _contexts(text, hashes, kinds, spans, contexts):  # type: ignore[no-untyped-
         n = 0
         for s in range(len(spans)):
             lo, hi = spans[s, 0] + 1, spans[s, 0] + 1 + spans[s, 2]
-            if kinds[o] > 0:
-                found = of_order(text, hashes, kinds[o], lo, hi)
-            else:
-                found = of_words(text, ~kinds[o], lo, hi)
+            found = contexts_of(text, hashes, kinds[o], lo, hi)
             for k in range(len(found)):
                 contexts[o, n + k] = found[k]
             n += len(found)
@@ -222,13 +219,13 @@ def _fill(text, hashes, chains, orders, places, rows, known, matched, out, at): 
     `Layout.parts`."""
     P, W, (after, lengths) = len(orders), out.shape[1], matched
     there, first, totals, seen, counts, pointed = at
-    grown = np.array([power(order) for order in orders])
     followed, found, far = np.zeros((P, PLACES), np.uint8), np.zeros(P, np.int64), np.zeros(P, np.int64)
-    slot, line = (
-        np.full(END + 1, totals - first, np.int64),
-        np.zeros(W + max(P + 1, known.shape[1]), np.uint8),
-    )
-    symbols = np.zeros(totals - first + 1, np.uint8)
+    slot, symbols = np.zeros(END + 1, np.int64), np.zeros(totals - first + 1, np.uint8)
+    line, grown = np.zeros(W + max(P + 1, known.shape[1]), np.uint8), np.zeros(P, np.uint64)
+    for symbol in range(len(slot)):
+        slot[symbol] = totals - first
+    for p in range(P):
+        grown[p] = power(orders[p])
     for j in range(len(places)):
         if text[places[j] - 1] == END:
             continue

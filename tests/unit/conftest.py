@@ -1,13 +1,16 @@
-"""Python in a process of its own, for tests that kill it or look at what it imported."""
+"""Python in a process of its own, for tests that kill it or look at what it imported; a GPU's benchmarks."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -26,3 +29,10 @@ def start_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def gpu_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts of `benchmarks/gpu` can be imported, and what they share with others."""
+    for folder in ("benchmarks", "benchmarks/gpu"):
+        monkeypatch.syspath_prepend(ROOT / folder)

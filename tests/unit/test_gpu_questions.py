@@ -15,9 +15,7 @@ GPU = ROOT / "benchmarks/gpu"
 
 
 @pytest.fixture
-def questions(monkeypatch):
-    monkeypatch.syspath_prepend(GPU.parent)
-    monkeypatch.syspath_prepend(GPU)
+def questions(gpu_benchmarks):
     import questions
 
     return questions

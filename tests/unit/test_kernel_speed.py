@@ -1,21 +1,16 @@
 """The benchmark of the kernels: its code path on a CPU, what it counts, what it makes of its figures."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from spider.model import build_model
 from spider.model.spider.config import SpiderConfig
 
-GPU = Path(__file__).parents[2] / "benchmarks/gpu"
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(GPU.parent)
-    monkeypatch.syspath_prepend(GPU)
+def benchmark(gpu_benchmarks):
     import kernel_speed
 
     return kernel_speed

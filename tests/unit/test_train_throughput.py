@@ -9,9 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.syspath_prepend(ROOT / "benchmarks/gpu")
+def benchmark(gpu_benchmarks):
     import train_throughput
 
     return train_throughput
