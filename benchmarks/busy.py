@@ -46,7 +46,7 @@ while began is None or time.perf_counter() - began < seconds:
         loss = model(x[:, :-1], x[:, 1:], **model.without_knowledge(x[:, :-1])).loss
     loss.backward()
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     done += 1
 print(json.dumps(done * (x.numel() - len(x)) / (time.perf_counter() - began)))
 """

@@ -195,7 +195,7 @@ def step_seconds(specs: dict[str, StageSpec], rounds: int) -> dict[str, float]:
                 loss = built(x[:, :-1], x[:, 1:], **built.without_knowledge(x[:, :-1])).loss
             loss.backward()
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
 
         step()
         return step

@@ -44,23 +44,28 @@ def available() -> dict[str, str]:
 def bits(name: str, given: bytes, texts: Sequence[bytes]) -> list[float]:
     """What each of the texts by itself adds to a compressed file that begins with ``given``."""
     if name == "ppmd":
-        return [sum(ppmd(given, [text])) for text in texts]
+        return [sum(Ppmd(given, len(text)).bits([text])) for text in texts]
     size = _SIZE[name]
     before = size(given) if given else 0
     return [8.0 * (size(given + text) - before) for text in texts]
 
 
-def ppmd(given: bytes, pieces: Sequence[bytes]) -> list[float]:
-    """What each piece, one after the other, adds to what PPMd made of ``given``."""
-    import pyppmd
+class Ppmd:
+    """PPMd that has read ``given``, and will read ``expected`` bytes more."""
 
-    whole = len(given) + sum(map(len, pieces))
-    memory = min(max(1 << 26, 40 * whole), 2000 << 20)  # what it takes; where it ends, the model begins anew
-    encoder = pyppmd.Ppmd7Encoder(_ORDER, memory)
-    encoder.encode(given)
-    sizes = [len(encoder.encode(piece)) for piece in pieces]
-    sizes[-1] += len(encoder.flush())
-    return [8.0 * size for size in sizes]
+    def __init__(self, given: bytes, expected: int) -> None:
+        import pyppmd
+
+        # What it takes; where memory ends, the model begins anew.
+        memory = min(max(1 << 26, 40 * (len(given) + expected)), 2000 << 20)
+        self._encoder = pyppmd.Ppmd7Encoder(_ORDER, memory)
+        self._encoder.encode(given)
+
+    def bits(self, pieces: Sequence[bytes]) -> list[float]:
+        """What each piece, one after the other, adds. Can be asked once."""
+        sizes = [len(self._encoder.encode(piece)) for piece in pieces]
+        sizes[-1] += len(self._encoder.flush())
+        return [8.0 * size for size in sizes]
 
 
 def _zstd(text: bytes) -> int:

@@ -74,19 +74,20 @@ def evaluate(
         )
     asked = spec.evaluation
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    checkpoint = Checkpoint.at(receipt)
     choose_kernels(spec.kernels)
-    model = Checkpoint.at(receipt).model(device)
     tokens_N, data_digest = validation_stream(data, asked.max_bytes)
     # A model trained in low precision is judged in the precision it will be used in.
     autocast = trained.precision in ("bf16", "fp8")
-    held_out = Text.of(tokens_N, model.tokens)
-    log.info("scoring %s bytes with windows of %d on %s", f"{len(held_out):,}", spec.window, device)
+    held_out = Text.of(tokens_N, load_metadata(data).alphabet)
     reading = {"seq_len": spec.window, **asked.model_dump(include={"overlap", "batch"}), "autocast": autocast}
     n_loops = asked.n_loops or spec.loops
-    inspector = model.inspector()
-    observe = inspector.observe if inspector else None
     texts = learned_from or LearnedFrom(), asked.training_bytes, kept or output / "yardsticks"
     with beside(partial(measure_given, held_out, *texts)) as others:
+        model = checkpoint.model(device)
+        log.info("scoring %s bytes with windows of %d on %s", f"{len(held_out):,}", spec.window, device)
+        inspector = model.inspector()
+        observe = inspector.observe if inspector else None
         result = score(model, tokens_N, n_loops=n_loops, observe=observe, **reading)
         written = generate(
             model, asked.prompt, max_bytes=asked.sample_bytes, temperature=asked.temperature, seed=spec.seed,

@@ -1,8 +1,8 @@
 """A held-out text, measured without a model: what compressors make of it, and how much of it is news.
 
 All of it depends on texts alone and is kept by their digests below ``results/yardsticks``, so the next stage,
-scored on the same text, finds most of it done. It is computed in a thread beside the model's scoring:
-compressors and numpy leave Python to others while they work.
+scored on the same text, finds most of it done. It is computed in threads beside the model's scoring, PPMd in
+one and all else in another: compressors and numpy leave Python to others while they work.
 
 A compressor has to read the training text first. PPMd, which is the strongest and does 2 MB a second, is
 given up to ``limit`` bytes of it; to the others, ten to forty times as slow, a text is given only where it is
@@ -91,12 +91,7 @@ def measure(
     """
     kept.mkdir(parents=True, exist_ok=True)
     left_out: list[str] = []
-    copied_N = common_D = None
-    if split is not None:
-        copied_N, common_D = _matches(text, split, kept)
-    table: list[Yardstick] = []
     slow: list[str] = []
-    ppmd_D = None
     versions = compressors.available()
     names = [name for name, version in versions.items() if version]
     left_out += [f"{name}: its library is not installed" for name in versions if name not in names]
@@ -105,33 +100,53 @@ def measure(
         left_out.append(f"what the stage was trained on is {share:.0%} of all training text, which is given")
         stage = None
     texts: dict[Given, TrainingText | None] = {"split": split, "stage": stage, "nothing": None}
-    for what, source in texts.items():
-        if what != "nothing" and source is None:
-            continue
-        raw = source.raw() if source else b""
-        for name in names:
-            part = raw if name == "ppmd" or limit is None or len(raw) <= limit // SLOWER else b""
-            if what != "nothing" and not part:
-                slow.append(f"{name} given {what}")
+    costs: list[tuple[Yardstick, Future[dict[str, Any]]]] = []
+    searched = _searched(text, split)
+    with ThreadPoolExecutor(1) as ppmd, ThreadPoolExecutor(1) as others:
+        matches = others.submit(_matches, text, split, searched, kept)
+        for what, source in texts.items():
+            if what != "nothing" and source is None:
                 continue
-            part = part[:limit]
-            share = source.share * len(part) / max(1, len(raw)) if source else 1.0
-            one = _cost(name, versions[name], part, text, copied_N, kept)
-            bpb, fresh = one["bits"] / len(text), one["fresh"]
-            rate = fresh / int((~copied_N).sum()) if copied_N is not None and fresh is not None else None
-            table.append(
-                Yardstick(name=name, given=what, given_bytes=len(part), share=share, bpb=bpb, fresh=rate)
-            )
-            if name == "ppmd" and ppmd_D is None:
-                ppmd_D = np.array(one["documents"])
+            raw = source.raw() if source else b""
+            for name in names:
+                part = raw if name == "ppmd" or limit is None or len(raw) <= limit // SLOWER else b""
+                if what != "nothing" and not part:
+                    slow.append(f"{name} given {what}")
+                    continue
+                part = part[:limit]
+                share = source.share * len(part) / max(1, len(raw)) if source else 1.0
+                row = Yardstick(
+                    name=name, given=what, given_bytes=len(part), share=share, bpb=0.0, fresh=None
+                )
+                lane = ppmd if name == "ppmd" else others
+                job = lane.submit(_cost, name, versions[name], part, text, searched, matches, kept)
+                costs.append((row, job))
+    copied_N, common_D = matches.result()
+    news = int((~copied_N).sum()) if copied_N is not None else 0
+    table, ppmd_D = [], None
+    for row, job in costs:
+        one = job.result()
+        rate = one["fresh"] / news if news and one["fresh"] is not None else None
+        table.append(row.model_copy(update={"bpb": one["bits"] / len(text), "fresh": rate}))
+        if row.name == "ppmd" and ppmd_D is None:
+            ppmd_D = np.array(one["documents"])
     if slow:
         left_out.append(f"{', '.join(slow)}: slow (evaluation.training_bytes: null gives all to all)")
     return Measured(table, ppmd_D, copied_N, common_D, split.share if split else None, left_out)
 
 
-def _matches(text: Text, split: TrainingText, kept: Path) -> tuple[np.ndarray, np.ndarray]:
+def _searched(text: Text, split: TrainingText | None) -> dict[str, Any]:
+    """What the copies in a text depend on."""
+    spans = [(shards.digest, begin, end) for shards, begin, end in split.spans] if split else None
+    return {"text": _sha(text), "split": spans, "lengths": [COPIED, COMMON]}
+
+
+def _matches(
+    text: Text, split: TrainingText | None, searched: dict[str, Any], kept: Path
+) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
     """Which bytes are copies of these splits, and how common each document's wording is there."""
-    spans = [(shards.digest, begin, end) for shards, begin, end in split.spans]
+    if split is None:
+        return None, None
 
     def search() -> dict[str, Any]:
         copied, common = Stretches(text, COPIED), Stretches(text, COMMON)
@@ -142,39 +157,49 @@ def _matches(text: Text, split: TrainingText, kept: Path) -> tuple[np.ndarray, n
         edges = np.flatnonzero(np.diff(copied.covered(), prepend=False, append=False))
         return {"copied": edges.tolist(), "common": common.shares().tolist()}
 
-    matches = _kept(kept, {"text": _sha(text), "split": spans, "lengths": [COPIED, COMMON]}, search)
+    found = _kept(kept, searched, search)
     edges = np.zeros(len(text) + 1, np.int8)
-    edges[matches["copied"]] = 1
-    return np.cumsum(edges)[:-1] % 2 == 1, np.array(matches["common"])
+    edges[found["copied"]] = 1
+    return np.cumsum(edges)[:-1] % 2 == 1, np.array(found["common"])
 
 
 def _cost(
-    name: str, version: str, given: bytes, text: Text, copied_N: np.ndarray | None, kept: Path
+    name: str,
+    version: str,
+    given: bytes,
+    text: Text,
+    searched: dict[str, Any],
+    matches: Future[tuple[np.ndarray, np.ndarray] | tuple[None, None]],
+    kept: Path,
 ) -> dict[str, Any]:
-    """Bits of the text, of its news, and by document where the compressor tells."""
-    news_N = np.ones(len(text), bool) if copied_N is None else ~copied_N
+    """Bits of the text, of its news, and by document where the compressor tells. What is news is asked for
+    when the compressor has read what it is given."""
     key = {
         "compressor": [name, COMPRESSORS[name], version],
         "given": hashlib.sha256(given).hexdigest(),
-        "text": _sha(text),
-        "news": hashlib.sha256(np.packbits(news_N).tobytes()).hexdigest(),
+        **searched,
     }
 
-    def compress() -> dict[str, Any]:
-        raw = text.bytes_N.tobytes()
-        if name != "ppmd":
-            news = text.bytes_N[news_N].tobytes()
-            whole, *rest = compressors.bits(name, given, [raw, news] if 0 < len(news) < len(raw) else [raw])
-            return {"bits": whole, "fresh": rest[0] if rest else whole if news else None}
-        cuts = np.flatnonzero(np.diff(news_N)) + 1
-        cuts = np.union1d(cuts, text.bounds_D)
-        bits = np.array(compressors.ppmd(given, [raw[a:b] for a, b in pairwise(cuts)]))
+    def news() -> np.ndarray:
+        copied_N, _ = matches.result()
+        return np.ones(len(text), bool) if copied_N is None else ~copied_N
+
+    def by_size() -> dict[str, Any]:
+        raw, fresh = text.bytes_N.tobytes(), text.bytes_N[news()].tobytes()
+        whole, *rest = compressors.bits(name, given, [raw, fresh] if 0 < len(fresh) < len(raw) else [raw])
+        return {"bits": whole, "fresh": rest[0] if rest else whole if fresh else None}
+
+    def by_document() -> dict[str, Any]:
+        encoder, raw = compressors.Ppmd(given, len(text)), text.bytes_N.tobytes()
+        news_N = news()
+        cuts = np.union1d(np.flatnonzero(np.diff(news_N)) + 1, text.bounds_D)
+        bits = np.array(encoder.bits([raw[a:b] for a, b in pairwise(cuts)]))
         document = np.searchsorted(text.bounds_D, cuts[:-1], side="right") - 1
         fresh = float(bits[news_N[cuts[:-1]]].sum()) if news_N.any() else None
-        by_document = np.bincount(document, bits, len(text.bounds_D) - 1)
-        return {"bits": float(bits.sum()), "fresh": fresh, "documents": by_document.tolist()}
+        bits_D = np.bincount(document, bits, len(text.bounds_D) - 1)
+        return {"bits": float(bits.sum()), "fresh": fresh, "documents": bits_D.tolist()}
 
-    return _kept(kept, key, compress)
+    return _kept(kept, key, by_document if name == "ppmd" else by_size)
 
 
 def _kept(folder: Path, key: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:

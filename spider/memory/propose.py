@@ -78,16 +78,14 @@ def _contexts(text, hashes, kinds, spans, contexts):  # type: ignore[no-untyped-
 
 
 @njit(nogil=True, cache=True)
-def _look_up(contexts, first, table, rows):  # type: ignore[no-untyped-def]
-    """Copy for each place (n, >= width) what a table has of its context, fingerprint apart.
-
-    In two passes, so that the processor waits for many reads at once.
-    """
+def _look_up(contexts, shift, first, table, rows, bounds):  # type: ignore[no-untyped-def]
+    """Copy for each place (n, >= width) what a table has of its context, fingerprint apart; a bucket is what
+    ``shift`` leaves of a context. In two passes, so that the processor waits for many reads at once."""
     n = len(rows)
-    bounds, shift = np.zeros((n, 2), np.int64), 64 - round(np.log2(len(first) - 1))
     for i in range(n):
+        bounds[i, 0] = bounds[i, 1] = 0
         if contexts[i]:
-            bucket = contexts[i] >> np.uint64(shift)
+            bucket = contexts[i] >> shift
             bounds[i, 0], bounds[i, 1] = first[bucket], first[bucket + np.uint64(1)]
     for i in range(n):
         context = contexts[i] >> np.uint64(8)
@@ -100,35 +98,30 @@ def _look_up(contexts, first, table, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _chains(hashes: np.ndarray, orders: np.ndarray) -> np.ndarray:
+def _chain(hashes, orders, shift, chains, heads):  # type: ignore[no-untyped-def]
     """For each order and place of a document the latest place before it whose symbols may be the same:
-    (P, N + 1) int32, 0 for none."""
-    end, bits = len(hashes) - 1, 4
-    while 1 << bits < 2 * end:
-        bits += 1
-    chains = np.zeros((len(orders), end + 1), np.int32)
+    (P, N + 1), 0 for none. ``heads``: zeros, for each order the latest place of each hash."""
     for p in range(len(orders)):
-        order, heads, grown, before = orders[p], np.zeros(1 << bits, np.int32), power(orders[p]), chains[p]
-        for i in range(order, end + 1):
-            bucket = mixed(hashes[i - order], hashes[i], grown) >> np.uint64(64 - bits)
-            before[i] = heads[bucket]
-            heads[bucket] = i
-    return chains
+        order, grown = orders[p], power(orders[p])
+        for i in range(order, len(hashes)):
+            bucket = mixed(hashes[i - order], hashes[i], grown) >> shift
+            chains[p, i] = heads[p, bucket]
+            heads[p, bucket] = i
 
 
 @njit(nogil=True, cache=True)
-def _match(text, hashes, places, last, old):  # type: ignore[no-untyped-def]
+def _match(text, hashes, places, shift, last, old, after, lengths):  # type: ignore[no-untyped-def]
     """Of each place what followed the last place of the memory's text after the same symbols, `BEGIN` for
     nothing, and how many are the same (0: fewer than `MATCHED`). In two passes, as `_look_up`."""
-    n, grown, bits = len(places), power(MATCHED), round(np.log2(len(last)))
-    after, lengths, there = np.empty(n, np.uint8), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    n, grown = len(places), power(MATCHED)
     for j in range(n):
         i = places[j]
-        after[j] = BEGIN
+        after[j], lengths[j] = BEGIN, 0
         if i >= MATCHED:
-            there[j] = last[mixed(hashes[i - MATCHED], hashes[i], grown) >> np.uint64(64 - bits)]
+            lengths[j] = last[mixed(hashes[i - MATCHED], hashes[i], grown) >> shift]
     for j in range(n):
-        i, place, length = places[j], there[j] - 1, 0
+        i, place, length = places[j], lengths[j] - 1, 0
+        lengths[j] = 0
         while (
             length < LONGEST
             and length < i
@@ -138,7 +131,6 @@ def _match(text, hashes, places, last, old):  # type: ignore[no-untyped-def]
             length += 1
         if length >= MATCHED and old[place] != BEGIN:
             after[j], lengths[j] = old[place], length
-    return after, lengths
 
 
 @njit(nogil=True, cache=True)
@@ -214,16 +206,14 @@ def _tell(known, followed, found, slot, line, totals, counts, pointed):  # type:
 
 
 @njit(nogil=True, cache=True)
-def _fill(text, hashes, chains, orders, places, rows, known, matched, out, at):  # type: ignore[no-untyped-def]
-    """Candidates of places, and what is said of them, into ``rows`` of ``out``; ``at``: first byte of each of
-    `Layout.parts`."""
-    P, W, (after, lengths) = len(orders), out.shape[1], matched
+def _fill(  # type: ignore[no-untyped-def]
+    text, hashes, chains, orders, places, rows, known, after, lengths, out, at, scratch
+):
+    """Candidates of places, and what is said of them, into ``rows`` of ``out``; ``after`` and ``lengths`` are
+    `_match`'s, ``at`` is the first byte of each of `Layout.parts`."""
+    P, W = len(orders), out.shape[1]
     there, first, totals, seen, counts, pointed = at
-    followed, found, far = np.zeros((P, PLACES), np.uint8), np.zeros(P, np.int64), np.zeros(P, np.int64)
-    slot, symbols = np.zeros(END + 1, np.int64), np.zeros(totals - first + 1, np.uint8)
-    line, grown = np.zeros(W + max(P + 1, known.shape[1]), np.uint8), np.zeros(P, np.uint64)
-    for symbol in range(len(slot)):
-        slot[symbol] = totals - first
+    followed, found, far, slot, symbols, line, grown = scratch
     for p in range(P):
         grown[p] = power(orders[p])
     for j in range(len(places)):
@@ -257,15 +247,40 @@ def propose(
     first; ``spans`` rise.
     """
     hashes, orders, asked = prefix_hashes(text), np.array(pointer_orders), np.array(spans)
-    kinds, chains, size = np.array(tables.kinds), _chains(hashes, orders), sum(span.size for span in spans)
+    kinds, P, size = np.array(tables.kinds), len(orders), sum(span.size for span in spans)
+    chains, bits = np.zeros((P, len(hashes)), np.int32), (2 * len(text)).bit_length()
+    _chain(hashes, orders, _shift(1 << bits), chains, np.zeros((P, 1 << bits), np.int32))
     places, rows, contexts = *np.empty((2, size), np.int64), np.empty((len(kinds), size), np.uint64)
     _places(asked, places, rows)
     _contexts(text, hashes, kinds, asked, contexts)
-    at = tuple(first for first, _ in layout.parts.values())
+    at, columns = tuple(first for first, _ in layout.parts.values()), max(map(width, tables.kinds)) - 2
+    scratch = _scratch(layout, P, columns)
+    bounds, after = np.empty((_BLOCK, 2), np.int64), np.empty(_BLOCK, np.uint8)
+    lengths = np.empty(_BLOCK, np.int64)
     for a in range(0, len(places), _BLOCK):
-        block = slice(a, a + _BLOCK)
-        known = np.zeros((len(places[block]), len(tables.kinds), max(map(width, tables.kinds)) - 2), np.uint8)
+        here, to = places[a : a + _BLOCK], rows[a : a + _BLOCK]
+        known = np.zeros((len(here), len(kinds), columns), np.uint8)
         for o, (first, table) in enumerate(tables.of):
-            _look_up(contexts[o, block], first, table, known[:, o])
-        matched = _match(text, hashes, places[block], tables.last, tables.text)
-        _fill(text, hashes, chains, orders, places[block], rows[block], known, matched, out_NW, at)
+            shift = _shift(len(first) - 1)
+            _look_up(contexts[o, a : a + _BLOCK], shift, first, table, known[:, o], bounds)
+        _match(text, hashes, here, _shift(len(tables.last)), tables.last, tables.text, after, lengths)
+        _fill(text, hashes, chains, orders, here, to, known, after, lengths, out_NW, at, scratch)
+
+
+def _scratch(layout: Layout, P: int, columns: int) -> tuple[np.ndarray, ...]:
+    """What `_fill` works in: ``followed``, ``found`` and ``far`` of `_point`; ``slot``, ``symbols`` of
+    `_choose`; a line, and room behind it; powers of the orders. Made here, for what allocates in compiled
+    code takes as long to compile as all the rest."""
+    return (
+        np.zeros((P, PLACES), np.uint8),
+        *np.zeros((2, P), np.int64),
+        np.full(END + 1, layout.candidates),
+        np.zeros(layout.candidates + 1, np.uint8),
+        np.zeros(layout.width + max(P + 1, columns), np.uint8),
+        np.zeros(P, np.uint64),
+    )
+
+
+def _shift(buckets: int) -> np.uint64:
+    """What leaves of a hash the number of one of so many buckets, a power of two."""
+    return np.uint64(64 - (buckets.bit_length() - 1))

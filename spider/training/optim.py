@@ -71,11 +71,15 @@ def polar(g_Nrc: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-class Optimizer(torch.optim.Optimizer):
-    """AdamW for groups marked ``muon: False``, Muon for the others. A group carries its ``peak_lr``."""
+class Optimizer:
+    """AdamW for groups marked ``muon: False``, Muon for the others. A group carries its ``peak_lr``.
+
+    It is none of torch's: those import the compiler, which takes seconds, also where nothing is compiled.
+    """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
-        super().__init__(groups, {})
+        self.param_groups = groups
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
         for group in self.param_groups:
             group["lr"] = group["peak_lr"]
             for p in group["params"]:
@@ -93,8 +97,13 @@ class Optimizer(torch.optim.Optimizer):
         named = model.named_parameters()
         return {f"{name}.{key}": t for name, p in named for key, t in self.state.get(p, {}).items()}
 
+    def zero_grad(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             (self._muon if group["muon"] else self._adamw)(group, params)

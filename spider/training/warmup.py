@@ -224,7 +224,8 @@ def milliseconds(part: nn.Module, x_MK: Tensor, kind: Kind, compiled: bool, budg
 
 def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> Step:
     """First step, later steps, and peak memory of one micro-batch's forward, backward and update."""
-    torch.compiler.reset()
+    if spec.compiled_on(device.type, precision.kind):
+        torch.compiler.reset()  # imports the compiler
     gc.collect()  # what was timed before is in cycles, and would count as memory of this
     torch.manual_seed(spec.seed)
     compiled, model = spec.compiled_on(device.type, precision.kind), build_model(spec.model).to(device)

@@ -25,7 +25,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 
 from spider.model.layers import Linear, RMSNorm
 from spider.model.spider.config import AttentionConfig
@@ -88,6 +87,10 @@ def takes_offsets(q: Tensor, heads: AttentionConfig, windows: Windows) -> bool:
 
 def attention_by_offsets(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, windows: Windows) -> Tensor:
     """`causal_attention` within each of the windows, which lie one behind the other; (M, H, d)."""
+    from torch.nn.attention.varlen import (
+        varlen_attn,
+    )  # which imports the compiler: seconds, and on a GPU only
+
     offset_S, longest = windows.offset_S, windows.longest
     assert offset_S is not None, "windows of one length are not asked for here"
     out_MHV = varlen_attn(q_MHK, k_MHK, v_MHK, offset_S, offset_S, longest, longest, window_size=(-1, 0))

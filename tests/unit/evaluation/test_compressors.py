@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spider.evaluation.artifact import COMPRESSORS
-from spider.evaluation.compressors import available, bits, ppmd
+from spider.evaluation.compressors import Ppmd, available, bits
 
 TEXT = (
     "It was a bright cold day in April, and the clocks were striking thirteen. Größe, 東京. " * 40
@@ -48,8 +48,8 @@ def test_text_that_was_given_costs_next_to_nothing_and_noise_all_of_itself(name)
 
 def test_pieces_of_ppmd_add_up_to_the_whole():
     pieces = [TEXT[i : i + 37] for i in range(0, len(TEXT), 37)]
-    assert sum(ppmd(GIVEN, pieces)) == sum(ppmd(GIVEN, [TEXT]))
-    fresh, known = ppmd(GIVEN, [TEXT[:90], TEXT[90:180]])
+    assert sum(Ppmd(GIVEN, len(TEXT)).bits(pieces)) == sum(Ppmd(GIVEN, len(TEXT)).bits([TEXT]))
+    fresh, known = Ppmd(GIVEN, 180).bits([TEXT[:90], TEXT[90:180]])
     assert known < fresh / 2
 
 

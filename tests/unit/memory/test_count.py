@@ -11,7 +11,7 @@ from spider.memory import table
 from spider.memory.contexts import contexts_of, reach
 from spider.memory.count import count, pieces, write_runs
 from spider.memory.hashes import mixed, power, prefix_hashes
-from spider.memory.propose import _look_up
+from spider.memory.propose import _look_up, _shift
 from spider.memory.symbols import BEGIN, END
 from tests.unit.memory.texts import (
     built_of,
@@ -37,7 +37,8 @@ def look_up(texts: list[bytes], order: int, built: tuple[np.ndarray, np.ndarray]
     text, (first, rows) = symbols(texts), built
     found = np.zeros((len(text), rows.shape[1] - 2), np.uint8)
     contexts = contexts_of(text, prefix_hashes(text), order, 1, len(text) + 1)
-    _look_up(contexts, first, rows, found)
+    bounds = np.zeros((len(text), 2), np.int64)
+    _look_up(contexts, _shift(len(first) - 1), first, rows, found, bounds)
     return {i + 1: row.tolist() for i, row in enumerate(found)}
 
 
