@@ -78,10 +78,11 @@ def _contexts(text, hashes, kinds, spans, contexts):  # type: ignore[no-untyped-
 
 
 @njit(nogil=True, cache=True)
-def _look_up(contexts, shift, first, table, rows, bounds):  # type: ignore[no-untyped-def]
-    """Copy for each place (n, >= width) what a table has of its context, fingerprint apart; a bucket is what
-    ``shift`` leaves of a context. In two passes, so that the processor waits for many reads at once."""
-    n = len(rows)
+def _look_up(contexts, shift, first, table, known, o, bounds):  # type: ignore[no-untyped-def]
+    """Copy into ``known`` (n, O, >= width), for kind o, what a table has of each place's context, fingerprint
+    apart; a bucket is what ``shift`` leaves of a context. In two passes, so that the processor waits for many
+    reads at once."""
+    n = len(known)
     for i in range(n):
         bounds[i, 0] = bounds[i, 1] = 0
         if contexts[i]:
@@ -93,7 +94,7 @@ def _look_up(contexts, shift, first, table, rows, bounds):  # type: ignore[no-un
         for row in range(bounds[i, 0], bounds[i, 1]):
             if table[row, 0] == high and table[row, 1] == low:
                 for k in range(2, table.shape[1]):
-                    rows[i, k - 2] = table[row, k]
+                    known[i, o, k - 2] = table[row, k]
                 break
 
 
@@ -169,7 +170,8 @@ def _choose(after, known, followed, found, slot, symbols):  # type: ignore[no-un
     returns how many. ``after``: the match's symbol, `BEGIN` for none; ``slot``: of each symbol the number of
     its candidate, C for none."""
     kinds, P, room = len(known), len(found), len(symbols) - 1
-    n = _add(after, True, slot, symbols, 0)
+    n = 0
+    n = _add(after, after != BEGIN, slot, symbols, n)
     for p in range(P - 1, -1, -1):
         n = _add(followed[p, 0], found[p] > 0, slot, symbols, n)
     for o in range(kinds - 1, -1, -1):
@@ -181,7 +183,7 @@ def _choose(after, known, followed, found, slot, symbols):  # type: ignore[no-un
     for o in range(kinds - 1, -1, -1):
         k = 6
         while n < room and k < known.shape[1] and known[o, k + 1] > 0:
-            n = _add(known[o, k], True, slot, symbols, n)
+            n = _add(known[o, k], known[o, k + 1] > 0, slot, symbols, n)
             k += 2
     return n
 
@@ -262,7 +264,7 @@ def propose(
         known = np.zeros((len(here), len(kinds), columns), np.uint8)
         for o, (first, table) in enumerate(tables.of):
             shift = _shift(len(first) - 1)
-            _look_up(contexts[o, a : a + _BLOCK], shift, first, table, known[:, o], bounds)
+            _look_up(contexts[o, a : a + _BLOCK], shift, first, table, known, o, bounds)
         _match(text, hashes, here, _shift(len(tables.last)), tables.last, tables.text, after, lengths)
         _fill(text, hashes, chains, orders, here, to, known, after, lengths, out_NW, at, scratch)
 

@@ -87,9 +87,7 @@ def takes_offsets(q: Tensor, heads: AttentionConfig, windows: Windows) -> bool:
 
 def attention_by_offsets(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, windows: Windows) -> Tensor:
     """`causal_attention` within each of the windows, which lie one behind the other; (M, H, d)."""
-    from torch.nn.attention.varlen import (
-        varlen_attn,
-    )  # which imports the compiler: seconds, and on a GPU only
+    from torch.nn.attention.varlen import varlen_attn  # which imports the compiler
 
     offset_S, longest = windows.offset_S, windows.longest
     assert offset_S is not None, "windows of one length are not asked for here"

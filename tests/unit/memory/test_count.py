@@ -35,11 +35,11 @@ def hash_of(context: bytes) -> int:
 def look_up(texts: list[bytes], order: int, built: tuple[np.ndarray, np.ndarray]) -> dict[int, list[int]]:
     """By place of the documents in a row: what the table says of the context before it."""
     text, (first, rows) = symbols(texts), built
-    found = np.zeros((len(text), rows.shape[1] - 2), np.uint8)
+    found = np.zeros((len(text), 1, rows.shape[1] - 2), np.uint8)
     contexts = contexts_of(text, prefix_hashes(text), order, 1, len(text) + 1)
     bounds = np.zeros((len(text), 2), np.int64)
-    _look_up(contexts, _shift(len(first) - 1), first, rows, found, bounds)
-    return {i + 1: row.tolist() for i, row in enumerate(found)}
+    _look_up(contexts, _shift(len(first) - 1), first, rows, found, 0, bounds)
+    return {i + 1: row.tolist() for i, row in enumerate(found[:, 0])}
 
 
 def row_of(successors: Counter[int], per: int) -> list[int]:

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -145,3 +148,22 @@ def test_state_is_named_by_parameter():
         "bias.exp_avg_sq",
         "bias.step",
     }
+
+
+def test_what_is_not_compiled_does_not_import_the_compiler():
+    code = """
+import sys, torch
+from spider.config import OptimizerConfig
+from spider.model import build_model
+from spider.model.spider.config import PRESETS, SpiderConfig
+from spider.training.optim import build_optimizer
+import spider.evaluation.evaluate, spider.training.stage, spider.training.warmup
+
+model = build_model(SpiderConfig.model_validate(PRESETS["tiny"]))
+optimizer = build_optimizer(model, OptimizerConfig(), 1e-3)
+tokens = torch.randint(0, 256, (2, 17))
+model(tokens[:, :-1], tokens[:, 1:]).loss.backward()
+optimizer.step()
+print("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
