@@ -138,6 +138,11 @@ class LanguageModel(Protocol):
     def after_step(self, *, updated: bool = True) -> None:
         """Called once after every optimizer step; ``updated`` is false where its update was skipped."""
 
+    def parts_to_compile(self) -> Sequence[tuple[nn.Module, str]]:
+        """Functions of a forward pass that are compiled apart, each with the module that has it. A part that
+        runs often is compiled once for every kind of its arguments."""
+        ...
+
     def loops(self, asked: int | None) -> int:
         """How often the looped part runs: as asked, else as configured; ``ValueError`` for what cannot be."""
         if asked is not None and asked < 1:
@@ -195,6 +200,9 @@ class Model(nn.Module, LanguageModel):
 
     def incremental(self, context: int, n_loops: int | None = None) -> Reader:
         return Reader(self, context, n_loops)
+
+    def parts_to_compile(self) -> Sequence[tuple[nn.Module, str]]:
+        return [(self, "forward")]
 
     def with_memory(self, logits: Tensor, h: Tensor, proposals: Tensor | None) -> Tensor:
         """The logits (..., V) as the memory corrects them, by the last normalised state h (..., D); as they

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from spider.model.interface import LanguageModel
 from spider.processes.world import World
 
 if TYPE_CHECKING:  # torch's own part for slices takes two seconds to import: `shard` does it
@@ -80,15 +81,16 @@ def exchange_gradients(called: nn.Module, when: bool) -> Iterator[None]:
         yield
 
 
-def compile_forward(model: nn.Module, graphs: int = 1) -> None:
+def compile_forward(model: LanguageModel, graphs: int = 1) -> None:
     """Compile the forward pass, without what FSDP or DDP hang around it. It will be called with ``graphs``
-    numbers of loops: each is a graph of its own."""
+    numbers of loops: each may be a graph of its own."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs)
     # DDP would have the graph cut where its buckets end; one graph is what the warm-up has compiled.
     torch._dynamo.config.optimize_ddp = False
     # The backward pass is traced while autocast is on, and would narrow what the forward pass kept wide.
     torch._functorch.config.backward_pass_autocast = "off"
-    model.forward = torch.compile(model.forward, dynamic=False)  # type: ignore[method-assign]
+    for module, name in model.parts_to_compile():
+        setattr(module, name, torch.compile(getattr(module, name), dynamic=False))
 
 
 def local(tensor: Tensor) -> Tensor:

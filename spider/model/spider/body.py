@@ -47,6 +47,7 @@ from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import Recompute, SpiderConfig
 from spider.model.spider.engram import NgramEmbedding, primes_from
 from spider.model.spider.moe import Experts, fp8_parts
+from spider.model.spider.recompute import run
 from spider.model.spider.recurrence import Layer, RecurrentCore
 
 #: How the names of each part's parameters begin; the first that fits has it.
@@ -86,6 +87,7 @@ class Body(interface.Model):
         self.core = RecurrentCore(config, of_layer)
         self.coda = nn.ModuleList(Layer(config) for _ in range(config.coda_layers))
         self.final_norm = RMSNorm(D, config.norm_eps)
+        self.run = run
         if config.memory is not None:
             self.memory = CandidateHead(D, config.memory, self.tokens)
 

@@ -33,16 +33,16 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spider.model.interface import LanguageModel, ModelOutput, Reader
 from spider.model.layers import cross_entropy, wide
 from spider.model.spider.attention import LayerCache
 from spider.model.spider.body import Body
 from spider.model.spider.chunking import Patches, Stream
+from spider.model.spider.engram import Memory
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
-from spider.model.spider.recompute import run
 from spider.model.spider.recurrence import CoreOutput
 from spider.model.spider.windows import equal_windows
 
@@ -80,30 +80,60 @@ class Spider(Body):
         proposals_BTW: Tensor | None = None,
     ) -> ModelOutput:
         """`LanguageModel.__call__`; ``trace`` asks for a `Trace`."""
-        n_loops = self.loops(n_loops)
         rope, recompute = self.rope(tokens_BT.shape[1]), self.config.recurrence.of_blocks
         h_BTD = self.embed(tokens_BT)
         for block in self.prelude:
-            h_BTD, _ = run(block, recompute, h_BTD, rope)
-        patches, metrics, boundary_loss = self.chunker.cut(tokens_BT, h_BTD)
-        e_MD, windows = self.chunker.down(h_BTD, patches), patches.windows
-        memories = self.core.read_memories(tokens_BT, patches.close_M, patches.filled_M)
-        core = self.core(e_MD, memories, self.rope(windows.longest), windows, n_loops)
-        h_BTD = h_BTD + self.chunker.up(core.z_MD, patches)
+            h_BTD, _ = self.run(block, recompute, {}, h_BTD, rope)
+        patches, metrics, boundary_loss, e_MD, memories = self.cut(tokens_BT, h_BTD)
+        windows = patches.windows
+        core = self.core(e_MD, memories, self.rope(windows.longest), windows, self.loops(n_loops))
+        h_BTD = self.rejoin(h_BTD, core.z_MD, patches)
         for block in self.coda:
-            h_BTD, _ = run(block, recompute, h_BTD, rope)
-        logits_BTV = self.head(h_BTD, proposals_BTW)
-
-        ponder_loss = self._halting(core, windows.valid_M, metrics)
-        router_loss, counts_NRE = self._routing(core, metrics)
+            h_BTD, _ = self.run(block, recompute, {}, h_BTD, rope)
+        auxiliary, counts_NRE, more = self.judge(core, windows.valid_M, boundary_loss)
         inside = Trace(patches, core.halt and core.halt.loops_M, counts_NRE) if trace else None
-        if labels_BT is None:
-            return ModelOutput(None, wide(logits_BTV), metrics, inside)
-        nats_BT, mean = cross_entropy(logits_BTV, labels_BT)
+        logits_BTV, nats_BT, mean = self.predict(h_BTD, proposals_BTW, labels_BT)
+        metrics |= more
+        if nats_BT is None or mean is None:
+            return ModelOutput(None, logits_BTV, metrics, inside)
         metrics["cross_entropy"] = mean.detach()
-        auxiliary = self.config.boundary.weight * boundary_loss + ponder_loss + router_loss
-        loss = nats_BT if reduction == "none" else mean + auxiliary
-        return ModelOutput(loss, None, metrics, inside)
+        return ModelOutput(nats_BT if reduction == "none" else mean + auxiliary, None, metrics, inside)
+
+    def parts_to_compile(self) -> list[tuple[nn.Module, str]]:
+        """What runs once, and of layers and loops one, however many there are."""
+        own: list[str] = ["embed", "run", "cut", "rejoin", "judge", "predict"]
+        return [*((self, name) for name in own), *self.core.parts_to_compile()]
+
+    def cut(
+        self, tokens_BT: Tensor, h_BTD: Tensor
+    ) -> tuple[Patches, dict[str, Tensor], Tensor, Tensor, list[Memory | None]]:
+        """Bytes to patches: where they are cut, metrics and loss of that, what enters the core, and what its
+        layers read for it."""
+        patches, metrics, loss = self.chunker.cut(tokens_BT, h_BTD)
+        memories = self.core.read_memories(tokens_BT, patches.close_M, patches.filled_M)
+        return patches, metrics, loss, self.chunker.down(h_BTD, patches), memories
+
+    def rejoin(self, h_BTD: Tensor, z_MD: Tensor, patches: Patches) -> Tensor:
+        """Bytes that have read their patches."""
+        return h_BTD + self.chunker.up(z_MD, patches)
+
+    def predict(
+        self, h_BTD: Tensor, proposals_BTW: Tensor | None, labels_BT: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The logits without labels, or each target's cross entropy and their mean."""
+        logits_BTV = self.head(h_BTD, proposals_BTW)
+        if labels_BT is None:
+            return wide(logits_BTV), None, None
+        return None, *cross_entropy(logits_BTV, labels_BT)
+
+    def judge(
+        self, core: CoreOutput, valid_M: Tensor, boundary_loss: Tensor
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """What is added to the loss, the counts for `Trace`, and metrics."""
+        metrics: dict[str, Tensor] = {}
+        ponder_loss = self._halting(core, valid_M, metrics)
+        router_loss, counts_NRE = self._routing(core, metrics)
+        return self.config.boundary.weight * boundary_loss + ponder_loss + router_loss, counts_NRE, metrics
 
     def _halting(self, core: CoreOutput, valid_M: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
         if core.halt is None:

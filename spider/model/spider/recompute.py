@@ -1,4 +1,5 @@
-"""What of a layer is kept for the backward pass, and what is computed once more there.
+"""How a layer is run: with which weights, what of it is kept for the backward pass, and what is computed once
+more there.
 
     none        keep everything
     selective   keep what costs most to make, the outputs of matrix products and of attention; compute norms,
@@ -6,6 +7,10 @@
     full        keep the layer's input alone
 
 Nothing in a layer draws random numbers or changes a buffer, so a recomputation repeats it exactly.
+
+Compiled, `run` is one graph for all layers of a kind, however many there are and however often they run. Each
+call would cast the weights that it multiplies, so those of layers that run more than once are cast before
+(`narrowed`).
 """
 
 from __future__ import annotations
@@ -15,8 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from spider.model.layers import compute_dtype
 from spider.model.spider.config import Recompute
 
 #: Ops whose outputs the selective way keeps.
@@ -28,27 +35,35 @@ _COSTLY = {
 }
 
 
-def run(layer: nn.Module, recompute: Recompute, x: Tensor, *given: Any) -> Any:
-    """``layer(x, *given)``; in training, of its activations no more is kept than ``recompute`` leaves."""
-    if recompute == "none" or not (layer.training and torch.is_grad_enabled()):
-        return layer(x, *given)
-    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if recompute == "full":
-        return checkpoint(layer, x, *given, **how)
-    how["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    return checkpoint(_uncached, layer, x, *given, **how)
+#: Parts of a layer whose matrices multiply under autocast; a router's is kept wide.
+_MULTIPLY, _KEPT_WIDE = ("attention.", "ffn."), "ffn.router."
 
 
-def _uncached(layer: nn.Module, x: Tensor, *given: Any) -> Any:
-    """The layer with each weight cast where it is used, or the second time would not do what the first did:
-    autocast keeps the casts of a forward pass, of which a later loop would do none."""
-    kind = x.device.type
-    same: dict[str, Any] = {
-        "dtype": torch.get_autocast_dtype(kind),
-        "enabled": torch.is_autocast_enabled(kind),
+def narrowed(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The weights of a layer that products with ``x`` would cast, cast; none without autocast."""
+    dtype = compute_dtype(x)
+    return {
+        name: weight.to(dtype)
+        for name, weight in layer.named_parameters()
+        if weight.ndim > 1 and weight.dtype != dtype
+        if name.startswith(_MULTIPLY) and not name.startswith(_KEPT_WIDE)
     }
-    with torch.autocast(kind, **same, cache_enabled=False):
-        return layer(x, *given)
+
+
+def run(layer: nn.Module, recompute: Recompute, weights: dict[str, Tensor], x: Tensor, *given: Any) -> Any:
+    """``layer(x, *given)`` with these ``weights`` in place of its own; in training, of its activations no
+    more is kept than ``recompute`` leaves."""
+    called = partial(_with, layer, weights) if weights else layer
+    if recompute == "none" or not (layer.training and torch.is_grad_enabled()):
+        return called(x, *given)
+    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if recompute == "selective":
+        how["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    return checkpoint(called, x, *given, **how)
+
+
+def _with(layer: nn.Module, weights: dict[str, Tensor], *given: Any) -> Any:
+    return functional_call(layer, weights, given)
 
 
 def _policy(context: Any, op: Any, *args: Any, **options: Any) -> CheckpointPolicy:

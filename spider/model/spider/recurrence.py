@@ -39,7 +39,7 @@ from spider.model.spider.attention import LatentAttention, LayerCache, Rope
 from spider.model.spider.config import MoEConfig, SpiderConfig
 from spider.model.spider.engram import Engram, Memory
 from spider.model.spider.moe import MoE, RouterStats
-from spider.model.spider.recompute import run
+from spider.model.spider.recompute import narrowed, run
 from spider.model.spider.windows import Windows
 
 
@@ -110,15 +110,20 @@ class LoopLoRA(nn.Module):
         nn.init.ones_(self.scale)
         no_decay(self.scale)
 
-    def forward(self, x_MD: Tensor, loop: int) -> Tensor:
-        return self.up(self.down(x_MD) * self.scale[min(loop, len(self.scale) - 1)])
+    def of_loop(self, loop: int) -> Tensor:
+        """The scale s_r, (1, rank)."""
+        return self.scale[min(loop, len(self.scale) - 1)]
+
+    def forward(self, x_MD: Tensor, scale_1K: Tensor) -> Tensor:
+        return self.up(self.down(x_MD) * scale_1K)
 
 
-def loop_embedding(loop: int, dim: int, device: torch.device) -> Tensor:
-    """Sines and cosines of the loop's number on the first eighth of the features, zero elsewhere; (D,)."""
+def loop_embedding(loops: int, dim: int, device: torch.device) -> Tensor:
+    """Sines and cosines of each loop's number on the first eighth of the features, zero elsewhere; (R, D)."""
     half = max(1, dim // 16)
-    angle = loop * 10_000.0 ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
-    return F.pad(torch.cat([angle.sin(), angle.cos()]), (0, dim - 2 * half))
+    rate = 10_000.0 ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+    angle = torch.arange(loops, device=device)[:, None] * rate
+    return F.pad(torch.cat([angle.sin(), angle.cos()], dim=1), (0, dim - 2 * half))
 
 
 class Halt(NamedTuple):
@@ -151,7 +156,7 @@ class Halting(nn.Module):
         running_M = torch.ones_like(zero_M, dtype=torch.bool)
         return Halt(torch.zeros_like(h_MD), zero_M, running_M, zero_M, zero_M)
 
-    def forward(self, state: Halt, h_MD: Tensor, last: bool) -> Halt:
+    def forward(self, state: Halt, h_MD: Tensor, last: Tensor) -> Halt:
         """Add one loop's state to the output of the patches that are still running."""
         w_D = self.weight * self.weight.numel() ** -0.5
         p_M = torch.sigmoid((rms_norm(h_MD, self.eps) * w_D).sum(-1) + self.bias)
@@ -184,6 +189,7 @@ class RecurrentCore(nn.Module):
         self.injection = Injection(D) if r.injection else None
         self.lora = LoopLoRA(D, r.lora_rank, r.loops) if r.lora_rank else None
         self.halting = Halting(D, r.halt_epsilon, self.eps) if r.halting else None
+        self.run = run
 
     def read_memories(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> list[Memory | None]:
         """What each layer's Engram holds for this batch (None for layers without one); see `Engram.read`."""
@@ -201,27 +207,44 @@ class RecurrentCore(nn.Module):
     ) -> CoreOutput:
         """Run the loops on the rows of ``windows``; with ``caches``, one a loop and layer, they are one
         stream's and follow the patches that those hold."""
-        c = self.config
+        c, D, device = self.config, e_MD.shape[-1], e_MD.device
         without_gradient = max(0, n_loops - c.bptt) if self.training and c.bptt else 0
         stats: list[list[RouterStats]] = []
         halt = self.halting.start(e_MD) if self.halting is not None else None
+        loop_RD = loop_embedding(n_loops, D, device).to(e_MD.dtype) if c.loop_embedding else None
+        last_R = torch.arange(n_loops, device=device) == n_loops - 1
+        weights = [narrowed(layer, e_MD) for layer in self.layers]
         h_MD = e_MD
         for r in range(n_loops):
             with torch.set_grad_enabled(torch.is_grad_enabled() and r >= without_gradient):
-                x_MD = rms_norm(h_MD, self.eps)
-                if c.loop_embedding:
-                    x_MD = x_MD + loop_embedding(r, x_MD.shape[-1], x_MD.device).to(x_MD.dtype)
-                y_MD = x_MD + e_MD
-                if self.lora is not None:
-                    y_MD = y_MD + self.lora(x_MD, r)
+                loop_D = None if loop_RD is None else loop_RD[r]
+                y_MD = self.begin(h_MD, e_MD, loop_D, None if self.lora is None else self.lora.of_loop(r))
                 seen = []
                 for i, (layer, memory) in enumerate(zip(self.layers, memories, strict=True)):
-                    given = y_MD, rope, windows, memory, caches and caches[r][i]
-                    y_MD, s = run(layer, c.of_core, *given)
+                    given = rope, windows, memory, caches and caches[r][i]
+                    y_MD, s = self.run(layer, c.of_core, weights[i], y_MD, *given)
                     seen += [s] if s is not None else []
-                h_MD = y_MD if self.injection is None else self.injection(h_MD, e_MD) + y_MD
+                h_MD = self.end(h_MD, e_MD, y_MD)
             if r >= without_gradient:
                 stats.append(seen)
             if self.halting is not None and halt is not None:
-                halt = self.halting(halt, h_MD, last=r == n_loops - 1)
+                halt = self.halting(halt, h_MD, last_R[r])
         return CoreOutput(h_MD if halt is None else halt.output_MD, halt, stats)
+
+    def begin(self, h_MD: Tensor, e_MD: Tensor, loop_D: Tensor | None, scale_1K: Tensor | None) -> Tensor:
+        """What a loop's layers read: of the loop its embedding, and its scale of the low-rank maps."""
+        x_MD = rms_norm(h_MD, self.eps)
+        if loop_D is not None:
+            x_MD = x_MD + loop_D
+        y_MD = x_MD + e_MD
+        if self.lora is not None and scale_1K is not None:
+            y_MD = y_MD + self.lora(x_MD, scale_1K)
+        return y_MD
+
+    def end(self, h_MD: Tensor, e_MD: Tensor, y_MD: Tensor) -> Tensor:
+        """The state after a loop that began with h, of what its layers made."""
+        return y_MD if self.injection is None else self.injection(h_MD, e_MD) + y_MD
+
+    def parts_to_compile(self) -> list[tuple[nn.Module, str]]:
+        halting: list[tuple[nn.Module, str]] = [] if self.halting is None else [(self.halting, "forward")]
+        return [(self, "begin"), (self, "run"), (self, "end"), *halting]
