@@ -66,7 +66,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm with one weight a feature."""
+    """Root-mean-square norm with one weight a feature; at least in float32, rounded once to its input's dtype."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class RMSNorm(nn.Module):
         no_decay(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.eps) * self.weight
+        return (rms_norm(wide(x), self.eps) * self.weight).to(x.dtype)
 
 
 class Linear(nn.Linear):

@@ -48,7 +48,7 @@ from spider.model.spider.config import Recompute, SpiderConfig
 from spider.model.spider.engram import NgramEmbedding, primes_from
 from spider.model.spider.moe import Experts, fp8_parts
 from spider.model.spider.recompute import run
-from spider.model.spider.recurrence import Layer, RecurrentCore
+from spider.model.spider.recurrence import Layer, RecurrentCore, streamed
 
 #: How the names of each part's parameters begin; the first that fits has it.
 _PARTS = {
@@ -103,7 +103,9 @@ class Body(interface.Model):
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """What enters the prelude, (B, T, D)."""
         h_BTD = rms_norm(embedding(tokens_BT, self.embed_tokens), self.config.norm_eps)
-        return h_BTD if self.ngram_embedding is None else h_BTD + self.ngram_embedding(tokens_BT)
+        if self.ngram_embedding is not None:
+            h_BTD = h_BTD + self.ngram_embedding(tokens_BT)
+        return streamed(h_BTD, self.config.stream)
 
     def head(self, h_BTD: Tensor, proposals_BTW: Tensor | None = None) -> Tensor:
         """What leaves the coda as logits (B, T, V): through the transposed embedding, and the memory's."""

@@ -174,6 +174,9 @@ class SpiderConfig(ModelConfig):
     ffn_hidden: Positive = 3072
     """Width of their feed-forward."""
     norm_eps: float = 1e-6
+    stream: Literal["wide", "narrow"] = "wide"
+    """Residual stream of layers: fp32, or as narrow as matrix products are, which moves half the bytes. What goes
+    from loop to loop is fp32."""
     attention: AttentionConfig = AttentionConfig()
     boundary: BoundaryConfig = BoundaryConfig()
     moe: MoEConfig | None = MoEConfig()

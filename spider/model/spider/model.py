@@ -43,7 +43,7 @@ from spider.model.spider.chunking import Patches, Stream
 from spider.model.spider.engram import Memory
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
-from spider.model.spider.recurrence import CoreOutput
+from spider.model.spider.recurrence import CoreOutput, streamed
 from spider.model.spider.windows import equal_windows
 
 
@@ -115,7 +115,7 @@ class Spider(Body):
 
     def rejoin(self, h_BTD: Tensor, z_MD: Tensor, patches: Patches) -> Tensor:
         """Bytes that have read their patches."""
-        return h_BTD + self.chunker.up(z_MD, patches)
+        return h_BTD + self.chunker.up(streamed(z_MD, self.config.stream), patches)
 
     def predict(
         self, h_BTD: Tensor, proposals_BTW: Tensor | None, labels_BT: Tensor | None
@@ -207,6 +207,7 @@ class Incremental(Reader):
             memories = model.core.read_memories(tokens_1T, close_K.clamp(min=0), close_K >= 0)
             rope_K, windows = self.rope.part(before, before + K), equal_windows(1, K, z_KD.device)
             z_KD = model.core(z_KD, memories, rope_K, windows, self.n_loops, self.core).z_MD
+        z_KD = streamed(z_KD, model.config.stream)
         h_ND = h_ND + model.chunker.up_next(z_KD, count_N, self.stream)
         for block in model.coda:
             h_ND, _ = block(h_ND, rope, cache=next(blocks))

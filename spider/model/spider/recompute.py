@@ -63,7 +63,8 @@ def run(layer: nn.Module, recompute: Recompute, weights: dict[str, Tensor], x: T
 
 
 def _with(layer: nn.Module, weights: dict[str, Tensor], *given: Any) -> Any:
-    return functional_call(layer, weights, given)
+    # Untying looks at every parameter, and a graph is made for each size of what it looks at.
+    return functional_call(layer, weights, given, tie_weights=False)
 
 
 def _policy(context: Any, op: Any, *args: Any, **options: Any) -> CheckpointPolicy:

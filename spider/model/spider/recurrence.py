@@ -28,13 +28,13 @@ Shapes: M rows of the core (patches of all windows), D features, R loops.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spider.model.layers import Linear, RMSNorm, SwiGLU, no_decay, rms_norm
+from spider.model.layers import Linear, RMSNorm, SwiGLU, compute_dtype, no_decay, rms_norm
 from spider.model.spider.attention import LatentAttention, LayerCache, Rope
 from spider.model.spider.config import MoEConfig, SpiderConfig
 from spider.model.spider.engram import Engram, Memory
@@ -67,12 +67,17 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, RouterStats | None]:
         """The stream, (B, T, D) or the rows (M, D) of ``windows``, and what the router did."""
         if self.engram is not None and memory is not None and windows is not None:
-            x = x + self.engram(x, memory, windows.number_M, cache)
+            x = x + self.engram(x, memory, windows.number_M, cache).to(x.dtype)
         x = x + self.attention(self.attention_norm(x), rope, windows, cache)
         if isinstance(self.ffn, MoE) and windows is not None:
             y, stats = self.ffn(self.ffn_norm(x), windows.valid_M)
             return x + y, stats
         return x + self.ffn(self.ffn_norm(x)), None
+
+
+def streamed(x: Tensor, width: Literal["wide", "narrow"]) -> Tensor:
+    """What enters a stack of layers, as wide as their residual stream is to be."""
+    return x.to(compute_dtype(x)) if width == "narrow" else x
 
 
 class Injection(nn.Module):
@@ -152,9 +157,13 @@ class Halting(nn.Module):
         no_decay(self.weight, self.bias)
 
     def start(self, h_MD: Tensor) -> Halt:
-        zero_M = torch.zeros_like(h_MD[..., 0])
-        running_M = torch.ones_like(zero_M, dtype=torch.bool)
-        return Halt(torch.zeros_like(h_MD), zero_M, running_M, zero_M, zero_M)
+        """Tensors that differ and ask for gradients as those of later loops do: one compiled graph takes both."""
+        output_MD, spent_M, remainder_M = (
+            torch.zeros_like(like, requires_grad=torch.is_grad_enabled())
+            for like in (h_MD, h_MD[..., 0], h_MD[..., 0])
+        )
+        loops_M = torch.zeros_like(spent_M, requires_grad=False)
+        return Halt(output_MD, spent_M, torch.ones_like(loops_M, dtype=torch.bool), loops_M, remainder_M)
 
     def forward(self, state: Halt, h_MD: Tensor, last: Tensor) -> Halt:
         """Add one loop's state to the output of the patches that are still running."""
@@ -182,7 +191,8 @@ class CoreOutput(NamedTuple):
 class RecurrentCore(nn.Module):
     def __init__(self, config: SpiderConfig, engram_primes: dict[int, list[int]]) -> None:
         super().__init__()
-        self.config = r = config.recurrence
+        self.config, self.stream = config.recurrence, config.stream
+        r = self.config
         D, self.eps = config.hidden, config.norm_eps
         layers = nn.ModuleList(Layer(config, config.moe, engram_primes.get(i)) for i in range(r.layers))
         self.layers = cast(Sequence[Layer], layers)
@@ -214,7 +224,7 @@ class RecurrentCore(nn.Module):
         loop_RD = loop_embedding(n_loops, D, device).to(e_MD.dtype) if c.loop_embedding else None
         last_R = torch.arange(n_loops, device=device) == n_loops - 1
         weights = [narrowed(layer, e_MD) for layer in self.layers]
-        h_MD = e_MD
+        h_MD = e_MD.clone()  # the same tensor twice would be another graph, compiled
         for r in range(n_loops):
             with torch.set_grad_enabled(torch.is_grad_enabled() and r >= without_gradient):
                 loop_D = None if loop_RD is None else loop_RD[r]
@@ -239,7 +249,7 @@ class RecurrentCore(nn.Module):
         y_MD = x_MD + e_MD
         if self.lora is not None and scale_1K is not None:
             y_MD = y_MD + self.lora(x_MD, scale_1K)
-        return y_MD
+        return streamed(y_MD, self.stream)
 
     def end(self, h_MD: Tensor, e_MD: Tensor, y_MD: Tensor) -> Tensor:
         """The state after a loop that began with h, of what its layers made."""
