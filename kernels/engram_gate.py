@@ -37,9 +37,10 @@ FORWARD, BACKWARD = 16, 8
 def engram_gate_torch(h_ND: Tensor, key_ND: Tensor, value_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """``engram_gate`` in torch."""
     D = h_ND.shape[1]
-    s_N1 = (key_ND * (F.rms_norm(h_ND, (D,), eps=eps) * weight_D)).sum(-1, keepdim=True) * D**-0.5
+    wide_ND = h_ND.to(_promoted(h_ND, weight_D))
+    s_N1 = (key_ND * (F.rms_norm(wide_ND, (D,), eps=eps) * weight_D)).sum(-1, keepdim=True) * D**-0.5
     gate_N1 = torch.sigmoid(s_N1.sign() * s_N1.abs().clamp(min=FLOOR).sqrt())
-    return (gate_N1 * value_ND).to(_promoted(h_ND, key_ND, value_ND, weight_D))
+    return (gate_N1 * value_ND).to(_promoted(h_ND, key_ND, value_ND))
 
 
 def engram_gate_backward_torch(grad_ND: Tensor, *inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -142,7 +143,7 @@ def _launch_backward(gradients: tuple[Tensor, Tensor, Tensor, Tensor], *inputs) 
 
 @op("engram_gate", _launch, engram_gate_torch)
 def engram_gate(h_ND: Tensor, key_ND: Tensor, value_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """``g value`` (N, D) in the dtype to which torch promotes the four.
+    """``g value`` (N, D) in the dtype to which torch promotes state, key and value.
 
     ``h_ND``: the states, not normalised. ``key_ND``: normalised keys. ``weight_D``: of the states' norm, and
     ``eps`` its own. Differentiable once in all four. Raises ``ValueError`` for shapes that do not fit.
@@ -153,7 +154,7 @@ def engram_gate(h_ND: Tensor, key_ND: Tensor, value_ND: Tensor, weight_D: Tensor
             f"engram_gate: h {tuple(h_ND.shape)}, key {tuple(key_ND.shape)} and value "
             f"{tuple(value_ND.shape)} must be one (N, D) with D > 0, and weight {tuple(weight_D.shape)} (D,)"
         )
-    return value_ND.new_empty(N, D, dtype=_promoted(h_ND, key_ND, value_ND, weight_D))
+    return value_ND.new_empty(N, D, dtype=_promoted(h_ND, key_ND, value_ND))
 
 
 @op("engram_gate_backward", _launch_backward, engram_gate_backward_torch)

@@ -66,7 +66,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm with one weight a feature; at least in float32, rounded once to its input's dtype."""
+    """Root-mean-square norm with one weight a feature; at least in float32, rounded to its input's dtype."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch._functorch.config
@@ -81,16 +81,16 @@ def exchange_gradients(called: nn.Module, when: bool) -> Iterator[None]:
         yield
 
 
-def compile_forward(model: LanguageModel, graphs: int = 1) -> None:
+def compile_forward(model: LanguageModel, graphs: int = 1, **how: Any) -> None:
     """Compile the forward pass, without what FSDP or DDP hang around it. It will be called with ``graphs``
-    numbers of loops: each may be a graph of its own."""
+    numbers of loops: each may be a graph of its own. ``how`` is for `torch.compile`."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs)
     # DDP would have the graph cut where its buckets end; one graph is what the warm-up has compiled.
     torch._dynamo.config.optimize_ddp = False
     # The backward pass is traced while autocast is on, and would narrow what the forward pass kept wide.
     torch._functorch.config.backward_pass_autocast = "off"
     for module, name in model.parts_to_compile():
-        setattr(module, name, torch.compile(getattr(module, name), dynamic=False))
+        setattr(module, name, torch.compile(getattr(module, name), dynamic=False, **how))
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class BoundaryConfig(Block):
     """Of the boundary loss."""
     capacity: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Patches a window may hold, as a share of its bytes."""
-    spare: Annotated[float, Field(ge=0)] = 0.06
+    spare: Annotated[float, Field(ge=0)] = 0.05
     """Rows of the core beyond those that a batch fills at ``rate``, as a share of them, where shapes are
     static: in training on a GPU, or compiled."""
 
@@ -175,8 +175,8 @@ class SpiderConfig(ModelConfig):
     """Width of their feed-forward."""
     norm_eps: float = 1e-6
     stream: Literal["wide", "narrow"] = "wide"
-    """Residual stream of layers: fp32, or as narrow as matrix products are, which moves half the bytes. What goes
-    from loop to loop is fp32."""
+    """Residual stream of layers: fp32, or as narrow as matrix products are, which moves half the bytes. What
+    goes from loop to loop is fp32."""
     attention: AttentionConfig = AttentionConfig()
     boundary: BoundaryConfig = BoundaryConfig()
     moe: MoEConfig | None = MoEConfig()

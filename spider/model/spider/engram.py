@@ -136,10 +136,11 @@ class Engram(nn.Module):
         norm = self.query_norm
         v_MD = gate(h_MD, *memory, norm.weight, norm.eps)
         x_MD, M, past = self.value_norm(v_MD), len(h_MD), self.conv.shape[-1] - 1
-        padded = cache.convolved(x_MD, past) if cache else F.pad(x_MD, (0, 0, past, 0))
         # The convolution as shifted products: cheaper on a CPU than conv1d with groups.
-        terms = [padded[i : i + M] * self.conv[:, 0, i] for i in range(past + 1)]
-        if cache is None:  # no row looks back on the window before its own
-            inside = [number_M[:, None] >= past - i for i in range(past)]
-            terms[:past] = [torch.where(own, term, 0) for own, term in zip(inside, terms, strict=False)]
+        if cache is not None:
+            padded = cache.convolved(x_MD, past)
+            before = [padded[i : i + M] for i in range(past)]
+        else:  # no row looks back on the window before its own
+            before = [torch.where(number_M[:, None] >= n, x_MD.roll(n, 0), 0) for n in range(past, 0, -1)]
+        terms = [row_MD * self.conv[:, 0, i] for i, row_MD in enumerate([*before, x_MD])]
         return v_MD + F.silu(sum(terms[1:], terms[0]))

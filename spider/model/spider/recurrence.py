@@ -119,7 +119,7 @@ class LoopLoRA(nn.Module):
         """The scale s_r, (1, rank)."""
         return self.scale[min(loop, len(self.scale) - 1)]
 
-    def forward(self, x_MD: Tensor, scale_1K: Tensor) -> Tensor:
+    def adapt(self, x_MD: Tensor, scale_1K: Tensor) -> Tensor:
         return self.up(self.down(x_MD) * scale_1K)
 
 
@@ -157,13 +157,9 @@ class Halting(nn.Module):
         no_decay(self.weight, self.bias)
 
     def start(self, h_MD: Tensor) -> Halt:
-        """Tensors that differ and ask for gradients as those of later loops do: one compiled graph takes both."""
-        output_MD, spent_M, remainder_M = (
-            torch.zeros_like(like, requires_grad=torch.is_grad_enabled())
-            for like in (h_MD, h_MD[..., 0], h_MD[..., 0])
-        )
-        loops_M = torch.zeros_like(spent_M, requires_grad=False)
-        return Halt(output_MD, spent_M, torch.ones_like(loops_M, dtype=torch.bool), loops_M, remainder_M)
+        spent_M, loops_M, remainder_M = (torch.zeros_like(h_MD[..., 0]) for _ in range(3))
+        running_M = torch.ones_like(loops_M, dtype=torch.bool)
+        return Halt(torch.zeros_like(h_MD), spent_M, running_M, loops_M, remainder_M)
 
     def forward(self, state: Halt, h_MD: Tensor, last: Tensor) -> Halt:
         """Add one loop's state to the output of the patches that are still running."""
@@ -224,7 +220,7 @@ class RecurrentCore(nn.Module):
         loop_RD = loop_embedding(n_loops, D, device).to(e_MD.dtype) if c.loop_embedding else None
         last_R = torch.arange(n_loops, device=device) == n_loops - 1
         weights = [narrowed(layer, e_MD) for layer in self.layers]
-        h_MD = e_MD.clone()  # the same tensor twice would be another graph, compiled
+        h_MD = e_MD
         for r in range(n_loops):
             with torch.set_grad_enabled(torch.is_grad_enabled() and r >= without_gradient):
                 loop_D = None if loop_RD is None else loop_RD[r]
@@ -248,7 +244,7 @@ class RecurrentCore(nn.Module):
             x_MD = x_MD + loop_D
         y_MD = x_MD + e_MD
         if self.lora is not None and scale_1K is not None:
-            y_MD = y_MD + self.lora(x_MD, scale_1K)
+            y_MD = y_MD + self.lora.adapt(x_MD, scale_1K)
         return streamed(y_MD, self.stream)
 
     def end(self, h_MD: Tensor, e_MD: Tensor, y_MD: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 
 import pytest
 import torch
@@ -104,11 +103,11 @@ def test_ops_send_slots_that_are_not_valid_to_no_expert(ops):
     assert stats.counts_E.sum() == 4 and (y[0, 2:] == 0).all() and (y[0, :2] != 0).any()
 
 
-def test_the_whole_model_by_ops_is_one_graph(ops):
+def test_no_part_of_the_model_by_ops_has_a_graph_break(ops):
     torch.compiler.reset()
     model = build(engram={"layers": [0]}, recurrence={"layers": 1, "checkpointing": True}).train()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    train(model, compiled)
+    compile_forward(model, backend="aot_eager", fullgraph=True)
+    train(model, model)
 
 
 def test_no_gradient_of_the_model_adds_floats_in_the_order_of_threads(ops, monkeypatch):
@@ -133,8 +132,9 @@ def test_no_gradient_of_the_model_adds_floats_in_the_order_of_threads(ops, monke
         fw_compiler=look, bw_compiler=look, partition_fn=partition, decompositions=decompositions
     )
     x = torch.randint(97, 123, (2, 41))
+    compile_forward(model, backend=backend, fullgraph=True)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.compile(model, backend=backend, fullgraph=True)(x[:, :-1], x[:, 1:]).loss.backward()
+        model(x[:, :-1], x[:, 1:]).loss.backward()
     print(*found, sep="\n----\n")
     assert found == []
 
@@ -164,15 +164,15 @@ def test_compiled_fp8_casts_a_weight_once_a_pass_however_often_it_is_used(checkp
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.core.layers.parameters())
 
 
-def test_the_routers_gradients_are_as_wide_compiled_as_they_are_eager(monkeypatch):
+def test_the_routers_gradients_are_as_wide_compiled_as_they_are_eager():
     """Only the forward pass says that the router is not to be narrowed."""
     torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     x, results = torch.randn(2, 8, 16), []
     for compiled in (False, True):
         module = moe(expert_hidden=16)
         if compiled:
-            compile_forward(module)
+            module.parts_to_compile = lambda module=module: [(module, "forward")]
+            compile_forward(module, backend="aot_eager")
         entering = x.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):
             y, stats = module(entering, valid(x))

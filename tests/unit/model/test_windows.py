@@ -141,7 +141,7 @@ def test_static_rows_are_92_percent_useful_at_the_rate_of_spider_1b_and_hold_all
     rate_B1 = config.rate + 0.02 * torch.randn(B, 1, generator=generator)
     given.logits_BT = CLEAR * (rate_B1 - torch.rand(B, T, generator=generator))
     patches, metrics, _ = part.train().cut(torch.zeros(B, T).long(), torch.zeros(B, T, 32))
-    assert len(patches.windows.valid_M) == part.rows(B, T) == 7728 and part.rows(B, T) % 16 == 0
+    assert len(patches.windows.valid_M) == part.rows(B, T) == 7648 and part.rows(B, T) % 16 == 0
     assert metrics["patch_fill"] >= 0.92 and metrics["patch_overflow"] == 0
     assert part.filled(T) == 65
 
