@@ -11,6 +11,7 @@
 ``route``             the whole router fused: scores, choice, gates, counts
 ``engram_hash``       the table rows of hashed byte n-grams
 ``engram_gate``       how much of a memory each state takes
+``engram_conv``       what those values make of the rows before, added to them
 ``segment_sum``       sums of runs of rows, and each run's row given back to all of it
 ``cast_fp8``          rows or columns to fp8
 ``grouped_mm_fp8``    each expert's rows times its own matrix, in fp8

@@ -13,7 +13,7 @@ with weights)::
     v = g W_v m                             h += v + SiLU(conv(RMS(v)))
 
 conv is depthwise, causal, over patches, and starts at zero. Up to ``g W_v m`` it is one kernel
-(``kernels/engram_gate.py``). At byte level (`NgramEmbedding`, optional) rows of width D are added to the byte
+(``kernels/engram_gate.py``), and all else a second (``kernels/engram_conv.py``). At byte level (`NgramEmbedding`, optional) rows of width D are added to the byte
 embedding: at small sizes this gives the first layers the statistics they would spend depth on.
 
 Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features, O orders, G = O * heads
@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.embedding import embedding
+from kernels.engram_conv import engram_conv, engram_conv_torch
 from kernels.engram_gate import engram_gate, engram_gate_torch
 from kernels.engram_hash import engram_hash, engram_hash_torch
 from kernels.switch import use_triton
@@ -132,15 +133,14 @@ class Engram(nn.Module):
     ) -> Tensor:
         """What to add to ``h_MD``, rows that have these numbers in their windows; with a ``cache`` they are
         one window's and follow those that the cache has seen."""
-        gate = engram_gate if use_triton(h_MD) else engram_gate_torch
-        norm = self.query_norm
-        v_MD = gate(h_MD, *memory, norm.weight, norm.eps)
-        x_MD, M, past = self.value_norm(v_MD), len(h_MD), self.conv.shape[-1] - 1
-        # The convolution as shifted products: cheaper on a CPU than conv1d with groups.
+        ops = use_triton(h_MD)
+        gate, convolved = (engram_gate, engram_conv) if ops else (engram_gate_torch, engram_conv_torch)
+        query, value = self.query_norm, self.value_norm
+        v_MD = gate(h_MD, *memory, query.weight, query.eps)
         if cache is not None:
-            padded = cache.convolved(x_MD, past)
-            before = [padded[i : i + M] for i in range(past)]
-        else:  # no row looks back on the window before its own
-            before = [torch.where(number_M[:, None] >= n, x_MD.roll(n, 0), 0) for n in range(past, 0, -1)]
-        terms = [row_MD * self.conv[:, 0, i] for i, row_MD in enumerate([*before, x_MD])]
-        return v_MD + F.silu(sum(terms[1:], terms[0]))
+            M, past = len(h_MD), self.conv.shape[-1] - 1
+            padded = cache.convolved(value(v_MD), past)
+            terms = [padded[i : i + M] * self.conv[:, 0, i] for i in range(past + 1)]
+            return v_MD + F.silu(sum(terms[1:], terms[0]))
+        taps_KD = self.conv[:, 0].flip(1).T
+        return convolved(v_MD, number_M, taps_KD, value.weight, value.eps)

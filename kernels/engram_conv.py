@@ -1,0 +1,201 @@
+"""Engram convolution: what a memory's values make of the rows before, added to them.
+
+    x = RMS(v) weight        c[n] = sum over k < K of taps[k] x[n - k], where n - k is in n's window
+    out = v + SiLU(c)        SiLU(c) = c / (1 + exp(-c))
+
+A depthwise causal convolution over rows, of which row n is number[n] of its window: it sees that many before
+it at most. With r = 1 / sqrt(mean(v^2) + eps), the gradients are
+
+    dc = dout (g + c g (1 - g)),  g = sigmoid(c)        dtaps[k] = sum over n of dc[n] x[n - k]
+    dx[n] = sum over k of taps[k] dc[n + k], where n + k is in n's window
+    dv = dout + r (dx weight) - r^3 v mean(dx weight v)         dweight = sum over n of dx r v
+
+Sums are in float32. A row with NaN or inf in it spoils those that see it, and the sums over all.
+
+Layout: a program has K rows in registers, its own and those before it (after it, for dx), as one tile: other
+programs have just read them, so the L2 cache serves all but one. The backward has two kernels, for dx wants
+dc of later rows: the first makes dc, the second all else. Each of their programs takes several rows, one
+after the other, and adds up its part of dtaps or dweight, which torch sums: the order of every sum is fixed.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.switch import jit, op, tile, tl
+
+ROWS = 16
+"""Rows of one program of the backward."""
+EACH = 16
+"""Places of a tile of a thread."""
+
+
+def engram_conv_torch(
+    v_ND: Tensor, number_N: Tensor, taps_KD: Tensor, weight_D: Tensor, eps: float
+) -> Tensor:
+    """``engram_conv`` in torch."""
+    wide_ND = v_ND.to(torch.promote_types(v_ND.dtype, taps_KD.dtype))
+    x_ND = F.rms_norm(wide_ND, v_ND.shape[1:], eps=eps) * weight_D
+    c_ND = x_ND * taps_KD[0]
+    for k in range(1, len(taps_KD)):
+        # A row's gradient is a row, too, where a slice's would be a buffer of zeros with it inside.
+        before_ND = torch.where(number_N[:, None] >= k, x_ND.roll(k, 0), 0)
+        c_ND = c_ND + before_ND * taps_KD[k]
+    return (wide_ND + F.silu(c_ND)).to(v_ND.dtype)
+
+
+@jit
+def _tile(K: tl.constexpr, D, WIDE_K: tl.constexpr, WIDE_D: tl.constexpr):
+    """Places in a tile of taps: which tap (a column), which feature (a row), and which are inside."""
+    k, d = tl.arange(0, WIDE_K)[:, None], tl.arange(0, WIDE_D)[None, :]
+    return k, d, (k < K) & (d < D)
+
+
+@jit
+def _before(v, n, seen, w, D, eps, k, d, inside):
+    """x of row n and of those before it that it sees, k rows back in row k of the tile; zeros elsewhere."""
+    v_KD = tl.load(v + (tl.cast(n, tl.int64) - k) * D + d, mask=inside & (k <= seen), other=0).to(tl.float32)
+    r_K = 1 / tl.sqrt(tl.sum(v_KD * v_KD, 1) / D + eps)
+    return v_KD * r_K[:, None] * w[None, :]
+
+
+@jit
+def _forward(
+    v, number, taps, weight, out, D, eps, K: tl.constexpr, WIDE_K: tl.constexpr, WIDE_D: tl.constexpr
+):
+    k, d, inside = _tile(K, D, WIDE_K, WIDE_D)
+    n, d_D = tl.program_id(0), tl.arange(0, WIDE_D)
+    w = tl.load(weight + d_D, mask=d_D < D, other=0).to(tl.float32)
+    t_KD = tl.load(taps + k * D + d, mask=inside, other=0).to(tl.float32)
+    c = tl.sum(_before(v, n, tl.load(number + n), w, D, eps, k, d, inside) * t_KD, 0)
+    place = tl.cast(n, tl.int64) * D + d_D
+    y = tl.load(v + place, mask=d_D < D, other=0).to(tl.float32) + c / (1 + tl.exp(-c))
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=d_D < D)
+
+
+@jit
+def _backward_c(
+    grad, v, number, taps, weight, dc, dtaps, N, D, eps,
+    K: tl.constexpr, WIDE_K: tl.constexpr, WIDE_D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    k, d, inside = _tile(K, D, WIDE_K, WIDE_D)
+    d_D = tl.arange(0, WIDE_D)
+    first = tl.program_id(0) * ROWS
+    w = tl.load(weight + d_D, mask=d_D < D, other=0).to(tl.float32)
+    t_KD = tl.load(taps + k * D + d, mask=inside, other=0).to(tl.float32)
+    dt_KD = tl.zeros((WIDE_K, WIDE_D), tl.float32)
+    for n in range(first, min(first + ROWS, N)):
+        x_KD = _before(v, n, tl.load(number + n), w, D, eps, k, d, inside)
+        c = tl.sum(x_KD * t_KD, 0)
+        g = 1 / (1 + tl.exp(-c))
+        place = tl.cast(n, tl.int64) * D + d_D
+        step = tl.load(grad + place, mask=d_D < D, other=0).to(tl.float32) * (g + c * g * (1 - g))
+        tl.store(dc + place, step.to(dc.dtype.element_ty), mask=d_D < D)
+        dt_KD += step[None, :] * x_KD
+    tl.store(dtaps + tl.program_id(0).to(tl.int64) * K * D + k * D + d, dt_KD, mask=inside)
+
+
+@jit
+def _backward_v(
+    grad, v, number, taps, weight, dc, dv, dweight, N, D, eps,
+    K: tl.constexpr, WIDE_K: tl.constexpr, WIDE_D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    k, d, inside = _tile(K, D, WIDE_K, WIDE_D)
+    d_D, k_K = tl.arange(0, WIDE_D), tl.arange(0, WIDE_K)
+    first = tl.program_id(0) * ROWS
+    w = tl.load(weight + d_D, mask=d_D < D, other=0).to(tl.float32)
+    t_KD = tl.load(taps + k * D + d, mask=inside, other=0).to(tl.float32)
+    dw = tl.zeros((WIDE_D,), tl.float32)
+    for n in range(first, min(first + ROWS, N)):
+        place = tl.cast(n, tl.int64) * D + d_D
+        # The window goes on at row n + k where that has k rows before it.
+        sees = tl.load(number + n + k_K, mask=(n + k_K < N) & (k_K < K), other=-1) >= k_K
+        later = tl.load(dc + (tl.cast(n, tl.int64) + k) * D + d, mask=inside & sees[:, None], other=0)
+        dx = tl.sum(later.to(tl.float32) * t_KD, 0)
+        row = tl.load(v + place, mask=d_D < D, other=0).to(tl.float32)
+        r = 1 / tl.sqrt(tl.sum(row * row) / D + eps)
+        along = tl.sum(dx * w * row) / D
+        step = tl.load(grad + place, mask=d_D < D, other=0).to(tl.float32)
+        step += r * dx * w - r * r * r * row * along
+        tl.store(dv + place, step.to(dv.dtype.element_ty), mask=d_D < D)
+        dw += dx * r * row
+    tl.store(dweight + tl.program_id(0).to(tl.int64) * D + d_D, dw, mask=d_D < D)
+
+
+def sizes(K: int, D: int) -> dict[str, int]:
+    """Of a program that holds K whole rows."""
+    wide_k, wide_d = tile(K), tile(D)
+    return dict(K=K, WIDE_K=wide_k, WIDE_D=wide_d, num_warps=min(max(wide_k * wide_d // (32 * EACH), 1), 32))
+
+
+def _launch(
+    out_ND: Tensor, v_ND: Tensor, number_N: Tensor, taps_KD: Tensor, weight_D: Tensor, eps: float
+) -> None:
+    (N, D), constants = out_ND.shape, sizes(*taps_KD.shape)
+    if N:
+        _forward[N,](v_ND, number_N, taps_KD, weight_D, out_ND, D, eps, **constants)
+
+
+def _launch_backward(gradients: tuple[Tensor, Tensor, Tensor], grad_ND: Tensor, *inputs: Any) -> None:
+    (dv_ND, dtaps_KD, dweight_D), (v_ND, number_N, taps_KD, weight_D, eps) = gradients, inputs
+    (N, D), K, programs = v_ND.shape, len(taps_KD), -(-len(v_ND) // ROWS)
+    of_taps = v_ND.new_zeros(programs, K, D, dtype=torch.float32)
+    of_weight = v_ND.new_empty(programs, D, dtype=torch.float32)
+    if N:
+        dc_ND, numbers, constants = torch.empty_like(v_ND), (N, D, eps), dict(ROWS=ROWS, **sizes(K, D))
+        read = grad_ND, v_ND, number_N, taps_KD, weight_D, dc_ND
+        _backward_c[programs,](*read, of_taps, *numbers, **constants)
+        _backward_v[programs,](*read, dv_ND, of_weight, *numbers, **constants)
+    dtaps_KD.copy_(of_taps.sum(0))
+    dweight_D.copy_(of_weight.sum(0))
+
+
+def engram_conv_backward_torch(grad_ND: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by torch's derivative of the twin."""
+    v_ND, number_N, taps_KD, weight_D, eps = inputs
+
+    def of(v_ND: Tensor, taps_KD: Tensor, weight_D: Tensor) -> Tensor:
+        return engram_conv_torch(v_ND, number_N, taps_KD, weight_D, eps)
+
+    return torch.func.vjp(of, v_ND, taps_KD, weight_D)[1](grad_ND)
+
+
+@op("engram_conv", _launch, engram_conv_torch)
+def engram_conv(v_ND: Tensor, number_N: Tensor, taps_KD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """``out`` (N, D) in the dtype of ``v_ND``.
+
+    ``number_N``: int64, of each row in its window, whose rows lie one behind the other. ``taps_KD``: the tap
+    of the row itself first. ``weight_D``: of the norm, and ``eps`` its own. Differentiable once in v, taps
+    and weight. Raises ``ValueError`` for shapes that do not fit.
+    """
+    N, D = v_ND.shape if v_ND.dim() == 2 else (0, 0)
+    fits = D > 0 and number_N.shape == (N,) and weight_D.shape == (D,)
+    if not fits or taps_KD.dim() != 2 or len(taps_KD) < 1 or taps_KD.shape[1] != D:
+        raise ValueError(
+            f"engram_conv: v {tuple(v_ND.shape)} must be (N, D) with D > 0, numbers {tuple(number_N.shape)} "
+            f"(N,), taps {tuple(taps_KD.shape)} (K, D) with K > 0, and weight {tuple(weight_D.shape)} (D,)"
+        )
+    return torch.empty_like(v_ND)
+
+
+@op("engram_conv_backward", _launch_backward, engram_conv_backward_torch)
+def engram_conv_backward(
+    grad_ND: Tensor, v_ND: Tensor, number_N: Tensor, taps_KD: Tensor, weight_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of ``v_ND``, ``taps_KD`` and ``weight_D``, in their dtypes."""
+    return torch.empty_like(v_ND), torch.empty_like(taps_KD), torch.empty_like(weight_D)
+
+
+def _remember(ctx, inputs, output) -> None:
+    *tensors, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _adjoint(ctx, grad_ND: Tensor):
+    dv_ND, dtaps_KD, dweight_D = engram_conv_backward(grad_ND, *ctx.saved_tensors, ctx.eps)
+    return dv_ND, None, dtaps_KD, dweight_D, None
+
+
+engram_conv.register_autograd(_adjoint, setup_context=_remember)

@@ -1,0 +1,143 @@
+"""The convolution against sums in plain Python, its kernels against their twins, and its gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.engram_conv import (
+    ROWS,
+    _backward_c,
+    _backward_v,
+    _forward,
+    engram_conv,
+    engram_conv_backward,
+    engram_conv_torch,
+    sizes,
+)
+from tests.kernels.maps import DTYPES
+from tests.kernels.twins import Pair
+
+EPS = 1e-5
+WINDOWS = st.lists(st.integers(1, 2 * ROWS), max_size=4).map(tuple)
+WIDTHS = st.sampled_from([1, 3, 64, 100, 513])
+
+
+class Case(NamedTuple):
+    v: Tensor
+    number: Tensor
+    taps: Tensor
+    weight: Tensor
+    eps: float = EPS
+
+
+def case(windows: tuple[int, ...], K: int, D: int, dtype: torch.dtype = torch.float32) -> Case:
+    """Windows of so many rows; the third row is zero."""
+    generator, N = torch.Generator().manual_seed(D), sum(windows)
+    v, taps = (torch.randn(n, D, generator=generator, dtype=torch.float64) for n in (N, K))
+    v[2:3] = 0
+    weight = torch.rand(D, generator=generator, dtype=torch.float64) + 0.5
+    number = torch.cat([torch.arange(n) for n in windows] or [torch.arange(0)])
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return Case(v.to(dtype), number, taps.to(wide), weight.to(wide))
+
+
+def by_hand(made: Case) -> list[list[float]]:
+    taps, weight, x = made.taps.tolist(), made.weight.tolist(), []
+    for row in made.v.tolist():
+        rms = math.sqrt(math.fsum(a * a for a in row) / len(row) + made.eps)
+        x.append([a / rms * w for a, w in zip(row, weight, strict=True)])
+    out = []
+    for n, (row, number) in enumerate(zip(made.v.tolist(), made.number.tolist(), strict=True)):
+        seen = [(taps[k], x[n - k]) for k in range(min(len(taps), number + 1))]
+        sums = [math.fsum(tap[d] * before[d] for tap, before in seen) for d in range(len(row))]
+        out.append([a + c / (1 + math.exp(-c)) for a, c in zip(row, sums, strict=True)])
+    return out
+
+
+@settings(max_examples=25, deadline=None)
+@given(WINDOWS, st.integers(1, 5), WIDTHS)
+def test_values_are_convolved_within_their_windows(windows, K, D):
+    made = case(windows, K, D, torch.float64)
+    want = torch.tensor(by_hand(made), dtype=torch.float64).view(-1, D)
+    torch.testing.assert_close(engram_conv(*made), want)
+
+
+def conv_in_float32(*made) -> Tensor:
+    return engram_conv_torch(made[0].float(), *made[1:]).to(made[0].dtype)
+
+
+def backward_in_float32(grad, v, number, taps, weight, eps) -> tuple[Tensor, ...]:
+    def of(v, taps, weight):
+        return engram_conv_torch(v, number, taps, weight, eps)
+
+    dv, *others = torch.func.vjp(of, v.float(), taps, weight)[1](grad.float())
+    return dv.to(v.dtype), *others
+
+
+def backward_arguments(made: Case) -> tuple:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(made.v.shape, generator=generator).to(made.v.dtype), *made
+
+
+CASES = st.builds(case, WINDOWS, st.integers(1, 5), WIDTHS, DTYPES)
+#: The gradient of c goes through memory in the dtype of v: wide cases alone are exact, and cases of bfloat16
+#: are too rough for what is summed from it.
+WIDE = st.builds(case, WINDOWS, st.integers(1, 5), WIDTHS)
+EDGES = [case((ROWS + 1, 1, 3), 4, 2050), case((5,), 4, 20), case((), 4, 16)]
+CLOSE = dict(rtol=1e-4, atol=1e-4)
+CONV = Pair(engram_conv, conv_in_float32, CASES, [*EDGES, case((9,), 4, 64, torch.bfloat16)], **CLOSE)
+CONV_BACKWARD = Pair(
+    engram_conv_backward,
+    backward_in_float32,
+    WIDE.map(backward_arguments),
+    [backward_arguments(made) for made in EDGES],
+    **CLOSE,
+)
+
+
+@pytest.mark.interpreter
+def test_gradients_of_narrow_rows_are_as_exact_as_those_are():
+    made = case((11, 30), 4, 64, torch.bfloat16)
+    arguments = backward_arguments(made)
+    for got, want in zip(engram_conv_backward(*arguments), backward_in_float32(*arguments), strict=True):
+        assert (got.float() - want.float()).norm() < 0.01 * want.float().norm()
+
+
+@pytest.mark.parametrize("windows", [(), (1,), (5, 2)])
+def test_gradients_of_op_and_twin(windows):
+    v, number, taps, weight, eps = case(windows, 3, 4, torch.float64)
+    arguments = [x.requires_grad_() for x in (v + 0.1, taps, weight)]
+    for op in (engram_conv, engram_conv_torch):
+        assert torch.autograd.gradcheck(lambda v, t, w, op=op: op(v, number, t, w, eps), arguments)
+
+
+def test_torch_library_finds_nothing_wrong():
+    v, number, taps, weight, eps = case((2, 1), 2, 4)
+    torch.library.opcheck(
+        engram_conv, (v.requires_grad_(), number, taps.requires_grad_(), weight.requires_grad_(), eps)
+    )
+
+
+@pytest.mark.parametrize("place, shape", [(0, (6,)), (1, (5,)), (2, (4, 19)), (2, (0, 20)), (3, (6, 20))])
+def test_other_shapes_are_refused(place, shape):
+    made = list(case((6,), 4, 20))
+    made[place] = torch.zeros(shape)
+    with pytest.raises(ValueError, match="engram_conv"):
+        engram_conv(*made)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_compiles(compiles, dtype):
+    rows = dict(v=f"*{dtype}", number="*i64", taps="*fp32", weight="*fp32")
+    numbers, fixed = dict(N="i32", D="i32", eps="fp32"), sizes(4, 2048)
+    compiles(_forward, **rows, out=f"*{dtype}", D="i32", eps="fp32", **fixed)
+    read = dict(grad=f"*{dtype}", **rows, dc=f"*{dtype}")
+    compiles(_backward_c, **read, dtaps="*fp32", **numbers, **fixed, ROWS=ROWS)
+    compiles(_backward_v, **read, dv=f"*{dtype}", dweight="*fp32", **numbers, **fixed, ROWS=ROWS)
