@@ -8,8 +8,8 @@ wants. The weight gradient stays in bfloat16. In fp8 it would need both operands
 along the other axis and apart for each expert, which at F = 512 takes longer than the narrow product saves
 (docs/kernels.md); and its rounding errors would add up in the optimizer's moments.
 
-The scales of activations are found anew at every call. Those of the weights as well, but ``torch.compile``
-merges equal calls: a model that uses its weights in several loops casts them once (tests/unit/model tells).
+The scales of activations are found anew at every call. Those of the weights as well, unless their cast is
+given: a model that uses its weights in several loops casts them once.
 
 On a GPU of compute capability 9.0 or 10.0 the product is torch's own ``_scaled_grouped_mm``. Anywhere else
 the operands are cast to fp8 all the same and multiplied in bfloat16, which holds them exactly: right numbers,
@@ -28,12 +28,14 @@ from kernels.cast_fp8 import cast_columns_fp8, cast_rows_fp8
 from kernels.grouped_mm import weight_gradient
 
 
-def grouped_mm_fp8(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
+def grouped_mm_fp8(
+    x_PD: Tensor, w_EDF: Tensor, end_E: Tensor, cast: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """``y`` (P, F) in bfloat16; rows from the last end on are garbage, in ``y`` and in the gradient of x.
 
     ``x_PD``: bfloat16. ``w_EDF``: float32 or bfloat16. ``end_E``: int32, where each expert's rows end, which
-    are multiples of 16. Differentiable once in x and w. Raises ``ValueError`` where the shapes do not fit, or
-    D or F is no multiple of 16.
+    are multiples of 16. ``cast``: what ``cast_columns_fp8`` made of w. Differentiable once in x and w. Raises
+    ``ValueError`` where the shapes do not fit, or D or F is no multiple of 16.
     """
     shapes = x_PD.dim() == 2 and w_EDF.dim() == 3 and w_EDF.shape[1] == x_PD.shape[1]
     if not shapes or end_E.shape != w_EDF.shape[:1] or w_EDF.shape[1] % 16 or w_EDF.shape[2] % 16:
@@ -41,7 +43,7 @@ def grouped_mm_fp8(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
             f"grouped_mm_fp8: x {tuple(x_PD.shape)} must be (P, D), w {tuple(w_EDF.shape)} (E, D, F) and the "
             f"ends {tuple(end_E.shape)} (E,), with D and F multiples of 16"
         )
-    rows, columns = cast_rows_fp8(x_PD.detach()), cast_columns_fp8(w_EDF.detach())
+    rows, columns = cast_rows_fp8(x_PD.detach()), cast or cast_columns_fp8(w_EDF.detach())
     return _grouped_mm(x_PD, w_EDF, *rows, *columns, end_E)
 
 

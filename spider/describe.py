@@ -28,16 +28,19 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     """A plain mapping, ready for JSON; sizes are in bytes.
 
     ``flops_per_byte`` is of training, forward and backward, at the window and depth of the stage (at the top:
-    of the last). ``precision: auto`` is counted as bf16 where the run asks for a GPU, else as fp32;
-    ``counted_as`` says which. What is not known of a stage that only ``max_hours`` limits is null, and so are
-    sums that it belongs to. `ValueError` where a stage ends before its average of the weights starts.
+    of the last). ``precision: auto`` is counted as bf16 where the run asks for a GPU, else as fp32, and
+    activations as those of a compiled pass where it would be one; ``counted_as`` says which. What is not
+    known of a stage that only ``max_hours`` limits is null, and so are sums that it belongs to. `ValueError`
+    where a stage ends before its average of the weights starts.
     """
     block = config.run(run)
     specs = [config.stage(run, stage.name) for stage in block.stages]
     model = meta_model(specs[0])
     narrow = block.precision in ("bf16", "fp8") or (block.precision == "auto" and block.resources.gpus > 0)
     fixed = fixed_memory(model, specs[0], narrow)
-    stages = [_stage(spec, model, fixed, narrow) for spec in specs]
+    device, kind = "cuda" if block.resources.gpus else "cpu", "bf16" if narrow else "fp32"
+    how = {"narrow": narrow, "compiled": specs[0].compiled_on(device, kind)}
+    stages = [_stage(spec, model, fixed, **how) for spec in specs]
     parts = {name: [stage[name] for stage in stages] for name in ("steps", "bytes", "flops")}
     return {
         "format": FORMAT,
@@ -50,7 +53,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         **{name: None if None in known else sum(known) for name, known in parts.items()},
         "memory": max(stage["memory"]["total"] for stage in stages),
         "precision": block.precision,
-        "counted_as": "bf16" if narrow else "fp32",
+        "counted_as": kind + (", compiled" if how["compiled"] else ""),
         "optimizer": block.optimizer.kind,
         "stages": stages,
         "counted_text": _counted(block.model.memory),
@@ -66,7 +69,7 @@ def _counted(config: MemoryConfig | None) -> list[dict[str, float]]:
     return [cost(config, size)._asdict() for size in _TEXTS]
 
 
-def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], narrow: bool) -> dict[str, Any]:
+def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], **how: bool) -> dict[str, Any]:
     s = spec.settings
     flops = model.flops_per_token(s.seq_len, s.n_loops)
     steps = horizon(spec, model)
@@ -79,7 +82,7 @@ def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], narrow: bool) -
         "bytes": tokens,
         "flops_per_byte": flops,
         "flops": None if tokens is None else flops * tokens,
-        "memory": stage_memory(model, spec, narrow, fixed),
+        "memory": stage_memory(model, spec, fixed, **how),
         **{name: getattr(s, name) for name in (*_KEPT, "max_hours")},
     }
 

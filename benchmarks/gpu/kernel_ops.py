@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from kernels import switch
 from kernels.aux_fi import aux_fi, aux_fi_torch
 from kernels.cast_fp8 import cast_columns_fp8, cast_columns_fp8_torch, cast_rows_fp8, cast_rows_fp8_torch
+from kernels.engram_conv import engram_conv, engram_conv_torch
 from kernels.engram_gate import engram_gate, engram_gate_torch
 from kernels.engram_hash import engram_hash, engram_hash_torch
 from kernels.expand_to_fused import expand_to_fused, expand_to_fused_torch
@@ -196,6 +197,17 @@ def memory_gate(s: Shape, device: torch.device) -> Op:
     return Op(engram_gate, engram_gate_torch, arguments, 14 * s.N * s.D, 24 * s.N * s.D)
 
 
+def memory_conv(s: Shape, device: torch.device) -> Op:
+    """Of windows of 64 rows in bfloat16, as in a narrow stream. What the backward hands from its first kernel to
+    its second is no work that could be spared, and not in what it moves."""
+    v_ND = torch.randn(s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
+    number_N = torch.arange(s.N, device=device) % 64
+    taps_KD = torch.rand(EngramConfig().conv_kernel, s.D, device=device, requires_grad=True)
+    weight_D = torch.rand(s.D, device=device, requires_grad=True)
+    arguments = v_ND, number_N, taps_KD, weight_D, 1e-5
+    return Op(engram_conv, engram_conv_torch, arguments, 4 * s.N * s.D, 6 * s.N * s.D)
+
+
 def patch_sums(s: Shape, device: torch.device) -> Op:
     """Of N bytes, four a patch, in float32 as the stream is."""
     x_ND = torch.randn(s.N, s.D, device=device, requires_grad=True)
@@ -227,6 +239,7 @@ OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
     "aux_fi": load,
     "engram_hash": hashes,
     "engram_gate": memory_gate,
+    "engram_conv": memory_conv,
     "segment_sum": patch_sums,
     "cast_rows_fp8": cast_rows,
     "cast_columns_fp8": cast_columns,
@@ -235,7 +248,7 @@ OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
 
 def has_backward(name: str) -> bool:
     """Whether an op has a derivative."""
-    return name in ("expand", "reduce", "route", "normalize", "engram_gate", "segment_sum")
+    return name in ("expand", "reduce", "route", "normalize", "engram_gate", "engram_conv", "segment_sum")
 
 
 def forward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:

@@ -72,9 +72,8 @@ def evaluate(
         raise ValueError(
             f"{receipt}: is the receipt of {trained.run}/{trained.stage}, not of {spec.run}/{spec.stage}"
         )
-    asked = spec.evaluation
+    asked, checkpoint = spec.evaluation, Checkpoint.at(receipt)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    checkpoint = Checkpoint.at(receipt)
     choose_kernels(spec.kernels)
     tokens_N, data_digest = validation_stream(data, asked.max_bytes)
     # A model trained in low precision is judged in the precision it will be used in.

@@ -169,7 +169,9 @@ class LanguageModel(Protocol):
         """FLOPs of forward and backward for each id of a window of ``length`` ids."""
         ...
 
-    def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
+    def activation_bytes(
+        self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
+    ) -> int:
         """Estimate of what a forward pass over so many windows keeps for the backward pass; ``narrow``: its
         matrix products run in two bytes, under autocast."""
         ...

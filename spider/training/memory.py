@@ -29,9 +29,8 @@ from spider.training.precision import device_name
 
 log = logging.getLogger(__name__)
 
-#: Of the estimated activations, as much is kept at least: a compiled step of spider-1b keeps 0.70 of them, as
-#: a compiler recomputes what is cheap unasked (traced; the estimate is of what runs uncompiled).
-_LEAST = 0.65
+#: Of the estimated activations, as much is kept at least.
+_LEAST = 0.9
 
 
 def meta_model(spec: StageSpec) -> Model:
@@ -59,13 +58,16 @@ def fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]:
     return fixed
 
 
-def stage_memory(model: Model, spec: StageSpec, narrow: bool, fixed: dict[str, int]) -> dict[str, int]:
+def stage_memory(
+    model: Model, spec: StageSpec, fixed: dict[str, int], *, narrow: bool, compiled: bool
+) -> dict[str, int]:
     """``fixed`` and what the stage's batch takes, and the ``total``."""
     s, memory = spec.settings, dict(fixed)
     if s.ema:
         memory["average"] = 4 * model.num_parameters() // _shares(spec)
     windows = spec.micro_batch(spec.processes)
-    memory["activations"] = model.activation_bytes(windows, s.seq_len, spec.loops, narrow=narrow)
+    how = {"narrow": narrow, "compiled": compiled}
+    memory["activations"] = model.activation_bytes(windows, s.seq_len, spec.loops, **how)
     return {**memory, "total": sum(memory.values())}
 
 
@@ -97,8 +99,8 @@ def check_fits(spec: StageSpec, kind: Kind, device: torch.device, processes: int
 
 def _needs(spec: StageSpec, kind: Kind) -> tuple[int, int]:
     """Bytes at least, and by the estimate."""
-    model, narrow = meta_model(spec), kind != "fp32"
-    memory = stage_memory(model, spec, narrow, fixed_memory(model, spec, narrow))
+    model, how = meta_model(spec), _how(spec, kind)
+    memory = stage_memory(model, spec, fixed_memory(model, spec, how["narrow"]), **how)
     spare = memory["activations"] * (1 - _LEAST)
     # The first gradients are made when activations go.
     if spec.windows_per_step == spec.processes * spec.micro_batch(spec.processes):
@@ -106,18 +108,23 @@ def _needs(spec: StageSpec, kind: Kind) -> tuple[int, int]:
     return int(memory["total"] - spare), memory["total"]
 
 
+def _how(spec: StageSpec, kind: Kind) -> dict[str, bool]:
+    """How a GPU runs it."""
+    return {"narrow": kind != "fp32", "compiled": spec.compiled_on("cuda", kind)}
+
+
 def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:
     """The first of ever greater changes with which the estimate is within what is free: fewer windows at once
     (a step is then the same windows in more pieces), recomputation, a quantized optimizer."""
-    s, recompute, narrow = spec.settings, spec.model.recomputing(), kind != "fp32"
+    s, recompute, how = spec.settings, spec.model.recomputing(), _how(spec, kind)
     for optimizer in ({}, {"kind": "adamw8bit"}):
         for block in ({}, recompute) if recompute else ({},):
             changed = _changed(spec, optimizer=optimizer, model=block)
             model = meta_model(changed)
-            fixed = fixed_memory(model, changed, narrow)
+            fixed = fixed_memory(model, changed, how["narrow"])
             for micro in (m for m in range(s.micro_batch, 0, -1) if s.micro_batch % m == 0):
                 batch = {"micro_batch": micro, "grad_accum": s.grad_accum * s.micro_batch // micro}
-                likely = stage_memory(model, _changed(changed, settings=batch), narrow, fixed)["total"]
+                likely = stage_memory(model, _changed(changed, settings=batch), fixed, **how)["total"]
                 if likely <= free:
                     said = [f"{name}: {value}" for name, value in batch.items()]
                     said += [f"model.{spec.model.RECOMPUTE}: {spec.model.most_recomputed}"] if block else []

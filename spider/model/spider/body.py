@@ -1,4 +1,4 @@
-"""What a Spider is made of, and what that costs: parameters by part, FLOPs, the memory of its activations.
+"""What a Spider is made of, and what that costs: parameters by part and FLOPs.
 
 The modules are here in the order in which they are made, with the embedding and the head; how they run is in
 `spider.model.spider.model`.
@@ -7,24 +7,6 @@ FLOPs are those of matrix products, a multiply and an add each, attention as the
 ``torch.utils.flop_counter`` counts it), the backward pass as twice the forward, recomputation not at all. The
 core's rows are those that a window fills at the wanted rate: what is spare is no use.
 
-Activations are an estimate of what the forward pass keeps for the backward pass, in elements for each byte
-(prelude, coda), or for each row of the core, spare ones too, layer and loop, of a micro-batch:
-
-    a norm       2 D wide, 1 D narrow                                     its input, normalised, weighted
-    attention    2 H (nope + rope) + H (nope + v) + 2 H v + 3 kv + rope   q, k, kv, output twice, latent
-    SwiGLU       4 F                                                      gate and up, silu(gate), product
-    MoE          K (2 D + 4 F_expert) + 4 F_shared                        rows in and out of K experts
-    Engram       9 D wide        a loop around the layers   5 D wide
-
-Wide is fp32 always; narrow is 2 bytes under autocast, else 4. A layer that is recomputed keeps its input, 1 D
-wide, and of the selective way the outputs of its products and of attention::
-
-    attention    H (nope + rope) + H (nope + v) + H v + kv + rope + D
-    SwiGLU       2 F + D        MoE    K (D + 2 F_expert) + 2 F_shared + D
-
-One layer at a time has the rest. The head adds two fp32 copies of the logits. A test holds
-this against what a real forward pass keeps; temporaries and the allocator's rest come on top.
-
 Shapes: B batch, T bytes, D features, V vocabulary.
 """
 
@@ -32,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,8 +25,9 @@ from spider.model.candidates import CandidateHead
 from spider.model.layers import RMSNorm, embedding_like, rms_norm
 from spider.model.spider.attention import Rope, rope_table
 from spider.model.spider.chunking import Chunker
-from spider.model.spider.config import Recompute, SpiderConfig
+from spider.model.spider.config import SpiderConfig
 from spider.model.spider.engram import NgramEmbedding, primes_from
+from spider.model.spider.kept import kept, kept_compiled
 from spider.model.spider.moe import Experts, fp8_parts
 from spider.model.spider.recompute import run
 from spider.model.spider.recurrence import Layer, RecurrentCore, streamed
@@ -140,49 +122,14 @@ class Body(interface.Model):
         bytes_ += self.memory.multiplies() if self.memory else 0
         return 3 * 2 * (length * bytes_ + rows * patches) / length
 
-    def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
-        c, r, D = self.config, self.config.recurrence, self.config.hidden
-        bytes_, rows = windows * length, self.chunker.rows(windows, length)
+    def activation_bytes(
+        self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
+    ) -> int:
+        c, r, size = self.config, self.config.recurrence, 2 if narrow else 4
         loops = min(self.loops(n_loops), r.bptt or self.loops(n_loops))
-
-        kept = _kept_by_layer(c, 2 if narrow else 4)
-        whole, of_block, of_core = kept["none"], kept[r.of_blocks], kept[r.of_core]
-        total = bytes_ * (c.prelude_layers + c.coda_layers) * of_block.dense + rows * loops * 5 * D * 4
-        total += rows * loops * (r.layers * of_core.core + len(c.engram.layers) * of_core.engram)
-        # What is recomputed of a layer, one at a time, whose input is there.
-        again = [rows * (whole.core + whole.engram - of_core.core + D * 4)] if r.of_core != "none" else []
-        again += [bytes_ * (whole.dense - of_block.dense + D * 4)] if r.of_blocks != "none" else []
-        total += max(again, default=0)
-        # Embedding, boundaries, the way down and up, the head's norm; then the logits and their gradient.
-        priced = self.memory.activation_bytes() if self.memory else 0
-        return total + bytes_ * (8 * D * 4 + 2 * self.tokens.size * 4 + priced)
-
-
-class _Kept(NamedTuple):
-    """Bytes a position."""
-
-    dense: int
-    core: int
-    engram: int
-
-
-def _kept_by_layer(c: SpiderConfig, size: int) -> dict[Recompute, _Kept]:
-    """What a dense layer, a core layer and its Engram keep of a position, by what is recomputed."""
-    D, a, moe = c.hidden, c.attention, c.moe
-    heads = 2 * (a.nope_dim + a.rope_dim) + (a.nope_dim + a.v_dim) + 2 * a.v_dim
-    attention = a.heads * heads + 3 * a.kv_lora_rank + a.rope_dim
-    attended = a.heads * (2 * a.nope_dim + a.rope_dim + 2 * a.v_dim) + a.kv_lora_rank + a.rope_dim + D
-    ffn = experts = 4 * c.ffn_hidden
-    fed = chosen = 2 * c.ffn_hidden + D
-    if moe is not None:
-        experts = moe.top_k * (2 * D + 4 * moe.expert_hidden) + 4 * moe.shared_hidden
-        chosen = moe.top_k * (D + 2 * moe.expert_hidden) + 2 * moe.shared_hidden + D
-    norms = 4 * D * 4 + 2 * D * size
-    return {
-        "none": _Kept(norms + (attention + ffn) * size, norms + (attention + experts) * size, 9 * D * 4),
-        "selective": _Kept(D * 4 + (attended + fed) * size, D * 4 + (attended + chosen) * size, 0),
-        "full": _Kept(D * 4, D * 4, 0),
-    }
+        counted = kept_compiled(c, size) if compiled else kept(c, size)
+        total = counted.of(windows * length, self.chunker.rows(windows, length), loops)
+        return total + windows * length * (self.memory.activation_bytes() if self.memory else 0)
 
 
 def _multiplies(modules: Iterable[nn.Module]) -> int:

@@ -58,7 +58,7 @@ class BoundaryConfig(Block):
     """Of the boundary loss."""
     capacity: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Patches a window may hold, as a share of its bytes."""
-    spare: Annotated[float, Field(ge=0)] = 0.05
+    spare: Annotated[float, Field(ge=0)] = 0.06
     """Rows of the core beyond those that a batch fills at ``rate``, as a share of them, where shapes are
     static: in training on a GPU, or compiled."""
 

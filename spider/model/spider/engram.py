@@ -13,8 +13,9 @@ with weights)::
     v = g W_v m                             h += v + SiLU(conv(RMS(v)))
 
 conv is depthwise, causal, over patches, and starts at zero. Up to ``g W_v m`` it is one kernel
-(``kernels/engram_gate.py``), and all else a second (``kernels/engram_conv.py``). At byte level (`NgramEmbedding`, optional) rows of width D are added to the byte
-embedding: at small sizes this gives the first layers the statistics they would spend depth on.
+(``kernels/engram_gate.py``), what follows a second (``kernels/engram_conv.py``). At byte level
+(`NgramEmbedding`, optional) rows of width D are added to the byte embedding: at small sizes this gives the
+first layers the statistics they would spend depth on.
 
 Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features, O orders, G = O * heads
 tables, W features of all rows of a position.

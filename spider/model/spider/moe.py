@@ -27,12 +27,14 @@ width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from kernels.cast_fp8 import cast_columns_fp8
 from kernels.expand_to_fused import expand_to_fused
 from kernels.get_fused_mapping import get_fused_mapping
 from kernels.grouped_mm import grouped_mm
@@ -113,12 +115,17 @@ class Experts(nn.Module):
     With ``fp8`` they multiply in fp8 (`spider.training.precision` decides); inputs are then bfloat16.
     """
 
+    STACKS = "up", "down"
+
     def __init__(self, dim: int, config: MoEConfig) -> None:
         super().__init__()
         self.fp8 = False
         self.implementation, self.top_k = config.implementation, config.top_k
         self.up = nn.Parameter(torch.empty(config.experts, dim, 2 * config.expert_hidden))
         self.down = nn.Parameter(torch.empty(config.experts, config.expert_hidden, dim))
+        for name in self.STACKS:  # what is there during a call that is given `casts`
+            self.register_buffer(f"{name}_fp8", torch.empty(0), persistent=False)
+            self.register_buffer(f"{name}_inverse", torch.empty(0), persistent=False)
 
     def init_weights(self) -> None:
         nn.init.normal_(self.up, std=self.up.shape[1] ** -0.5)
@@ -129,10 +136,11 @@ class Experts(nn.Module):
         dtype = compute_dtype(x_ND)
         x_ND = x_ND.to(dtype)
         if self.fp8:
-            return _by_ops(x_ND, self.up, self.down, routing, grouped_mm_fp8)
+            products = (partial(grouped_mm_fp8, cast=self._cast(name)) for name in self.STACKS)
+            return _by_ops(x_ND, self.up, self.down, routing, *products)
         up, down = self.up.to(dtype), self.down.to(dtype)
         if dtype != torch.float64 and self.implementation == "grouped" and use_triton(x_ND):
-            return _by_ops(x_ND, up, down, routing, grouped_mm)
+            return _by_ops(x_ND, up, down, routing, grouped_mm, grouped_mm)
         chosen_NK = routing.chosen_NK.clamp(min=0)
         if dtype == torch.float64:
             n_N = torch.arange(len(x_ND), device=x_ND.device)
@@ -140,6 +148,20 @@ class Experts(nn.Module):
         else:
             y_NKD = self._sorted(x_ND, up, down, chosen_NK)
         return (routing.gates_NK[:, :, None].to(dtype) * y_NKD).sum(1)
+
+    def casts(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Parameters and buffers for calls that all use these weights: in the products' dtype, and in fp8
+        where that is what they multiply in."""
+        made: dict[str, Tensor] = {}
+        for name in self.STACKS:
+            made[name] = weight = getattr(self, name).to(dtype)
+            if self.fp8:
+                made[f"{name}_fp8"], made[f"{name}_inverse"] = cast_columns_fp8(weight.detach())
+        return made
+
+    def _cast(self, name: str) -> tuple[Tensor, Tensor] | None:
+        cast = getattr(self, f"{name}_fp8"), getattr(self, f"{name}_inverse")
+        return cast if cast[0].numel() else None
 
     def _sorted(self, x_ND: Tensor, up: Tensor, down: Tensor, chosen_NK: Tensor) -> Tensor:
         """What each of a token's experts makes of it, (N, K, D)."""
@@ -157,11 +179,13 @@ class Experts(nn.Module):
         return y_PD.index_select(0, place_P).unflatten(0, (-1, self.top_k))
 
 
-def _by_ops(x_ND: Tensor, up: Tensor, down: Tensor, routing: Routing, product: _Product) -> Tensor:
+def _by_ops(
+    x_ND: Tensor, up: Tensor, down: Tensor, routing: Routing, up_product: _Product, down_product: _Product
+) -> Tensor:
     mapping = get_fused_mapping(routing.chosen_NK, len(up), 16)  # the alignment that products in fp8 ask for
     places = mapping.token_to_pos_NK, mapping.pos_to_expert_P
-    h_PF = swiglu(product(expand_to_fused(x_ND, *places), up, mapping.end_E))
-    return reduce_fused(product(h_PF, down, mapping.end_E), routing.gates_NK, *places)
+    h_PF = swiglu(up_product(expand_to_fused(x_ND, *places), up, mapping.end_E))
+    return reduce_fused(down_product(h_PF, down, mapping.end_E), routing.gates_NK, *places)
 
 
 class _Routed(Experts):

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from spider.model.layers import compute_dtype
 from spider.model.spider.config import Recompute
+from spider.model.spider.moe import Experts
 
 #: Ops whose outputs the selective way keeps.
 _COSTLY = {
@@ -35,19 +36,18 @@ _COSTLY = {
 }
 
 
-#: Parts of a layer whose matrices multiply under autocast; a router's is kept wide.
-_MULTIPLY, _KEPT_WIDE = ("attention.", "ffn."), "ffn.router."
-
-
 def narrowed(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The weights of a layer that products with ``x`` would cast, cast; none without autocast."""
-    dtype = compute_dtype(x)
-    return {
-        name: weight.to(dtype)
-        for name, weight in layer.named_parameters()
-        if weight.ndim > 1 and weight.dtype != dtype
-        if name.startswith(_MULTIPLY) and not name.startswith(_KEPT_WIDE)
-    }
+    """The weights of a layer that products with ``x`` would cast, cast, by name; none without autocast. A
+    router's are kept wide, and what Engram multiplies with does so once."""
+    cast: dict[str, Tensor] = {}
+    if (dtype := compute_dtype(x)) == x.dtype:
+        return cast
+    for name, part in layer.named_modules():
+        if isinstance(part, Experts):
+            cast |= {f"{name}.{of}": made for of, made in part.casts(dtype).items()}
+        elif isinstance(part, nn.Linear) and name.startswith(("attention.", "ffn.shared.")):
+            cast[f"{name}.weight"] = part.weight.to(dtype)
+    return cast
 
 
 def run(layer: nn.Module, recompute: Recompute, weights: dict[str, Tensor], x: Tensor, *given: Any) -> Any:

@@ -40,7 +40,9 @@ class Toy(interface.Model):
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         return 6.0 * self.head.weight.numel()
 
-    def activation_bytes(self, windows: int, length: int, n_loops: int | None, *, narrow: bool) -> int:
+    def activation_bytes(
+        self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
+    ) -> int:
         return windows * length * 4 * (self.config.width + 2 * self.tokens.size)
 
 

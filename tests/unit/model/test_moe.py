@@ -140,7 +140,7 @@ def test_no_gradient_of_the_model_adds_floats_in_the_order_of_threads(ops, monke
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_fp8_casts_a_weight_once_a_pass_however_often_it_is_used(checkpointing):
+def test_compiled_fp8_casts_a_weight_once_however_often_it_is_used(checkpointing, monkeypatch):
     torch.compiler.reset()
     graphs: list[Counter[str]] = []
 
@@ -154,13 +154,15 @@ def test_compiled_fp8_casts_a_weight_once_a_pass_however_often_it_is_used(checkp
         layer.ffn.experts.fp8 = True
     partition = min_cut_rematerialization_partition
     backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=partition)
+    compile_forward(model, backend=backend, fullgraph=True)
+    casts, real = [], experts.cast_columns_fp8
+    monkeypatch.setattr(experts, "cast_columns_fp8", lambda weight: casts.append(weight) or real(weight))
     x = torch.randint(97, 123, (2, 41))
     with torch.autocast("cpu", torch.bfloat16):
-        torch.compile(model, backend=backend, fullgraph=True)(x[:, :-1], x[:, 1:]).loss.backward()
-    forward, backward = graphs
-    cast = "spider.cast_columns_fp8.default"
-    weights = 2 * len(model.core.layers)
-    assert forward[cast] == weights and backward[cast] == (weights if checkpointing else 0)
+        model(x[:, :-1], x[:, 1:]).loss.backward()
+    assert len(casts) == 2 * len(model.core.layers)
+    assert any(graph["spider.grouped_mm_fp8.default"] for graph in graphs)
+    assert not any(graph["spider.cast_columns_fp8.default"] for graph in graphs)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.core.layers.parameters())
 
 
