@@ -198,8 +198,8 @@ def memory_gate(s: Shape, device: torch.device) -> Op:
 
 
 def memory_conv(s: Shape, device: torch.device) -> Op:
-    """Of windows of 64 rows in bfloat16, as in a narrow stream. What the backward hands from its first kernel to
-    its second is no work that could be spared, and not in what it moves."""
+    """Of windows of 64 rows in bfloat16, as in a narrow stream. What the backward's first kernel hands to its
+    second is not counted as moved."""
     v_ND = torch.randn(s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
     number_N = torch.arange(s.N, device=device) % 64
     taps_KD = torch.rand(EngramConfig().conv_kernel, s.D, device=device, requires_grad=True)
