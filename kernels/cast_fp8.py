@@ -11,9 +11,9 @@ summed over contiguous in both operands, and the experts' weights have it as the
 
 Layout: for rows a program holds whole ones, as many as make a tile of 4096; a wider row has more warps. For
 columns it takes 64 of one matrix and walks down them twice, once for the maxima and once to cast: in bfloat16
-a quarter of a megabyte at K = 2048, of hundreds of programs at a time, so the L2 cache has only part of it the
-second time (not measured). The scale is made from the bits of the maximum, with no division whose rounding two
-devices could differ in.
+a quarter of a megabyte at K = 2048, of hundreds of programs at a time, so the L2 cache has only part of it
+the second time (not measured). The scale is made from the bits of the maximum, with no division whose
+rounding two devices could differ in.
 """
 
 import torch
