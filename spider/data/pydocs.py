@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import csv
 import gc
 import hashlib
 import importlib.metadata
@@ -29,12 +30,13 @@ import logging
 import os
 import platform
 import re
+import string
 import sysconfig
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -123,22 +125,29 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
                 yield SourceFile("python", path.relative_to(stdlib).as_posix(), path, path.stat().st_size)
     contents: set[str] = set()
     for package, distribution in distributions.items():
-        if distribution.files is None:
-            log.warning("pydocs: %s was installed without a RECORD of its files; it is left out", package)
-            continue
-        for file in sorted(distribution.files, key=str):
+        for name, digest, size in _recorded(package, distribution):
+            file = PurePosixPath(name)
             is_description = file.name == "METADATA" and file.parent.name.endswith(".dist-info")
             if not (is_description or file.suffix in (".py", ".rst", ".md")) or UNREAD.match(file.name):
                 continue
-            if ".." in file.parts or not SKIPPED.isdisjoint(file.parts) or file.size == 0:
+            if ".." in file.parts or not SKIPPED.isdisjoint(file.parts) or size == "0":
                 continue
-            path = Path(str(file.locate()))
-            content = file.hash.value if file.hash is not None else str(path)
+            path = Path(str(distribution.locate_file(name)))
             # Without a RECORD, what the source tree had is listed.
-            if content in contents or (file.hash is None and not path.exists()):
+            if (content := digest or str(path)) in contents or not (digest or path.exists()):
                 continue
             contents.add(content)
-            yield SourceFile(package, file.as_posix(), path, file.size or 0)
+            yield SourceFile(package, file.as_posix(), path, int(size or 0))
+
+
+def _recorded(package: str, distribution: importlib.metadata.Distribution) -> list[tuple[str, str, str]]:
+    """Name, hash and size of each file of a distribution, by name: as the installer wrote it down, for making
+    an object of each takes longer than all else here."""
+    if record := distribution.read_text("RECORD"):
+        return sorted((row[0], row[1], row[2]) for row in csv.reader(record.splitlines()) if len(row) == 3)
+    if distribution.files is None:
+        log.warning("pydocs: %s was installed without a RECORD of its files; it is left out", package)
+    return sorted((str(file), "", "") for file in distribution.files or ())
 
 
 def share_out(files: Iterable[SourceFile], pieces: int) -> list[list[SourceFile]]:
@@ -159,9 +168,10 @@ def share_out(files: Iterable[SourceFile], pieces: int) -> list[list[SourceFile]
 
 # --------------------------------------------------------------------------------- text out of the files
 
-BOILERPLATE = re.compile(
-    r"[Pp]ermission is hereby|[Ll]icensed under|WITHOUT WARRANTY|[Rr]edistribution and use"
-    r"|[Cc]opyright|:license:|DO NOT EDIT|[Aa]uto-?generated"
+#: In licences and generated text; substrings are found four times as fast as a pattern of them.
+BOILERPLATE = (
+    *("ermission is hereby", "icensed under", "WITHOUT WARRANTY", "edistribution and use", "opyright"),
+    *(":license:", "DO NOT EDIT", "uto-generated", "utogenerated"),
 )
 NEWS = re.compile(
     r"(change\s?-?log|changes|release (notes|history)|history|what.s new|news|contributors|license)\W*$", re.I
@@ -173,17 +183,20 @@ COMMON_WORDS = set(
     "the of to and a in is for that be this by with as it are or on if an not from can when will".split()  # noqa: SIM905
 )
 WORD = re.compile(r"[A-Za-z']+")
+#: Bytes that are of no word, nor the blank between two.
+NO_LETTERS = bytes(set(range(128)) - {ord(c) for c in string.ascii_letters + "' "})
 TRIPLE_QUOTED = re.compile(rb'""".*?"""|\'\'\'.*?\'\'\'', re.S)
 
 
 def is_prose(paragraph: str) -> bool:
     """English sentences rather than a table, code, an interpreter session, a licence or another language."""
-    if ">>>" in paragraph or BOILERPLATE.search(paragraph):
+    # What is cheap to ask comes first.
+    letters = len(paragraph.encode("ascii", "ignore").translate(None, NO_LETTERS))
+    if letters < 0.8 * len(paragraph) or ">>>" in paragraph:
         return False
     words = WORD.findall(paragraph)
-    letters = sum(map(len, words)) + paragraph.count(" ")
     common = sum(map(COMMON_WORDS.__contains__, " ".join(words).lower().split()))
-    return letters >= 0.8 * len(paragraph) and common >= 0.2 * len(words)
+    return common >= 0.2 * len(words) and not any(said in paragraph for said in BOILERPLATE)
 
 
 def module_texts(source: bytes, name: str) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Memory of a text: what followed its contexts, kept in tables, and proposed where they come again.
 
 symbols.py    bytes, and the beginning and the end of a document
+compiled.py   how loops over symbols are compiled
 hashes.py     hashes of stretches of a text
 contexts.py   what stands before a place: so many symbols, or words
 count.py      runs of counts of one part of a text (map)

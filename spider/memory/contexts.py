@@ -16,8 +16,8 @@ a key free for the symbol that follows; 0 where there is no such context.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from spider.memory.compiled import compiled
 from spider.memory.hashes import appended, mixed, power
 from spider.memory.symbols import BEGIN, END
 
@@ -38,7 +38,7 @@ _OF_WORD = np.array([chr(s).isalnum() or s == ord("_") if s < 128 else s < BEGIN
 _NONE, _ONE = np.uint64(0), np.uint64(1)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def of_order(text: np.ndarray, hashes: np.ndarray, order: int, lo: int, hi: int) -> np.ndarray:
     """The contexts of one order of the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
 
@@ -53,14 +53,14 @@ def of_order(text: np.ndarray, hashes: np.ndarray, order: int, lo: int, hi: int)
     return contexts
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def reach(words: int) -> int:
     """How many symbols before a place decide its context of so many words: as many words and two more, the
     first of which may be cut."""
     return (words + 2) * (LONG + 1)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
     """The contexts of so many words of the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
 
@@ -101,7 +101,7 @@ def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
     return contexts
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def contexts_of(text: np.ndarray, hashes: np.ndarray, kind: int, lo: int, hi: int) -> np.ndarray:
     """The contexts of one kind, as `of_order` and `of_words` say."""
     return of_order(text, hashes, kind, lo, hi) if kind > 0 else of_words(text, ~kind, lo, hi)

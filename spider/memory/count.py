@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
 from spider.memory.arrays import save
+from spider.memory.compiled import compiled
 from spider.memory.contexts import contexts_of, name_of
 from spider.memory.hashes import prefix_hashes
 from spider.memory.symbols import BEGIN
@@ -26,7 +26,7 @@ from spider.memory.table import Run
 PIECE = 1 << 25
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _keys(text: np.ndarray, contexts: np.ndarray) -> np.ndarray:
     """``hash << 8 | symbol`` at every place with a context."""
     keys, count = np.empty(len(text), np.uint64), 0
@@ -38,7 +38,7 @@ def _keys(text: np.ndarray, contexts: np.ndarray) -> np.ndarray:
     return keys[:count]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _run_lengths(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each of the rising keys once, in place, and how often it stands there."""
     counts, n = np.empty(len(keys), np.uint32), -1

@@ -4,19 +4,20 @@ text costs one subtraction, then mixed."""
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from spider.memory.compiled import compiled
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def appended(hash_: np.uint64, value: np.uint64) -> np.uint64:
     """The polynomial hash of a sequence and one value more."""
     return hash_ * _BASE + np.uint64(value) + _ONE
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def prefix_hashes(text: np.ndarray) -> np.ndarray:
     """Polynomial hashes of all prefixes of N symbols: (N + 1,) uint64."""
     hashes = np.empty(len(text) + 1, np.uint64)
@@ -26,7 +27,7 @@ def prefix_hashes(text: np.ndarray) -> np.ndarray:
     return hashes
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def power(order: int) -> np.uint64:
     """What the hash of a prefix is multiplied with as it grows by so many symbols."""
     result = _ONE
@@ -35,7 +36,7 @@ def power(order: int) -> np.uint64:
     return result
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def mixed(before: np.uint64, now: np.uint64, grown: np.uint64) -> np.uint64:
     """The hash of what stands between two prefixes, well mixed (the finalizer of splitmix64)."""
     x = now - before * grown

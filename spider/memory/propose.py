@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from spider.config.memory import LONGEST_ORDER
+from spider.memory.compiled import compiled, inner
 from spider.memory.contexts import contexts_of
 from spider.memory.hashes import mixed, power, prefix_hashes
 from spider.memory.layout import PLACES, Layout
@@ -54,7 +54,7 @@ class Span(NamedTuple):
 _FAR = np.round(8 * np.log2(1.0 + np.arange(REACH + 1))).astype(np.uint8)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _places(spans, places, rows):  # type: ignore[no-untyped-def]
     """Of all places of spans (n, 3): how many symbols stand before, and the rows where their proposals go."""
     n = 0
@@ -64,7 +64,7 @@ def _places(spans, places, rows):  # type: ignore[no-untyped-def]
             n += 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _contexts(text, hashes, kinds, spans, contexts):  # type: ignore[no-untyped-def]
     """Of all places of spans the contexts of each kind: (O, N) uint64."""
     for o in range(len(kinds)):
@@ -77,7 +77,7 @@ def _contexts(text, hashes, kinds, spans, contexts):  # type: ignore[no-untyped-
             n += len(found)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _look_up(contexts, shift, first, table, known, o, bounds):  # type: ignore[no-untyped-def]
     """Copy into ``known`` (n, O, >= width), for kind o, what a table has of each place's context, fingerprint
     apart; a bucket is what ``shift`` leaves of a context. In two passes, so that the processor waits for many
@@ -98,7 +98,7 @@ def _look_up(contexts, shift, first, table, known, o, bounds):  # type: ignore[n
                 break
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _chain(hashes, orders, shift, chains, heads):  # type: ignore[no-untyped-def]
     """For each order and place of a document the latest place before it whose symbols may be the same:
     (P, N + 1), 0 for none. ``heads``: zeros, for each order the latest place of each hash."""
@@ -110,7 +110,7 @@ def _chain(hashes, orders, shift, chains, heads):  # type: ignore[no-untyped-def
             heads[p, bucket] = i
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _match(text, hashes, places, shift, last, old, after, lengths):  # type: ignore[no-untyped-def]
     """Of each place what followed the last place of the memory's text after the same symbols, `BEGIN` for
     nothing, and how many are the same (0: fewer than `MATCHED`). In two passes, as `_look_up`."""
@@ -134,7 +134,7 @@ def _match(text, hashes, places, shift, last, old, after, lengths):  # type: ign
             after[j], lengths[j] = old[place], length
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _point(text, hashes, chains, orders, grown, i, followed, found, far):  # type: ignore[no-untyped-def]
     """What followed the latest places of the document after the same symbols as before place i (P, PLACES),
     the newest first, how many they are, and how far away the newest is."""
@@ -153,7 +153,7 @@ def _point(text, hashes, chains, orders, grown, i, followed, found, far):  # typ
         found[p] = n
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _add(symbol, wanted, slot, symbols, n):  # type: ignore[no-untyped-def]
     """Make a wanted symbol a candidate if it is none and there is room; returns how many there are. Without
     a branch: no processor could foretell it, and a wrong guess costs more than all else here."""
@@ -164,7 +164,7 @@ def _add(symbol, wanted, slot, symbols, n):  # type: ignore[no-untyped-def]
     return n + new
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _choose(after, known, followed, found, slot, symbols):  # type: ignore[no-untyped-def]
     """The candidates of a place of which the tables know (O, width - 2), and one symbol more that is none;
     returns how many. ``after``: the match's symbol, `BEGIN` for none; ``slot``: of each symbol the number of
@@ -188,7 +188,7 @@ def _choose(after, known, followed, found, slot, symbols):  # type: ignore[no-un
     return n
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _tell(known, followed, found, slot, line, totals, counts, pointed):  # type: ignore[no-untyped-def]
     """What counts and pointers say of a place and of its candidates, into a line of zeros, from these bytes
     on. What they say of other symbols goes behind the last candidate's part: to the beginning of the next
@@ -207,7 +207,7 @@ def _tell(known, followed, found, slot, line, totals, counts, pointed):  # type:
             line[pointed + slot[followed[p, k]] * columns + p] |= 1 << k
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fill(  # type: ignore[no-untyped-def]
     text, hashes, chains, orders, places, rows, known, after, lengths, out, at, scratch
 ):

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from spider.memory.compiled import compiled
 from spider.memory.hashes import appended, mixed, power
 from spider.memory.symbols import BEGIN
 
@@ -53,7 +53,7 @@ def width(kind: int) -> int:
     return 4 + 2 * successors(kind)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _merge(keys_a, counts_a, keys_b, counts_b):  # type: ignore[no-untyped-def]
     """Two runs as one."""
     size = len(keys_a) + len(keys_b)
@@ -81,12 +81,12 @@ def merge(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np
     return todo[0] if todo else (np.empty(0, np.uint64), np.empty(0, np.uint32))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def quantized(count):  # type: ignore[no-untyped-def]
     return round(8 * np.log2(1.0 + count))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _pack(keys, counts, per, least, contexts, rows):  # type: ignore[no-untyped-def]
     """Write a row for each context of a run that occurs ``least`` times; returns how many rows there are, and
     how many contexts were left out."""
@@ -126,7 +126,7 @@ def _pack(keys, counts, per, least, contexts, rows):  # type: ignore[no-untyped-
     return n, left
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _tally(contexts, shift, buckets):  # type: ignore[no-untyped-def]
     """Count each context in its bucket."""
     for context in contexts:
@@ -178,7 +178,7 @@ def build(
     return first, left_out
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def last_places(text: np.ndarray, bits: int) -> np.ndarray:
     """By the top bits of the hash of `MATCHED` symbols, one more than the last place that stands after them;
     0 where none does: (2^bits,) uint32."""
