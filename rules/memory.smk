@@ -33,6 +33,7 @@ rule memory:
         "<logs>/memory/{dataset}/{counted}-{text}.log",
     benchmark:
         "<benchmarks>/memory/{dataset}/{counted}-{text}.tsv"
+    threads: 2
     resources:
         mem_mb=2000,
         runtime=longer(120),

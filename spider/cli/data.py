@@ -100,22 +100,15 @@ def memory(
 ) -> None:
     """Merge the COUNTS of all parts of RUN's dataset, in their order, into a memory."""
     from spider.data.metadata import load_metadata
-    from spider.data.shards import Shards
-    from spider.memory.proposer import Proposer
-    from spider.memory.store import build, open_memory
+    from spider.memory.store import build
 
     name, config = session.config.run(run).data, _memory_of(session, run)
     splits = ["memory", "train"] if folded else ["memory"]
     with session.tracked(
         "memory", f"{name}/{output.parent.name}", config.changed(), [*counts], [output]
     ) as job:
-        shards = session.results.shards(name)
-        metadata = load_metadata(shards)
+        metadata = load_metadata(session.results.shards(name))
         made = build(counts, metadata, splits, config, output.parent, threads or 1)
-        # That it can be asked is seen here, and what asks is compiled: training would have to wait for it.
-        proposer = Proposer(open_memory(output.parent), config, metadata.alphabet)
-        ids = Shards(shards, "memory").read(0, min(1000, metadata.splits["memory"].tokens))
-        proposer.after(ids, 0, len(ids) - 1)
         size = sum(file.size for file in made.files.values())
         contexts = sum(table.contexts for table in made.contexts.values())
         job.metric("bytes", size)
