@@ -57,7 +57,7 @@ from spider.training.precision import (
 log = logging.getLogger(__name__)
 
 #: Budgets: of all products together; of whole steps of one candidate.
-_GEMM_SECONDS, _STEP_SECONDS = 1.0, 2.0
+_GEMM_SECONDS, _STEP_SECONDS = 1.0, 1.5
 _CLEARLY = 0.95
 #: Of M, K and N: below it casts cost more than fp8 gains, and each product timed costs a compilation.
 _FP8_LEAST = 1024
