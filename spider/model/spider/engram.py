@@ -27,7 +27,6 @@ import itertools
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.embedding import embedding
@@ -138,10 +137,8 @@ class Engram(nn.Module):
         gate, convolved = (engram_gate, engram_conv) if ops else (engram_gate_torch, engram_conv_torch)
         query, value = self.query_norm, self.value_norm
         v_MD = gate(h_MD, *memory, query.weight, query.eps)
-        if cache is not None:
-            M, past = len(h_MD), self.conv.shape[-1] - 1
-            padded = cache.convolved(value(v_MD), past)
-            terms = [padded[i : i + M] * self.conv[:, 0, i] for i in range(past + 1)]
-            return v_MD + F.silu(sum(terms[1:], terms[0]))
-        taps_KD = self.conv[:, 0].flip(1).T
-        return convolved(v_MD, number_M, taps_KD, value.weight, value.eps)
+        taps_KD, M = self.conv[:, 0].flip(1).T, len(h_MD)
+        if cache is not None:  # behind as many rows as are looked back on, zeros where there were none
+            v_MD = cache.convolved(v_MD, len(taps_KD) - 1)
+            number_M = torch.arange(len(v_MD), device=v_MD.device)
+        return convolved(v_MD, number_M, taps_KD, value.weight, value.eps)[-M:]

@@ -187,8 +187,8 @@ class CoreOutput(NamedTuple):
 class RecurrentCore(nn.Module):
     def __init__(self, config: SpiderConfig, engram_primes: dict[int, list[int]]) -> None:
         super().__init__()
-        self.config, self.stream = config.recurrence, config.stream
-        r = self.config
+        self.config = r = config.recurrence
+        self.stream = config.stream
         D, self.eps = config.hidden, config.norm_eps
         layers = nn.ModuleList(Layer(config, config.moe, engram_primes.get(i)) for i in range(r.layers))
         self.layers = cast(Sequence[Layer], layers)
