@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from spider.config.block import Block, ConfigError, nearest, none_such, wrong_key
+from spider.config.block import Block, ConfigError, Positive, nearest, none_such, wrong_key
 from spider.config.memory import MemoryConfig
 
 
@@ -26,6 +26,8 @@ class ModelConfig(Block):
 
     #: Path, below ``model``, of how often a looped part runs; None: the family has no loops.
     LOOPS: ClassVar[str | None] = None
+    #: Whether it reads whatever alphabet its dataset has; else bytes alone.
+    ANY_TOKENS: ClassVar[bool] = False
     #: Path of whether activations are recomputed, which no weight knows of; None: the family does not.
     RECOMPUTE: ClassVar[str | None] = None
     #: What stands there where all that can be is recomputed.
@@ -35,8 +37,15 @@ class ModelConfig(Block):
     """Which architecture; a preset implies it."""
     preset: str = ""
     """Named sizes to start from; keys beside it change a part."""
+    vocab_size: Positive | None = None
+    """Ids that it reads and writes (null: those of bytes). The dataset's tokenizer decides; leave it out."""
     memory: MemoryConfig | None = None
     """Read what counts of a text, and the document itself, propose (docs/memory.md; null: do not)."""
+
+    @property
+    def looped(self) -> bool:
+        """Whether a part of this model runs as often as asked."""
+        return self.LOOPS is not None
 
     @property
     def loops(self) -> int:

@@ -183,8 +183,8 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     elif s.keep_every and s.keep_every % s.ckpt_every:
         got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
         yield f".keep_every: must be a multiple of ckpt_every, only what is saved can be kept {got}"
-    if spec.model.LOOPS is None and spec.loops != 1:
-        yield f".n_loops: the family {spec.model.family} has no loops; leave it out"
+    if not spec.model.looped and spec.loops != 1:
+        yield f".n_loops: this model of family {spec.model.family} has no loops; leave it out"
     if spec.data not in config.datasets:
         yield f".data: {none_such('dataset', spec.data, config.datasets)}"
 

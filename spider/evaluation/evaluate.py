@@ -192,7 +192,7 @@ def _of_checkpoint(trained: Receipt, model: Model, spec: StageSpec) -> dict[str,
 
 def _loops_curve(model: Model, tokens_N: np.ndarray, spec: StageSpec, **reading: Any) -> LoopsCurve | None:
     """Up to twice the loops trained with; None where none is asked for or the model has no loops."""
-    if not spec.evaluation.loops_bytes or model.config.LOOPS is None:
+    if not spec.evaluation.loops_bytes or not model.config.looped:
         return None
     begin_N = clip_stream(tokens_N, spec.evaluation.loops_bytes, model.tokens)
     curve = [score(model, begin_N, n_loops=n, **reading).bpb for n in range(1, 2 * spec.loops + 1)]

@@ -18,6 +18,7 @@ from spider.config.model import ModelConfig, family_module
 
 if TYPE_CHECKING:
     from spider.model.interface import Model
+    from spider.tokens import Tokens
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +35,15 @@ def choose_kernels(mode: Literal["auto", "triton", "torch"]) -> None:
     log.info("kernels: %s (%s)", *switch.choose(mode))
 
 
-def build_model(config: ModelConfig) -> Model:
-    """A model of the configuration's family with its weights set from the torch RNG.
+def build_model(config: ModelConfig, tokens: Tokens | None = None) -> Model:
+    """A model of the configuration's family with its weights set from the torch RNG, of so many ids as that
+    says; ``tokens`` are what they stand for, which whoever only measures may leave out.
 
     Under ``torch.device("meta")`` nothing is allocated; then ``model.to_empty(device=...)`` and
     ``model.reset_parameters()`` give what building on the device would have.
 
     Raises:
-        ConfigError: the family's model cannot be imported.
+        ConfigError: the family's model cannot be imported, or the alphabet is not of so many ids.
     """
     made = getattr(family_module(config.family, "model"), "Model", None)
     if made is None:
@@ -51,5 +53,9 @@ def build_model(config: ModelConfig) -> Model:
     model: Model = made(config)
     if config.memory is not None and model.memory is None:
         raise ConfigError(f"model.memory: the family {config.family!r} reads no memory; leave it out")
+    if tokens is not None:
+        if tokens.size != (size := config.vocab_size or model.tokens.size):
+            raise ConfigError(f"model.vocab_size: is {size:,}, and the tokenizer has {tokens.size:,} ids")
+        model.tokens = tokens
     model.reset_parameters()
     return model

@@ -98,7 +98,7 @@ class LanguageModel(Protocol):
     config: Any
     """Its block of the configuration, a `ModelConfig` of the family's."""
     tokens: Tokens = BYTES
-    """The alphabet that it reads and writes."""
+    """The alphabet that it reads and writes: bytes, or what `spider.model.build_model` was given."""
     memory: PricesProposals | None
     """What prices the proposals of a memory, where the configuration has ``memory``."""
     proposer: Proposer | None = None
@@ -147,8 +147,8 @@ class LanguageModel(Protocol):
         """How often the looped part runs: as asked, else as configured; ``ValueError`` for what cannot be."""
         if asked is not None and asked < 1:
             raise ValueError(f"n_loops: a model runs at least once (got {asked})")
-        if self.config.LOOPS is None and asked not in (None, 1):
-            raise ValueError(f"n_loops: the family {self.config.family} has no loops (got {asked})")
+        if not self.config.looped and asked not in (None, 1):
+            raise ValueError(f"n_loops: this model of family {self.config.family} has no loops (got {asked})")
         return asked or self.config.loops
 
     def inspector(self) -> Inspector | None:

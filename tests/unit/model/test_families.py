@@ -63,10 +63,10 @@ def test_it_is_described_and_its_parts_add_up():
 
 
 def test_a_family_without_loops_takes_no_n_loops():
-    with pytest.raises(ConfigError, match=rf"n_loops: the family {TOY} has no loops; leave it out"):
+    with pytest.raises(ConfigError, match=rf"n_loops: this model of family {TOY} has no loops; leave it out"):
         configuration({"family": TOY}, n_loops=2)
     assert configuration({"family": TOY}, n_loops=1).stage("r", "s").loops == 1
-    with pytest.raises(ValueError, match=rf"n_loops: the family {TOY} has no loops \(got 3\)"):
+    with pytest.raises(ValueError, match=rf"n_loops: this model of family {TOY} has no loops \(got 3\)"):
         build().loops(3)
     with pytest.raises(ValueError, match=r"n_loops: a model runs at least once \(got 0\)"):
         build().loops(0)
