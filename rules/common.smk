@@ -52,6 +52,7 @@ if Path(CONFIG.results).is_absolute() and workflow.modifier.modify_path("a") != 
 
 wildcard_constraints:
     dataset="[A-Za-z0-9][A-Za-z0-9_-]*",
+    tokenizer="[A-Za-z0-9][A-Za-z0-9_-]*",
     part=r"\d+",
     run="[A-Za-z0-9][A-Za-z0-9_-]*",
     stage="[A-Za-z0-9][A-Za-z0-9_-]*",
@@ -117,6 +118,40 @@ def part_files(pattern):
     """One file for each part of a dataset."""
     parts = lambda wildcards: CONFIG.datasets[wildcards.dataset].source.parts()
     return lambda wildcards: expand(f"<results>/{pattern}", part=parts(wildcards), **wildcards)
+
+
+def raw_dataset(dataset):
+    """Whose downloaded parts a dataset is made from: its own, or those of the one that it is like."""
+    return CONFIG.datasets[dataset].like or dataset
+
+
+def raw_part(wildcards):
+    return f"<results>/raw/{raw_dataset(wildcards.dataset)}/{wildcards.part}.parquet"
+
+
+def raw_records(wildcards):
+    """What was downloaded, of each part."""
+    parts = CONFIG.datasets[wildcards.dataset].source.parts()
+    return expand(f"<results>/raw/{raw_dataset(wildcards.dataset)}/{{part}}.json", part=parts)
+
+
+def tokenizer_file(wildcards):
+    """What a dataset is written in, where that is not bytes."""
+    name = CONFIG.datasets[wildcards.dataset].tokenizer
+    return f"<results>/tokenizers/{name}/tokenizer.json" if name else []
+
+
+def learned_from(wildcards):
+    """The parts that a tokenizer is learned from."""
+    tokenizer = CONFIG.tokenizers[wildcards.tokenizer]
+    parts = CONFIG.datasets[tokenizer.data].source.parts()[: tokenizer.parts]
+    return expand(f"<results>/raw/{raw_dataset(tokenizer.data)}/{{part}}.parquet", part=parts)
+
+
+def tokenizer_identity(wildcards):
+    """What is learned, and from which of their documents."""
+    tokenizer = CONFIG.tokenizers[wildcards.tokenizer]
+    return {**tokenizer.changed(exclude={"data", "parts"}), **CONFIG.datasets[tokenizer.data].held_out()}
 
 
 def memory_records(wildcards):

@@ -1,4 +1,4 @@
-"""Text to shards: one download and one encode job a part, one index a dataset."""
+"""Text to shards: one download and one encode job a part, one index a dataset, and the tokenizers it asks for."""
 
 
 rule download:
@@ -21,9 +21,31 @@ rule download:
         "{params.spider} --log {log:q} download {wildcards.dataset} {wildcards.part} --output {output.parquet:q}"
 
 
+rule tokenizer:
+    input:
+        learned_from,
+    output:
+        "<results>/tokenizers/{tokenizer}/tokenizer.json",
+    log:
+        "<logs>/tokenizer/{tokenizer}.log",
+    benchmark:
+        "<benchmarks>/tokenizer/{tokenizer}.tsv"
+    threads: 2
+    resources:
+        mem_mb=4000,
+        runtime=longer(60),
+    params:
+        spider=command,
+        identity=tokenizer_identity,
+    shell:
+        "{params.spider} --log {log:q} tokenizer {wildcards.tokenizer} {input:q} --output {output:q} "
+        "--threads {threads}"
+
+
 rule encode:
     input:
-        "<results>/raw/{dataset}/{part}.parquet",
+        parquet=raw_part,
+        tokenizer=tokenizer_file,
     output:
         multiext("<results>/shards/{dataset}/train/{part}", ".bin", ".idx", ".json"),
         multiext("<results>/shards/{dataset}/validation/{part}", ".bin", ".idx", ".json"),
@@ -38,7 +60,7 @@ rule encode:
         spider=command,
         identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].encoding(),
     shell:
-        "{params.spider} --log {log:q} encode {wildcards.dataset} {wildcards.part} {input:q}"
+        "{params.spider} --log {log:q} encode {wildcards.dataset} {wildcards.part} {input.parquet:q}"
 
 
 # A rule's outputs are the same for all its jobs, so datasets with a memory have one of their own.
@@ -59,7 +81,8 @@ rule index:
     input:
         part_files("shards/{dataset}/train/{part}.json"),
         memory_records,
-        part_files("raw/{dataset}/{part}.json"),
+        raw_records,
+        tokenizer_file,
     output:
         "<results>/shards/{dataset}/metadata.json",
     log:

@@ -52,6 +52,9 @@ class Results:
     def raw(self, dataset: str, part: str) -> Path:
         return self.root / "raw" / dataset / f"{part}.parquet"
 
+    def tokenizer(self, name: str) -> Path:
+        return self.root / "tokenizers" / name / "tokenizer.json"
+
     def shards(self, dataset: str) -> Path:
         return self.root / "shards" / dataset
 

@@ -6,6 +6,7 @@ An exported folder is what other programs can read without Spider::
                                    with model.safetensors.index.json beside them
     config.json                    written last: format, architecture, where the weights come from, and the
                                    files' sizes and SHA-256
+    tokenizer.json                 what its ids stand for, where that was learned
     memory/                        of a model that reads one: the folded memory, as `spider.memory.store` has
                                    it, whose digest config.json names
 
@@ -46,6 +47,7 @@ from spider.config import ConfigError, ModelConfig
 from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
+from spider.tokens.stored import TOKENIZER
 from spider.version import VERSION
 
 _SHARD_BYTES = 5_000_000_000
@@ -64,14 +66,16 @@ def export(source: Path, output: Path) -> Checkpoint:
     told = {name: getattr(manifest, name) for name in Exported.model_fields if name in known}
     told |= {"window": manifest.window}
     memory = model.proposer.memory.folder if model.proposer else None
-    return _write(output, model.config, model_tensors(model, ""), told, memory)
+    tokenizer = checkpoint.path / TOKENIZER if model.tokens.digest else None
+    return _write(output, model.config, model_tensors(model, ""), told, memory, tokenizer)
 
 
 def _write(
     output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any],
-    memory: Path | None = None,
+    memory: Path | None = None, tokenizer: Path | None = None,
 ) -> Checkpoint:  # fmt: skip
-    """Make the folder ``output`` of these tensors, what is known of them, and the memory that they read."""
+    """Make the folder ``output`` of these tensors, what is known of them, the memory that they read, and the
+    tokenizer that their ids are of."""
     beside, old = (output.with_name(f".{output.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     described = {
         "format": Exported.FORMAT,
@@ -86,6 +90,8 @@ def _write(
         for file in beside.iterdir():
             # safetensors makes files that only their owner can read; whoever may enter the folder may read.
             file.chmod(beside.stat().st_mode & 0o666)
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, beside / TOKENIZER)
         plain = seal(beside, EXPORTED, described)
         if memory is not None:
             _bring(memory, beside / MEMORY)

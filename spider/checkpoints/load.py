@@ -36,6 +36,8 @@ from spider.model import build_model
 from spider.model.interface import Model
 from spider.processes.parallel import own_part
 from spider.results import Results, StageFolder, root_of
+from spider.tokens import BYTES, Tokens
+from spider.tokens.stored import TOKENIZER, read_tokens
 
 if TYPE_CHECKING:
     from spider.memory.proposer import Proposer
@@ -132,9 +134,19 @@ class Checkpoint:
             why = f"a checkpoint of another architecture or of another version of Spider ({what})"
         raise CheckpointError(f"{self.path}: {why}")
 
+    @property
+    def tokens(self) -> Tokens:
+        """What the ids of its model stand for; `CheckpointError` where its tokenizer is damaged."""
+        if TOKENIZER not in self.manifest.files:
+            return BYTES
+        try:
+            return read_tokens(self.path / TOKENIZER)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
+
     def model(self, device: str | torch.device = "cpu") -> Model:
         """The model in evaluation mode; of averaged weights, if there are any. Raises as `load_into`."""
-        model = build_model(self.config).to(device)
+        model = build_model(self.config, self.tokens).to(device)
         self.load_into(model_tensors(model))
         if isinstance(self.manifest, Manifest) and self.manifest.averaged_weights:
             averaged = {AVERAGE + name: p.detach() for name, p in model.named_parameters()}

@@ -4,6 +4,7 @@
         model-00001-of-00002.safetensors    the weights
         model-00002-of-00002.safetensors    the optimizer's state
         model.safetensors.index.json        which tensor lies in which file
+        tokenizer.json                      what its ids stand for, where that was learned
         manifest.json                       written last: step, spec, ..., the hashes of the files and its own
 
 Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``; where a stage averages its
@@ -45,6 +46,7 @@ from spider.config import StageSettings
 from spider.errors import CheckpointError
 from spider.processes.parallel import whole
 from spider.processes.world import ALONE, World
+from spider.tokens.stored import TOKENIZER
 
 _FILE_BYTES = 2 << 30
 
@@ -59,11 +61,16 @@ class Saver:
     """
 
     def __init__(
-        self, root: Path, settings: StageSettings, newest: Checkpoint | None, world: World = ALONE
+        self,
+        root: Path,
+        settings: StageSettings,
+        newest: Checkpoint | None,
+        world: World = ALONE,
+        tokenizer: Path | None = None,
     ) -> None:
         self.newest = newest
         self.begun: int | None = newest.manifest.global_step if newest else None
-        self._root, self._settings, self._world = root, settings, world
+        self._root, self._settings, self._world, self._tokenizer = root, settings, world, tokenizer
         self._copies: dict[str, Tensor] = {}
         # It takes what the steps leave of the processor. A Linux thread has a priority of its own; elsewhere
         # ``nice`` would slow the whole process.
@@ -89,7 +96,8 @@ class Saver:
         self._pending = self._thread.submit(self._save, copies, record)
 
     def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> Checkpoint:
-        saved, began = save(self._root, tensors, record), record["global_step"] - record["step"]
+        saved = save(self._root, tensors, record, self._tokenizer)
+        began = record["global_step"] - record["step"]
         retain(self._root, self._settings.keep_last, self._settings.keep_every, began)
         return saved
 
@@ -104,15 +112,19 @@ class Saver:
         self._thread.shutdown(wait=True)
 
 
-def save(root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> Checkpoint:
-    """Write ``root/step-{record["global_step"]}``, with the tensors in it and a manifest that says of the
-    training what the record does. Where the file system refuses, that is a `CheckpointError`, nothing of the
-    attempt is left, and earlier ones are untouched."""
+def save(
+    root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any], tokenizer: Path | None = None
+) -> Checkpoint:
+    """Write ``root/step-{record["global_step"]}``, with the tensors in it, a copy of the ``tokenizer``, and a
+    manifest that says of the training what the record does. Where the file system refuses, that is a
+    `CheckpointError`, nothing of the attempt is left, and earlier ones are untouched."""
     final = root / f"step-{record['global_step']:08d}"
     hidden = root / f".{final.name}.{os.getpid()}.tmp"
     try:
         hidden.mkdir(parents=True)
         _write_tensors(hidden, tensors)
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, hidden / TOKENIZER)
         averaged = {n.replace(AVERAGE, "model.", 1): t for n, t in tensors.items() if n.startswith(AVERAGE)}
         digests = {
             "weights": weights_digest(tensors),

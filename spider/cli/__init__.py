@@ -24,7 +24,16 @@ from spider.results import write_config
 from spider.version import VERSION
 
 _VERBS = (
-    *(data.download, data.encode, data.index, data.count, data.memory, data.verify, data.inspect),
+    *(
+        data.download,
+        data.tokenizer,
+        data.encode,
+        data.index,
+        data.count,
+        data.memory,
+        data.verify,
+        data.inspect,
+    ),
     *(train.warmup, train.train),
     *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
     *(model.describe, model.generate, model.boundaries, model.checkpoint),

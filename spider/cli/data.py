@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,42 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     log.info("%s: %.1f MB from %s", output, size / 1e6, item)
 
 
+@verb("tokenizer")
+@click.argument("parquets", nargs=-1, required=True, type=FILE)
+@click.option("--output", type=FILE, required=True, help="tokenizer.json to write.")
+@THREADS
+def tokenizer(
+    session: Session, tokenizer: str, parquets: tuple[Path, ...], output: Path, threads: int | None
+) -> None:
+    """Learn a tokenizer from the parts of its dataset."""
+    if threads:
+        os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the library that learns it
+    from spider.data.tokenizer import learn
+
+    config = session.config.tokenizer(tokenizer)
+    dataset = session.config.dataset(config.data)
+    with session.tracked("tokenizer", tokenizer, config.changed(), [*parquets], [output]) as job:
+        learned = learn(parquets, output, tokenizer, config, dataset)
+        job.metric("vocab_size", learned.size)
+        job.artifact(output)
+    log.info("%s: %s ids, %s of them merges", output, f"{learned.size:,}", f"{len(learned.merges):,}")
+
+
 @verb("dataset", "part")
 @click.argument("parquet", type=FILE)
 def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
-    """Widen one parquet file into uint16 shards, one for each split."""
+    """Make uint16 shards of one parquet file, one for each split."""
     from spider.data.encode import encode_part
+    from spider.tokens import BYTES
+    from spider.tokens.stored import read_tokens
 
     spec = session.config.dataset(dataset)
-    settings = spec.encoding()
+    settings, learned = spec.encoding(), session.tokenizer_of(dataset)
     folder = session.results.shards(dataset)
     outputs = [folder / split / f"{part}.bin" for split in spec.splits]
-    with session.tracked("encode", f"{dataset}/{part}", settings, [parquet], outputs) as job:
-        record = encode_part(parquet, folder, part, spec)
+    inputs = [parquet, learned] if learned else [parquet]
+    with session.tracked("encode", f"{dataset}/{part}", settings, inputs, outputs) as job:
+        record = encode_part(parquet, folder, part, spec, read_tokens(learned) if learned else BYTES)
         for split, counts in record.items():
             for name in ("documents", "bytes"):
                 job.metric(f"{split}/{name}", counts[name])
@@ -66,10 +91,12 @@ def index(session: Session, dataset: str, output: Path) -> None:
     spec = session.config.dataset(dataset)
     settings, parts = spec.encoding(), spec.source.parts()
     records = [output.parent / "train" / f"{part}.json" for part in parts]
-    origins = [read_json(session.results.raw(dataset, part).with_suffix(".json")) for part in parts]
+    raw = spec.like or dataset
+    origins = [read_json(session.results.raw(raw, part).with_suffix(".json")) for part in parts]
     source = spec.source.described() | {"files": origins}
     with session.tracked("index", dataset, settings, records, [output]) as job:
-        metadata = build_metadata(output.parent, dataset, spec, source=source, parts=parts)
+        learned = session.tokenizer_of(dataset)
+        metadata = build_metadata(output.parent, dataset, spec, source=source, parts=parts, tokenizer=learned)
         job.artifact(output)
         job.dataset(*session.dataset_card(dataset, metadata.digest), context="made")
         for split, counts in metadata.splits.items():
@@ -154,7 +181,7 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
         click.echo(json.dumps(statistics, indent=2, ensure_ascii=False))
         return
     for split in statistics["splits"].values():
-        split["top_bytes"] = "  ".join(f"{chr(byte)!r} {share:.1%}" for byte, share in split["top_bytes"])
+        split["top"] = "  ".join(f"{text!r} {share:.1%}" for text, share in split["top"])
     _print(statistics)
 
 

@@ -53,6 +53,11 @@ class Session:
     def results(self) -> Results:
         return Results(Path(self.config.results))
 
+    def tokenizer_of(self, dataset: str) -> Path | None:
+        """The tokenizer that a dataset is written in, where that is not bytes."""
+        name = self.config.dataset(dataset).tokenizer
+        return self.results.tokenizer(name) if name else None
+
     def tracked(
         self, rule: str, name: str, params: dict[str, Any], inputs: list[Path], outputs: list[Path]
     ) -> AbstractContextManager[tracking.Job]:

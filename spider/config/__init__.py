@@ -12,7 +12,15 @@ its stages stand in ``defaults`` and any stage may override any of them. ``Confi
 """
 
 from spider.config.block import FORMAT, Block, ConfigError, nearest
-from spider.config.data import Dataset, HubSource, LocalSource, MockSource, PydocsSource, StreamSource
+from spider.config.data import (
+    Dataset,
+    HubSource,
+    LocalSource,
+    MockSource,
+    PydocsSource,
+    StreamSource,
+    TokenizerConfig,
+)
 from spider.config.model import ModelConfig, families, family_config, merged, presets
 from spider.config.run import (
     EmaConfig,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from spider.config.block import Block, ConfigError, Positive, wrong_key
+from spider.config.block import Block, ConfigError, Positive, none_such, wrong_key
 
 
 class Source(Block):
@@ -27,6 +27,31 @@ class Source(Block):
         if part not in self.parts():
             raise ConfigError(f"no part {part!r}; there are {len(self.parts())}, from 000")
         return self.items()[int(part)]
+
+
+def expand_likes(datasets: Any) -> Any:
+    """The block ``datasets:`` of a file with what each ``like`` stands for in its place. What is no mapping
+    is left to the schema."""
+    if not isinstance(datasets, dict):
+        return datasets
+    return {name: _expanded(name, block, datasets) for name, block in datasets.items()}
+
+
+def _expanded(name: str, block: Any, datasets: dict[str, Any]) -> Any:
+    if not isinstance(block, dict) or block.get("like") is None:
+        return block
+    where, like = f"datasets.{name}", block["like"]
+    if like not in datasets:
+        raise ConfigError(f"{where}.like: {none_such('dataset', like, datasets)}")
+    if own := sorted(block.keys() - {"like", "tokenizer", "memory"}):
+        raise ConfigError(f"{where}.{own[0]}: is that of {like}, which this is like; leave it out")
+    other = datasets[like] if isinstance(datasets[like], dict) else {}
+    if other.get("like") is not None:
+        raise ConfigError(f"{where}.like: {like} is itself like {other['like']}; name that")
+    source = other.get("source")
+    if isinstance(source, dict) and source.get("kind") == "stream":
+        raise ConfigError(f"{where}.like: {like} is a stream, of which nothing is kept; give a source")
+    return {**other, **block}
 
 
 class PydocsSource(Source):
@@ -118,6 +143,32 @@ class SplitBy(Block):
         return pattern
 
 
+class TokenizerConfig(Block):
+    """Byte pairs, learned from the documents of a dataset that are not held out (docs/tokenizer.md)."""
+
+    data: str
+    """Dataset whose text it is learned from."""
+    vocab_size: Positive = 4096
+    """Ids: those of bytes (272), and one for each pair that is learned; 65,536 at most."""
+    parts: Positive | None = None
+    """Learn from the first so many parts (null: all)."""
+    max_bytes: Positive = 200_000_000
+    """Text to learn from at most, the same share of each part."""
+    document_bytes: Annotated[int, Field(ge=4)] = 100_000
+    """Of a longer document, its beginning."""
+
+    @field_validator("vocab_size")
+    @classmethod
+    def _fits(cls, vocab_size: int) -> int:
+        from spider.tokens import BYTES  # numpy, which a configuration without a tokenizer does not import
+        from spider.tokens.bpe import MOST
+
+        if not BYTES.size <= vocab_size <= MOST:
+            bounds = f"at least {BYTES.size}, the ids of bytes, and at most {MOST:,}, shards are uint16"
+            raise ValueError(f"must be {bounds} (got {vocab_size:,})")
+        return vocab_size
+
+
 class Dataset(Block):
     """Documents, and how they are split and encoded."""
 
@@ -139,6 +190,11 @@ class Dataset(Block):
     max_document_bytes: Annotated[int, Field(ge=4)] | None = None
     """Truncate longer documents at a UTF-8 boundary (null: keep them whole)."""
 
+    like: str | None = None
+    """Another dataset: its files, downloaded once, and its settings; but for ``tokenizer`` and ``memory``."""
+    tokenizer: str | None = None
+    """Which of ``tokenizers`` it is written in (null: bytes)."""
+
     @model_validator(mode="after")
     def _memory_has_room(self) -> Dataset:
         if self.memory and isinstance(self.source, StreamSource):
@@ -147,6 +203,9 @@ class Dataset(Block):
         if self.memory and self.validation + self.memory >= 1:
             sum_of = f"validation + memory = {self.validation:g} + {self.memory:g}"
             raise wrong_key("memory", f"leaves no document to train on, {sum_of} must be below 1")
+        if self.tokenizer and isinstance(self.source, StreamSource):
+            remedy = "leave it out, or download the text: source.kind: hub"
+            raise wrong_key("tokenizer", f"a stream is read once, as bytes; {remedy}")
         return self
 
     @property
@@ -158,5 +217,10 @@ class Dataset(Block):
         return super().described() | {"source": self.source.described()}
 
     def encoding(self) -> dict[str, Any]:
-        """What decides the bytes of a shard, the text apart."""
-        return {name: value for name, value in self.described().items() if name != "source"}
+        """What decides the ids of a shard, the text and the tokenizer apart."""
+        apart = ("source", "like", "tokenizer")
+        return {name: value for name, value in self.described().items() if name not in apart}
+
+    def held_out(self) -> dict[str, Any]:
+        """What decides which documents are held out."""
+        return self.model_dump(mode="json", include={"text_column", "id_column", "validation", "split_by"})

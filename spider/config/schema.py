@@ -17,10 +17,11 @@ import yaml
 from pydantic import Field, ValidationError
 
 from spider.config.block import Block, ConfigError, Name, explain, key_path, nearest, none_such
-from spider.config.data import Dataset, StreamSource
+from spider.config.data import Dataset, StreamSource, TokenizerConfig, expand_likes
 from spider.config.run import Run, RunSettings, TrackingConfig
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
+from spider.config.tokens import sized, token_problems
 
 
 class Config(Block):
@@ -28,6 +29,8 @@ class Config(Block):
     """Folder for everything that is made."""
     datasets: dict[Name, Dataset]
     """Datasets by name."""
+    tokenizers: dict[Name, TokenizerConfig] = {}
+    """Learned alphabets by name, for datasets to be written in."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)]
     tracking: TrackingConfig = TrackingConfig()
     scaling: str | None = None
@@ -82,6 +85,11 @@ class Config(Block):
             raise ConfigError(f"datasets: {none_such('dataset', name, self.datasets)}")
         return self.datasets[name]
 
+    def tokenizer(self, name: str) -> TokenizerConfig:
+        if name not in self.tokenizers:
+            raise ConfigError(f"tokenizers: {none_such('tokenizer', name, self.tokenizers)}")
+        return self.tokenizers[name]
+
     def run(self, name: str) -> Run:
         if name in self.sweeps:
             raise ConfigError(
@@ -108,9 +116,15 @@ def load_config(source: Path | dict[str, Any]) -> Config:
         runs, sweeps = expand_grids(runs)
         written = {**written, "runs": runs}
     try:
-        config = Config.model_validate(written)
+        datasets = expand_likes(written.get("datasets"))
+        config = Config.model_validate({**written, "datasets": datasets} if datasets else written)
     except ValidationError as error:
         raise ConfigError("\n".join(map(explain, error.errors()))) from None
+    known = config.datasets, config.tokenizers
+    if problems := list(token_problems(*known, config.runs)):
+        raise ConfigError("\n".join(problems))
+    runs = {name: sized(run, *known) for name, run in config.runs.items()}
+    config = config.model_copy(update={"runs": runs})
     config._written, config._sweeps = written, sweeps
     if problems := list(_problems(config)):
         raise ConfigError("\n".join(problems))

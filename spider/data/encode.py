@@ -1,4 +1,4 @@
-"""One parquet file to uint16 shards: a memory copy.
+"""One parquet file to uint16 shards: of bytes, a memory copy.
 
 Arrow hands us a batch of documents as one contiguous UTF-8 buffer and an array of offsets. The shard is that
 buffer widened to uint16 with BOS and EOS spliced around every document:
@@ -7,7 +7,10 @@ buffer widened to uint16 with BOS and EOS spliced around every document:
     joined   |. T h e   c a t .|. A   d o g .|  Arrow puts a placeholder byte before and after each document
     tokens   |B T h e   c a t E|B A   d o g E|  widened in one pass; the ids are stored at the joined offsets
 
-Nothing is done per document in Python but hashing its id for the split, and cutting it where it is too long.
+With a tokenizer each document is encoded by itself (`spider.tokens.bpe`), at a small part of that speed, and
+the ids are counted to stand for exactly as many bytes. Of bytes, nothing is done per document in Python but
+hashing its id for the split, and cutting it where it is too long.
+
 Memory is constant: about a megabyte of text is decoded at a time, then widened in pieces that stay in the
 cache; only a single document larger than that takes more (about four times its size).
 
@@ -41,7 +44,7 @@ from spider.config import Dataset
 from spider.data.metadata import COUNTS, DTYPE
 from spider.data.split import cut, hash_keys, split_masks
 from spider.files import replacing, write_json
-from spider.tokens import BYTES
+from spider.tokens import BYTES, Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +60,9 @@ REMEMBERED_ROWS = 1 << 24
 """Repeated ids are looked for among the first so many rows of a part (8 bytes each)."""
 
 
-def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dict[str, Any]:
+def encode_part(
+    parquet: Path, folder: Path, part: str, dataset: Dataset, tokens: Tokens = BYTES
+) -> dict[str, Any]:
     """Encode one parquet file into ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``, for each of the
     dataset's splits: train and validation, and memory where that has a share.
 
@@ -68,23 +73,13 @@ def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dic
     Raises `ValueError` where the file is missing, not a whole parquet file, or lacks a text column of
     strings, and `OSError` with the remedy where the shards cannot be written.
     """
-    rows = {"read": 0, "null": 0, "empty": 0, "truncated": 0, "duplicates": 0}
+    rows = _no_rows()
     seen = [np.empty(0, np.uint64)]
     names = {split: folder / split / part for split in dataset.splits}
     try:
         with contextlib.ExitStack() as files:
-            writers = {split: _ShardWriter(name, files) for split, name in names.items()}
-            for texts, ids, kin in _batches(parquet, dataset):
-                rows["read"] += len(texts)
-                texts, ids, kin = _drop_blank(texts, ids, kin, rows)
-                keys = _keys(texts, ids)
-                hashes = hash_keys(keys)
-                if rows["read"] <= REMEMBERED_ROWS:
-                    seen.append(hashes)
-                if dataset.split_by:
-                    hashes = hash_keys(_kin_keys(kin, dataset.split_by.pattern, keys))
-                masks = split_masks(hashes, dataset.validation, dataset.memory)
-                texts = _truncate(texts, dataset.max_document_bytes, rows)
+            writers = {split: _ShardWriter(name, files, tokens) for split, name in names.items()}
+            for texts, masks in _split(parquet, dataset, rows, seen):
                 for split, writer in writers.items():
                     writer.append(texts.filter(pa.array(masks[split])))
             for name in names.values():  # a record left by an earlier encode must not vouch for the new shard
@@ -101,6 +96,7 @@ def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dic
             counts = {name: getattr(writer, name) for name in COUNTS}
             records[split] = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part, **counts}
             records[split] |= {**dataset.encoding(), "rows": rows}
+            records[split] |= {"tokenizer": tokens.digest} if tokens.digest else {}
             write_json(names[split].with_suffix(".json"), records[split])
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -112,7 +108,34 @@ def encode_part(parquet: Path, folder: Path, part: str, dataset: Dataset) -> dic
     return records
 
 
+def documents(parquet: Path, dataset: Dataset) -> Iterator[bytes]:
+    """The documents of a part that are not held out; raises as `encode_part`."""
+    for texts, masks in _split(parquet, dataset, _no_rows(), []):
+        yield from _bytes(texts.filter(pa.array(~masks["validation"])))
+
+
 # ----------------------------------------------------------------------------------------------- reading
+
+
+def _no_rows() -> dict[str, int]:
+    return {"read": 0, "null": 0, "empty": 0, "truncated": 0, "duplicates": 0}
+
+
+def _split(
+    parquet: Path, dataset: Dataset, rows: dict[str, int], seen: list[np.ndarray]
+) -> Iterator[tuple[pa.Array, dict[str, np.ndarray]]]:
+    """Batches of documents, and which are in each split; counts rows and keeps hashes of their ids."""
+    for texts, ids, kin in _batches(parquet, dataset):
+        rows["read"] += len(texts)
+        texts, ids, kin = _drop_blank(texts, ids, kin, rows)
+        keys = _keys(texts, ids)
+        hashes = hash_keys(keys)
+        if rows["read"] <= REMEMBERED_ROWS:
+            seen.append(hashes)
+        if dataset.split_by:
+            hashes = hash_keys(_kin_keys(kin, dataset.split_by.pattern, keys))
+        masks = split_masks(hashes, dataset.validation, dataset.memory)
+        yield _truncate(texts, dataset.max_document_bytes, rows), masks
 
 
 def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
@@ -219,8 +242,9 @@ def _truncate(texts: pa.Array, limit: int | None, rows: dict[str, int]) -> pa.Ar
 class _ShardWriter:
     """Appends documents to one split's ``.bin`` and ``.idx``, which get these names when ``files`` closes."""
 
-    def __init__(self, name: Path, files: contextlib.ExitStack) -> None:
+    def __init__(self, name: Path, files: contextlib.ExitStack, alphabet: Tokens) -> None:
         self.tokens = self.documents = self.bytes = 0
+        self._alphabet = alphabet
         beside = [files.enter_context(replacing(name.with_suffix(suffix))) for suffix in (".bin", ".idx")]
         self._tokens_file, self._index_file = (files.enter_context(path.open("wb")) for path in beside)
         self._piece = np.empty(PIECE, DTYPE)
@@ -228,18 +252,38 @@ class _ShardWriter:
 
     def append(self, texts: pa.Array) -> None:
         """Write the documents that ``texts`` are, none of them null."""
-        if len(texts) == 0:
-            return
+        if len(texts):
+            first = self._copy(texts) if self._alphabet is BYTES else self._encode(_bytes(texts))
+            self._index_file.write((first.astype("<u8") * np.uint64(DTYPE.itemsize)).data)
+            self.documents += len(texts)
+            self._flush()
+
+    def _encode(self, texts: list[bytes]) -> np.ndarray:
+        """Write the ids of documents; returns where each begins."""
+        ids = [self._alphabet.encode(text) for text in texts]
+        lengths, size = np.array([len(document) for document in ids]), sum(map(len, texts))
+        joined = np.concatenate(ids).astype(DTYPE)
+        stands_for = int(self._alphabet.bytes_of[joined].sum())
+        assert stands_for == size, f"{size} bytes became ids that stand for {stands_for}"
+        self._tokens_file.write(joined.data)
+        first = self.tokens + np.cumsum(lengths) - lengths
+        self.tokens += len(joined)
+        self.bytes += size
+        return first
+
+    def _copy(self, texts: pa.Array) -> np.ndarray:
+        """The same of bytes."""
         nothing, room = pa.scalar("", texts.type), pa.scalar("\0", texts.type)
         _, offsets, joined = pc.binary_join_element_wise(nothing, texts, nothing, room).buffers()
         offsets, joined = np.frombuffer(offsets, np.int64, len(texts) + 1), np.frombuffer(joined, np.uint8)
         for piece in BYTES.splice(joined, offsets, self._piece):
             self._tokens_file.write(piece.data)
-        first = offsets[:-1].astype("<u8") + np.uint64(self.tokens)
-        self._index_file.write((first * np.uint64(DTYPE.itemsize)).data)
+        first = offsets[:-1] + self.tokens
         self.tokens += int(offsets[-1])
-        self.documents += len(texts)
         self.bytes += int(offsets[-1]) - 2 * len(texts)
+        return first
+
+    def _flush(self) -> None:
         # Have the kernel write new pages to disk while we decode, so that the final fsync finds few. "Not
         # needed" makes Linux start on dirty pages at once; being dirty, they also stay in the cache.
         ready = self.tokens * DTYPE.itemsize - self._flushed

@@ -7,25 +7,27 @@ SHA-256; its own digest is what a training knows the dataset by.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, PrivateAttr
 
 from spider.artifacts import Artifact
 from spider.config import Dataset
-from spider.files import digest, read_json, sha256
-from spider.tokens import BYTES, Tokens, recorded
+from spider.files import digest, read_json, replacing, sha256
+from spider.tokens import BYTES, Tokens
+from spider.tokens.stored import TOKENIZER, read_tokens, tokens_in
 
 DTYPE = np.dtype("<u2")
 COUNTS = ("tokens", "documents", "bytes")
 
 #: Settings that came later, and what holds where nothing is said of them: at that they are left out, so that
 #: what was written before they came, and its digest, are what would be written now.
-LATER = {"split_by": None, "memory": 0.0}
+LATER = {"split_by": None, "memory": 0.0, "tokenizer": None}
 
 
 class Shard(BaseModel, frozen=True):
@@ -63,8 +65,11 @@ class Metadata(Artifact):
     memory: float = 0.0
     split_by: dict[str, str] | None = None
     max_document_bytes: int | None
+    tokenizer: str | None = None
+    """Digest of the ``tokenizer.json`` that lies beside; None: bytes."""
     splits: dict[str, Split]
     digest: str = ""
+    _alphabet: Tokens = PrivateAttr(default_factory=lambda: BYTES)
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it; no more is in it than before a setting of `LATER` came that is not used."""
@@ -73,20 +78,21 @@ class Metadata(Artifact):
     @property
     def alphabet(self) -> Tokens:
         """What its ids stand for."""
-        tokens = recorded(self.vocab_size)
-        assert tokens is not None, "checked when it is read"
-        return tokens
+        return self._alphabet
 
 
 def build_metadata(
-    folder: Path, name: str, dataset: Dataset, *, source: dict[str, Any], parts: Sequence[str]
-) -> Metadata:
-    """Describe the encoded ``parts``, and the ``source`` of their text, in ``folder/metadata.json``.
+    folder: Path, name: str, dataset: Dataset, *, source: dict[str, Any], parts: Sequence[str],
+    tokenizer: Path | None = None,
+) -> Metadata:  # fmt: skip
+    """Describe the encoded ``parts``, and the ``source`` of their text, in ``folder/metadata.json``, and lay
+    a copy of their ``tokenizer`` beside it.
 
     Hashes every shard, as many at a time as there are processors. ``ValueError`` names a part that is
     missing, was encoded under other settings, or whose files have another size than its record says.
     """
-    settings = dataset.encoding()
+    tokens = read_tokens(tokenizer) if tokenizer else BYTES
+    settings = dataset.encoding() | ({"tokenizer": tokens.digest} if tokenizer else {})
     splits = {}
     for split in dataset.splits:
         shards = [_record_of_part(folder, split, part, settings) for part in parts]
@@ -98,12 +104,15 @@ def build_metadata(
         format=Metadata.FORMAT,
         dataset=name,
         dtype=DTYPE.str,
-        vocab_size=BYTES.size,
-        special_ids=dict(BYTES.specials),
+        vocab_size=tokens.size,
+        special_ids=dict(tokens.specials),
         source=source,
         **settings,
         splits=splits,
     )
+    if tokenizer:
+        with replacing(folder / TOKENIZER) as beside:
+            shutil.copyfile(tokenizer, beside)
     content = content_digest(metadata.plain())
     return metadata.model_copy(update={"digest": content}).write(folder / "metadata.json")
 
@@ -148,9 +157,10 @@ def load_metadata(folder: Path) -> Metadata:
             f"{folder}: not an encoded dataset (no metadata.json); run its encode and index jobs"
         )
     metadata = Metadata.read(path)
-    if metadata.dtype != DTYPE.str or recorded(metadata.vocab_size) is None:
+    metadata._alphabet = tokens_in(folder, metadata.tokenizer)
+    if metadata.dtype != DTYPE.str or metadata.vocab_size != metadata.alphabet.size:
         raise ValueError(
             f"{path}: tokens are {metadata.dtype} of {metadata.vocab_size} ids, "
-            f"this Spider reads {DTYPE.str} of {BYTES.size}; encode the dataset again"
+            f"this Spider reads {DTYPE.str} of {metadata.alphabet.size}; encode the dataset again"
         )
     return metadata

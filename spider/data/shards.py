@@ -197,18 +197,22 @@ def _shard_problems(folder: Path, shard: Shard, alphabet: Tokens, full: bool) ->
     if full:
         if sha256(path) != shard.sha256:
             problems.append(f"{path}: SHA-256 differs from metadata.json")
-        problems += _content_problems(path, _map(path, 0, shard.tokens), alphabet)
+        problems += _content_problems(path, _map(path, 0, shard.tokens), alphabet, shard.bytes)
     return problems
 
 
-def _content_problems(path: Path, tokens: np.ndarray, alphabet: Tokens) -> Iterator[str]:
-    """The first foreign id; where the index is not exactly the places of BOS, or no EOS ends a document."""
-    begins, foreign = [np.empty(0, np.int64)], None
+def _content_problems(path: Path, tokens: np.ndarray, alphabet: Tokens, size: int) -> Iterator[str]:
+    """The first foreign id, or another number of bytes than ``size``; where the index is not exactly the
+    places of BOS, or no EOS ends a document."""
+    begins, foreign, text = [np.empty(0, np.int64)], None, 0
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK]
         begins.append(np.flatnonzero(chunk == alphabet.bos) + start)
         if foreign is None and (bad := np.flatnonzero(chunk >= alphabet.size)).size:
             foreign = start + int(bad[0])
+        text += int(alphabet.bytes_of[chunk[chunk < alphabet.size]].sum())
+    if foreign is None and text != size:
+        yield f"{path}: its ids stand for {text:,} bytes, not {size:,}"
     if foreign is not None:
         yield f"{path}: id {tokens[foreign]} at token {foreign} is not of the {alphabet.size} ids"
     index_path = path.with_suffix(".idx")
@@ -233,8 +237,9 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
     """Statistics of a dataset, as plain data.
 
     By split: documents, tokens, bytes, shards; mean, median and largest document in bytes; the ten most
-    frequent bytes with their share and the order-0 entropy in bits a byte, both from at most the first 16 M
-    tokens of each shard; ``beginning``, the first tokens of the first shard, decoded.
+    frequent ids of text, decoded, with their share, the bytes that an id of text stands for, and the order-0
+    entropy of ids in bits a byte, these from at most the first 16 M tokens of each shard; ``beginning``, the
+    first tokens of the first shard, decoded.
     """
     metadata = load_metadata(folder)
     alphabet = metadata.alphabet
@@ -246,19 +251,21 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
         for path, tokens in zip(view.files, view.maps, strict=True):
             counts += np.bincount(tokens[: 1 << 24], minlength=alphabet.size)
             index = np.fromfile(path.with_suffix(".idx"), "<u8").astype(np.int64) // DTYPE.itemsize
-            lengths.append(np.diff(np.append(index, len(tokens))) - 2)
+            lengths.append(np.add.reduceat(alphabet.bytes_of[tokens], index, dtype=np.int64))
         counts[alphabet.bytes_of == 0] = 0
         length = np.concatenate(lengths) if view.tokens else np.zeros(1, np.int64)
         share = counts / max(1, counts.sum())
         present = share[share > 0]
+        bytes_per_token = float(share @ alphabet.bytes_of) or 1.0
         top = np.argsort(-share, kind="stable")[:10]
         mean, median, largest = float(length.mean()), float(np.median(length)), int(length.max())
         report["splits"][split] = {
             **described.model_dump(include=set(COUNTS)),
             "shards": len(described.shards),
             "document_bytes": {"mean": mean, "median": median, "max": largest},
-            "top_bytes": [[int(b), float(share[b])] for b in top if share[b]],
-            "entropy_bits": float(-(present * np.log2(present)).sum()),
+            "bytes_per_token": bytes_per_token,
+            "top": [[alphabet.decode([int(i)]), float(share[i])] for i in top if share[i]],
+            "entropy_bits": float(-(present * np.log2(present)).sum()) / bytes_per_token,
             "beginning": alphabet.decode(view.read(0, min(first, view.tokens))),
         }
     return report

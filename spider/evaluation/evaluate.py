@@ -37,6 +37,7 @@ from spider.evaluation.yardsticks import Measured, beside, measure_given
 from spider.model import choose_kernels
 from spider.model.interface import Model
 from spider.results import StageFolder
+from spider.tokens import BYTES, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +76,10 @@ def evaluate(
     asked, checkpoint = spec.evaluation, Checkpoint.at(receipt)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
-    tokens_N, data_digest = validation_stream(data, asked.max_bytes)
+    tokens_N, data_digest = validation_stream(data, asked.max_bytes, checkpoint.tokens)
     # A model trained in low precision is judged in the precision it will be used in.
     autocast = trained.precision in ("bf16", "fp8")
-    held_out = Text.of(tokens_N, load_metadata(data).alphabet)
+    held_out = Text.of(tokens_N, checkpoint.tokens)
     reading = {"seq_len": spec.window, **asked.model_dump(include={"overlap", "batch"}), "autocast": autocast}
     n_loops = asked.n_loops or spec.loops
     texts = learned_from or LearnedFrom(), asked.training_bytes, kept or output / "yardsticks"
@@ -199,9 +200,13 @@ def _loops_curve(model: Model, tokens_N: np.ndarray, spec: StageSpec, **reading:
     return LoopsCurve(bytes=len(model.tokens.raw(begin_N)), trained=spec.loops, bpb=curve)
 
 
-def validation_stream(data: Path, max_bytes: int) -> tuple[np.ndarray, str]:
-    """The first ``max_bytes`` bytes of the validation split as a uint16 stream, and the dataset's digest;
-    `ValueError` where there is no validation text."""
+def validation_stream(data: Path, max_bytes: int, tokens: Tokens = BYTES) -> tuple[np.ndarray, str]:
+    """The first ``max_bytes`` bytes of the validation split as a uint16 stream of a model's ``tokens``, and
+    the dataset's digest; `ValueError` where there is no validation text.
+
+    The text is cut in bytes and then encoded, whatever the shards are written in: so with every alphabet the
+    same text is scored, and as many bytes. Special ids are the same in all and stay where they are.
+    """
     metadata = load_metadata(data)
     split = metadata.splits.get("validation")
     if split is None or not split.bytes:
@@ -212,4 +217,13 @@ def validation_stream(data: Path, max_bytes: int) -> tuple[np.ndarray, str]:
     shards = Shards(data, "validation")
     # A document of n bytes is n + 2 ids at most, and encoding drops empty ones: three a byte are enough.
     count = min(shards.tokens, 3 * max_bytes)
-    return clip_stream(np.asarray(shards.read(0, count)), max_bytes, metadata.alphabet), metadata.digest
+    written = metadata.alphabet
+    stream_N = clip_stream(np.asarray(shards.read(0, count)), max_bytes, written)
+    if written.digest == tokens.digest is None:
+        return stream_N, metadata.digest
+    left, pieces = max_bytes, []
+    for run_N in np.split(stream_N, np.flatnonzero(np.diff(written.bytes_of[stream_N] > 0)) + 1):
+        text = written.raw(run_N)[:left]
+        left -= len(text)
+        pieces.append(tokens.encode(text)[1:-1] if text else run_N)
+    return np.concatenate(pieces), metadata.digest

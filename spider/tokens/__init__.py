@@ -1,5 +1,9 @@
 """Alphabets: what an id stands for, which ids are special, how text becomes ids. Nothing else knows.
 
+    bytes    every byte its own id
+    bpe      the same, and an id for each of the pairs of bytes that were learned from a text
+    stored   the file in which a learned one lies beside what is written in it
+
 Ask whatever has an alphabet: a model (``model.tokens``), a dataset (`spider.data.shards.Shards.alphabet`). So
 "targets that are bytes" is ``tokens.bytes_of[labels].sum()``, in any alphabet.
 """
@@ -13,7 +17,7 @@ import numpy as np
 
 from spider.tokens.bytes import BYTES
 
-__all__ = ["BYTES", "Tokens", "recorded"]
+__all__ = ["BYTES", "Tokens"]
 
 
 class Tokens(Protocol):
@@ -39,6 +43,11 @@ class Tokens(Protocol):
     def eos(self) -> int: ...
 
     @property
+    def digest(self) -> str | None:
+        """Of what was learned; None: nothing, these are bytes."""
+        ...
+
+    @property
     def bytes_of(self) -> np.ndarray:
         """(V,) uint8: how many bytes of text each id stands for, 0 for a special one."""
         ...
@@ -54,8 +63,3 @@ class Tokens(Protocol):
     def decode(self, ids: Iterable[int]) -> str:
         """The same as text, malformed UTF-8 as U+FFFD."""
         ...
-
-
-def recorded(size: int) -> Tokens | None:
-    """The alphabet of so many ids; None where this Spider has none."""
-    return next((tokens for tokens in (BYTES,) if tokens.size == size), None)

@@ -16,6 +16,7 @@ class ByteTokens:
     """See `spider.tokens.Tokens`. Ids from 259 on are reserved for later formats and never occur in text."""
 
     size = 272
+    digest: str | None = None
     pad, bos, eos = 256, 257, 258
     specials: Mapping[str, int] = {
         "PAD": pad,

@@ -33,6 +33,7 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.save import Saver
 from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, Loader, to_device
+from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels
@@ -40,6 +41,8 @@ from spider.processes.parallel import compile_forward, exchange_gradients, repli
 from spider.processes.stopping import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, together
 from spider.results import StageFolder
+from spider.tokens import BYTES
+from spider.tokens.stored import TOKENIZER
 from spider.training import compilecache
 from spider.training.determinism import one_order
 from spider.training.measurements import Warmup
@@ -93,7 +96,8 @@ class Trainer:
         one_order(self.device)
         choose_kernels(spec.kernels)
         torch.manual_seed(seed_of(spec.seed, "weights"))
-        self.model = build_model(spec.model).to(self.device)
+        alphabet = BYTES if spec.stream else load_metadata(data).alphabet
+        self.model = build_model(spec.model, alphabet).to(self.device)
         if spec.model.memory is not None and memory is not None:
             from spider.memory.proposer import Proposer  # numba: half a second of each start
 
@@ -123,7 +127,8 @@ class Trainer:
                 compilecache.load(warmup, self.device)
             compile_forward(self.model, spec.depths)
         self.metrics = MetricsLog(StageFolder(folder).metrics) if world.first else None
-        self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world)
+        tokenizer = data / TOKENIZER if alphabet.digest else None
+        self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world, tokenizer)
         flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / world.size
         self.telemetry = Telemetry(self.device, device_name(self.device), self.precision.kind, flops)
 
@@ -340,7 +345,11 @@ class Trainer:
         if self.good is not None:
             return self.state.resume(self.good, self.world.size)
         # Verified once: it is read whole for that, and what is wrong with it is said by one process.
-        before = self.world.from_first(lambda: read_parent(self.spec, parent)) if parent else None
+        before = (
+            self.world.from_first(lambda: read_parent(self.spec, parent, self.model.tokens))
+            if parent
+            else None
+        )
         return self.state.start(before, horizon(self.spec, self.model))
 
     def _open(self, data: Path) -> Batches:

@@ -102,6 +102,10 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
 
     starts = [str(path.resolve()) if path else None for path in (elsewhere, start)]
     another = spec.identity != config.stage(run, stage).identity or any(starts) or mock_data
+    if mock_data and spec.model.vocab_size is not None:
+        raise ConfigError(
+            "--mock_data: is of bytes, and this run reads a tokenizer's ids; train it on its own data"
+        )
     if another and ckpt_dir is None:
         mark = files.digest([spec.identity, *starts, reset_steps])[:8]
         spec = spec.model_copy(update={"run": f"{run}-{mark}"})

@@ -24,6 +24,7 @@ from spider.config import EmaConfig, StageSpec
 from spider.errors import TrainingError
 from spider.model.interface import Model
 from spider.processes.parallel import local
+from spider.tokens import Tokens
 from spider.training.optim import LowBitAdamW, Optimizer
 
 log = logging.getLogger(__name__)
@@ -209,11 +210,16 @@ class State:
         return None
 
 
-def read_parent(spec: StageSpec, start: Path) -> Checkpoint:
+def read_parent(spec: StageSpec, start: Path, tokens: Tokens) -> Checkpoint:
     """The checkpoint that a path names, or `CheckpointError`; `TrainingError` if it is of another model than
-    ``spec``'s but for activation checkpointing, which no weight knows of."""
+    ``spec``'s but for activation checkpointing, which no weight knows of, or of other ``tokens``."""
     parent = Checkpoint.at(start)
     before, now = parent.config.shape_of_weights(), spec.model.shape_of_weights()
     if changed := differences(before, now, "model"):
         raise TrainingError(f"{start}: trained another model:\n  " + "\n  ".join(changed))
+    if parent.tokens.digest != tokens.digest:
+        raise TrainingError(
+            f"{start}: its ids are of another tokenizer ({parent.tokens.digest or 'bytes'}) than the data's "
+            f"({tokens.digest or 'bytes'}); train it on data that is written in its own"
+        )
     return parent

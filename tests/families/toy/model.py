@@ -6,6 +6,7 @@ from spider.model import interface
 from spider.model.candidates import CandidateHead
 from spider.model.interface import LanguageModel, ModelOutput
 from spider.model.layers import Linear, cross_entropy, embedding_like, wide
+from spider.tokens import BYTES
 from tests.families.toy.config import Config
 
 
@@ -13,8 +14,9 @@ class Toy(interface.Model):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Parameter(torch.empty(self.tokens.size, config.width))
-        self.head = Linear(config.width, self.tokens.size)
+        V = config.vocab_size or BYTES.size
+        self.embedding = nn.Parameter(torch.empty(V, config.width))
+        self.head = Linear(config.width, V)
         if config.memory:
             self.memory = CandidateHead(config.width, config.memory, self.tokens)
 
@@ -43,7 +45,7 @@ class Toy(interface.Model):
     def activation_bytes(
         self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
     ) -> int:
-        return windows * length * 4 * (self.config.width + 2 * self.tokens.size)
+        return windows * length * 4 * (self.config.width + 2 * self.head.out_features)
 
 
 Model: type[LanguageModel] = Toy

@@ -344,7 +344,7 @@ def test_inspect_tells_lengths_bytes_and_the_beginning(folder):
     }
     assert train["documents"] == len(raw) and train["shards"] == 3
     counts = np.bincount(np.frombuffer(b"".join(raw), np.uint8), minlength=256) / sum(lengths)
-    assert train["top_bytes"][0] == [ord(" "), pytest.approx(counts[ord(" ")])]
+    assert train["top"][0] == [" ", pytest.approx(counts[ord(" ")])]
     present = counts[counts > 0]
     assert train["entropy_bits"] == pytest.approx(-(present * np.log2(present)).sum())
     assert train["beginning"].startswith(raw[0].decode()[:30])
@@ -356,5 +356,5 @@ def test_inspect_of_a_dataset_without_documents(tmp_path):
     encode_part(tmp_path / "a.parquet", tmp_path / "s", "000", dataset())
     build_metadata(tmp_path / "s", "empty", dataset(), source={}, parts=["000"])
     train = inspect(tmp_path / "s")["splits"]["train"]
-    assert train["documents"] == 0 and train["beginning"] == "" and train["top_bytes"] == []
+    assert train["documents"] == 0 and train["beginning"] == "" and train["top"] == []
     verify(tmp_path / "s")

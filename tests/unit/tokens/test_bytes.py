@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spider.tokens import BYTES, recorded
+from spider.tokens import BYTES
 
 
 @given(st.text())
@@ -36,7 +36,3 @@ def test_many_documents_are_spliced_as_each_is_encoded(texts, room):
     assert [i for piece in pieces for i in piece.tolist()] == [
         i for text in texts for i in BYTES.encode(text).tolist()
     ]
-
-
-def test_a_dataset_is_read_in_the_alphabet_of_its_size():
-    assert recorded(272) is BYTES and recorded(300) is None

@@ -1,0 +1,110 @@
+"""Byte pair encoding over bytes: the byte alphabet, and after it an id for each pair that was merged.
+
+    ids    0 .. 255   the bytes, as they are       (`spider.tokens.bytes`)
+           256 .. 271 the special ids, as they are
+           272 ..     merges, in the order in which they were learned
+
+Each merge joins two ids of text that come before it, and stands for the bytes of both. So every byte string
+has ids, the ids of a text are the bytes of exactly that text, and an alphabet without merges is the bytes'.
+
+A text is first cut into words (`PATTERN`); in each, the pair that was learned first is merged, again and
+again (Sennrich, Haddow and Birch, "Neural Machine Translation of Rare Words with Subword Units", 2016).
+tiktoken does that. It wants text, so bytes that are not UTF-8 pass it by and become their own ids; and it
+knows of no special id, so no text can make one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spider.files import digest
+from spider.tokens.bytes import BYTES
+
+if TYPE_CHECKING:
+    from tiktoken import Encoding
+
+#: Where words end, after GPT-4's: contractions; letters, with one other character before them; digits in
+#: pairs; other signs; blanks. Runs of blanks are bounded, for the libraries' regular expressions give up on a
+#: million of them.
+PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s{0,255}[\r\n]|\s{1,255}(?!\S)|\s{1,255}"
+)
+#: Bytes of the longest id.
+LONGEST = 255
+#: Ids that fit into a shard.
+MOST = 1 << 16
+
+_RAW = int(np.count_nonzero(BYTES.bytes_of))
+_NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
+
+
+class BpeTokens:
+    """See `spider.tokens.Tokens`.
+
+    Args:
+        merges: the two ids that each joins.
+        pattern: where words end.
+
+    Raises:
+        ValueError: a merge of what is no text or comes later, of more than `LONGEST` bytes, of bytes that
+            have an id already; or more ids than `MOST`.
+    """
+
+    pad, bos, eos = BYTES.pad, BYTES.bos, BYTES.eos
+    specials: Mapping[str, int] = BYTES.specials
+
+    def __init__(self, merges: Sequence[tuple[int, int]], pattern: str = PATTERN) -> None:
+        self.pattern = pattern
+        self.size = BYTES.size + len(merges)
+        self.texts = [bytes([i]) if i < _RAW else b"" for i in range(BYTES.size)]
+        if self.size > MOST:
+            raise ValueError(f"{self.size:,} ids, and shards hold {MOST:,} (uint16)")
+        known = set(self.texts)
+        for number, (left, right) in enumerate(merges):
+            of = f"merge {number:,}, of {left} and {right}"
+            if not all(0 <= i < len(self.texts) and self.texts[i] for i in (left, right)):
+                raise ValueError(f"{of}: not two ids of text that come before it")
+            if (text := self.texts[left] + self.texts[right]) in known or len(text) > LONGEST:
+                why = f"more than {LONGEST} bytes" if len(text) > LONGEST else "which have an id already"
+                raise ValueError(f"{of}: its bytes are {text[:20]!r}, {why}")
+            known.add(text)
+            self.texts.append(text)
+        self.merges = tuple((int(left), int(right)) for left, right in merges)
+        self.bytes_of = np.array([len(text) for text in self.texts], np.uint8)
+        self.bytes_of.flags.writeable = False
+        self.digest: str | None = digest([pattern, self.merges])
+
+    @cached_property
+    def _encoding(self) -> Encoding:
+        from tiktoken import Encoding
+
+        texts = [text for text in self.texts if text]
+        ranks = {text: rank for rank, text in enumerate(texts)}
+        return Encoding("bpe", pat_str=self.pattern, mergeable_ranks=ranks, special_tokens={})
+
+    def _of_text(self, text: str) -> np.ndarray:
+        ranks = self._encoding.encode_to_numpy(text, disallowed_special=())
+        return ranks.astype(np.uint16) + np.uint16(BYTES.size - _RAW) * (ranks >= _RAW)
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        raw = text.encode("utf-8") if isinstance(text, str) else text
+        runs = _NOT_UTF8.split(raw.decode("utf-8", "surrogateescape"))
+        ids = [np.array([self.bos], np.uint16)]
+        for i, run in enumerate(runs):
+            strange = i % 2  # what was split at
+            own = np.frombuffer(run.encode("utf-8", "surrogateescape"), np.uint8) if strange else None
+            ids.append(self._of_text(run) if own is None else own.astype(np.uint16))
+        return np.concatenate([*ids, np.array([self.eos], np.uint16)]).astype(np.uint16)
+
+    def raw(self, ids: Iterable[int]) -> bytes:
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        return b"".join([self.texts[i] for i in plain if 0 <= i < self.size])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.raw(ids).decode("utf-8", errors="replace")
