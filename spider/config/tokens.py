@@ -14,7 +14,8 @@ from spider.config.data import Dataset, StreamSource, TokenizerConfig
 from spider.config.model import families, family_config
 from spider.config.run import Run
 
-Datasets, Tokenizers = Mapping[str, Dataset], Mapping[str, TokenizerConfig]
+Datasets = Mapping[str, Dataset]
+Tokenizers = Mapping[str, TokenizerConfig]
 
 
 def tokenizer_of(datasets: Datasets, data: str) -> str | None:
@@ -48,7 +49,7 @@ def token_problems(datasets: Datasets, tokenizers: Tokenizers, runs: Mapping[str
 
 def _run_problems(run: Run, datasets: Datasets, tokenizers: Tokenizers) -> Iterator[str]:
     tokenizer = tokenizer_of(datasets, run.data)
-    size = tokenizers[tokenizer].vocab_size if tokenizer in tokenizers else None
+    size = tokenizers[tokenizer].vocab_size if tokenizer and tokenizer in tokenizers else None
     if tokenizer and not run.model.ANY_TOKENS:
         others = [family for family in families() if family_config(family).ANY_TOKENS]
         remedy = f"use a dataset of bytes, or a model of family {' or '.join(others)}"

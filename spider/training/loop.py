@@ -130,7 +130,8 @@ class Trainer:
         tokenizer = data / TOKENIZER if alphabet.digest else None
         self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world, tokenizer)
         flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / world.size
-        self.telemetry = Telemetry(self.device, device_name(self.device), self.precision.kind, flops)
+        known = device_name(self.device), self.precision.kind, flops, alphabet.digest is not None
+        self.telemetry = Telemetry(self.device, *known)
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
         """Train to the stage's end and return its final checkpoint, in the process that saved it."""
@@ -177,6 +178,8 @@ class Trainer:
         targets_BT, tokens = batch.rows_BT1[:, 1:], self.model.tokens
         counted_B = (targets_BT != tokens.pad).sum(1)
         targets, bytes_ = self.world.total(int(counted_B.sum()), int(tokens.bytes_of[targets_BT].sum()))
+        window.targets += targets
+        window.bytes += bytes_
 
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:

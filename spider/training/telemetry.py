@@ -52,16 +52,23 @@ class Window:
 
     steps: int = 0
     tokens: int = 0
+    targets: int = 0
+    """Ids that were learned: fewer where there is padding."""
+    bytes: int = 0
+    """That they stand for."""
     seconds: float = 0.0
     waited: float = 0.0
     """Seconds of these that went by waiting for data."""
 
 
 class Telemetry:
-    """Makes the rows of one training; ``flops_per_token`` are those of forward and backward."""
+    """Makes the rows of one training; ``flops_per_token`` are those of forward and backward. Ids of a learned
+    alphabet (``learned``) are counted as the bytes that they stand for, those of bytes as one each."""
 
-    def __init__(self, device: torch.device, name: str, precision: str, flops_per_token: float) -> None:
-        self.device, self.flops_per_token = device, flops_per_token
+    def __init__(
+        self, device: torch.device, name: str, precision: str, flops_per_token: float, learned: bool = False
+    ) -> None:
+        self.device, self.flops_per_token, self.learned = device, flops_per_token, learned
         self.peak = peak_flops(name, precision)
         if self.peak is None:
             log.info("mfu: unknown, there is no peak FLOP/s on record for %s on %s", precision, name)
@@ -74,25 +81,30 @@ class Telemetry:
     def row(
         self, means: dict[str, float], window: Window, steps_left: int, lr: dict[str, float], skipped: int
     ) -> dict[str, float]:
-        """All figures of a log interval: losses in nats a byte, ``bpb`` in bits; megabytes of 10^6 bytes;
+        """All figures of a log interval: losses in nats a target, ``bpb`` in bits a byte; megabytes of 10^6 bytes;
         shares of 1. There are no ``means`` if every update of it was skipped; ``lr`` are the last step's
         rates, by name, and ``skipped`` are updates since the stage began."""
         row = {f"train/{name}": value for name, value in means.items()}
         if row:
-            row["train/bpb"] = row.get("train/cross_entropy", row["train/loss"]) / math.log(2)
+            targets_a_byte = window.targets / max(1, window.bytes) if self.learned else 1.0
+            bits = row.get("train/cross_entropy", row["train/loss"]) / math.log(2)
+            row["train/bpb"] = bits * targets_a_byte
         row |= {f"train/{name}": value for name, value in lr.items()}
         row |= {
             "train/skipped_steps": skipped,
             "system/rss_mb": self._process.memory_info().rss / 1e6,
             "system/cpu_percent": self._process.cpu_percent(),
-            "train/bytes_per_second": window.tokens / window.seconds,
+            "train/bytes_per_second": (window.bytes if self.learned else window.tokens) / window.seconds,
             "train/data_wait_share": window.waited / window.seconds,
             "train/eta_seconds": steps_left * window.seconds / window.steps,
         }
         if self.device.type == "cuda":
             row["system/gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 1e6
+        tokens_per_second = window.tokens / window.seconds
+        if self.learned:
+            row["train/tokens_per_second"] = tokens_per_second
         if self.peak is not None:
-            row["train/mfu"] = row["train/bytes_per_second"] * self.flops_per_token / self.peak
+            row["train/mfu"] = tokens_per_second * self.flops_per_token / self.peak
         return row
 
 
@@ -102,6 +114,7 @@ _GROUPS = (
     {"train/lr": "lr {:.2e}", "train/muon_lr": "muon {:.2e}", "train/grad_norm": "grad {:.3g}"},
     {
         "train/bytes_per_second": "{:,.0f} bytes/s",
+        "train/tokens_per_second": "{:,.0f} ids/s",
         "train/mfu": "mfu {:.1%}",
         "train/data_wait_share": "data wait {:.1%}",
     },

@@ -1,0 +1,164 @@
+"""Learning a tokenizer, and datasets that are written in one."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spider.config import TokenizerConfig
+from spider.data.encode import documents, encode_part
+from spider.data.metadata import build_metadata, load_metadata
+from spider.data.shards import Shards, inspect, verify
+from spider.data.tokenizer import learn
+from spider.evaluation.evaluate import validation_stream
+from spider.files import read_json, write_json
+from spider.tokens import BYTES
+from spider.tokens.stored import read_tokens
+from tests.unit.datasets import dataset
+from tests.unit.tokens.texts import texts
+
+
+def parquet(path, documents):
+    pq.write_table(pa.table({"text": documents, "id": [str(i) for i in range(len(documents))]}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory):
+    return parquet(tmp_path_factory.mktemp("raw") / "000.parquet", texts(400))
+
+
+def config(size, **settings):
+    return TokenizerConfig(data="text", vocab_size=size, **settings)
+
+
+HALF = dataset(validation=0.5)
+
+
+@pytest.fixture(scope="module")
+def learned(part, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    learn([part], path, "t", config(300), HALF)
+    return path
+
+
+def encoded(part, folder, learned, settings=HALF):
+    encode_part(part, folder, "000", settings, read_tokens(learned) if learned else BYTES)
+    return build_metadata(folder, "text", settings, source={}, parts=["000"], tokenizer=learned)
+
+
+def test_whatever_the_order_and_the_threads_the_same_is_learned(part, learned, tmp_path):
+    shuffled = parquet(tmp_path / "p.parquet", texts(400)[::-1])
+    everything, other = dataset(validation=0.0), tmp_path / "b.json"
+    first = learn([part], tmp_path / "a.json", "t", config(310), everything)
+    assert learn([shuffled], other, "t", config(310), everything).digest == first.digest
+    code = (
+        "import os; os.environ['RAYON_NUM_THREADS'] = '1'\nfrom pathlib import Path\n"
+        "from tests.unit.data.test_tokenizer import config, dataset, learn\n"
+        f"print(learn([Path({str(part)!r})], Path({str(other)!r}), 't', config(310), "
+        "dataset(validation=0.0)).digest)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert said.stdout.strip() == first.digest
+    assert (tmp_path / "a.json").read_bytes() == other.read_bytes()
+
+
+def test_what_is_held_out_teaches_nothing(tmp_path):
+    ordinary = [text for text in texts(60)]
+    table = parquet(tmp_path / "p.parquet", [*ordinary, *["zyzzyva " * 50] * 60])
+    kept = b"".join(documents(table, HALF))
+    assert b"zyzzyva" in kept
+    # The same word, in documents that are all held out.
+    held = [i for i, text in enumerate(ordinary) if text.encode() not in kept]
+    strange = [("zyzzyva " * 50 if i in held else text) for i, text in enumerate(ordinary)]
+    one = learn([parquet(tmp_path / "q.parquet", strange)], tmp_path / "q.json", "t", config(290), HALF)
+    two = learn([parquet(tmp_path / "r.parquet", ordinary)], tmp_path / "r.json", "t", config(290), HALF)
+    assert one.digest == two.digest and not any(b"zy" in text for text in one.texts)
+
+
+def test_too_little_text_for_so_many_ids_says_how_many_there_are(part, tmp_path):
+    with pytest.raises(ValueError, match=r"t.vocab_size: \d+ merges were found in [\d,]+ bytes, .*set"):
+        learn([part], tmp_path / "t.json", "t", config(5000), HALF)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"tokenizers\.t: no training document to learn from; lower"):
+        learn([part], tmp_path / "t.json", "t", config(300), dataset(validation=0.9999999))
+
+
+def test_no_more_is_read_than_asked_for(part, tmp_path):
+    learn([part, part], tmp_path / "t.json", "t", config(280, max_bytes=2000, document_bytes=64), HALF)
+    taken = read_json(tmp_path / "t.json")["learned_from"]
+    assert 1900 < taken["bytes"] <= 2000 and taken["documents"] > 2000 / 64
+
+
+def test_every_document_is_written_in_it_and_comes_back(part, learned, tmp_path):
+    metadata, tokens = encoded(part, tmp_path, learned), read_tokens(learned)
+    plain = encoded(part, tmp_path / "bytes", None)
+    assert metadata.vocab_size == 300 and metadata.tokenizer == tokens.digest
+    for split in ("train", "validation"):
+        view, bytes_ = Shards(tmp_path, split), Shards(tmp_path / "bytes", split)
+        ids = view.read(0, view.tokens)
+        assert tokens.raw(ids) == BYTES.raw(bytes_.read(0, bytes_.tokens))
+        assert metadata.splits[split].bytes == plain.splits[split].bytes
+        assert metadata.splits[split].documents == plain.splits[split].documents
+        assert len(ids) < 0.6 * bytes_.tokens
+    assert verify(tmp_path)["documents"] == 400
+    assert load_metadata(tmp_path).alphabet.digest == tokens.digest
+    shown = inspect(tmp_path)["splits"]["train"]
+    assert shown["bytes_per_token"] > 2 and shown["beginning"].startswith(tokens.decode(ids[:0]))
+    assert shown["document_bytes"] == inspect(tmp_path / "bytes")["splits"]["train"]["document_bytes"]
+
+
+def test_no_merges_give_the_shards_of_bytes_to_the_bit(part, tmp_path):
+    learn([part], tmp_path / "t.json", "t", config(BYTES.size), HALF)
+    encoded(part, tmp_path / "one", tmp_path / "t.json")
+    encoded(part, tmp_path / "two", None)
+    for name in ("train/000.bin", "train/000.idx", "validation/000.bin", "validation/000.idx"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_tokenizer_that_is_not_the_shards_own_is_refused(part, learned, tmp_path):
+    encoded(part, tmp_path / "s", learned)
+    learn([part], other := tmp_path / "other.json", "t", config(280), HALF)
+    with pytest.raises(ValueError, match=r"part 000 was encoded with tokenizer = .*; encode it again"):
+        build_metadata(
+            tmp_path / "s", "text", HALF, source={}, parts=["000"], tokenizer=tmp_path / "other.json"
+        )
+    (tmp_path / "s/tokenizer.json").write_bytes(other.read_bytes())
+    with pytest.raises(ValueError, match="another tokenizer"):
+        Shards(tmp_path / "s", "train")
+    (tmp_path / "s/tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"tokenizer\.json: no such file"):
+        Shards(tmp_path / "s", "train")
+
+
+def test_full_verification_counts_the_bytes_that_ids_stand_for(part, learned, tmp_path):
+    encoded(part, tmp_path, learned)
+    description = read_json(tmp_path / "metadata.json")
+    for counts in (description["splits"]["train"], description["splits"]["train"]["shards"][0]):
+        counts["bytes"] += 1
+    write_json(tmp_path / "metadata.json", description)
+    with pytest.raises(ValueError, match=r"its ids stand for [\d,]+ bytes, not [\d,]+"):
+        verify(tmp_path)
+
+
+@pytest.mark.parametrize("limit", [1, 37, 500, 501, 502, 503, 10**9])
+def test_the_same_bytes_are_scored_in_any_alphabet(part, learned, tmp_path, limit):
+    encoded(part, tmp_path / "bpe", learned)
+    encoded(part, tmp_path / "bytes", None)
+    tokens = read_tokens(learned)
+    want_N, _ = validation_stream(tmp_path / "bytes", limit, BYTES)
+    for folder in ("bpe", "bytes"):
+        for alphabet in (tokens, BYTES):
+            got_N, _ = validation_stream(tmp_path / folder, limit, alphabet)
+            assert alphabet.raw(got_N) == BYTES.raw(want_N)
+            specials = np.concatenate([got_N[alphabet.bytes_of[got_N] == 0]])
+            assert specials.tolist() == want_N[BYTES.bytes_of[want_N] == 0].tolist()
+            again = [alphabet.encode(text)[1:-1].tolist() for text in _documents(want_N)]
+            assert [i for i in got_N.tolist() if alphabet.bytes_of[i]] == [i for ids in again for i in ids]
+
+
+def _documents(stream_N):
+    return [BYTES.raw(run) for run in np.split(stream_N, np.flatnonzero(stream_N == BYTES.bos)[1:])]

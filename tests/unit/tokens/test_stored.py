@@ -1,0 +1,63 @@
+"""tokenizer.json: what is read is what was written, and what was edited or damaged is refused by name."""
+
+import json
+
+import pytest
+
+from spider.files import read_json, write_json
+from spider.tokens import BYTES
+from spider.tokens.bpe import BpeTokens
+from spider.tokens.stored import LearnedFrom, StoredTokens, read_tokens, tokens_in
+
+
+@pytest.fixture
+def path(tmp_path):
+    tokens = BpeTokens([(97, 98), (BYTES.size, 99)])
+    StoredTokens.of(tokens, LearnedFrom(documents=2, bytes=10)).write(tmp_path / "tokenizer.json")
+    return tmp_path / "tokenizer.json"
+
+
+def test_what_is_read_is_what_was_written(path):
+    tokens = read_tokens(path)
+    assert tokens.merges == ((97, 98), (BYTES.size, 99))
+    assert tokens.encode("abc")[1:-1].tolist() == [BYTES.size + 1]
+    assert tokens_in(path.parent, tokens.digest).digest == tokens.digest
+    assert tokens_in(path.parent, None) is BYTES
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"merges": ["97 98", "272 100"]}, "edited since it was written"),
+        ({"pattern": r"\S+"}, "edited since it was written"),
+        ({"vocab_size": 300}, "edited since it was written"),
+        ({"merges": ["97 98", "97 98"]}, "damaged .merge 1, of 97 and 98: its bytes are b'ab'"),
+        ({"merges": ["97 98", "x 99"]}, "damaged .merge 'x 99' is not two ids"),
+        ({"merges": [[97, 98]]}, "not whole"),
+        ({"kind": "unigram"}, "not whole"),
+        ({"format": 2}, "of format 2, this Spider reads 1"),
+    ],
+)
+def test_what_was_edited_or_damaged_is_refused(path, change, message):
+    write_json(path, read_json(path) | change)
+    with pytest.raises(ValueError, match=f"tokenizer.json: .*{message}"):
+        read_tokens(path)
+
+
+def test_half_a_file_and_none_are_refused(path):
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ValueError, match="not valid JSON"):
+        read_tokens(path)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"tokenizer\.json: no such file"):
+        tokens_in(path.parent, "0" * 16)
+
+
+def test_another_tokenizer_is_not_taken_for_that_of_a_folder(path):
+    with pytest.raises(ValueError, match=r"another tokenizer .* than what lies here was written with"):
+        tokens_in(path.parent, "0" * 16)
+
+
+def test_it_is_plain_json_of_pairs(path):
+    plain = json.loads(path.read_text())
+    assert plain["merges"] == ["97 98", "272 99"] and plain["vocab_size"] == BYTES.size + 2

@@ -1,0 +1,71 @@
+"""Training on a tokenizer's ids: what is counted are bytes, and a checkpoint holds what its ids stand for."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spider import load_model
+from spider.checkpoints.load import Checkpoint
+from spider.config import TokenizerConfig, load_config
+from spider.data.encode import encode_part
+from spider.data.metadata import build_metadata
+from spider.data.tokenizer import learn
+from spider.errors import CheckpointError, TrainingError
+from spider.tokens.stored import read_tokens
+from spider.training.stage import train
+from tests.unit.datasets import dataset
+from tests.unit.tokens.texts import texts
+
+SETTINGS = dataset(validation=0.1)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The same text in tokenizers of so many ids, each learned from so many bytes of it."""
+    root = tmp_path_factory.mktemp("data")
+    table = pa.table({"text": texts(200), "id": [str(i) for i in range(200)]})
+    pq.write_table(table, root / "000.parquet")
+
+    def write(size, max_bytes):
+        name = f"{size}-{max_bytes}"
+        if not (root / name).exists():
+            config = TokenizerConfig(data="text", vocab_size=size, max_bytes=max_bytes)
+            learn([root / "000.parquet"], learned := root / f"{name}.json", "t", config, SETTINGS)
+            encode_part(root / "000.parquet", root / name, "000", SETTINGS, read_tokens(learned))
+            build_metadata(root / name, "text", SETTINGS, source={}, parts=["000"], tokenizer=learned)
+        return root / name
+
+    return write
+
+
+def spec(stage="a", size=300):
+    source = {"source": {"kind": "pydocs"}}
+    run = {
+        "data": "text",
+        "model": {"family": "tests.families.toy", "width": 8},
+        "precision": "fp32",
+        "defaults": {"seq_len": 16, "micro_batch": 4, "max_steps": 4, "ckpt_every": 2},
+        "stages": [{"name": "a"}, {"name": "b"}],
+    }
+    tokenizers = {"t": {"data": "text", "vocab_size": size}}
+    plain = {"datasets": {"text": source | {"tokenizer": "t"}}, "tokenizers": tokenizers, "runs": {"r": run}}
+    return load_config(plain).stage("r", stage)
+
+
+def test_bytes_are_counted_and_a_checkpoint_holds_its_tokenizer(written, tmp_path):
+    receipt = train(spec(), tmp_path / "a", written(300, 10**6))
+    assert receipt.tokens == 4 * 4 * 16 and receipt.bytes > 1.5 * receipt.tokens
+    checkpoint = Checkpoint.at(tmp_path / "a")
+    assert checkpoint.tokens.digest == read_tokens(written(300, 10**6) / "tokenizer.json").digest
+    assert load_model(tmp_path / "a")[0].tokens.size == 300
+    (checkpoint.path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        Checkpoint.at(checkpoint.path)
+
+
+def test_ids_of_another_tokenizer_are_not_trained_on(written, tmp_path):
+    train(spec(), tmp_path / "a", written(300, 10**6))
+    with pytest.raises(TrainingError, match="its ids are of another tokenizer"):
+        train(spec("b"), tmp_path / "b", written(300, 4000), previous=tmp_path / "a/train.json")
+    with pytest.raises(ValueError, match=r"model\.vocab_size: is 300, and the tokenizer has 290 ids"):
+        train(spec(), tmp_path / "c", written(290, 10**6))

@@ -1,0 +1,66 @@
+"""A run on a tokenizer's ids beside one on bytes, of the same downloaded text, through the real workflow."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spider import load_model
+from spider.files import read_json
+from spider.tokens import BYTES
+from spider.tokens.stored import read_tokens
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def two(workflow):
+    workflow.config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
+    workflow.config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 350}}
+    run = workflow.config["runs"].pop("small")
+    run |= {"model": {"family": "tests.families.toy", "width": 8}, "stages": run["stages"][:1]}
+    run["stages"][0]["max_steps"] = 10
+    workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe"}}
+    return workflow
+
+
+def spider(workflow, *words):
+    done = subprocess.run(
+        [Path(sys.executable).with_name("spider"), *words],
+        **{"cwd": workflow.folder, "env": {**os.environ, "PYTHONPATH": str(ROOT)}},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
+    two(PYTHONPATH=str(ROOT))
+    results = two.results
+    assert [path.name for path in (results / "raw").iterdir()] == ["text"], "what it is like is fetched once"
+    learned = read_tokens(results / "tokenizers/bpe/tokenizer.json")
+    stages = {run: results / "runs" / run / "first" for run in ("bytes", "bpe")}
+    measured = {run: read_json(stage / "evaluation.json") for run, stage in stages.items()}
+    assert measured["bytes"]["text_sha256"] == measured["bpe"]["text_sha256"]
+    assert measured["bytes"]["bytes"] == measured["bpe"]["bytes"] == measured["bpe"]["targets"]["byte"]
+    assert measured["bytes"]["compressors"]["xz"] == measured["bpe"]["compressors"]["xz"]
+
+    # Whatever holds ids holds what they stand for.
+    export = two.folder / "exported"
+    spider(two, "checkpoint", "export", str(stages["bpe"]), str(export))
+    for place in (stages["bpe"], export):
+        model, _ = load_model(place)
+        assert model.tokens.digest == learned.digest and model.tokens.size == 350
+    assert load_model(stages["bytes"])[0].tokens is BYTES
+    assert spider(two, "generate", str(export), "--prompt", "Document", "--bytes", "40")
+    assert "Nothing to be done" in two("--dry-run", PYTHONPATH=str(ROOT))
+
+    # Another size is another tokenizer: what is written in it is made again, and no more.
+    two.config["tokenizers"]["bpe"]["vocab_size"] = 300
+    plan = two("--dry-run", PYTHONPATH=str(ROOT))
+    for path in ("tokenizers/bpe/", "shards/text-bpe/", "runs/bpe/"):
+        assert f"results/{path}" in plan
+    for path in ("shards/text/train", "runs/bytes/first/train.json", "raw/text/000.parquet"):
+        assert f"output: results/{path}" not in plan
