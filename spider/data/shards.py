@@ -95,12 +95,12 @@ class Shards:
         """Of a token: its file's number, and there the beginning of its document, its own place, and the
         document's end. `ValueError` where the file has no index."""
         s = int(np.searchsorted(self.borders, token, side="right")) - 1
-        begins, at = self._begins(s), token - int(self.borders[s])
+        begins, at = self.begins(s), token - int(self.borders[s])
         d = int(np.searchsorted(begins, at, side="right"))
         end = int(begins[d]) if d < len(begins) else len(self.maps[s])
         return s, int(begins[d - 1]) if d else 0, at, end
 
-    def _begins(self, s: int) -> np.ndarray:
+    def begins(self, s: int) -> np.ndarray:
         """First tokens of a file's documents, read once."""
         if s in self._known_begins:
             return self._known_begins[s]

@@ -81,9 +81,9 @@ class Telemetry:
     def row(
         self, means: dict[str, float], window: Window, steps_left: int, lr: dict[str, float], skipped: int
     ) -> dict[str, float]:
-        """All figures of a log interval: losses in nats a target, ``bpb`` in bits a byte; megabytes of 10^6 bytes;
-        shares of 1. There are no ``means`` if every update of it was skipped; ``lr`` are the last step's
-        rates, by name, and ``skipped`` are updates since the stage began."""
+        """All figures of a log interval: losses in nats a target, ``bpb`` in bits a byte; megabytes of 10^6
+        bytes; shares of 1. There are no ``means`` if every update of it was skipped; ``lr`` are the last
+        step's rates, by name, and ``skipped`` are updates since the stage began."""
         row = {f"train/{name}": value for name, value in means.items()}
         if row:
             targets_a_byte = window.targets / max(1, window.bytes) if self.learned else 1.0
