@@ -54,6 +54,7 @@ wildcard_constraints:
     dataset="[A-Za-z0-9][A-Za-z0-9_-]*",
     tokenizer="[A-Za-z0-9][A-Za-z0-9_-]*",
     part=r"\d+",
+    seq_len=r"\d+",
     run="[A-Za-z0-9][A-Za-z0-9_-]*",
     stage="[A-Za-z0-9][A-Za-z0-9_-]*",
     shape="[0-9a-f]{16}",
@@ -184,6 +185,13 @@ def memories(*texts):
         return [f"{folder}/{text}/memory.json" for text in texts] if folder else []
 
     return files
+
+
+def packed_rows(wildcards):
+    """The plan of a stage's rows, where they are packed."""
+    spec = stage_spec(wildcards)
+    packed = f"<results>/shards/{spec.data}/packed-{spec.settings.seq_len}.json"
+    return packed if spec.settings.packing == "best_fit" else []
 
 
 def previous_receipt(wildcards):

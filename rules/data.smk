@@ -1,4 +1,4 @@
-"""Text to shards: one download and one encode job a part, one index a dataset, and the tokenizers it asks for."""
+"""Text to shards: one download and one encode job a part, one index a dataset, its tokenizer, its packed rows."""
 
 
 rule download:
@@ -97,3 +97,21 @@ rule index:
         identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].described(),
     shell:
         "{params.spider} --log {log:q} index {wildcards.dataset} --output {output:q}"
+
+
+rule pack:
+    input:
+        lambda wildcards: metadata(wildcards.dataset),
+    output:
+        multiext("<results>/shards/{dataset}/packed-{seq_len}", ".json", ".pieces", ".rows"),
+    log:
+        "<logs>/pack/{dataset}-{seq_len}.log",
+    benchmark:
+        "<benchmarks>/pack/{dataset}-{seq_len}.tsv"
+    resources:
+        mem_mb=2000,
+        runtime=longer(30),
+    params:
+        spider=command,
+    shell:
+        "{params.spider} --log {log:q} pack {wildcards.dataset} {wildcards.seq_len}"

@@ -30,6 +30,7 @@ rule warmup:
 rule train:
     input:
         data=lambda wildcards: metadata(stage_spec(wildcards).data),
+        packed=packed_rows,
         previous=previous_receipt,
         memories=memories("memory", "folded"),
         warmup=lambda wildcards: f"<results>/runs/{wildcards.run}/warmup-{stage_spec(wildcards).shape}.json",

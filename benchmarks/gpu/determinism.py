@@ -78,7 +78,7 @@ def gradients(spec: StageSpec, data: Path) -> dict[str, Any]:
         compile_forward(model, spec.depths)
     shape = {"seq_len": spec.settings.seq_len, "rows": spec.settings.micro_batch}
     loader = Loader(Shards(data, "train"), seed=0, **shape)
-    tokens_BT, labels_BT = to_device(next(loader).rows_BT1, device, model.tokens.pad)
+    tokens_BT, labels_BT = to_device(next(loader), device, model.tokens.pad)
     loader.close()
 
     def once() -> dict[str, torch.Tensor]:

@@ -29,6 +29,7 @@ _VERBS = (
         data.tokenizer,
         data.encode,
         data.index,
+        data.pack,
         data.count,
         data.memory,
         data.verify,

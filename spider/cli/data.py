@@ -28,7 +28,7 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
         if isinstance(source, MockSource):
             record = mock.write_mock(source.documents, output)
         elif isinstance(source, PydocsSource):
-            record = pydocs.write_pydocs(int(part), source.pieces, output)
+            record = pydocs.write_pydocs(int(part), source.pieces, output, source.form)
         elif isinstance(source, HubSource):
             record = hub.download_file(hub.HubFile(source.repo, source.revision, item), output)
         else:
@@ -102,6 +102,23 @@ def index(session: Session, dataset: str, output: Path) -> None:
         for split, counts in metadata.splits.items():
             job.metric(f"{split}/tokens", counts.tokens)
             log.info("%s: %s tokens in %d shards", split, f"{counts.tokens:,}", len(counts.shards))
+
+
+@verb("dataset", "seq_len")
+def pack(session: Session, dataset: str, seq_len: str) -> None:
+    """Plan rows of SEQ_LEN targets that hold whole documents, as far as they fit."""
+    from spider.data.packing import pack
+
+    if not seq_len.isdecimal() or not int(seq_len):
+        raise ValueError(f"seq_len: must be a whole number above 0 (got {seq_len!r})")
+    session.config.dataset(dataset)
+    folder = session.results.shards(dataset)
+    params, made = {"seq_len": int(seq_len)}, folder / f"packed-{seq_len}.json"
+    with session.tracked("pack", f"{dataset}/{seq_len}", params, [folder / "metadata.json"], [made]) as job:
+        packing = pack(folder, int(seq_len))
+        job.metric("filled", packing.filled)
+    filled = f"{packing.pieces:,} pieces of documents, {packing.filled:.2%} of the slots filled"
+    log.info("%s: %s rows of %s, %s", made, f"{packing.rows:,}", seq_len, filled)
 
 
 @verb("run", "part")

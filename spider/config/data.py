@@ -60,6 +60,8 @@ class PydocsSource(Source):
     RECORDED: ClassVar = frozenset({"pieces"})
 
     kind: Literal["pydocs"]
+    form: Literal["text", "questions"] = "text"
+    """questions: of each documented name what it is for, as a conversation (``format: chat``)."""
     pieces: Positive = 2
     """How many parquet files to split the corpus into."""
 
@@ -190,6 +192,8 @@ class Dataset(Block):
     max_document_bytes: Annotated[int, Field(ge=4)] | None = None
     """Truncate longer documents at a UTF-8 boundary (null: keep them whole)."""
 
+    format: Literal["text", "chat"] = "text"
+    """chat: each row is a conversation in JSON, ``[{"role": "user", "content": "..."}, ...]``."""
     like: str | None = None
     """Another dataset: its files, downloaded once, and its settings; but for ``tokenizer`` and ``memory``."""
     tokenizer: str | None = None
@@ -203,6 +207,10 @@ class Dataset(Block):
         if self.memory and self.validation + self.memory >= 1:
             sum_of = f"validation + memory = {self.validation:g} + {self.memory:g}"
             raise wrong_key("memory", f"leaves no document to train on, {sum_of} must be below 1")
+        if self.format == "chat" and self.max_document_bytes is not None:
+            raise wrong_key("max_document_bytes", "cuts text, and a conversation is JSON; leave it out")
+        if self.format == "chat" and isinstance(self.source, StreamSource):
+            raise wrong_key("format", "a stream is of text; download the conversations: source.kind: hub")
         if self.tokenizer and isinstance(self.source, StreamSource):
             remedy = "leave it out, or download the text: source.kind: hub"
             raise wrong_key("tokenizer", f"a stream is read once, as bytes; {remedy}")
@@ -218,8 +226,9 @@ class Dataset(Block):
 
     def encoding(self) -> dict[str, Any]:
         """What decides the ids of a shard, the text and the tokenizer apart."""
-        apart = ("source", "like", "tokenizer")
-        return {name: value for name, value in self.described().items() if name not in apart}
+        apart = ("source", "like", "tokenizer", "format")
+        plain = {name: value for name, value in self.described().items() if name not in apart}
+        return plain | ({"written_as": self.format} if self.format != "text" else {})
 
     def held_out(self) -> dict[str, Any]:
         """What decides which documents are held out."""

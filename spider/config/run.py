@@ -73,6 +73,12 @@ class StageSettings(Block):
     """Windows a forward pass."""
     grad_accum: Positive = 1
     """Forward passes an optimizer step."""
+    packing: Literal["ring", "best_fit"] = "ring"
+    """ring: windows cut from the text wherever they end; best_fit: whole documents, packed into rows."""
+    attend: Literal["row", "document"] = "row"
+    """What an id may see of a packed row: all before it, or its own document alone."""
+    learn: Literal["all", "assistant"] = "all"
+    """What is learned: every id, or what an assistant says in conversations."""
     n_loops: Positive | None = None
     """Loops of the model's recurrent part (default: the model's)."""
     lr: Annotated[float, Field(gt=0)] = 3e-4

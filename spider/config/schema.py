@@ -188,6 +188,7 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     if s.max_hours and s.schedule not in ("wsd", "constant"):
         remedy = "set schedule: wsd, which decays when time runs out, or constant"
         yield f".max_hours: schedule: {s.schedule} must know its last step from the first; {remedy}"
+    yield from _row_problems(config, spec)
     try:
         spec.micro_batch(spec.processes)
     except ConfigError as error:
@@ -201,6 +202,23 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         yield f".n_loops: this model of family {spec.model.family} has no loops; leave it out"
     if spec.data not in config.datasets:
         yield f".data: {none_such('dataset', spec.data, config.datasets)}"
+
+
+def _row_problems(config: Config, spec: StageSpec) -> Iterator[str]:
+    """What rows of a stage cannot be made or read as asked."""
+    s, packed = spec.settings, spec.settings.packing == "best_fit"
+    if packed and spec.stream is not None:
+        yield f".packing: {spec.data} is a stream, whose documents are not known before; leave it out"
+    if packed and spec.model.memory is not None:
+        yield ".packing: best_fit knows no place in the text, by which a memory proposes; leave it out"
+    if s.attend == "document" and not (packed and spec.model.DOCUMENTS):
+        why = "the model's family sees all of a row" if packed else "rows are cut from one long text"
+        yield f".attend: document: {why}; {'leave it out' if packed else 'set packing: best_fit'}"
+    if s.learn == "assistant" and not packed:
+        yield ".learn: assistant: who speaks at a window's start is not known; set packing: best_fit"
+    dataset = config.datasets.get(spec.data)
+    if s.learn == "assistant" and dataset is not None and dataset.format != "chat":
+        yield f".learn: assistant: {spec.data} holds no conversations (format: {dataset.format})"
 
 
 def _scaling_problems(config: Config, sweep: str) -> Iterator[str]:

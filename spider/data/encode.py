@@ -7,8 +7,8 @@ buffer widened to uint16 with BOS and EOS spliced around every document:
     joined   |. T h e   c a t .|. A   d o g .|  Arrow puts a placeholder byte before and after each document
     tokens   |B T h e   c a t E|B A   d o g E|  widened in one pass; the ids are stored at the joined offsets
 
-With a tokenizer each document is encoded by itself (`spider.tokens.bpe`), at a small part of that speed, and
-the ids are counted to stand for exactly as many bytes. Of bytes, nothing is done per document in Python but
+With a tokenizer (`spider.tokens.bpe`), and in conversations (`spider.data.chat`), each document is encoded by
+itself, at a small part of that speed. Of bytes, nothing is done per document in Python but
 hashing its id for the split, and cutting it where it is too long.
 
 Memory is constant: about a megabyte of text is decoded at a time, then widened in pieces that stay in the
@@ -31,7 +31,8 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spider.config import Dataset
+from spider.data import chat
 from spider.data.metadata import COUNTS, DTYPE
 from spider.data.split import cut, hash_keys, split_masks
 from spider.files import replacing, write_json
@@ -75,10 +77,13 @@ def encode_part(
     """
     rows = _no_rows()
     seen = [np.empty(0, np.uint64)]
+    to_ids: Callable[[bytes], np.ndarray] | None = None if tokens is BYTES else tokens.encode
+    if dataset.format == "chat":
+        to_ids = partial(chat.ids_of, tokens=tokens)
     names = {split: folder / split / part for split in dataset.splits}
     try:
         with contextlib.ExitStack() as files:
-            writers = {split: _ShardWriter(name, files, tokens) for split, name in names.items()}
+            writers = {split: _ShardWriter(name, files, tokens, to_ids) for split, name in names.items()}
             for texts, masks in _split(parquet, dataset, rows, seen):
                 for split, writer in writers.items():
                     writer.append(texts.filter(pa.array(masks[split])))
@@ -109,12 +114,21 @@ def encode_part(
 
 
 def documents(parquet: Path, dataset: Dataset) -> Iterator[bytes]:
-    """The documents of a part that are not held out; raises as `encode_part`."""
+    """The text of a part's documents that are not held out; raises as `encode_part`."""
     for texts, masks in _split(parquet, dataset, _no_rows(), []):
-        yield from _bytes(texts.filter(pa.array(~masks["validation"])))
+        kept = _bytes(texts.filter(pa.array(~masks["validation"])))
+        yield from kept if dataset.format == "text" else map(chat.plain, kept)
 
 
 # ----------------------------------------------------------------------------------------------- reading
+
+
+def _check_chat(texts: pa.Array, parquet: Path, before: int) -> None:
+    for row, text in enumerate(texts.to_pylist(), start=before):
+        try:
+            chat.parse(text or "[]")
+        except ValueError as error:
+            raise ValueError(f"{parquet}: row {row} is no conversation: {error}") from None
 
 
 def _no_rows() -> dict[str, int]:
@@ -126,6 +140,8 @@ def _split(
 ) -> Iterator[tuple[pa.Array, dict[str, np.ndarray]]]:
     """Batches of documents, and which are in each split; counts rows and keeps hashes of their ids."""
     for texts, ids, kin in _batches(parquet, dataset):
+        if dataset.format == "chat":
+            _check_chat(texts, parquet, rows["read"])
         rows["read"] += len(texts)
         texts, ids, kin = _drop_blank(texts, ids, kin, rows)
         keys = _keys(texts, ids)
@@ -240,11 +256,18 @@ def _truncate(texts: pa.Array, limit: int | None, rows: dict[str, int]) -> pa.Ar
 
 
 class _ShardWriter:
-    """Appends documents to one split's ``.bin`` and ``.idx``, which get these names when ``files`` closes."""
+    """Appends documents to one split's ``.bin`` and ``.idx``, which get these names when ``files`` closes.
+    Their ids are what ``to_ids`` makes of each; None: their bytes, copied."""
 
-    def __init__(self, name: Path, files: contextlib.ExitStack, alphabet: Tokens) -> None:
+    def __init__(
+        self,
+        name: Path,
+        files: contextlib.ExitStack,
+        alphabet: Tokens,
+        to_ids: Callable[[bytes], np.ndarray] | None,
+    ) -> None:
         self.tokens = self.documents = self.bytes = 0
-        self._alphabet = alphabet
+        self._alphabet, self._to_ids = alphabet, to_ids
         beside = [files.enter_context(replacing(name.with_suffix(suffix))) for suffix in (".bin", ".idx")]
         self._tokens_file, self._index_file = (files.enter_context(path.open("wb")) for path in beside)
         self._piece = np.empty(PIECE, DTYPE)
@@ -253,18 +276,17 @@ class _ShardWriter:
     def append(self, texts: pa.Array) -> None:
         """Write the documents that ``texts`` are, none of them null."""
         if len(texts):
-            first = self._copy(texts) if self._alphabet is BYTES else self._encode(_bytes(texts))
+            first = self._copy(texts) if self._to_ids is None else self._encode(_bytes(texts))
             self._index_file.write((first.astype("<u8") * np.uint64(DTYPE.itemsize)).data)
             self.documents += len(texts)
             self._flush()
 
     def _encode(self, texts: list[bytes]) -> np.ndarray:
         """Write the ids of documents; returns where each begins."""
-        ids = [self._alphabet.encode(text) for text in texts]
-        lengths, size = np.array([len(document) for document in ids]), sum(map(len, texts))
-        joined = np.concatenate(ids).astype(DTYPE)
-        stands_for = int(self._alphabet.bytes_of[joined].sum())
-        assert stands_for == size, f"{size} bytes became ids that stand for {stands_for}"
+        assert self._to_ids is not None
+        ids = [self._to_ids(text) for text in texts]
+        lengths, joined = np.array([len(document) for document in ids]), np.concatenate(ids).astype(DTYPE)
+        size = int(self._alphabet.bytes_of[joined].sum())
         self._tokens_file.write(joined.data)
         first = self.tokens + np.cumsum(lengths) - lengths
         self.tokens += len(joined)

@@ -3,7 +3,8 @@
 The split's T tokens are a ring. An epoch cuts it, from an offset of its own, into N = ceil(T / seq_len)
 windows of seq_len + 1 tokens that overlap by one (the last target of a window is the first input of the
 next), so that every token is a target at least once and fewer than seq_len of them twice. Windows straddle
-shards, and once an epoch the end of the ring: nothing is thrown away at a tail, and epochs differ.
+shards, and once an epoch the end of the ring: nothing is thrown away at a tail, and epochs differ. Rows that
+were packed (`spider.data.packing`) take the place of the windows, in the same order of numbers.
 
 Global sample n is window ``permute(n % N)`` of epoch ``n // N``: a pure function of (seed, n). A step of R
 ranks consumes the next R * rows samples, rank r the r-th slice of them. So a position is one number, any
@@ -22,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from spider.data.shards import Shards
 from spider.model.interface import IGNORED
 
 if TYPE_CHECKING:
+    from spider.data.packing import PackedRows
     from spider.memory.proposer import Proposer
 
 ROUNDS = 6
@@ -55,6 +57,21 @@ class Batch:
     """Give it to a new `Loader` to continue right after this batch."""
     proposals_BTW: np.ndarray | None = None
     """What a memory proposes to follow each input, (rows, seq_len, width) uint8, where there is one."""
+    learned_BT: np.ndarray | None = None
+    """Which targets count, (rows, seq_len) bool; None: all that are no padding."""
+    segments_BT: np.ndarray | None = None
+    """Which of its row's documents each input is of, (rows, seq_len) uint16 from 1, 0 for padding, where rows
+    are packed."""
+
+    def split(self, count: int) -> list[Batch]:
+        """Its rows as so many micro-batches."""
+        names = ("rows_BT1", "proposals_BTW", "learned_BT", "segments_BT")
+        there = {name: v for name in names if (v := getattr(self, name)) is not None}
+        parts = {name: np.split(values, count) for name, values in there.items()}
+        return [
+            Batch(position=self.position, **{name: values[i] for name, values in parts.items()})
+            for i in range(count)
+        ]
 
 
 class Batches(Iterator[Batch]):
@@ -113,7 +130,8 @@ class Batches(Iterator[Batch]):
 
 
 class Loader(Batches):
-    """Batches of one split; ``seq_len`` are the targets of a row, the rest is as `Batches` has it.
+    """Batches of one split; ``seq_len`` are the targets of a row, the rest is as `Batches` has it. Rows are
+    windows of the ring, or those ``packed``; with ``answers`` only what an assistant says in them is learned.
 
     Raises `ValueError` for less than seq_len + 1 tokens, and, from ``next``, for an id outside the alphabet
     (naming shard and token).
@@ -128,18 +146,21 @@ class Loader(Batches):
         seed: int,
         position: dict[str, Any] | None = None,
         proposer: Proposer | None = None,
+        packed: PackedRows | None = None,
+        answers: bool = False,
         **share: int,
     ) -> None:
-        if shards.tokens < seq_len + 1:
+        if packed is None and shards.tokens < seq_len + 1:
             raise ValueError(
                 f"{shards.name}: {shards.tokens} tokens are less than one window of seq_len + 1 = "
                 f"{seq_len + 1}; lower seq_len or encode more text"
             )
         order = {"data": shards.digest, "seq_len": seq_len, "seed": seed}
+        order |= {"packing": packed.packing.digest} if packed else {}
         super().__init__("loader", order, rows=rows, position=position, **share)
-        self._shards, self._proposer = shards, proposer
+        self._shards, self._proposer, self._packed, self._answers = shards, proposer, packed, answers
         self._next_sample = int(position["sample"]) if position is not None else 0
-        self.windows = -(-shards.tokens // seq_len)
+        self.windows = packed.count if packed else -(-shards.tokens // seq_len)
         self._steps = max(1, (PROPOSED // seq_len if proposer else BLOCK) // rows)
 
     def _block(self) -> list[Batch]:
@@ -147,7 +168,31 @@ class Loader(Batches):
         step = self._rows * self._world
         sample, self._next_sample = self._next_sample, self._next_sample + self._steps * step
         firsts = sample + self._rank * self._rows + step * np.arange(self._steps)
-        starts = self.starts((firsts[:, None] + np.arange(self._rows)).ravel())
+        samples = (firsts[:, None] + np.arange(self._rows)).ravel()
+        batches = self._of_packed(samples) if self._packed else self._of_ring(samples)
+        return [
+            replace(batch, position={"sample": sample + step * (i + 1), **self._order})
+            for i, batch in enumerate(batches)
+        ]
+
+    def _of_packed(self, samples: np.ndarray) -> Iterator[Batch]:
+        """The batches of these samples, whose position is still to be told."""
+        assert self._packed is not None
+        pad = self._shards.alphabet.pad
+        numbers, _ = self._shuffled(samples)
+        rows, segments = self._packed.rows(numbers, pad)
+        if rows.max() >= self._shards.alphabet.size:
+            raise ValueError(f"{self._shards.name}: a shard is damaged; `spider verify` finds which")
+        counted = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+        if self._answers:
+            counted &= self._packed.answers(numbers, rows)
+        for row, count, segment in zip(
+            *(np.split(values, self._steps) for values in (rows, counted, segments[:, :-1])), strict=True
+        ):
+            yield Batch(row, {}, learned_BT=count, segments_BT=segment)
+
+    def _of_ring(self, samples: np.ndarray) -> Iterator[Batch]:
+        starts = self.starts(samples)
         rows = self._shards.gather(starts, self._order["seq_len"] + 1)
         if rows.max() >= (size := self._shards.alphabet.size):
             i, t = np.argwhere(rows >= size)[0].tolist()
@@ -159,22 +204,29 @@ class Loader(Batches):
         proposals: list[np.ndarray] | list[None] = [None] * self._steps
         if self._proposer:
             proposals = np.split(self._proposer.windows(self._shards, starts, rows.shape[1] - 1), self._steps)
-        return [
-            Batch(batch, {"sample": sample + step * (i + 1), **self._order}, proposals[i])
-            for i, batch in enumerate(np.split(rows, self._steps))
-        ]
+        for batch, proposed in zip(np.split(rows, self._steps), proposals, strict=True):
+            yield Batch(batch, {}, proposed)
 
     def starts(self, samples: np.ndarray) -> np.ndarray:
-        """First token of each global sample's window: (n,) int64 of (n,) int64."""
+        """First token of each global sample's window of the ring: (n,) int64 of (n,) int64."""
+        windows, offsets = self._shuffled(samples)
+        return (offsets % self._shards.tokens + windows * self._order["seq_len"]) % self._shards.tokens
+
+    def packed_rows(self, samples: np.ndarray) -> np.ndarray:
+        """Number of each global sample's packed row: (n,) int64 of (n,) int64."""
+        return self._shuffled(samples)[0]
+
+    def _shuffled(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each global sample its window, in the order of its epoch, and that epoch's offset."""
         epochs, index = np.divmod(samples, self.windows)
-        starts = np.empty_like(index)
+        windows, offsets = np.empty_like(index), np.empty_like(index)
         for epoch in np.unique(epochs).tolist():
             of = epochs == epoch
             seeds = np.random.SeedSequence([self._order["seed"], epoch])
             *keys, offset = seeds.generate_state(ROUNDS + 1, np.uint64)
-            first = int(offset) % self._shards.tokens
-            starts[of] = first + permute(index[of], self.windows, keys) * self._order["seq_len"]
-        return starts % self._shards.tokens
+            windows[of] = permute(index[of], self.windows, keys)
+            offsets[of] = int(offset) % self._shards.tokens
+        return windows, offsets
 
 
 def permute(index: np.ndarray, size: int, keys: list[np.uint64]) -> np.ndarray:
@@ -202,14 +254,28 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return (x ^ (x >> np.uint64(31))) >> np.uint64(1)
 
 
-def to_device(rows_BT1: np.ndarray, device: torch.device, pad: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, (B, T) int64 each, of (B, T+1) uint16 rows; targets that are ``pad`` are `IGNORED`.
+def beside(batch: Batch, device: torch.device, documents: bool) -> dict[str, Tensor]:
+    """What a model is given with a batch's rows; with ``documents``, of which each id is."""
+    given = {}
+    if batch.proposals_BTW is not None:
+        given["proposals_BTW"] = torch.from_numpy(batch.proposals_BTW).to(device)
+    if documents and batch.segments_BT is not None:
+        given["segments_BT"] = torch.from_numpy(np.ascontiguousarray(batch.segments_BT)).to(device).long()
+    return given
+
+
+def to_device(batch: Batch, device: torch.device, pad: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a batch, (B, T) int64 each; targets that are ``pad``, or are not to be learned,
+    are `IGNORED`.
 
     Rows move as uint16 and are widened on the device: a quarter of the traffic of int64.
     """
-    rows = torch.from_numpy(np.ascontiguousarray(rows_BT1))
+    rows = torch.from_numpy(np.ascontiguousarray(batch.rows_BT1))
     if device.type == "cuda":
         rows = rows.pin_memory().to(device, non_blocking=True)
     rows = rows.long()
     labels_BT = rows[:, 1:]
+    if batch.learned_BT is not None:
+        learned_BT = torch.from_numpy(np.ascontiguousarray(batch.learned_BT)).to(device)
+        return rows[:, :-1], labels_BT.masked_fill(~learned_BT, IGNORED)
     return rows[:, :-1], labels_BT.masked_fill(labels_BT == pad, IGNORED)

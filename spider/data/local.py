@@ -51,7 +51,7 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]
         elif source.suffix == ".parquet":
             count = _link(source, output)
         elif source.name.endswith((".jsonl", ".jsonl.zst")):
-            count = _write(_jsonl(source, *columns), source, output, columns)
+            count = _write(_jsonl(source, *columns, dataset.format == "chat"), source, output, columns)
         else:
             raise ValueError(
                 f"{source}: unknown kind of file; give .parquet, .jsonl, .jsonl.zst or a folder of .txt"
@@ -121,7 +121,7 @@ def _txt_folder(folder: Path) -> Iterator[Document]:
         yield text, id, id if malformed else ""
 
 
-def _jsonl(path: Path, text_column: str, id_column: str) -> Iterator[Document]:
+def _jsonl(path: Path, text_column: str, id_column: str, chat: bool) -> Iterator[Document]:
     for number, raw in enumerate(_lines(path), 1):
         if not raw.strip():
             continue
@@ -142,6 +142,8 @@ def _jsonl(path: Path, text_column: str, id_column: str) -> Iterator[Document]:
                 f"{where}: has no {text_column!r} (keys: {keys}); set text_column to the one with the text"
             )
         text, id = row[text_column], row.get(id_column)
+        if chat and isinstance(text, list):
+            text = json.dumps(text, ensure_ascii=False)
         if not isinstance(text, (str, type(None))):
             raise ValueError(f"{where}: {text_column!r} must be text or null (got {type(text).__name__})")
         if text is not None and HALF_PAIR.search(text):

@@ -27,7 +27,7 @@ COUNTS = ("tokens", "documents", "bytes")
 
 #: Settings that came later, and what holds where nothing is said of them: at that they are left out, so that
 #: what was written before they came, and its digest, are what would be written now.
-LATER = {"split_by": None, "memory": 0.0, "tokenizer": None}
+LATER = {"split_by": None, "memory": 0.0, "tokenizer": None, "written_as": "text"}
 
 
 class Shard(BaseModel, frozen=True):
@@ -65,6 +65,8 @@ class Metadata(Artifact):
     memory: float = 0.0
     split_by: dict[str, str] | None = None
     max_document_bytes: int | None
+    written_as: str = "text"
+    """``chat``: conversations (`spider.data.chat`)."""
     tokenizer: str | None = None
     """Digest of the ``tokenizer.json`` that lies beside; None: bytes."""
     splits: dict[str, Split]

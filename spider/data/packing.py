@@ -11,8 +11,8 @@ Modeling", 2024). Lengths are small numbers and pieces many, so pieces of one le
 have the same room. Among pieces of one length, chance decides which goes where.
 
 The plan is made once, by a job, and lies beside the shards; what a row holds is known by its number, so the
-order of rows is shuffled and entered anywhere like that of windows. Best-fit puts one long piece and the short
-ones that fill its row together: take rows in a shuffled order only.
+order of rows is shuffled and entered anywhere like that of windows. Best-fit puts one long piece and the
+short ones that fill its row together: take rows in a shuffled order only.
 
     packed-2048.json    what it was made of, and its counts
     packed-2048.pieces  of each piece its first token in the split (uint64) and its ids (uint32), row by row
@@ -31,6 +31,7 @@ from spider.artifacts import Artifact
 from spider.data.metadata import DTYPE, check_size
 from spider.data.shards import Shards
 from spider.files import digest, replacing
+from spider.tokens.turns import answering, learned
 
 #: Of which piece of a length goes where.
 SEED = 0
@@ -163,18 +164,36 @@ class PackedRows:
         packing = Packing.read(name.with_suffix(".json"))
         if packing.data != shards.digest or packing.seq_len != seq_len:
             raise ValueError(f"{name}.json: a plan of other text than lies there; {remedy}")
-        maps = []
+        maps: list[np.ndarray] = []
         for suffix, kind, count in ((".pieces", PIECE, packing.pieces), (".rows", "<u8", packing.rows + 1)):
             try:
                 check_size(name.with_suffix(suffix), count * np.dtype(kind).itemsize)
             except ValueError:
                 raise ValueError(f"{name}{suffix}: missing or damaged; {remedy}") from None
             maps.append(np.memmap(name.with_suffix(suffix), kind, "r"))
-        return cls(shards, *maps, packing)
+        return cls(shards, maps[0], maps[1], packing)
 
     @property
     def count(self) -> int:
         return self.packing.rows
+
+    def answers(self, numbers: np.ndarray, ids_BT1: np.ndarray) -> np.ndarray:
+        """Which targets of these rows an assistant says (`spider.tokens.turns`): (n, seq_len) bool. Who
+        speaks at the beginning of a piece is looked up in what lies before it of its document."""
+        said_BT1 = np.zeros(ids_BT1.shape, bool)
+        for ids_T1, said_T1, row in zip(ids_BT1, said_BT1, numbers.tolist(), strict=True):
+            at = 0
+            for first, length in self._pieces(row).tolist():
+                here = slice(at, at + length)
+                said_T1[here] = learned(ids_T1[here], self._answering(first, ids_T1[at]))
+                at += length
+        return said_BT1[:, 1:]
+
+    def _answering(self, first: int, begins_with: int) -> bool:
+        if begins_with == self.shards.alphabet.bos:
+            return False
+        _, begin, at, _ = self.shards.document(first)
+        return answering(self.shards.read(first - (at - begin), at - begin))
 
     def spans(self, numbers: np.ndarray) -> np.ndarray:
         """The pieces of these rows: (pieces,) of `PIECE`."""
@@ -195,4 +214,3 @@ class PackedRows:
                 segments_T1[at : at + length] = number
                 at += length
         return ids_BT1, segments_BT1
-

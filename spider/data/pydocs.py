@@ -65,6 +65,8 @@ ROW_GROUP = 1000
 DOCUMENT_CHARS, MIN_DOCUMENT = 16_384, 200
 #: A shorter paragraph is a heading: kept where prose follows it.
 MIN_PARAGRAPH = 40
+#: Characters of the longest answer to what a name is for, and where its first sentence ends.
+MAX_ANSWER, SENTENCE = 300, re.compile(r"(?<=[a-z)\]'\"`])\.\s")
 #: A shorter string constant of a module's top level is data.
 MIN_CONSTANT = 400
 #: Share of a source file in triple quotes below which parsing it costs more than it yields.
@@ -243,7 +245,8 @@ def description_text(source: str) -> str:
 class Harvest:
     """Turns files into documents, leaving out the paragraphs that it has already seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: str = "text") -> None:
+        self.form = form
         self.seen: set[str] = set()
 
     def documents(self, file: SourceFile) -> list[str]:
@@ -262,6 +265,8 @@ class Harvest:
             if file.path.name == "METADATA":
                 text = text.partition("\n\n")[2]
             entries = [(file.package, description_text(text))]
+        if self.form == "questions":
+            return [asked for name, text in entries if (asked := self.question(name, text))]
         documents = [""]
         for name, text in entries:
             prose = self.prose(text)
@@ -270,6 +275,20 @@ class Harvest:
             if prose:
                 documents[-1] += f"{name}\n\n{prose}\n\n"
         return [d.rstrip() + "\n" for d in documents if len(d) >= MIN_DOCUMENT]
+
+    def question(self, name: str, text: str) -> str | None:
+        """What a documented name is for, as a conversation in JSON, where its first paragraph says so."""
+        sentence = " ".join(text.strip().partition("\n\n")[0].split())
+        sentence = SENTENCE.split(sentence)[0].rstrip(".") + "."
+        if (
+            sentence in self.seen
+            or not is_prose(sentence)
+            or not MIN_PARAGRAPH <= len(sentence) <= MAX_ANSWER
+        ):
+            return None
+        self.seen.add(sentence)
+        asked = {"role": "user", "content": f"What does {name} do?"}
+        return json.dumps([asked, {"role": "assistant", "content": sentence}], ensure_ascii=False)
 
     def prose(self, text: str) -> str:
         """The paragraphs of ``text`` that are English and new, each below the heading it had."""
@@ -299,8 +318,9 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
-    """Harvest one piece of the embedded corpus into a parquet of FineWeb-Edu's columns.
+def write_pydocs(piece: int, pieces: int, output: Path, form: str = "text") -> dict[str, Any]:
+    """Harvest one piece of the embedded corpus into a parquet of FineWeb-Edu's columns: ``text``, or
+    conversations about it, ``questions``.
 
     Returns ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written. Raises `ValueError` for
     a piece out of range, Spider not installed as a package, an unreadable file.
@@ -310,7 +330,7 @@ def write_pydocs(piece: int, pieces: int, output: Path) -> dict[str, Any]:
     distributions = {name: d for name, d in requirements().items() if name not in GENERATED}
     files = share_out(installed_files(distributions), pieces)[piece]
     versions = {"python": platform.python_version(), **{name: d.version for name, d in distributions.items()}}
-    harvest = Harvest()
+    harvest = Harvest(form)
     rows: list[dict[str, Any]] = []
     with no_collection():
         for file in sorted(files, key=lambda f: (f.package, f.relative)):

@@ -26,6 +26,7 @@ from spider.checkpoints.records import Receipt
 from spider.config import Config
 from spider.data.loader import Loader
 from spider.data.metadata import load_metadata
+from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.results import Results
 from spider.tokens import Tokens
@@ -142,29 +143,39 @@ def of_stages(
 
     The receipts have positions in these splits.
     """
-    orders: dict[tuple[str, int, int], tuple[Shards, int]] = {}
+    orders: dict[tuple[str, int, int, bool], tuple[Shards, int]] = {}
     for receipt, split in zip(receipts, splits, strict=True):
         assert receipt.position is not None, "the caller asks for no other"
-        order = split.digest, receipt.position["seq_len"], receipt.position["seed"]
+        position = receipt.position
+        order = split.digest, position["seq_len"], position["seed"], "packing" in position
         _, before = orders.get(order, (split, 0))
-        orders[order] = split, max(before, receipt.position["sample"])  # a stage may go on where one stopped
+        orders[order] = split, max(before, position["sample"])  # a stage may go on where one stopped
     spans = _beginning(memories, limit)
     there = sum(memory.tokens for memory in memories)
     room = None if limit is None else limit - _size(spans)
-    for (_, seq_len, seed), (split, samples) in orders.items():
-        windows = -(-split.tokens // seq_len)
+    for (_, seq_len, seed, packed), (split, samples) in orders.items():
+        rows = PackedRows.open(split.files[0].parents[1], split, seq_len) if packed else None
+        windows = rows.count if rows else -(-split.tokens // seq_len)
         there += min(split.tokens, samples * seq_len)
         # Once all windows were read, all of the split was: no more than an epoch has to be looked at.
         count = min(samples, windows) if room is None else min(samples, windows, room // seq_len)
-        spans += _seen(split, seq_len, seed, count)
+        spans += _seen(split, seq_len, seed, count, rows)
         room = None if room is None else room - count * seq_len
     return TrainingText(spans, min(1.0, _size(spans) / there))
 
 
-def _seen(split: Shards, seq_len: int, seed: int, count: int) -> list[tuple[Shards, int, int]]:
-    """The union of the first windows of an order, as spans of the split."""
-    starts = Loader(split, seq_len=seq_len, rows=1, seed=seed).starts(np.arange(count))
-    begins, ends = np.sort(starts), np.sort(starts) + seq_len + 1
+def _seen(
+    split: Shards, seq_len: int, seed: int, count: int, rows: PackedRows | None
+) -> list[tuple[Shards, int, int]]:
+    """The union of the first windows of an order, or of its packed rows, as spans of the split."""
+    loader = Loader(split, seq_len=seq_len, rows=1, seed=seed, packed=rows)
+    if rows:
+        pieces = np.sort(rows.spans(loader.packed_rows(np.arange(count))), order="first")
+        begins = pieces["first"].astype(np.int64)
+        ends = begins + pieces["length"]
+    else:
+        begins = np.sort(loader.starts(np.arange(count)))
+        ends = begins + seq_len + 1
     round_the_ring = np.maximum(0, ends - split.tokens).max(initial=0)
     begins, ends = np.append(0, begins), np.append(round_the_ring, np.minimum(ends, split.tokens))
     first = np.append(True, begins[1:] > np.maximum.accumulate(ends)[:-1])

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,9 @@ from tqdm import tqdm
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.save import Saver
 from spider.config import StageSpec
-from spider.data.loader import Batch, Batches, Loader, to_device
+from spider.data.loader import Batch, Batches, Loader, beside, to_device
 from spider.data.metadata import load_metadata
+from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels
@@ -176,8 +177,12 @@ class Trainer:
         batch = next(self.loader)
         window.waited += time.perf_counter() - began
         targets_BT, tokens = batch.rows_BT1[:, 1:], self.model.tokens
-        counted_B = (targets_BT != tokens.pad).sum(1)
-        targets, bytes_ = self.world.total(int(counted_B.sum()), int(tokens.bytes_of[targets_BT].sum()))
+        learned_BT = targets_BT != tokens.pad if batch.learned_BT is None else batch.learned_BT
+        counted_B, bytes_BT = learned_BT.sum(1), tokens.bytes_of[targets_BT] * learned_BT
+        targets, bytes_ = self.world.total(int(counted_B.sum()), int(bytes_BT.sum()))
+        if not targets:
+            many = f"none of {targets_BT.size:,} targets is an assistant's"
+            raise TrainingError(f"step {progress.global_step}: {many}; is {self.spec.data} of conversations?")
         window.targets += targets
         window.bytes += bytes_
 
@@ -213,9 +218,11 @@ class Trainer:
         n_loops = draw_depth(self.spec)
         measured: dict[str, Tensor] = {}
         counts = counted_B.reshape(self.micro_batches, -1).sum(1).tolist()
-        for i, (micro_BT1, given) in enumerate(self._micro_batches(batch), start=1):
+        documents = self.settings.attend == "document"
+        for i, micro in enumerate(batch.split(self.micro_batches), start=1):
             weight = counts[i - 1] / targets
-            tokens_BT, labels_BT = to_device(micro_BT1, self.device, self.model.tokens.pad)
+            tokens_BT, labels_BT = to_device(micro, self.device, self.model.tokens.pad)
+            given = beside(micro, self.device, documents)
             self._draw("micro-batch", self.world.rank * self.micro_batches + i)
             with exchange_gradients(self.called, i == self.micro_batches):
                 with self.precision.autocast(self.device):
@@ -226,15 +233,6 @@ class Trainer:
                 value = value * weight
                 measured[name] = measured[name] + value if name in measured else value
         return measured
-
-    def _micro_batches(self, batch: Batch) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
-        """Rows of each micro-batch, and what else the model is given with them."""
-        rows = np.split(batch.rows_BT1, self.micro_batches)
-        if batch.proposals_BTW is None:
-            yield from ((micro, {}) for micro in rows)
-            return
-        for micro, proposed in zip(rows, np.split(batch.proposals_BTW, self.micro_batches), strict=True):
-            yield micro, {"proposals_BTW": torch.from_numpy(proposed).to(self.device)}
 
     def _update(self) -> None:
         step = self.progress.step
@@ -361,7 +359,12 @@ class Trainer:
         place: dict[str, Any] = {"rank": self.world.rank, "world": self.world.size}
         place |= {"seq_len": self.settings.seq_len, "rows": self.windows, "seed": seed}
         if self.spec.stream is None:
-            return Loader(Shards(data, "train"), **place, position=position, proposer=self.model.proposer)
+            shards = Shards(data, "train")
+            packed = None
+            if self.settings.packing == "best_fit":
+                packed = PackedRows.open(data, shards, self.settings.seq_len)
+            place |= {"proposer": self.model.proposer, "answers": self.settings.learn == "assistant"}
+            return Loader(shards, **place, position=position, packed=packed)
         from spider.data.stream import StreamLoader
 
         return StreamLoader(self.spec.stream, **place, position=position)

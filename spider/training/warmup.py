@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from spider.config import StageSpec
-from spider.data.loader import to_device
+from spider.data.loader import Batch, to_device
 from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward
 from spider.tokens import Tokens
@@ -150,7 +150,7 @@ def _random_text(spec: StageSpec, tokens: Tokens, device: torch.device) -> tuple
     """Inputs and targets of a micro-batch of random letters."""
     shape = (spec.micro_batch(spec.processes), spec.settings.seq_len + 1)
     letters = np.random.default_rng(spec.seed).integers(32, 127, shape, dtype=np.uint16)
-    return to_device(letters, device, tokens.pad)
+    return to_device(Batch(letters, {}), device, tokens.pad)
 
 
 def _time_products(

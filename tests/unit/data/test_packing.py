@@ -1,0 +1,137 @@
+"""Packing: every id but a document's first is learned exactly once, and hardly a slot is empty."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spider.data.encode import encode_part
+from spider.data.loader import Loader
+from spider.data.metadata import build_metadata
+from spider.data.packing import PIECE, PackedRows, Packing, cut, pack, plan
+from spider.data.shards import Shards
+from spider.files import read_json, write_json
+from spider.tokens import BYTES
+from tests.unit.datasets import dataset
+
+
+def placed(lengths, seq_len):
+    ends = np.cumsum(lengths)
+    pieces = cut(ends - lengths, int(ends[-1]), seq_len)
+    return pieces, plan(pieces, seq_len)
+
+
+@given(st.lists(st.integers(2, 90), min_size=1, max_size=80), st.integers(1, 40))
+def test_every_id_but_the_first_of_a_document_is_a_target_once(lengths, seq_len):
+    lengths = np.array(lengths)
+    pieces, made = placed(lengths, seq_len)
+    assert sorted(made.pieces.tolist()) == sorted(pieces.tolist())
+    targets = np.zeros(lengths.sum(), int)
+    for first, length in made.pieces.tolist():
+        targets[first + 1 : first + length] += 1
+    begins = np.cumsum(lengths) - lengths
+    expected = np.ones(lengths.sum(), int)
+    expected[begins] = 0
+    assert targets.tolist() == expected.tolist()
+    in_rows = np.add.reduceat(made.pieces["length"].astype(int), made.rows[:-1])
+    assert in_rows.max() <= seq_len + 1 and made.rows[-1] == len(pieces)
+
+
+def test_real_lengths_fill_the_rows_and_equal_pieces_share_them():
+    draw = np.random.default_rng(0)
+    lengths = np.maximum(3, np.exp(draw.normal(np.log(561), 1.1, 20_000))).astype(int)
+    for seq_len in (256, 2048):
+        pieces, made = placed(lengths, seq_len)
+        assert pieces["length"].sum() / ((len(made.rows) - 1) * (seq_len + 1)) > 0.997
+    _, made = placed(np.full(1000, 100), 1023)
+    assert len(made.rows) - 1 == 100, "ten of a hundred ids go into a row of 1,024"
+    neighbours = np.diff(made.pieces["first"].astype(int))
+    assert not (neighbours == 100).mean() > 0.5, "chance parts what lay side by side"
+
+
+def test_the_same_text_is_planned_the_same():
+    lengths = np.random.default_rng(1).integers(2, 300, 500)
+    (_, one), (_, other) = placed(lengths, 128), placed(lengths, 128)
+    assert one.pieces.tobytes() == other.pieces.tobytes() and one.rows.tobytes() == other.rows.tobytes()
+    assert PIECE.itemsize == 12
+
+
+@pytest.fixture
+def folder(tmp_path):
+    draw = np.random.default_rng(2)
+    words = ["".join(chr(97 + c) for c in draw.integers(0, 26, n)) for n in draw.integers(1, 70, 300)]
+    everything = dataset(validation=0.0)
+    for part, documents in (("000", words[:200]), ("001", words[200:])):
+        pq.write_table(pa.table({"text": documents}), tmp_path / f"{part}.parquet")
+        encode_part(tmp_path / f"{part}.parquet", tmp_path / "shards", part, everything)
+    build_metadata(tmp_path / "shards", "words", everything, source={}, parts=["000", "001"])
+    return tmp_path / "shards"
+
+
+def packed_loader(folder, seq_len=32, rows=4, **given):
+    shards = Shards(folder, "train")
+    packed = PackedRows.open(folder, shards, seq_len)
+    return Loader(shards, seq_len=seq_len, rows=rows, seed=3, packed=packed, **given)
+
+
+def test_an_epoch_learns_each_id_of_the_text_once(folder):
+    packing = pack(folder, 32)
+    shards = Shards(folder, "train")
+    loader = packed_loader(folder, rows=1)
+    seen, slots = [], 0
+    for _ in range(packing.rows):
+        batch = next(loader)
+        assert (batch.segments_BT > 0).sum() + (batch.rows_BT1[:, -1] != BYTES.pad) >= 2
+        seen += batch.rows_BT1[:, 1:][batch.learned_BT].tolist()
+        slots += batch.learned_BT.size
+    text = shards.read(0, shards.tokens)
+    assert (
+        np.bincount(seen, minlength=272).tolist()
+        == np.bincount(text[text != BYTES.bos], minlength=272).tolist()
+    )
+    assert len(seen) == packing.targets and packing.targets / slots > 0.9
+
+
+def test_rows_begin_with_a_document_or_with_what_does_not_fit_one(folder):
+    pack(folder, 32)
+    batch = next(packed_loader(folder, rows=16))
+    for row, segments in zip(batch.rows_BT1, batch.segments_BT, strict=True):
+        begins = np.flatnonzero(np.diff(segments, prepend=0) > 0)
+        long = [row[at] != BYTES.bos for at in begins]
+        assert not any(long) or len(row) == 33
+        assert (row[: len(segments)][segments == 0] == BYTES.pad).all()
+
+
+def test_it_is_entered_anywhere_on_any_number_of_processes(folder):
+    pack(folder, 32)
+    whole = [next(loader) for loader in [packed_loader(folder)] for _ in range(6)]
+    again = packed_loader(folder, position=whole[2].position)
+    for batch in whole[3:]:
+        one = next(again)
+        assert (one.rows_BT1 == batch.rows_BT1).all() and one.position == batch.position
+    shares = [packed_loader(folder, rows=2, rank=rank, world=2) for rank in (0, 1)]
+    for batch in whole:
+        rows = np.concatenate([next(share).rows_BT1 for share in shares])
+        assert (rows == batch.rows_BT1).all()
+    with pytest.raises(ValueError, match="has packing = None, this run has"):
+        packed_loader(folder, position={k: v for k, v in whole[0].position.items() if k != "packing"})
+
+
+def test_no_plan_another_text_and_damage_are_told_with_the_remedy(folder):
+    shards = Shards(folder, "train")
+    with pytest.raises(
+        ValueError, match=r"packed-32.json: the dataset is not packed .* run `spider pack \S+ 32"
+    ):
+        PackedRows.open(folder, shards, 32)
+    pack(folder, 32)
+    plain = read_json(folder / "packed-32.json")
+    write_json(folder / "packed-32.json", plain | {"data": "other"})
+    with pytest.raises(ValueError, match="a plan of other text than lies there; run `spider pack"):
+        PackedRows.open(folder, shards, 32)
+    write_json(folder / "packed-32.json", plain)
+    (folder / "packed-32.rows").write_bytes(b"\0" * 8)
+    with pytest.raises(ValueError, match=r"packed-32.rows: missing or damaged; run"):
+        PackedRows.open(folder, shards, 32)
+    assert Packing.read(folder / "packed-32.json").digest
