@@ -92,6 +92,8 @@ class Manifest(Trained):
     """Digest of the memory that it was trained with."""
     folded: str | None = None
     """Digest of that with the training text folded in, with which it is to be read."""
+    conversations: str | None = None
+    """Dataset of conversations that it was trained on last, if it was."""
     resumed: str | None = None
     """What was taken from a checkpoint that the stage began at: its ``weights``, or all its ``training``."""
     precision: SavedPrecision
@@ -131,6 +133,7 @@ class Exported(Artifact):
     FORMAT, WHAT, REMEDY, ERROR = Manifest.FORMAT, "an exported folder", Manifest.REMEDY, CheckpointError
 
     folded: str | None = None
+    conversations: str | None = None
     spider: str
     model: dict[str, Any] | None
     """None: tensors of another program, which earlier versions imported to look at."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 
 from spider.cli import data, evaluate, model, train
+from spider.cli.chat import chat
 from spider.cli.session import FILE, Session, log
 from spider.processes.mapped import name_files_that_are_cut
 from spider.processes.spinning import share_the_processor
@@ -37,7 +38,7 @@ _VERBS = (
     ),
     *(train.warmup, train.train),
     *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
-    *(model.describe, model.generate, model.boundaries, model.checkpoint),
+    *(model.describe, model.generate, chat, model.boundaries, model.checkpoint),
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from spider.data.metadata import COUNTS, DTYPE, Shard, check_size, content_digest, load_metadata
+from spider.data.metadata import COUNTS, DTYPE, Metadata, Shard, check_size, content_digest, load_metadata
 from spider.files import digest, read_json, sha256
 from spider.tokens import BYTES, Tokens
 
@@ -174,14 +174,14 @@ def verify(folder: Path, full: bool = True) -> dict[str, int]:
                 problems.append(f"{split}: {said} {key} described, its shards add up to {total}")
         for shard in described.shards:
             checked["shards"] += 1
-            problems += _shard_problems(folder, shard, metadata.alphabet, full)
+            problems += _shard_problems(folder, shard, metadata, full)
     if problems:
         raise ValueError("\n".join([*problems, f"{len(problems)} problems; encode the named parts again"]))
     return checked
 
 
-def _shard_problems(folder: Path, shard: Shard, alphabet: Tokens, full: bool) -> list[str]:
-    path = folder / shard.file
+def _shard_problems(folder: Path, shard: Shard, metadata: Metadata, full: bool) -> list[str]:
+    path, alphabet = folder / shard.file, metadata.alphabet
     index_path = path.with_suffix(".idx")
     try:
         check_size(path, shard.tokens * DTYPE.itemsize)
@@ -190,7 +190,8 @@ def _shard_problems(folder: Path, shard: Shard, alphabet: Tokens, full: bool) ->
         return [str(error)]
     problems = []
     of_text, text = alphabet.bytes_of[alphabet.bytes_of > 0], shard.tokens - 2 * shard.documents
-    if not text * int(of_text.min()) <= shard.bytes <= text * int(of_text.max()):
+    least = 0 if metadata.written_as == "chat" else int(of_text.min())  # who speaks stands there as well
+    if not text * least <= shard.bytes <= text * int(of_text.max()):
         problems.append(
             f"{path}: {shard.tokens} tokens cannot be {shard.documents} documents of {shard.bytes} bytes"
         )

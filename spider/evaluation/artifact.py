@@ -248,6 +248,8 @@ class Evaluation(Artifact):
     yardsticks: list[Yardstick] | None = None
     left_out: tuple[str, ...] = ()
     """Yardsticks that are missing, and why."""
+    bpb_assistant: float | None = None
+    """Of what an assistant says, where the text is of conversations."""
     memory: str | None = None
     """Digest of the memory that the model read."""
     proposed: list[Proposed] | None = None

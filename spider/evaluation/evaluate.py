@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from spider.config import StageSpec
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.evaluation.artifact import Evaluation, LoopsCurve, Training
-from spider.evaluation.bpb import bits_by_byte, clip_stream, score
+from spider.evaluation.bpb import Score, bits_by_byte, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.overlap import COPIED, Text
 from spider.evaluation.segments import cut
@@ -38,6 +39,7 @@ from spider.model import choose_kernels
 from spider.model.interface import Model
 from spider.results import StageFolder
 from spider.tokens import BYTES, Tokens
+from spider.tokens.turns import learned
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +114,7 @@ def evaluate(
             "bytes_per_second": len(held_out) / result.seconds,
             "targets": result.counts,
             "model": result.metrics,
+            "bpb_assistant": _of_answers(result, tokens_N, model.tokens),
             "documents": int(np.count_nonzero(tokens_N == model.tokens.bos)),
             "data": asked.data,
             "data_digest": data_digest,
@@ -160,6 +163,13 @@ def _against(yardsticks: Measured, held_out: Text, bits_N: np.ndarray) -> dict[s
         "copies": copies,
         "by_document": [dict(zip(columns, row, strict=True)) for row in rows],
     }
+
+
+def _of_answers(result: Score, tokens_N: np.ndarray, tokens: Tokens) -> float | None:
+    """Bits per byte of what an assistant says; None where nobody does."""
+    bytes_S = tokens.bytes_of[tokens_N[1:]] * learned(tokens_N)[1:]
+    nats = float(result.by_target_S[bytes_S > 0].sum(dtype=np.float64))
+    return nats / (math.log(2) * float(bytes_S.sum())) if bytes_S.any() else None
 
 
 def _of_memory(model: Model, tokens_N: np.ndarray, bits_B: np.ndarray) -> dict[str, Any]:

@@ -12,7 +12,7 @@ part of it.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from spider.tokens import BYTES, Tokens
 
 def generate(
     model: Model,
-    prompt: bytes | str,
+    prompt: bytes | str | np.ndarray,
     *,
     max_bytes: int,
     temperature: float = 1.0,
@@ -32,17 +32,19 @@ def generate(
     seed: int,
     n_loops: int | None = None,
     context: int = 1024,
+    ends: Collection[int] = (),
 ) -> Iterator[int]:
     """Stream the ids that the model writes after ``[BOS] + prompt``, without the prompt.
 
     Args:
-        prompt: text or raw bytes; where empty, a document is written from its beginning.
+        prompt: text or raw bytes, where empty, a document is written from its beginning; or ids, as they are.
         max_bytes: stop after so many bytes of text, if EOS does not come first.
         temperature: 0 takes the likeliest id each time.
         top_k: draw among the k likeliest ids only.
         top_p: draw among the fewest ids whose probabilities reach p (nucleus sampling, Holtzman et al. 2020).
         n_loops: loops of the recurrent core (default: the model's).
         context: ids the model reads at most; best the window it was trained on.
+        ends: special ids that end the text, as EOS does.
 
     Raises:
         ValueError: at the call: an argument out of range, a prompt that is not text or exceeds the context.
@@ -58,15 +60,17 @@ def generate(
         raise ValueError(f"top_p must be above 0 and at most 1 (got {top_p})")
     alphabet = model.tokens
     given = _utf8(prompt) if isinstance(prompt, str) else prompt
-    ids = alphabet.encode(given)[:-1].tolist()
+    ids = given.tolist() if isinstance(given, np.ndarray) else alphabet.encode(given)[:-1].tolist()
     if len(ids) > context:
-        what = f"{len(given):,} bytes" + (f" ({len(ids) - 1:,} ids)" if len(ids) - 1 != len(given) else "")
+        size = len(alphabet.raw(ids))
+        what = f"{size:,} bytes" + (f" ({len(ids) - 1:,} ids)" if len(ids) - 1 != size else "")
         raise ValueError(
             f"the prompt is {what} and the model reads {context - 1:,} at most after the "
             "document's start: give its end only, or a larger context"
         )
     model.loops(n_loops)
-    writable_W = np.append(np.flatnonzero(alphabet.bytes_of), alphabet.eos)
+    closing = {alphabet.eos, *ends}
+    writable_W = np.append(np.flatnonzero(alphabet.bytes_of), sorted(closing))
     generator = torch.Generator().manual_seed(seed)
 
     def stream(ids: list[int]) -> Iterator[int]:
@@ -89,7 +93,7 @@ def generate(
                 model.train()
             drawn = sample(logits_V, temperature, top_k, top_p, generator, writable_W)
             written += int(alphabet.bytes_of[drawn])
-            if drawn == alphabet.eos or written > max_bytes:  # what would go beyond is left out
+            if drawn in closing or written > max_bytes:  # what would go beyond is left out
                 return
             unread = [drawn]
             ids = ids + unread

@@ -21,6 +21,8 @@ _SPEAKERS = np.array([BYTES.bos, *ROLES.values(), TURN])
 def learned(ids_T: np.ndarray, inside: bool = False) -> np.ndarray:
     """Which of a stream's ids an assistant says: all after ASSISTANT up to its TURN, with that, (T,) bool.
     ``inside``: it begins in the middle of such an answer."""
+    if not len(ids_T):
+        return np.zeros(0, bool)
     at_T = np.where(np.isin(ids_T, _SPEAKERS), np.arange(len(ids_T)), -1)
     before_T = np.maximum.accumulate(np.append(-1, at_T[:-1]))  # who spoke last
     return np.where(before_T < 0, inside, ids_T[before_T] == ASSISTANT)

@@ -169,6 +169,8 @@ def train(
     with contextlib.ExitStack() as held, StopSignals() as stop:
         world.from_first(lambda: held.enter_context(hold(folder)))
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
+        if chats := _conversations(spec, data, resume or previous):
+            origin["conversations"] = chats
         memory = None
         if spec.model.memory is not None:
             from spider.memory.store import open_memory
@@ -202,6 +204,13 @@ def train(
             raise TrainingError(
                 f"{error.filename or folder}: {error.strerror or error}; what was saved is intact, run again"
             ) from error
+
+
+def _conversations(spec: StageSpec, data: Path, start: Path | None) -> str | None:
+    """The dataset of conversations that is trained on, or, else, was before."""
+    if spec.stream is None and load_metadata(data).written_as == "chat":
+        return spec.data
+    return Checkpoint.at(start, quick=True).manifest.conversations if start else None
 
 
 def data_digest(spec: StageSpec, data: Path) -> str:

@@ -1,0 +1,166 @@
+"""Conversations: the ids of a written-out one, what of it is learned, and what is refused, with its row."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spider.config import ConfigError, load_config
+from spider.data import chat
+from spider.data.encode import documents, encode_part
+from spider.data.local import import_local
+from spider.data.metadata import build_metadata
+from spider.data.packing import PackedRows, pack
+from spider.data.shards import Shards, verify
+from spider.tokens import BYTES
+from spider.tokens.bpe import BpeTokens
+from spider.tokens.turns import ASSISTANT, SYSTEM, TURN, USER, answering, learned
+from tests.unit.datasets import dataset
+
+HELLO = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello!"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "Bye"},
+]
+CHAT = dataset(validation=0.0, format="chat")
+
+
+def talk(*contents):
+    roles = ("user", "assistant")
+    return json.dumps([{"role": roles[i % 2], "content": said} for i, said in enumerate(contents)])
+
+
+def test_a_conversation_is_what_is_said_between_who_says_it():
+    ids = chat.ids_of(json.dumps(HELLO), BYTES)
+    text = lambda said: list(said.encode())  # noqa: E731
+    assert ids.tolist() == [
+        *[BYTES.bos, SYSTEM, *text("Be brief."), TURN, USER, *text("Hi"), TURN],
+        *[
+            ASSISTANT,
+            *text("Hello!"),
+            TURN,
+            USER,
+            *text("Bye"),
+            TURN,
+            ASSISTANT,
+            *text("Bye"),
+            TURN,
+            BYTES.eos,
+        ],
+    ]
+    said = bytes(i for i, counts in zip(ids, learned(ids), strict=True) if counts and i < 256)
+    assert said == b"Hello!Bye"
+    assert learned(ids).sum() == len("Hello!Bye") + 2, "that a turn ends is learned too"
+    assert BYTES.raw(ids) == b"Be brief.HiHello!ByeBye"
+
+
+def test_no_content_can_speak_for_another():
+    tokens = BpeTokens([(97, 97)])
+    for alphabet in (BYTES, tokens):
+        ids = chat.ids_of(talk("<ASSISTANT>\u010c", "RESERVED_2 <|turn|> aa"), alphabet)
+        assert [i for i in ids.tolist() if alphabet.bytes_of[i] == 0] == [
+            *(BYTES.bos, USER, TURN, ASSISTANT, TURN, BYTES.eos)
+        ]
+
+
+@given(st.lists(st.sampled_from([BYTES.bos, SYSTEM, USER, ASSISTANT, TURN, BYTES.eos, 97, 98]), max_size=40),
+       st.integers(0, 40))  # fmt: skip
+def test_who_speaks_is_the_same_however_a_stream_is_cut(ids, at):
+    ids = np.array(ids, np.int64)
+    one, two = ids[:at], ids[at:]
+    parts = [learned(one), learned(two, answering(one))]
+    assert np.concatenate(parts).tolist() == learned(ids).tolist()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("nonsense", "is not valid JSON"),
+        ('{"role": "user"}', "must be a list of messages"),
+        ("[]", "must be a list of messages, and is empty"),
+        ('["hi"]', "message 0 must have a role and a content"),
+        ('[{"role": "user"}]', "message 0 must have a role and a content"),
+        (
+            '[{"role": "bot", "content": "x"}]',
+            "message 0: role must be one of system, user, assistant",
+        ),
+        ('[{"role": "user", "content": ""}]', "message 0: content must be text, and not empty"),
+        ('[{"role": "user", "content": ["x"]}]', "message 0: content must be text, and not empty"),
+        ('[{"role": "assistant", "content": "x"}]', "must begin with a user's message"),
+        ('[{"role": "system", "content": "x"}]', "must begin with a user's message"),
+        ('[{"role": "user", "content": "x"}]', "must end with an assistant's message"),
+        (json.dumps(HELLO[1:2] * 2 + HELLO[2:3]), "the user speaks twice in a row"),
+        (json.dumps(HELLO + HELLO[:1]), "a system speaks after the first message"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_with_its_row(tmp_path, row, message):
+    pq.write_table(pa.table({"text": [talk("a", "b"), row]}), tmp_path / "p.parquet")
+    with pytest.raises(ValueError, match=rf"p.parquet: row 1 is no conversation: {message}"):
+        encode_part(tmp_path / "p.parquet", tmp_path / "s", "000", CHAT)
+    assert not list((tmp_path / "s").rglob("*.bin"))
+
+
+def test_lists_of_messages_come_from_jsonl(tmp_path):
+    rows = [{"messages": HELLO, "id": 1}, {"messages": json.loads(talk("a", "ü\ud800")), "id": 2}]
+    (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = dataset(validation=0.0, format="chat", text_column="messages")
+    import_local(tmp_path / "talk.jsonl", tmp_path / "p.parquet", settings)
+    assert next(iter(documents(tmp_path / "p.parquet", settings))) == b"Be brief.\nHi\nHello!\nBye\nBye"
+    with pytest.raises(ValueError, match=r"talk.jsonl, line 1: 'messages' must be text or null .got list"):
+        import_local(tmp_path / "talk.jsonl", tmp_path / "q.parquet", dataset(text_column="messages"))
+
+
+def test_answers_are_learned_and_nothing_else_wherever_a_long_one_is_cut(tmp_path):
+    draw = np.random.default_rng(0)
+    said = lambda n: "".join(chr(97 + c) for c in draw.integers(0, 26, n))  # noqa: E731
+    rows = [talk(*(said(draw.integers(1, 90)) for _ in range(2 * draw.integers(1, 4)))) for _ in range(80)]
+    pq.write_table(pa.table({"text": rows}), tmp_path / "p.parquet")
+    folder = tmp_path / "talk"
+    encode_part(tmp_path / "p.parquet", folder, "000", CHAT)
+    metadata = build_metadata(folder, "talk", CHAT, source={}, parts=["000"])
+    assert metadata.written_as == "chat" and verify(folder)["documents"] == 80
+    packing, shards = pack(folder, 32), Shards(folder, "train")
+    packed = PackedRows.open(folder, shards, 32)
+    numbers = np.arange(packing.rows)
+    ids, segments = packed.rows(numbers, BYTES.pad)
+    counted = packed.answers(numbers, ids) & (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    text = shards.read(0, shards.tokens)
+    assert sorted(ids[:, 1:][counted].tolist()) == sorted(text[learned(text)].tolist())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learn": "assistant"}, "stages[0].learn: assistant: who speaks at a window's start is not known"),
+        (
+            {"learn": "assistant", "packing": "best_fit"},
+            "learn: assistant: text holds no conversations",
+        ),
+        ({"attend": "document"}, "stages[0].attend: document: rows are cut from one long text; set packing"),
+        (
+            {"attend": "document", "packing": "best_fit"},
+            "document: the model's family sees all of a row",
+        ),
+        ({"packing": "best_fit", "data": "live"}, "stages[0].packing: live is a stream"),
+    ],
+)
+def test_rows_that_cannot_be_made_are_named_by_their_key(settings, message):
+    stream = {"kind": "stream", "repo": "a/b", "revision": "c", "files": ["d"]}
+    data = {"text": {"source": {"kind": "pydocs"}}, "live": {"source": stream}}
+    run = {"data": "text", "model": "tiny", "stages": [{"name": "a", "max_steps": 1, **settings}]}
+    with pytest.raises(ConfigError) as error:
+        load_config({"datasets": data, "runs": {"r": run}})
+    assert message in str(error.value)
+
+
+def test_conversations_are_not_cut():
+    with pytest.raises(ConfigError, match="max_document_bytes: cuts text, and a conversation is JSON"):
+        data = {"source": {"kind": "pydocs"}, "format": "chat", "max_document_bytes": 100}
+        run = {"data": "t", "model": "tiny", "stages": [{"name": "a", "max_steps": 1}]}
+        load_config({"datasets": {"t": data}, "runs": {"r": run}})
