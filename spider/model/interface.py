@@ -165,6 +165,10 @@ class LanguageModel(Protocol):
         """Parameters that are looked up and not multiplied: they cost no FLOPs, and autocast no copy."""
         return 0
 
+    def scaling_parameters(self) -> int:
+        """Those for each of which ``tokens_per_parameter`` asks for so many ids."""
+        return self.num_parameters()
+
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         """FLOPs of forward and backward for each id of a window of ``length`` ids."""
         ...
