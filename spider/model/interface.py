@@ -137,6 +137,7 @@ class LanguageModel(Protocol):
 
     def after_step(self, *, updated: bool = True) -> None:
         """Called once after every optimizer step; ``updated`` is false where its update was skipped."""
+        return None
 
     def parts_to_compile(self) -> Sequence[tuple[nn.Module, str]]:
         """Functions of a forward pass that are compiled apart, each with the module that has it. A part that

@@ -44,6 +44,7 @@ from spider.model.candidates import CandidateHead
 from spider.model.gpt.attend import Cache, View, attend, view, view_behind
 from spider.model.gpt.config import GPTConfig
 from spider.model.gpt.inspector import GPTInspector
+from spider.model.gpt.kept import kept
 from spider.model.interface import IGNORED, LanguageModel, ModelOutput, Reader
 from spider.model.layers import (
     Linear,
@@ -94,6 +95,7 @@ class Attention(nn.Module):
         self.out = Linear(D, D, std=0.0)
         self.gain = nn.Parameter(torch.empty(c.heads)) if c.qk_gain else None
         self.values: nn.Parameter | None = None
+        self.gate: Linear | None = None
         if c.has_values(layer):
             self.values = nn.Parameter(torch.empty(vocabulary, G * K))
             self.gate = Linear(min(_GATE_READS, D), G, std=0.0)
@@ -115,7 +117,7 @@ class Attention(nn.Module):
         ``cache`` they stand behind the positions that it holds."""
         K = self.config.head_dim
         q, k, v = (part(h_BTD).unflatten(-1, (-1, K)) for part in (self.q, self.k, self.v))
-        if self.values is not None:
+        if self.values is not None and self.gate is not None:
             gate_BTG = 2 * self.gate(h_BTD[..., :_GATE_READS]).sigmoid()
             values = embedding(tokens_BT, self.values).unflatten(-1, (-1, K))
             v = v + gate_BTG[..., None].to(v.dtype) * values.to(v.dtype)
@@ -352,15 +354,11 @@ class GPT(interface.Model):
     def activation_bytes(
         self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
     ) -> int:
-        """Of a layer: its input, norms, what goes in and out of attention, and the feed-forward's three."""
-        c, size = self.config, 2 if narrow else 4
-        stream = size if c.stream == "narrow" else 4
-        heads = c.head_dim * (c.heads + 2 * c.groups)
-        layer = 4 * c.hidden * stream + (heads * 2 + 2 * c.hidden + 3 * c.ffn_ratio * c.hidden) * size
-        total = windows * length * len(c.order(self.loops(n_loops))) * layer
-        rows = windows * length if len(self.embedding) <= _MANY_IDS else min(windows * length, _POSITIONS)
-        total += rows * len(self.embedding) * 3 * 4
-        return total + windows * length * (self.memory.activation_bytes() if self.memory else 0)
+        positions, V = windows * length, len(self.embedding)
+        at_once = positions if V <= _MANY_IDS else min(positions, _POSITIONS)
+        runs = len(self.config.order(self.loops(n_loops)))
+        total = positions * runs * kept(self.config, 2 if narrow else 4) + at_once * V * 3 * 4
+        return total + positions * (self.memory.activation_bytes() if self.memory else 0)
 
     def keeps_wide(self, name: str) -> bool:
         return name == "head" or name.endswith(".gate") or name.startswith("memory.")
