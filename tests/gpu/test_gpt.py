@@ -1,4 +1,4 @@
-"""The GPT on a GPU: its kernel for windows and documents beside the dense mask, and the model beside a CPU."""
+"""The GPT on a GPU: its kernel for windows and documents beside the dense mask, the model beside a CPU."""
 
 from __future__ import annotations
 
