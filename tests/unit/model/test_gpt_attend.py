@@ -128,15 +128,16 @@ def test_a_cache_holds_what_the_next_positions_see_in_a_fixed_buffer(window):
 # ----------------------------------------------------------------------------------------------- compiled
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_steps_are_one_graph_over_batches_and_documents():
-    """Forward and backward with every part, traced as for inductor and run op by op, the loss in pieces;
+    """Forward and backward with every part, traced and run op by op, the loss in pieces;
     batches and what documents are in them change nothing."""
     torch.compiler.reset()
     counters.clear()
     changes = SWITCHES["golf"] | {"vocab_size": 4100, "layers": 2, "recurrence": {"last": 0, "loops": 2}}
     changes |= {"value_embeddings": "alternate", "windows": "S", "parallel_from": 1}
     eager, model = build_gpt(**changes), build_gpt(**changes)
-    compile_forward(model, fullgraph=True, backend="aot_eager_decomp_partition")
+    compile_forward(model, fullgraph=True, backend="aot_eager")
     for n in range(4):
         x, segments_BT = text(2, 41, seed=n, size=4100), torch.randint(0, 4, (2, 40)).sort(1).values
         with torch.compiler.set_stance("fail_on_recompile" if n else "default"):
