@@ -96,9 +96,14 @@ def document_offsets(segments_BT: Tensor, most: int) -> Tensor:
 
 
 def attend(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, seen: View) -> Tensor:
-    """``softmax(q k^T / sqrt(K)) v`` over what is seen, (B, T, H, K). Heads that share keys get copies of
-    them: torch 2.11's kernel with offsets knows no sharing."""
+    """``softmax(q k^T / sqrt(K)) v`` over what is seen, (B, T, H, K). Heads that share keys are rows of one
+    product where a stream is read id by id; else they get copies, for torch 2.11's kernel with offsets knows
+    no sharing."""
     B, T, H, _ = q_BTHK.shape
+    if T == 1:
+        q_BGRK = q_BTHK.view(B, k_BSGK.shape[2], -1, q_BTHK.shape[3])
+        k, v = k_BSGK.transpose(1, 2), v_BSGK.transpose(1, 2)
+        return F.scaled_dot_product_attention(q_BGRK, k, v).reshape(q_BTHK.shape)
     if (each := H // k_BSGK.shape[2]) > 1:
         k_BSGK, v_BSGK = (x.repeat_interleave(each, dim=2) for x in (k_BSGK, v_BSGK))
     if (offset_P := seen.offset_P) is not None:
@@ -110,7 +115,7 @@ def attend(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, seen: View) -> Tensor
         assert isinstance(out_MHK, Tensor), "nothing but the result was asked for"
         return out_MHK.unflatten(0, (B, T))
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGK))
-    if seen.mask is None and k.shape[2] == T:
+    if seen.mask is None:
         return causal_attention(q, k, v).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen.mask).transpose(1, 2)
 
@@ -118,7 +123,7 @@ def attend(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, seen: View) -> Tensor
 class Cache:
     """Keys and values of a stream's earlier positions, of a layer and a pass through it, in one buffer of a
     fixed length: of ``context`` positions, or where a window ends sooner twice what that shows, so that it is
-    moved only each time that it is full."""
+    moved only each time that it is full. A head's positions lie one behind the other."""
 
     def __init__(self, context: int, window: int | None) -> None:
         self.shown = context if window is None else min(window, context)
@@ -128,16 +133,17 @@ class Cache:
 
     def extend(self, k_1NGK: Tensor, v_1NGK: Tensor) -> tuple[Tensor, Tensor]:
         """Take N positions in; returns what they and the window's before them are, (1, kept + N, G, K)."""
-        new = torch.stack([k_1NGK, v_1NGK])
+        new = torch.stack([k_1NGK, v_1NGK]).transpose(2, 3)
         if self._buffer is None:
-            self._buffer = new.new_empty(2, 1, self.room, *new.shape[3:])
-        start, end = self.length, self.length + new.shape[2]
+            self._buffer = new.new_empty(2, 1, new.shape[2], self.room, new.shape[4])
+        start, end = self.length, self.length + new.shape[3]
         before = max(0, start - self.shown)
         if end <= self.room:
-            self._buffer[:, :, start:end], self.length = new, end
-            seen = self._buffer[:, :, before:end]
+            self._buffer[..., start:end, :], self.length = new, end
+            seen = self._buffer[..., before:end, :]
         else:
-            seen = torch.cat([self._buffer[:, :, before:start], new], dim=2)
-            self.length = min(self.shown, seen.shape[2])
-            self._buffer[:, :, : self.length] = seen[:, :, -self.length :]
-        return seen[0], seen[1]
+            seen = torch.cat([self._buffer[..., before:start, :], new], dim=3)
+            self.length = min(self.shown, seen.shape[3])
+            self._buffer[..., : self.length, :] = seen[..., -self.length :, :]
+        k_1SGK, v_1SGK = seen.transpose(2, 3)
+        return k_1SGK, v_1SGK

@@ -122,7 +122,7 @@ def test_a_cache_holds_what_the_next_positions_see_in_a_fixed_buffer(window):
             y = attend(q[:, here], *cache.extend(k[:, here], v[:, here]), seen)
             torch.testing.assert_close(y, whole[:, here], rtol=1e-5, atol=1e-6)
             start += N
-        assert cache._buffer.shape == (2, 1, 30 if window is None else 2 * window + 1, 2, 8)
+        assert cache._buffer.shape == (2, 1, 2, 30 if window is None else 2 * window + 1, 8)
 
 
 # ----------------------------------------------------------------------------------------------- compiled

@@ -58,7 +58,7 @@ def test_short_layers_keep_what_they_show_and_others_the_context():
     stream = build_gpt().eval().incremental(40)
     for i in range(40):
         stream.extend([i])
-    assert [cache._buffer.shape[2] for cache in stream.caches] == [11, 11, 11, 40]
+    assert [cache._buffer.shape[3] for cache in stream.caches] == [11, 11, 11, 40]
     with pytest.raises(ValueError, match="cannot read 1 ids after 40 with a context of 40"):
         stream.extend([0])
 
