@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from common import arguments, interleaved, report
 
-from spider.model.spider.attention import causal_attention
+from spider.model.layers import causal_attention
 from spider.training.optim import polar
 
 ROOT = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ class ModelConfig(Block):
     LOOPS: ClassVar[str | None] = None
     #: Whether it reads whatever alphabet its dataset has; else bytes alone.
     ANY_TOKENS: ClassVar[bool] = False
-    #: Whether it can be told which document each id is of, and then sees that alone.
+    #: Whether it can be told which document each id is of, and then reads each alone.
     DOCUMENTS: ClassVar[bool] = False
     #: Path of whether activations are recomputed, which no weight knows of; None: the family does not.
     RECOMPUTE: ClassVar[str | None] = None
@@ -92,6 +92,11 @@ class ModelConfig(Block):
         return plain
 
 
+def default_family() -> str:
+    """Of a block that names neither a family nor a preset."""
+    return ModelConfig.model_fields["family"].default
+
+
 def families() -> list[str]:
     """Those that come with Spider."""
     return sorted(path.parent.name for path in Path(__file__).parents[1].glob("model/*/config.py"))
@@ -137,7 +142,7 @@ def model_block(given: Any) -> Any:
             known = dict.fromkeys(presets(str(family)), str(family))
         except ConfigError as error:
             raise wrong_key("family", str(error)) from None
-    preset = block.get("preset") or next(iter(known), "")
+    preset = block.get("preset") or next(iter(presets(str(family or default_family()))), "")
     if preset and preset not in known:
         raise wrong_key("preset", none_such("preset", preset, known))
     family = family or known[preset]
@@ -157,8 +162,7 @@ def family_block(value: Any) -> Any:
     or values that it does not know."""
     if not isinstance(value, dict):
         return value
-    family = value.get("family", ModelConfig.model_fields["family"].default)
-    return family_config(family).model_validate(value)
+    return family_config(value.get("family", default_family())).model_validate(value)
 
 
 #: A model's block of whatever family it names.

@@ -4,6 +4,7 @@
     layers.py      the small parts that families share
     candidates.py  the head that prices what a memory proposes, for any family
     spider/        the byte-level recurrent-depth transformer with learned patches
+    gpt/           a transformer over ids, bytes or tokens, of two seeds' parts
 
 Importing this package, or a family's ``config``, imports no torch.
 """

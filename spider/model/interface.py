@@ -104,6 +104,8 @@ class LanguageModel(Protocol):
     proposer: Proposer | None = None
     """Where they come from: not a part of the model, but what it must be read with. Whoever loads a model
     sets it, and whoever calls one asks it."""
+    most_documents: int | None = None
+    """Of a row, where ``segments_BT`` are given: whoever packs rows says it."""
     shown: Mapping[str, str] = {}
     """Which of its own metrics stand in the training's log line, and how: ``{"loops": "{:.1f} loops"}``."""
 
@@ -119,6 +121,7 @@ class LanguageModel(Protocol):
         reduction: Literal["mean", "none"] = "mean",
         trace: bool = False,
         proposals_BTW: Tensor | None = None,
+        **documents: Tensor,
     ) -> ModelOutput:
         """Predict, at every position of ``tokens_BT`` (int64), the id that follows.
 
@@ -128,6 +131,8 @@ class LanguageModel(Protocol):
             reduction: "mean" for training; "none" for each position's cross entropy in nats, 0 where ignored.
             trace: also tell what happened inside.
             proposals_BTW: uint8, what its memory proposes to follow each; given only where there is a memory.
+            documents: ``segments_BT``, which of its row's documents each id is of, 0 for padding; only for a
+                family whose configuration has `DOCUMENTS`.
         """
         ...
 
@@ -137,6 +142,7 @@ class LanguageModel(Protocol):
 
     def after_step(self, *, updated: bool = True) -> None:
         """Called once after every optimizer step; ``updated`` is false where its update was skipped."""
+        return None
 
     def parts_to_compile(self) -> Sequence[tuple[nn.Module, str]]:
         """Functions of a forward pass that are compiled apart, each with the module that has it. A part that
@@ -164,6 +170,10 @@ class LanguageModel(Protocol):
     def looked_up(self) -> int:
         """Parameters that are looked up and not multiplied: they cost no FLOPs, and autocast no copy."""
         return 0
+
+    def scaling_parameters(self) -> int:
+        """Those for each of which ``tokens_per_parameter`` asks for so many ids."""
+        return self.num_parameters()
 
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         """FLOPs of forward and backward for each id of a window of ``length`` ids."""

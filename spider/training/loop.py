@@ -363,6 +363,7 @@ class Trainer:
             packed = None
             if self.settings.packing == "best_fit":
                 packed = PackedRows.open(data, shards, self.settings.seq_len)
+                self.model.most_documents = packed.packing.most_pieces
             place |= {"proposer": self.model.proposer, "answers": self.settings.learn == "assistant"}
             return Loader(shards, **place, position=position, packed=packed)
         from spider.data.stream import StreamLoader

@@ -35,7 +35,7 @@ def horizon(spec: StageSpec, model: Model) -> int | None:
     if s.target_flops is not None:
         tokens.append(s.target_flops / model.flops_per_token(s.seq_len, s.n_loops))
     if s.tokens_per_parameter is not None:
-        tokens.append(s.tokens_per_parameter * model.num_parameters())
+        tokens.append(s.tokens_per_parameter * model.scaling_parameters())
     limits = [max(1, int(n // spec.tokens_per_step)) for n in tokens]
     if s.max_steps is not None:
         limits.append(s.max_steps)

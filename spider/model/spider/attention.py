@@ -20,60 +20,13 @@ features, H heads, C latent width.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spider.model.layers import Linear, RMSNorm
+from spider.model.layers import Linear, RMSNorm, Rope, causal_attention, rotate
 from spider.model.spider.config import AttentionConfig
 from spider.model.spider.windows import Windows
-
-
-class Rope(NamedTuple):
-    """Cosine and sine of every position's angles, each (T, d_rope / 2)."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def part(self, start: int, end: int) -> Rope:
-        """The angles of positions start..end-1."""
-        return Rope(self.cos[start:end], self.sin[start:end])
-
-    def at(self, number_M: Tensor) -> Rope:
-        """The angles of rows that have these positions, (M, 1, d_rope / 2), for all of a row's heads."""
-        return Rope(self.cos[number_M, None], self.sin[number_M, None])
-
-
-def rope_table(length: int, dim: int, base: float, device: torch.device) -> Rope:
-    """Angles ``t * base^(-2i/dim)`` of positions 0..length-1, in float32."""
-    frequency = base ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
-    angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequency
-    return Rope(angle.cos(), angle.sin())
-
-
-def rotate(x: Tensor, rope: Rope) -> Tensor:
-    """Rotate the pairs ``(x_i, x_{i + dim/2})`` of the last axis; ``x`` is (..., T, d_rope)."""
-    cos, sin = rope.cos.to(x.dtype), rope.sin.to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
-
-
-def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``softmax(q k^T / sqrt(d)) v`` over this and earlier positions; all (B, H, T, d).
-
-    SDPA, except for short windows in bf16 on a CPU: there its kernel is slower, forward and backward, than
-    the products written out (benchmarks/cpu_step.py).
-    """
-    B, H, T, d = q.shape
-    keeps_weights = T <= 512  # longer windows have too many of them
-    if not (q.device.type == "cpu" and q.dtype == torch.bfloat16 and keeps_weights):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    later_TT = torch.full((T, T), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
-    q, k, v = (x.reshape(B * H, T, -1) for x in (q, k, v))
-    weight = torch.baddbmm(later_TT, q, k.mT, alpha=d**-0.5).softmax(-1)
-    return torch.bmm(weight, v).view(B, H, T, -1)
 
 
 def takes_offsets(q: Tensor, heads: AttentionConfig, windows: Windows) -> bool:

@@ -22,15 +22,14 @@ from torch import Tensor, nn
 from kernels.embedding import embedding
 from spider.model import interface
 from spider.model.candidates import CandidateHead
-from spider.model.layers import RMSNorm, embedding_like, rms_norm
-from spider.model.spider.attention import Rope, rope_table
+from spider.model.layers import RMSNorm, Rope, embedding_like, rms_norm, rope_table, streamed
 from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.engram import NgramEmbedding, primes_from
 from spider.model.spider.kept import kept, kept_compiled
 from spider.model.spider.moe import Experts, fp8_parts
 from spider.model.spider.recompute import run
-from spider.model.spider.recurrence import Layer, RecurrentCore, streamed
+from spider.model.spider.recurrence import Layer, RecurrentCore
 
 #: How the names of each part's parameters begin; the first that fits has it.
 _PARTS = {

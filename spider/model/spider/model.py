@@ -36,14 +36,14 @@ import torch
 from torch import Tensor, nn
 
 from spider.model.interface import LanguageModel, ModelOutput, Reader
-from spider.model.layers import cross_entropy, wide
+from spider.model.layers import cross_entropy, streamed, wide
 from spider.model.spider.attention import LayerCache
 from spider.model.spider.body import Body
 from spider.model.spider.chunking import Patches, Stream
 from spider.model.spider.engram import Memory
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
-from spider.model.spider.recurrence import CoreOutput, streamed
+from spider.model.spider.recurrence import CoreOutput
 from spider.model.spider.windows import equal_windows
 
 

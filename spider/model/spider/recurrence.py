@@ -28,14 +28,14 @@ Shapes: M rows of the core (patches of all windows), D features, R loops.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spider.model.layers import Linear, RMSNorm, SwiGLU, compute_dtype, no_decay, rms_norm
-from spider.model.spider.attention import LatentAttention, LayerCache, Rope
+from spider.model.layers import Linear, RMSNorm, Rope, SwiGLU, no_decay, rms_norm, streamed
+from spider.model.spider.attention import LatentAttention, LayerCache
 from spider.model.spider.config import MoEConfig, SpiderConfig
 from spider.model.spider.engram import Engram, Memory
 from spider.model.spider.moe import MoE, RouterStats
@@ -73,11 +73,6 @@ class Layer(nn.Module):
             y, stats = self.ffn(self.ffn_norm(x), windows.valid_M)
             return x + y, stats
         return x + self.ffn(self.ffn_norm(x)), None
-
-
-def streamed(x: Tensor, width: Literal["wide", "narrow"]) -> Tensor:
-    """What enters a stack of layers, as wide as their residual stream is to be."""
-    return x.to(compute_dtype(x)) if width == "narrow" else x
 
 
 class Injection(nn.Module):

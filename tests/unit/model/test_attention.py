@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from spider.model.spider.attention import LatentAttention, rope_table, rotate
+from spider.model.layers import rope_table, rotate
+from spider.model.spider.attention import LatentAttention
 from spider.model.spider.config import AttentionConfig
 
 

@@ -20,8 +20,9 @@ from small import SWITCHES, randomised, small_config
 from torch import Tensor
 
 from spider.config import merged
+from spider.model.layers import rope_table
 from spider.model.spider import chunking
-from spider.model.spider.attention import LatentAttention, rope_table
+from spider.model.spider.attention import LatentAttention
 from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import AttentionConfig, BoundaryConfig
 from spider.model.spider.engram import Engram, Memory, Tables, primes_from

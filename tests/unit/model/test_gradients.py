@@ -13,8 +13,8 @@ import torch
 from small import randomised, small_config
 from torch import Tensor, nn
 
-from spider.model.layers import RMSNorm, SwiGLU
-from spider.model.spider.attention import LatentAttention, rope_table
+from spider.model.layers import RMSNorm, SwiGLU, rope_table
+from spider.model.spider.attention import LatentAttention
 from spider.model.spider.chunking import BoundaryPredictor, Chunker
 from spider.model.spider.config import AttentionConfig, BoundaryConfig, MoEConfig
 from spider.model.spider.engram import Engram, NgramEmbedding, primes_from

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spider.model.spider.attention import rope_table
+from spider.model.layers import rope_table
 from spider.model.spider.engram import Engram
 from spider.model.spider.model import Spider
 from spider.model.spider.windows import equal_windows

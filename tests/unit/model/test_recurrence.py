@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spider.model.layers import rms_norm
-from spider.model.spider.attention import rope_table
+from spider.model.layers import rms_norm, rope_table
 from spider.model.spider.recurrence import Injection, loop_embedding
 from spider.model.spider.windows import equal_windows
 

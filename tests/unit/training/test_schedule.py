@@ -149,7 +149,7 @@ def test_time_that_runs_out_in_the_warm_up_waits_for_its_end():
 class Thousand:
     """A model of a thousand parameters and ten FLOPs a byte, more by each loop and byte of the window."""
 
-    def num_parameters(self):
+    def scaling_parameters(self):
         return 1000
 
     def flops_per_token(self, length, n_loops=None):

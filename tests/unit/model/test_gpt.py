@@ -1,0 +1,529 @@
+"""The GPT: its counts, its equations against others' code, each switch's causality and gradients."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_gpt import GOLF, GOLF_16MB, SWITCHES, build_gpt, config_of, text
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from spider.config import ConfigError, OptimizerConfig, load_config, merged
+from spider.describe import describe
+from spider.model import build_model
+from spider.model.gpt import model as gpt
+from spider.model.gpt.config import PRESETS, GPTConfig
+from spider.model.gpt.model import GPT
+from spider.model.interface import IGNORED
+from spider.model.layers import Linear
+from spider.training.optim import build_optimizer
+from spider.training.precision import eligible
+
+PLAIN = SWITCHES["plain"]
+
+
+def on_meta(**block: Any) -> GPT:
+    with torch.device("meta"):
+        model = build_model(GPTConfig(family="gpt", **block))
+    assert isinstance(model, GPT)
+    return model
+
+
+# ------------------------------------------------------------------------------------------------ the counts
+
+
+@pytest.mark.parametrize(
+    ("preset", "count"),
+    [("gpt-d12", 286_262_424), ("gpt-d20", 896_535_720), ("gpt-d24", 1_384_124_976)],
+)
+def test_parameters_of_the_presets(preset, count):
+    model = on_meta(vocab_size=32_768, **PRESETS[preset])
+    parts = model.parameters_by_part()
+    assert model.num_parameters() == sum(parts.values()) == count
+    assert model.scaling_parameters() == parts["matrices"] + parts["head"]
+    assert model.looked_up() == parts["embedding"] + parts["value_embeddings"]
+    if preset == "gpt-d12":
+        sizes = [25_165_824, 150_994_944, 25_165_824, 84_935_808, 24]
+        names = ["embedding", "value_embeddings", "head", "matrices", "scalars"]
+        assert parts == dict(zip(names, sizes, strict=True))
+
+
+def test_flops_of_d24_are_those_of_nanochats_leaderboard():
+    model = on_meta(vocab_size=32_768, **PRESETS["gpt-d24"])
+    assert model.flops_per_token(2048) == 4_945_112_064
+    assert model.flops_per_token(2048) * 16_704 * 524_288 == 4.330784131228946e19
+
+
+@pytest.mark.parametrize(
+    ("size", "block", "count"),
+    [
+        (8192, {**GOLF_16MB, "recurrence": {"first": 3, "last": 5, "loops": 3}}, 35_944_536),
+        (8192, {**GOLF_16MB, "recurrence": {"first": 4, "last": 5, "loops": 3}}, 35_943_512),
+        (
+            8192,
+            {"hidden": 768, "layers": 3, "heads": 12, "kv_heads": 4, "recurrence": {"last": 2, "loops": 8}},
+            25_175_076,
+        ),
+        (2048, {"hidden": 128, "layers": 6, "heads": 4, "kv_heads": 2, "slope": 0.5}, 1_346_584),
+    ],
+)
+def test_parameters_of_the_golfs_sizes(size, block, count):
+    model = on_meta(vocab_size=size, **merged(GOLF, block))
+    assert model.num_parameters() == count
+    assert model.looked_up() == 0 and model.scaling_parameters() > 0.99 * count
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_gpt_flops_per_token_agree_with_the_flop_counter(switch):
+    model, x = build_gpt(**merged(SWITCHES[switch], {"windows": "L"})), text(2, 128)
+    # The counter does not know the CPU's fused attention.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(x)
+    counted = 3 * counter.get_total_flops() / x.numel()
+    assert model.flops_per_token(128) == pytest.approx(counted, rel=1e-3)
+
+
+def test_a_window_costs_what_it_shows():
+    full, short = on_meta(windows="L"), on_meta(windows="S", short_window=100)
+    spared = full.flops_per_token(128) - short.flops_per_token(128)
+    assert spared == 12 * 768 * 28 * 11 and short.flops_per_token(64) == full.flops_per_token(64)
+
+
+def test_it_is_described_by_its_parts():
+    file = {
+        "datasets": {"d": {"source": {"kind": "pydocs"}}},
+        "runs": {
+            "r": {"data": "d", "model": "gpt-cpu", "stages": [{"name": "s", "tokens_per_parameter": 2}]}
+        },
+    }
+    told = describe(load_config(file), "r")
+    assert list(told["parameters_by_part"]) == ["embedding", "head", "matrices", "scalars"]
+    s = load_config(file).stage("r", "s")
+    multiplied = told["parameters_by_part"]["matrices"] + told["parameters_by_part"]["head"]
+    assert told["stages"][0]["steps"] == 2 * multiplied // s.tokens_per_step
+    assert s.loops == 1
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("switch", ["nanochat", "plain", "golf", "looped"])
+def test_activations_are_estimated_within_a_fifth(switch, narrow):
+    """What a forward pass really keeps, weights and their copies apart; of more ids than a CPU attends to by
+    plain products in bf16."""
+    model, x = build_gpt(hidden=64, **merged(SWITCHES[switch], {"windows": "L"})), text(1, 640)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in own and saved.numel() >= x.numel():
+            kept[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+        torch.autocast("cpu", torch.bfloat16, enabled=narrow),
+    ):
+        output = model(x, x)
+    estimate = model.activation_bytes(1, 640, None, narrow=narrow, compiled=False)
+    assert output.loss is not None
+    assert estimate == pytest.approx(sum(kept.values()), rel=0.2)
+
+
+# --------------------------------------------------------------------------------------------- the equations
+
+
+def reference(weights: dict[str, Tensor], tokens_BT: Tensor, layers: int, heads: int, cap: float) -> Tensor:
+    """nanochat's model without value embeddings, scalars and windows, written out: the logits."""
+
+    def rms(x):
+        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    def turned(x_BHTK):
+        T, K = x_BHTK.shape[-2:]
+        angle = torch.outer(torch.arange(T), 10_000.0 ** (-2 * torch.arange(K // 2) / K)).to(x_BHTK.dtype)
+        first, second = x_BHTK[..., : K // 2], x_BHTK[..., K // 2 :]
+        real = first * angle.cos() - second * angle.sin()
+        return torch.cat([real, first * angle.sin() + second * angle.cos()], -1)
+
+    x = rms(weights["embedding"][tokens_BT])
+    B, T, D = x.shape
+    later = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
+    for layer in range(layers):
+        own = {k.split(".", 2)[2]: w for k, w in weights.items() if k.startswith(f"blocks.{layer}.")}
+        h = rms(x)
+        q, k, v = (
+            (h @ own[f"attention.{name}.weight"].T).view(B, T, heads, D // heads).transpose(1, 2)
+            for name in "qkv"
+        )
+        q, k = turned(rms(q)), turned(rms(k))
+        scores = (q @ k.mT / (D // heads) ** 0.5).masked_fill(later, -torch.inf)
+        y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, D)
+        x = x + y @ own["attention.out.weight"].T
+        z = (rms(x) @ own["ffn.up.weight"].T).clamp(min=0)
+        x = x + (z * z) @ own["ffn.down.weight"].T
+    return cap * torch.tanh(rms(x) @ weights["head.weight"].T / cap)
+
+
+def test_logits_are_those_of_a_model_written_out():
+    model, x = build_gpt(**{**PLAIN, "softcap": 15.0}), text(2, 40)
+    expected = reference(dict(model.named_parameters()), x, layers=4, heads=4, cap=15.0)
+    assert (model(x).logits - expected).abs().max() < 1e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_logits_are_those_of_transformers(groups):
+    """Its rotation is by -theta: the halves of each head of q and k change places."""
+    nanochat = pytest.importorskip("transformers.models.nanochat")
+    model, x = build_gpt(**{**PLAIN, "softcap": 15.0, "kv_heads": groups}).eval(), text(2, 40)
+    c = model.config
+    other = nanochat.modeling_nanochat.NanoChatForCausalLM(
+        nanochat.configuration_nanochat.NanoChatConfig(
+            **{"vocab_size": 272, "hidden_size": c.hidden, "intermediate_size": 4 * c.hidden},
+            **{"num_hidden_layers": c.layers, "num_attention_heads": c.heads, "rms_norm_eps": c.norm_eps},
+            **{"num_key_value_heads": groups, "final_logit_softcapping": 15.0, "head_dim": c.head_dim},
+            **{"tie_word_embeddings": False, "attn_implementation": "eager", "pad_token_id": 256},
+        )
+    ).eval()
+    other.config.rope_parameters["rope_theta"] = c.rope_base
+    theirs = {"model.embed_tokens.weight": model.embedding, "lm_head.weight": model.head.weight}
+    for n, block in enumerate(model.blocks):
+        attention, ffn = block.attention, block.ffn
+        named = {"mlp.fc1": ffn.up, "mlp.fc2": ffn.down, "self_attn.o_proj": attention.out}
+        theirs[f"model.layers.{n}.self_attn.v_proj.weight"] = attention.v.weight
+        for name in "qk":
+            halves = getattr(attention, name).weight.unflatten(0, (-1, 2, c.head_dim // 2))
+            theirs[f"model.layers.{n}.self_attn.{name}_proj.weight"] = halves.flip(1).flatten(0, 2)
+        theirs |= {f"model.layers.{n}.{name}.weight": part.weight for name, part in named.items()}
+    other.load_state_dict({name: weight.detach() for name, weight in theirs.items()})
+    with torch.no_grad():
+        torch.testing.assert_close(model(x).logits, other(x).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_fresh_models_gates_are_one_and_its_layers_add_nothing():
+    model, x = build_gpt(busy=False), text(2, 12)
+    gates = [block.attention.gate for block in model.blocks]
+    assert [gate is not None for gate in gates] == [False, True, False, True]
+    assert torch.equal(2 * gates[3](torch.randn(5, 32)).sigmoid(), torch.ones(5, 4))
+    no_layers = build_gpt(busy=False, layers=1, value_embeddings="none", residual_mix="none")
+    no_layers.load_state_dict(model.state_dict(), strict=False)
+    mixed = model(x).logits  # x <- x + 0.1 x0 four times, normed again
+    torch.testing.assert_close(mixed, no_layers(x).logits)
+
+
+def test_a_mix_of_one_and_zero_is_none_to_the_bit():
+    for kind in ("scalar", "vector"):
+        mixed, x = build_gpt(residual_mix=kind), text(2, 30)
+        for block in mixed.blocks:
+            torch.nn.init.ones_(block.mix.stream)
+            torch.nn.init.zeros_(block.mix.embedded)
+        without = build_gpt(residual_mix="none")
+        without.load_state_dict(mixed.state_dict(), strict=False)
+        assert torch.equal(mixed(x).logits, without(x).logits)
+
+
+def test_every_switch_changes_the_model():
+    x, seen = text(1, 30), []
+    for changes in SWITCHES.values():
+        model = build_gpt(**changes)
+        seen.append(model(x).logits)
+        for _ in range(len(seen) - 1):
+            assert not any(torch.equal(seen[-1], other) for other in seen[:-1])
+
+
+def test_one_loop_is_the_flat_stack_and_loops_share_weights():
+    flat, x = build_gpt(), text(2, 20)
+    looped = build_gpt(recurrence={"first": 1, "last": 2, "loops": 1})
+    assert torch.equal(flat(x).logits, looped(x).logits)
+    assert looped.config.order(3) == [0, 1, 2, 1, 2, 1, 2, 3]
+    unrolled = build_gpt(layers=8, value_embeddings="none", windows="L")
+    three = build_gpt(recurrence={"first": 1, "last": 2, "loops": 3}, value_embeddings="none", windows="L")
+    unrolled.load_state_dict({k: v for k, v in three.state_dict().items() if "blocks" not in k}, strict=False)
+    for block, layer in zip(unrolled.blocks, three.config.order(3), strict=True):
+        block.load_state_dict(three.blocks[layer].state_dict())
+    assert torch.equal(three(x).logits, unrolled(x).logits)
+    assert torch.equal(three(x, n_loops=1).logits, build_loops_one(three)(x).logits)
+    with pytest.raises(ValueError, match="has no loops"):
+        flat.loops(2)
+
+
+def build_loops_one(model: GPT) -> GPT:
+    flat = build_gpt(value_embeddings="none", windows="L")
+    flat.load_state_dict(model.state_dict())
+    return flat
+
+
+def test_skips_give_the_second_half_what_the_first_left():
+    model, x = build_gpt(**SWITCHES["skips"]), text(1, 20)
+    seen = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+    model(x)
+    entered, left = zip(*seen, strict=True)
+    first, second = model.skips
+    for at, skip, of in ((2, first, 1), (3, second, 0)):
+        g = skip.gate.sigmoid()
+        torch.testing.assert_close(entered[at], (1 - g) * skip.scale * left[of] + g * left[at - 1])
+    assert entered[4] is left[3]
+    deeper = build_gpt(**SWITCHES["looped_skips"])
+    assert len(deeper.skips) == 3
+    for n_loops in (1, 2, 7):
+        assert deeper(x, n_loops=n_loops).logits.isfinite().all()
+
+
+def test_xsa_leaves_nothing_along_the_positions_own_value():
+    model = build_gpt(xsa=True, kv_heads=2)
+    attention, seen = model.blocks[0].attention, []
+    attention.out.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    attention.v.register_forward_hook(lambda _, __, out: seen.append(out))
+    model(text(1, 12))
+    v, y = seen[0].unflatten(-1, (2, 8)).repeat_interleave(2, 2), seen[1].unflatten(-1, (4, 8))
+    assert (y * v).sum(-1).abs().max() < 1e-5 < y.abs().max()
+
+
+# ------------------------------------------------------------------------------------ what sees, and learns
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_no_logit_sees_a_later_id(switch):
+    """Row t of a batch is changed at place t: in float64 nothing before it moves, to the bit."""
+    T = 14
+    model = build_gpt(**SWITCHES[switch]).double().eval()
+    same = text(1, T).expand(T, T)
+    changed = same + torch.eye(T, dtype=torch.int64)
+    with torch.no_grad():
+        before, after = model(same).logits, model(changed).logits
+    for t in range(T):
+        assert torch.equal(before[t, :t], after[t, :t])
+        assert not torch.equal(before[t, t], after[t, t])
+
+
+def test_a_window_ends_where_it_says():
+    """One S layer below the last, of which only the place itself is then read."""
+    model = build_gpt(layers=2, windows="S", short_window=5).double().eval()
+    torch.nn.init.zeros_(model.blocks[1].attention.out.weight)
+    x, t = text(1, 20), 15
+    for back, sees in ((6, False), (5, True), (0, True)):
+        y = x.clone()
+        y[0, t - back] += 1
+        with torch.no_grad():
+            assert torch.equal(model(x).logits[0, t], model(y).logits[0, t]) is not sees
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_gradients_reach_every_parameter(switch):
+    """After one step, for some begin at zero, and what they multiply has none before."""
+    model = build_gpt(busy=False, **SWITCHES[switch])
+    x = text(2, 32, size=272)
+    for _ in range(3):
+        model.zero_grad()
+        model(x[:, :-1], x[:, 1:]).loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.05 * p.grad.sign()
+    assert [name for name, p in model.named_parameters() if not p.grad.any()] == []
+
+
+def test_parameters_are_dealt_to_muon_and_adamw_by_name():
+    everything = merged(SWITCHES["golf"], {"value_embeddings": "alternate", "tied": False})
+    for model in (build_gpt(), build_gpt(**everything)):
+        names = {id(p): name for name, p in model.named_parameters()}
+        groups = build_optimizer(model, OptimizerConfig(kind="muon"), 0.004).param_groups
+        muon = {names[id(p)] for group in groups if group["muon"] for p in group["params"]}
+        kinds = ("attention.q", "attention.k", "attention.v", "attention.out", "attention.gate")
+        matrices = {f"{kind}.weight" for kind in (*kinds, "ffn.up", "ffn.down")}
+        assert {name.split(".", 2)[2] for name in muon} == matrices
+        rest = {name.rsplit(".")[-1] for name in set(names.values()) - muon - {"head.weight"}}
+        extra = {"gain", "scale", "gate", "attention_scale", "ffn_scale"} if model.skips else set()
+        assert rest == {"embedding", "values", "stream", "embedded"} | extra
+        assert all(group["weight_decay"] == 0 for group in groups if not group["muon"])
+
+
+def test_rates_of_their_own_are_marked():
+    scales = {name: getattr(p, "_lr_scale", 1.0) for name, p in build_gpt().named_parameters()}
+    marked = {name: scale for name, scale in scales.items() if scale != 1.0}
+    assert marked.pop("embedding") == 75 and scales["head.weight"] == 1
+    for layer in range(4):
+        assert marked.pop(f"blocks.{layer}.mix.stream") == 1.25
+        assert marked.pop(f"blocks.{layer}.mix.embedded") == 125
+    assert marked == {"blocks.1.attention.values": 75, "blocks.3.attention.values": 75}
+    assert not any(hasattr(p, "_lr_scale") for p in build_gpt(**SWITCHES["golf"]).parameters())
+
+
+@pytest.mark.parametrize("switch", ["nanochat", "golf"])
+def test_weights_begin_as_the_seeds_also_by_way_of_the_meta_device(switch):
+    here = build_gpt(busy=False, hidden=64, **SWITCHES[switch])
+    late = on_meta(**here.config.model_dump(exclude={"family"}))
+    late.to_empty(device="cpu")
+    torch.manual_seed(0)
+    late.reset_parameters()
+    for (name, a), (_, b) in zip(here.named_parameters(), late.named_parameters(), strict=True):
+        assert torch.equal(a, b) and vars(a) == vars(b), name
+    for block in here.blocks:
+        for zero in (block.attention.out, block.ffn.down):
+            assert not zero.weight.any()
+        for uniform in (block.attention.q, block.ffn.up):
+            assert uniform.weight.std().item() == pytest.approx(1 / 8, rel=0.05)
+            assert uniform.weight.abs().max() <= (3 / 64) ** 0.5
+    std = 0.005 if switch == "golf" else 1.0
+    assert here.embedding.std().item() == pytest.approx(std, rel=0.05)
+
+
+# -------------------------------------------------------------------------------------- arithmetic and loss
+
+
+def test_angles_are_float32_under_autocast_and_not_in_checkpoints():
+    model = build_gpt()
+    with torch.autocast("cpu", torch.bfloat16):
+        rope = model.rope(4096)
+    assert rope.cos.dtype == torch.float32
+    exact = torch.outer(torch.arange(4096.0).double(), 1e4 ** (-torch.arange(0, 8, 2).double() / 8)).cos()
+    torch.testing.assert_close(rope.cos[:, 0].double(), exact, rtol=0, atol=5e-4)
+    assert not [name for name in model.state_dict() if "rope" in name or "cos" in name]
+
+
+@pytest.mark.parametrize("stream", ["narrow", "wide"])
+def test_bf16_stays_near_float32(stream):
+    model, x = build_gpt(busy=False, stream=stream), text(2, 40)
+    with torch.no_grad():
+        for block in model.blocks:
+            for part in (block.attention.out, block.ffn.down):
+                part.weight.normal_(0, 32**-0.5)
+        model.head.weight.normal_(0, 32**-0.5)
+        exact = model(x).logits
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = model(x).logits
+    assert narrow.dtype == torch.float32
+    assert (narrow - exact).norm() / exact.norm() < 2e-2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_loss_of_many_ids_is_made_piece_by_piece(tied, monkeypatch):
+    """The same nats and gradients as at once."""
+    monkeypatch.setattr(gpt, "_POSITIONS", 7)
+    model, x = build_gpt(vocab_size=5000, layers=1, tied=tied), text(2, 20, size=5000)
+    labels = x.roll(-1, 1)
+    labels[0, 3:9] = IGNORED
+    found = []
+    for many in (4096, 5000):
+        monkeypatch.setattr(gpt, "_MANY_IDS", many)
+        model.zero_grad()
+        model(x, labels).loss.backward()
+        nats = model(x, labels, reduction="none").loss
+        found.append([nats.detach(), *(p.grad.clone() for p in model.parameters())])
+    for piecewise, whole in zip(*found, strict=True):
+        torch.testing.assert_close(piecewise, whole, rtol=1e-5, atol=1e-6)
+    expected = F.cross_entropy(model(x).logits.flatten(0, 1), labels.flatten(), reduction="none")
+    torch.testing.assert_close(found[0][0].flatten(), expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_memory_corrects_the_logits_behind_the_cap():
+    memory = {"orders": [1, 2], "pointers": [2], "candidates": 4, "hidden": 8, "state": 8}
+    model, x = build_gpt(memory=memory), text(2, 9)
+    known = torch.randint(0, 9, (2, 9, model.memory.layout.width), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="this model reads a memory"):
+        model(x)
+    assert model(x, x, proposals_BTW=known).loss.isfinite()
+    assert not torch.equal(model(x, proposals_BTW=known).logits, model(x, proposals_BTW=0 * known).logits)
+    assert model.parameters_by_part()["memory"] > 0
+    with pytest.raises(ValueError, match="memory: proposes bytes, and this model reads 5,000 other ids"):
+        config_of(memory=memory, vocab_size=5000)
+
+
+def test_fp8_leaves_gates_and_head_wide():
+    names = eligible(on_meta(vocab_size=32_768, hidden=2048, heads=16, layers=2))
+    assert {name.split(".", 2)[-1] for name in names} == {
+        *(f"attention.{name}" for name in ("q", "k", "v", "out")),
+        *("ffn.up", "ffn.down"),
+    }
+
+
+def test_nothing_of_a_step_imports_the_compiler():
+    code = """
+import sys, torch
+from spider.model import build_model
+from spider.model.gpt.config import PRESETS, GPTConfig
+block = {**PRESETS["gpt-cpu"], "windows": "SL", "short_window": 5, "layers": 2, "family": "gpt"}
+model, x = build_model(GPTConfig(**block)), torch.randint(0, 256, (2, 17))
+model(x[:, :-1], x[:, 1:], segments_BT=torch.ones(2, 16, dtype=torch.int64)).loss.backward()
+model.eval().incremental(9).extend([1, 2, 3])
+print("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+# ------------------------------------------------------------------------------------- inspector, bad input
+
+
+class Pairs:
+    """Ids from 272 on stand for two bytes."""
+
+    bytes_of = torch.tensor([1] * 256 + [0] * 16 + [2] * 28, dtype=torch.uint8).numpy()
+
+
+def test_the_inspector_counts_bytes_a_token_and_cuts_behind_each():
+    model = build_gpt(vocab_size=300)
+    model.tokens = Pairs()
+    inspector = model.inspector()
+    ids = torch.tensor([[257, 65, 280, 290, 258, 66]])
+    inspector.observe(model(ids, ids, trace=True).trace, torch.tensor([[1, 1, 1, 0, 1, 1]]).bool().numpy())
+    assert inspector.figures()[0]["counts"] == [0, 2, 1] and inspector.uncut is None
+    closes, probability = inspector.cut(ids)
+    assert closes.all() and closes.shape == (1, 6) and probability is None
+    assert inspector.caption(3, [1, 2]) == "2 tokens in 3 bytes, 1.50 bytes a token."
+
+
+def test_bytes_are_not_cut():
+    inspector = build_gpt().inspector()
+    assert inspector.uncut == "this model reads bytes, each is its own token"
+    assert inspector.figures()[0]["kind"] == "note" and "9 bytes" in inspector.caption(9, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 5}, "heads: 5 heads cannot share hidden: 32 evenly"),
+        ({"heads": 8}, r"heads: a head's width must be a multiple of 8 \(got 32 / 8 = 4\)"),
+        ({"kv_heads": 3}, "kv_heads: 3 is no divisor of heads: 4"),
+        ({"windows": "SXL"}, r"windows.*use L for full, S for short_window, as in SSSL \(got 'SXL'\)"),
+        ({"windows": ""}, r"windows.*use L for full, S for short_window"),
+        ({"short_window": 0}, "short_window"),
+        ({"rope_dim": 3}, r"rope_dim: must be even, at most a head's width 8 \(got 3\)"),
+        ({"rope_dim": 10}, r"rope_dim: must be even, at most a head's width 8 \(got 10\)"),
+        ({"parallel_from": 4}, "parallel_from: 4 is not one of 4 layers"),
+        ({"recurrence": {"loops": 2}}, r"recurrence\.last: null says that no layer loops"),
+        ({"recurrence": {"last": 4}}, "recurrence: layers 0 to 4 are no part of layers 0 to 3"),
+        ({"recurrence": {"first": 2, "last": 1}}, "recurrence: layers 2 to 1 are no part of layers 0 to 3"),
+        ({"value_embedings": "none"}, r"runs\.r\.model\.value_embedings: unknown key.*value_embeddings"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_key(changes, message):
+    block = {"preset": "gpt-cpu", "hidden": 32, "windows": "SL", **changes}
+    run = {"data": "d", "model": block, "stages": [{"name": "s", "max_steps": 3}]}
+    with pytest.raises(ConfigError, match=message):
+        load_config({"datasets": {"d": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}})
+
+
+def test_loops_are_for_a_model_that_has_them():
+    def loaded(block: dict[str, Any]) -> int:
+        run = {"data": "d", "model": block, "stages": [{"name": "s", "max_steps": 3, "n_loops": 2}]}
+        file = {"datasets": {"d": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}}
+        return load_config(file).stage("r", "s").loops
+
+    assert loaded({"preset": "gpt-cpu", "recurrence": {"last": 1, "loops": 3}}) == 2
+    with pytest.raises(ConfigError, match="n_loops: this model of family gpt has no loops"):
+        loaded({"preset": "gpt-cpu"})
+
+
+def test_a_block_that_names_nothing_is_still_the_spiders():
+    run = {"data": "d", "model": {"hidden": 64}, "stages": [{"name": "s", "max_steps": 3}]}
+    file = {"datasets": {"d": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}}
+    assert load_config(file).run("r").model.preset == "spider-1b"
+    file["runs"]["r"] = {**run, "model": {"family": "gpt"}}
+    assert load_config(file).run("r").model.preset == "gpt-d12"
+    assert isinstance(build_gpt().head, Linear)

@@ -1,0 +1,87 @@
+"""Reading a stream piece by piece gives a GPT's logits of reading it at once, however it is cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_gpt import SWITCHES, build_gpt, text
+
+from spider.model.gpt.model import Incremental
+
+MEMORY = {"orders": [1, 2], "pointers": [2], "candidates": 4, "hidden": 8, "state": 8}
+
+
+def cut(ids: list[int], sizes: list[int]) -> list[list[int]]:
+    """The ids in pieces of these sizes, in turn."""
+    pieces, at = [], 0
+    while at < len(ids):
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(ids[at : at + size])
+        at += size
+    return pieces
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("sizes", [[1], [7, 1, 1, 12], [40]])
+def test_every_cut_has_the_logits_of_a_whole_pass(switch, sizes):
+    """Eight times as many ids as the short window shows."""
+    model, x = build_gpt(**SWITCHES[switch]).double().eval(), text(1, 40)
+    stream = model.incremental(48)
+    assert isinstance(stream, Incremental)
+    got = torch.cat([stream.extend(piece) for piece in cut(x[0].tolist(), sizes)])
+    with torch.no_grad():
+        torch.testing.assert_close(got, model(x).logits[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("switch", ["nanochat", "golf"])
+def test_every_cut_has_them_in_float32_within_1e_5(switch):
+    model, x = build_gpt(**SWITCHES[switch]).eval(), text(1, 40)
+    stream = model.incremental(40)
+    got = torch.cat([stream.extend(piece) for piece in cut(x[0].tolist(), [3, 1])])
+    with torch.no_grad():
+        whole = model(x).logits[0]
+    assert (got - whole).abs().max() < 1e-5 * whole.abs().max()
+
+
+def test_loops_of_a_stream_may_differ_from_the_trained_ones():
+    model, x = build_gpt(**SWITCHES["looped_skips"]).double().eval(), text(1, 20)
+    for n_loops in (1, 2, 5):
+        stream = model.incremental(20, n_loops)
+        got = torch.cat([stream.extend(piece) for piece in cut(x[0].tolist(), [3, 1])])
+        with torch.no_grad():
+            whole = model(x, n_loops=n_loops).logits[0]
+        torch.testing.assert_close(got, whole, rtol=1e-9, atol=1e-9)
+        assert len(stream.caches) == 2 + 2 * n_loops
+
+
+def test_short_layers_keep_what_they_show_and_others_the_context():
+    stream = build_gpt().eval().incremental(40)
+    for i in range(40):
+        stream.extend([i])
+    assert [cache._buffer.shape[3] for cache in stream.caches] == [11, 11, 11, 40]
+    with pytest.raises(ValueError, match="cannot read 1 ids after 40 with a context of 40"):
+        stream.extend([0])
+
+
+def test_a_streams_proposals_are_read_with_their_ids():
+    model, x = build_gpt(memory=MEMORY).eval(), text(1, 12)
+    known = torch.randint(0, 9, (1, 12, model.memory.layout.width), dtype=torch.uint8)
+    stream = model.incremental(12)
+    got = torch.cat([stream.extend(x[0, a:b].tolist(), known[0, a:b]) for a, b in ((0, 5), (5, 6), (6, 12))])
+    with torch.no_grad():
+        whole = model(x, proposals_BTW=known).logits[0]
+    torch.testing.assert_close(got, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_narrow_arithmetic_of_a_stream_stays_near_the_whole_pass():
+    model, x = build_gpt(busy=False).eval(), text(1, 40)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith(("out.weight", "down.weight", "head.weight")):
+                p.normal_(0, 32**-0.5)
+        whole = model(x).logits[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        stream = model.incremental(40)
+        got = torch.cat([stream.extend([i]) for i in x[0].tolist()])
+    assert got.dtype == torch.float32
+    assert (got - whole).norm() < 2e-2 * whole.norm()
