@@ -17,9 +17,12 @@ stack of experts (E, in, out) as E of them, go through it as one batch, cut to b
 Weight decay is decoupled, for matrices also cautious (Chen et al., arXiv:2510.12402): only where it pulls the
 same way as the update. Vectors, and tables of which a batch touches few rows, are not decayed.
 
+With ``muon_beta2`` polar factors are evened out as in NorMuon (Li et al., arXiv:2510.05491): `_even_out`. A
+parameter that a model marks ``_lr_scale`` trains at that multiple of its kind's rate.
+
 State is fp32 (but `LowBitAdamW`'s), and named in a checkpoint by the parameter's own name. Of parameters that
-are cut over processes (`spider.processes.parallel`) each process updates its slice. Only Muon's matrices are
-gathered, and every process computes their polar factors; a stack of experts is cut between experts.
+are cut over processes (`spider.processes.parallel`) each process updates its slice. Polar factors are shared:
+of W processes each computes those of every W-th matrix, and is given the others' (`share_out`).
 
 Under ``master_weights: bf16`` weights and gradients take 2 bytes a value less each. bf16 has 8 bits of
 precision, so rounding to nearest would drop every update below 1/256 of the weight; torchao rounds at random
@@ -41,7 +44,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from spider.config import OptimizerConfig
-from spider.processes.parallel import apply_whole, cut_like, local
+from spider.processes.parallel import cut_like, local, share_out, sum_of_slices
+from spider.processes.world import ALONE, World
 from spider.training.precision import quiet_torchao
 
 #: arXiv:2505.16932, for singular values in [1e-3, 1].
@@ -55,6 +59,8 @@ POLAR_EXPRESS = (
 #: bf16 rounding may lift a singular value above 1, where the polynomials grow fast: start this much lower.
 _SAFETY = 1.01
 _SCRATCH_NUMEL = 1 << 26
+#: Of a polar factor's values, in a mean of them: no more is made of less.
+_SMALLEST_SQUARE = 1e-10
 _SMALLEST_MOMENT, _SMALLEST_BLOCK = 4096, 32
 
 
@@ -77,8 +83,8 @@ class Optimizer:
     It is none of torch's: those import the compiler, which takes seconds, also where nothing is compiled.
     """
 
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
-        self.param_groups = groups
+    def __init__(self, groups: list[dict[str, Any]], world: World = ALONE) -> None:
+        self.param_groups, self.world = groups, world
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         for group in self.param_groups:
             group["lr"] = group["peak_lr"]
@@ -87,10 +93,20 @@ class Optimizer:
                 self.state[p] = {name: torch.zeros_like(p, dtype=torch.float32) for name in names}
                 if not group["muon"]:
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                elif group.get("beta2") is not None:
+                    self.state[p]["second_moment"] = _no_moment(p)
 
     def set_lr(self, factor: float) -> None:
         for group in self.param_groups:
             group["lr"] = group["peak_lr"] * factor
+
+    def set_scheduled(self, *, weight_decay: float | None = None, muon_momentum: float | None = None) -> None:
+        """What else changes from step to step (`spider.training.schedule.scheduled`)."""
+        for group in self.param_groups:
+            if weight_decay is not None and group["decayed"]:
+                group["weight_decay"] = weight_decay
+            if muon_momentum is not None:
+                group["momentum"] = muon_momentum
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The live state as ``{parameter name}.{state name}``: save it, or copy a saved one into it."""
@@ -132,12 +148,18 @@ class Optimizer:
         by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
         for p in params:
             by_shape[p.shape].append(p)
-        for same in by_shape.values():
-            per_batch = max(1, _SCRATCH_NUMEL // same[0].numel())
+        first = 0
+        for shape, same in by_shape.items():
+            per_batch = max(1, _SCRATCH_NUMEL // shape.numel())
+            if len(shape) == 2:  # none is to wait while others compute
+                per_batch = math.ceil(per_batch / self.world.size) * self.world.size
             for i in range(0, len(same), per_batch):
-                self._muon_batch(group, same[i : i + per_batch])
+                batch = same[i : i + per_batch]
+                self._muon_batch(group, batch, first)
+                first += len(batch) * shape[:-2].numel()
 
-    def _muon_batch(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _muon_batch(self, group: dict[str, Any], params: list[Tensor], first: int) -> None:
+        """Update parameters of one shape; the process of rank ``first`` has the first of their matrices."""
         pattern, mu = params[0], group["momentum"]
         shape = pattern.shape
         rows, cols = shape[-2:]
@@ -147,22 +169,60 @@ class Optimizer:
         momenta = [local(self.state[p]["momentum"]) for p in params]
         torch._foreach_lerp_(momenta, grads, 1 - mu)
         steps = torch._foreach_lerp(grads, momenta, mu)
-
-        def directions(matrices: Tensor) -> Tensor:
-            u_Nrc = matrices.reshape(-1, rows, cols).to(group["compute"])
-            return polar(u_Nrc).float().view_as(matrices)
-
-        if len(shape) == 3:
-            update = directions(torch.stack(steps)).unbind()
-        else:
-            # Rows first, so that one gathering serves the whole batch of matrices.
-            by_row, turned = torch.stack(steps, 1), lambda u: directions(u.transpose(0, 1)).transpose(0, 1)
-            update = apply_whole(turned, by_row, pattern).unbind(1)
+        # Linear maps by row, as they are cut.
+        u_Nrc = torch.stack(steps).flatten(0, 1) if len(shape) == 3 else torch.stack(steps, 1).transpose(0, 1)
+        u_Nrc = share_out(polar, u_Nrc.to(group["compute"]), pattern, self.world, first).float()
+        if group.get("beta2") is not None:
+            moments = [local(self.state[p]["second_moment"]) for p in params]
+            u_Nrc = _even_out(u_Nrc, moments, group["beta2"], pattern)
         lr, decay = group["lr"], group["weight_decay"]
-        for p, u in zip(map(local, params), update, strict=True):
+        updates = u_Nrc.view(len(params), *local(pattern).shape).unbind()
+        for p, u in zip(map(local, params), updates, strict=True):
             if decay:
                 p.sub_(p * (u * p > 0), alpha=lr * decay)
             p.sub_(u, alpha=lr * gain)
+
+
+def _shorter(shape: torch.Size) -> int:
+    """The axis of a matrix that is averaged over, -1 or -2; of a square one that of the inputs."""
+    rows, cols = shape[-2:]
+    return -1 if rows > cols or (rows == cols and len(shape) == 2) else -2
+
+
+def _no_moment(p: Tensor) -> Tensor:
+    """The second moment of a matrix, or of each of a stack, before the first step: one value for each place
+    on the longer side, cut as the parameter is; a linear map's columns are not cut."""
+    if _shorter(p.shape) == -1:
+        return cut_like(torch.zeros_like(local(p)[..., :1], dtype=torch.float32), p)
+    if p.ndim == 3:
+        return cut_like(torch.zeros_like(local(p)[:, :1], dtype=torch.float32), p)
+    return torch.zeros(1, p.shape[1], dtype=torch.float32, device=p.device)
+
+
+def _even_out(u_Nrc: Tensor, moments: list[Tensor], beta2: float, pattern: Tensor) -> Tensor:
+    """NorMuon's update: a polar factor over the root of its running mean square, at its own norm.
+
+        v <- beta2 v + (1 - beta2) mean(u^2);   u' = u / v^1/2;   u' |u| / |u'|   (Frobenius norms)
+
+    The mean is taken over the shorter side, so each row of a tall matrix and each column of a wide one comes
+    to an equal share. The paper takes rows, which are neurons, of any matrix; but those of a wide polar
+    factor are equally long as they are, and its columns are neurons too. (nanochat does the same.) That v
+    begins at 0 cancels in the norm.
+    """
+    axis = _shorter(pattern.shape)
+    cut_inside = pattern.ndim == 2
+    squares = u_Nrc.square().sum(axis, keepdim=True)
+    if cut_inside and axis == -2:
+        sum_of_slices(squares, pattern)
+    means = (squares / pattern.shape[axis]).view(len(moments), *moments[0].shape).unbind()
+    torch._foreach_lerp_(moments, list(means), 1 - beta2)
+    scale = torch.stack(moments).view_as(squares).clamp_min(_SMALLEST_SQUARE).rsqrt()
+    norms = torch.stack([squares.sum((-2, -1)), (squares * scale.square()).sum((-2, -1))])
+    if cut_inside and axis == -1:
+        sum_of_slices(norms, pattern)
+    before_N, after_N = norms
+    kept_N11 = (before_N / after_N.clamp_min(_SMALLEST_SQUARE)).sqrt()[:, None, None]
+    return u_Nrc * (scale * kept_N11)
 
 
 def _gradients(params: list[Tensor]) -> list[Tensor]:
@@ -213,6 +273,13 @@ class LowBitAdamW:
         for group in self.param_groups:
             group["lr"].fill_(group["peak_lr"] * factor)  # one tensor with torchao's own group
 
+    def set_scheduled(self, *, weight_decay: float | None = None, muon_momentum: None = None) -> None:
+        """As `Optimizer.set_scheduled`; there is no Muon here."""
+        assert muon_momentum is None
+        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            if weight_decay is not None and group["decayed"]:  # a tensor: no update is compiled anew for it
+                inner["weight_decay"] = torch.tensor(weight_decay, dtype=torch.float32)
+
     def zero_grad(self) -> None:
         for p, slice_ in self._slices.items():
             p.grad = slice_.grad = None
@@ -254,32 +321,39 @@ def build_optimizer(
     compute: torch.dtype = torch.float32,
     *,
     compiled: bool = False,
+    world: World = ALONE,
 ) -> Optimizer | LowBitAdamW:
     """Deal every trainable parameter to one group: what `matrix_ids` does not name and what is marked
-    ``_no_weight_decay`` goes to AdamW and is not decayed. ``compute`` is the dtype of Muon's products; where
-    the update is torchao's it may be ``compiled`` too."""
+    ``_no_weight_decay`` goes to AdamW and is not decayed. What is marked ``_lr_scale`` trains at so many
+    times its kind's rate (a schedule and a log tell that of scale 1). ``compute`` is the dtype of Muon's
+    products, which the processes of ``world`` share; where the update is torchao's it may be ``compiled``
+    too."""
     matrices = matrix_ids(model)
-    dealt: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)
+    dealt: dict[tuple[bool, bool, float], list[Tensor]] = defaultdict(list)
     for p in model.parameters():
         if p.requires_grad:
             decayed = id(p) in matrices and not getattr(p, "_no_weight_decay", False)
-            dealt[decayed and config.kind == "muon", decayed].append(p)
+            scale = float(getattr(p, "_lr_scale", 1))
+            assert 0 < scale < math.inf, f"a parameter {tuple(p.shape)} is marked with _lr_scale {scale}"
+            dealt[decayed and config.kind == "muon", decayed, scale].append(p)
     groups: list[dict[str, Any]] = [
         {
             "params": params,
             "muon": muon,
-            "peak_lr": lr * config.muon_lr_ratio if muon else lr,
+            "peak_lr": scale * (lr * config.muon_lr_ratio if muon else lr),
+            "decayed": decayed,
             "weight_decay": config.weight_decay if decayed else 0.0,
             "momentum": config.muon_momentum,
+            "beta2": config.muon_beta2,
             "compute": compute,
             "betas": config.betas,
             "eps": config.eps,
         }
-        for (muon, decayed), params in sorted(dealt.items())
+        for (muon, decayed, scale), params in sorted(dealt.items(), key=lambda item: item[0])
     ]
     if config.kind in ("adamw8bit", "adamw4bit"):
         return LowBitAdamW(groups, int(config.kind[5]), compiled=compiled)
-    return Optimizer(groups)
+    return Optimizer(groups, world)
 
 
 def narrow_weights(model: nn.Module, config: OptimizerConfig) -> None:
