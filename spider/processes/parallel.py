@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -126,43 +126,6 @@ def cut_like(slice_: Tensor, pattern: Tensor) -> Tensor:
     return DTensor.from_local(
         slice_, pattern.device_mesh, pattern.placements, run_check=False, shape=shape, stride=strides
     )
-
-
-def share_out(
-    operation: Callable[[Tensor], Tensor], slices_Nrc: Tensor, pattern: Tensor, world: World, first: int = 0
-) -> Tensor:
-    """This process's slices of ``operation`` applied to each of N matrices, which the processes share:
-    matrix i is computed by the process of rank ``first + i`` modulo their number, and by no other.
-
-    ``slices_Nrc`` is of parameters that are held as ``pattern`` is. Whole in every process: what was computed
-    is gathered by all, N r c values. Cut by rows: slices go to who computes their matrix and come back, in
-    two exchanges of as many values as this process holds. A stack (E, r, c) that is cut between its matrices
-    is shared already. Nothing is exchanged where one process is alone.
-    """
-    if world.size == 1 or (is_cut(pattern) and pattern.ndim == 3):
-        return operation(slices_Nrc)
-    matrices = range(len(slices_Nrc))
-    owner_N = [(first + i) % world.size for i in matrices]
-    turn_N = [i // world.size for i in matrices]
-    mine = owner_N.count(world.rank)
-    if not is_cut(pattern):
-        done_nrc = slices_Nrc.new_zeros(turn_N[-1] + 1, *slices_Nrc.shape[1:])
-        if mine:
-            done_nrc[:mine] = operation(slices_Nrc[owner_N.index(world.rank) :: world.size])
-        done_Wnrc = done_nrc.new_empty(world.size, *done_nrc.shape)
-        dist.all_gather([*done_Wnrc.unbind()], done_nrc)
-        return done_Wnrc[owner_N, turn_N]
-    rows, held = pattern.shape[0], slices_Nrc.size(1)
-    # As many rows for each process as the first one has; what is missing stands behind the last row.
-    sent_Wrnc = slices_Nrc.new_zeros(world.size, -(-rows // world.size), turn_N[-1] + 1, slices_Nrc.size(2))
-    sent_Wrnc[owner_N, :held, turn_N] = slices_Nrc
-    got_Wrnc = torch.empty_like(sent_Wrnc)
-    dist.all_to_all_single(got_Wrnc, sent_Wrnc)
-    if mine:
-        whole_rnc = got_Wrnc.flatten(0, 1)[:rows, :mine]
-        whole_rnc.copy_(operation(whole_rnc.transpose(0, 1)).transpose(0, 1))
-    dist.all_to_all_single(sent_Wrnc, got_Wrnc)
-    return sent_Wrnc[owner_N, :held, turn_N]
 
 
 def sum_of_slices(partial: Tensor, pattern: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ stack of experts (E, in, out) as E of them, go through it as one batch, cut to b
 Weight decay is decoupled, for matrices also cautious (Chen et al., arXiv:2510.12402): only where it pulls the
 same way as the update. Vectors, and tables of which a batch touches few rows, are not decayed.
 
-With ``muon_beta2`` polar factors are evened out as in NorMuon (Li et al., arXiv:2510.05491): `_even_out`. A
+With ``muon_beta2`` polar factors are evened out as in NorMuon (Li et al., arXiv:2510.05491): `even_out`. A
 parameter that a model marks ``_lr_scale`` trains at that multiple of its kind's rate.
 
 State is fp32 (but `LowBitAdamW`'s), and named in a checkpoint by the parameter's own name. Of parameters that
@@ -44,8 +44,10 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from spider.config import OptimizerConfig
-from spider.processes.parallel import cut_like, local, share_out, sum_of_slices
+from spider.processes.parallel import cut_like, local
+from spider.processes.sharing import share_out
 from spider.processes.world import ALONE, World
+from spider.training.normuon import even_out, no_moment
 from spider.training.precision import quiet_torchao
 
 #: arXiv:2505.16932, for singular values in [1e-3, 1].
@@ -59,8 +61,6 @@ POLAR_EXPRESS = (
 #: bf16 rounding may lift a singular value above 1, where the polynomials grow fast: start this much lower.
 _SAFETY = 1.01
 _SCRATCH_NUMEL = 1 << 26
-#: Of a polar factor's values, in a mean of them: no more is made of less.
-_SMALLEST_SQUARE = 1e-10
 _SMALLEST_MOMENT, _SMALLEST_BLOCK = 4096, 32
 
 
@@ -94,7 +94,7 @@ class Optimizer:
                 if not group["muon"]:
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
                 elif group.get("beta2") is not None:
-                    self.state[p]["second_moment"] = _no_moment(p)
+                    self.state[p]["second_moment"] = no_moment(p)
 
     def set_lr(self, factor: float) -> None:
         for group in self.param_groups:
@@ -145,84 +145,60 @@ class Optimizer:
         )
 
     def _muon(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        first = 0
+        for batches in self._rounds(params):
+            stacks = [self._steps(group, batch).to(group["compute"]) for batch in batches]
+            updates = share_out(polar, stacks, [batch[0] for batch in batches], self.world, first)
+            for batch, u_Nrc in zip(batches, updates, strict=True):
+                self._apply(group, batch, u_Nrc.float())
+                first += len(batch) * batch[0].shape[:-2].numel()
+
+    def _rounds(self, params: list[Tensor]) -> list[list[list[Tensor]]]:
+        """What is computed at once, as batches of parameters of one shape: several where it is shared, to
+        exchange them together."""
         by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
         for p in params:
             by_shape[p.shape].append(p)
-        first = 0
+        rounds: list[list[list[Tensor]]] = []
+        room = 0
         for shape, same in by_shape.items():
             per_batch = max(1, _SCRATCH_NUMEL // shape.numel())
-            if len(shape) == 2:  # none is to wait while others compute
+            if len(shape) == 2:  # no process is to wait while others compute
                 per_batch = math.ceil(per_batch / self.world.size) * self.world.size
             for i in range(0, len(same), per_batch):
                 batch = same[i : i + per_batch]
-                self._muon_batch(group, batch, first)
-                first += len(batch) * shape[:-2].numel()
+                room -= len(batch) * shape.numel()
+                if room < 0 or self.world.size == 1:
+                    rounds.append([])
+                    room = _SCRATCH_NUMEL - len(batch) * shape.numel()
+                rounds[-1].append(batch)
+        return rounds
 
-    def _muon_batch(self, group: dict[str, Any], params: list[Tensor], first: int) -> None:
-        """Update parameters of one shape; the process of rank ``first`` has the first of their matrices."""
-        pattern, mu = params[0], group["momentum"]
-        shape = pattern.shape
-        rows, cols = shape[-2:]
-        # A linear map is stored (out, in), a stack of experts (E, in, out).
-        gain = max(1.0, rows / cols if len(shape) == 2 else cols / rows) ** 0.5
+    def _steps(self, group: dict[str, Any], params: list[Tensor]) -> Tensor:
+        """Nesterov's momenta of parameters of one shape, a matrix each, or E of a stack."""
         grads = [g.float() for g in _gradients(params)]
         momenta = [local(self.state[p]["momentum"]) for p in params]
-        torch._foreach_lerp_(momenta, grads, 1 - mu)
-        steps = torch._foreach_lerp(grads, momenta, mu)
-        # Linear maps by row, as they are cut.
-        u_Nrc = torch.stack(steps).flatten(0, 1) if len(shape) == 3 else torch.stack(steps, 1).transpose(0, 1)
-        u_Nrc = share_out(polar, u_Nrc.to(group["compute"]), pattern, self.world, first).float()
+        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+        steps = torch._foreach_lerp(grads, momenta, group["momentum"])
+        if params[0].ndim == 3:
+            return torch.stack(steps).flatten(0, 1)
+        return torch.stack(steps, 1).transpose(0, 1)  # by row, as they may be cut
+
+    def _apply(self, group: dict[str, Any], params: list[Tensor], u_Nrc: Tensor) -> None:
+        """Move parameters of one shape against their polar factors."""
+        pattern = params[0]
+        rows, cols = pattern.shape[-2:]
+        # A linear map is stored (out, in), a stack of experts (E, in, out).
+        gain = max(1.0, rows / cols if pattern.ndim == 2 else cols / rows) ** 0.5
         if group.get("beta2") is not None:
             moments = [local(self.state[p]["second_moment"]) for p in params]
-            u_Nrc = _even_out(u_Nrc, moments, group["beta2"], pattern)
+            u_Nrc = even_out(u_Nrc, moments, group["beta2"], pattern)
         lr, decay = group["lr"], group["weight_decay"]
         updates = u_Nrc.view(len(params), *local(pattern).shape).unbind()
         for p, u in zip(map(local, params), updates, strict=True):
             if decay:
                 p.sub_(p * (u * p > 0), alpha=lr * decay)
             p.sub_(u, alpha=lr * gain)
-
-
-def _shorter(shape: torch.Size) -> int:
-    """The axis of a matrix that is averaged over, -1 or -2; of a square one that of the inputs."""
-    rows, cols = shape[-2:]
-    return -1 if rows > cols or (rows == cols and len(shape) == 2) else -2
-
-
-def _no_moment(p: Tensor) -> Tensor:
-    """The second moment of a matrix, or of each of a stack, before the first step: one value for each place
-    on the longer side, cut as the parameter is; a linear map's columns are not cut."""
-    if _shorter(p.shape) == -1:
-        return cut_like(torch.zeros_like(local(p)[..., :1], dtype=torch.float32), p)
-    if p.ndim == 3:
-        return cut_like(torch.zeros_like(local(p)[:, :1], dtype=torch.float32), p)
-    return torch.zeros(1, p.shape[1], dtype=torch.float32, device=p.device)
-
-
-def _even_out(u_Nrc: Tensor, moments: list[Tensor], beta2: float, pattern: Tensor) -> Tensor:
-    """NorMuon's update: a polar factor over the root of its running mean square, at its own norm.
-
-        v <- beta2 v + (1 - beta2) mean(u^2);   u' = u / v^1/2;   u' |u| / |u'|   (Frobenius norms)
-
-    The mean is taken over the shorter side, so each row of a tall matrix and each column of a wide one comes
-    to an equal share. The paper takes rows, which are neurons, of any matrix; but those of a wide polar
-    factor are equally long as they are, and its columns are neurons too. (nanochat does the same.) That v
-    begins at 0 cancels in the norm.
-    """
-    axis = _shorter(pattern.shape)
-    cut_inside = pattern.ndim == 2
-    squares = u_Nrc.square().sum(axis, keepdim=True)
-    if cut_inside and axis == -2:
-        sum_of_slices(squares, pattern)
-    means = (squares / pattern.shape[axis]).view(len(moments), *moments[0].shape).unbind()
-    torch._foreach_lerp_(moments, list(means), 1 - beta2)
-    scale = torch.stack(moments).view_as(squares).clamp_min(_SMALLEST_SQUARE).rsqrt()
-    norms = torch.stack([squares.sum((-2, -1)), (squares * scale.square()).sum((-2, -1))])
-    if cut_inside and axis == -1:
-        sum_of_slices(norms, pattern)
-    before_N, after_N = norms
-    kept_N11 = (before_N / after_N.clamp_min(_SMALLEST_SQUARE)).sqrt()[:, None, None]
-    return u_Nrc * (scale * kept_N11)
 
 
 def _gradients(params: list[Tensor]) -> list[Tensor]:

@@ -21,11 +21,14 @@ from spider.processes.parallel import replica, shard, whole
 from spider.processes.world import ALONE, World, join
 from spider.training import optim
 
-STEPS, SAMPLES = 20, 256
+STEPS, SAMPLES = 20, 240
+#: Its net is a single matrix.
+LONE = "lone"
 WAYS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
     "plain": ({}, torch.float32),
     "evened": ({"muon_beta2": 0.9}, torch.float32),
     "bf16": ({}, torch.bfloat16),
+    LONE: ({"muon_beta2": 0.9}, torch.float32),
 }
 
 
@@ -54,8 +57,9 @@ class Net(nn.Module):
 def train(way: str, kind: str, world: World = ALONE) -> dict[str, Any]:
     changes, compute = WAYS[way]
     torch.manual_seed(0)
-    net = Net()
-    net.never.requires_grad_(kind == "fsdp")  # DDP wants a gradient of what has one
+    net: nn.Module = nn.Linear(13, 16) if way == LONE else Net()
+    if isinstance(net, Net):
+        net.never.requires_grad_(kind == "fsdp")  # DDP wants a gradient of what may have one
     called: nn.Module = net
     if world.size > 1 and kind == "fsdp":
         shard(net, world)

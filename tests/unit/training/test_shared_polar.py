@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from tests.unit.training import shared_polar
-from tests.unit.training.shared_polar import STEPS, WAYS
+from tests.unit.training.shared_polar import LONE, STEPS, WAYS
 
-MATRICES, IN_STACKS = 18, 6
+MATRICES = {**dict.fromkeys(WAYS, 18), LONE: 1}
+IN_STACKS = {**dict.fromkeys(WAYS, 6), LONE: 0}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def together(tmp_path_factory):
 def test_two_that_share_end_where_one_alone_does(together, way, kind):
     """In bf16 what differs in the last bit of a gradient may differ by 1/256 of an update."""
     alone = shared_polar.train(way, kind)
-    assert alone["computed"] == [MATRICES] * STEPS
+    assert alone["computed"] == [MATRICES[way]] * STEPS
     for found in together[way, kind]:
         for what in ("weights", "state"):
             assert found[what].keys() == alone[what].keys()
@@ -53,8 +54,8 @@ def test_two_that_share_end_where_one_alone_does(together, way, kind):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("way", WAYS)
 def test_each_of_two_computes_half_of_the_polar_factors(together, way, kind):
-    """But stacks under FSDP, whose first process holds two of three matrices."""
+    """But of stacks under FSDP, of whose three matrices the first process holds two, and of a single one."""
     counts = [set(found["computed"]) for found in together[way, kind]]
-    alone = IN_STACKS if kind == "fsdp" else 0
-    half = (MATRICES - alone) // 2
-    assert counts == [{half + alone * 2 // 3}, {half + alone // 3}]
+    alone = IN_STACKS[way] if kind == "fsdp" else 0
+    shared = MATRICES[way] - alone
+    assert counts == [{(shared + 1) // 2 + alone * 2 // 3}, {shared // 2 + alone // 3}]
