@@ -1,8 +1,8 @@
 """Muon's polar factors in two processes: each computes all of them, or they share them (DDP, FSDP).
 
 Two processes of one thread each update the default run's model (``--preset`` another) with random gradients.
-Of a step there is told how many polar factors a process computes, how long these and their exchange take, and
-how long the optimizer takes in all; medians, of the slower process.
+Of a step there is told how many polar factors a process computes, how long these and their exchange take by
+the clock and of its processor time, and how long the optimizer takes in all; medians, of the slower process.
 
     python benchmarks/shared_polar.py [--preset NAME] [--quick] [--json FILE]
 """
@@ -32,6 +32,7 @@ from spider.training import optim
 
 ROOT = Path(__file__).parents[1]
 WAYS = {"each all of them": (False, False), "shared, DDP": (True, False), "shared, FSDP": (True, True)}
+TIMES = ("polar_seconds", "polar_processor_seconds", "step_seconds")
 
 
 def measure(preset: str | None, way: str, repeats: int) -> dict[str, Any]:
@@ -48,16 +49,18 @@ def measure(preset: str | None, way: str, repeats: int) -> dict[str, Any]:
         optimizer = optim.build_optimizer(
             model, settings, 1e-3, torch.bfloat16, world=world if shared else ALONE
         )
-        share_out, polar, factors, seconds, steps = optim.share_out, optim.polar, [0], [0.0], []
+        share_out, polar, factors = optim.share_out, optim.polar, [0]
+        seconds, used, steps = [0.0], [0.0], []
 
         def counted(u_Nrc: Tensor) -> Tensor:
             factors[-1] += len(u_Nrc)
             return polar(u_Nrc)
 
         def timed(*given: Any) -> Tensor:
-            began = time.perf_counter()
+            began, processor = time.perf_counter(), time.process_time()
             shares = share_out(counted, *given[1:])
             seconds[-1] += time.perf_counter() - began
+            used[-1] += time.process_time() - processor
             return shares
 
         optim.share_out = timed
@@ -67,17 +70,17 @@ def measure(preset: str | None, way: str, repeats: int) -> dict[str, Any]:
             dist.barrier()
             factors.append(0)
             seconds.append(0.0)
+            used.append(0.0)
             began = time.perf_counter()
             optimizer.step()
             steps.append(time.perf_counter() - began)
-        slower = torch.tensor([median(seconds[2:]), median(steps[1:])])
+        slower = torch.tensor([median(seconds[2:]), median(used[2:]), median(steps[1:])])
         dist.all_reduce(slower, dist.ReduceOp.MAX)
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world.size)]
         dist.all_gather(counts, torch.tensor([factors[-1]]))
         return {
             "factors": [int(n) for n in counts],
-            "polar_seconds": slower[0].item(),
-            "step_seconds": slower[1].item(),
+            **dict(zip(TIMES, slower.tolist(), strict=True)),
         }
 
 
@@ -99,9 +102,16 @@ def main() -> None:
             if launch(2, given):
                 sys.exit(f"{way}: a process failed")
             figures[way] = told = json.loads(output.read_text())
-            took = [f"{1000 * told[name]:.1f}" for name in ("polar_seconds", "step_seconds")]
+            took = [f"{1000 * told[name]:.1f}" for name in TIMES]
             rows.append([way, " and ".join(map(str, told["factors"])), *took])
-    report("Two processes", ["polar factors", "a process", "ms", "step ms"], rows, figures, asked, ["torch"])
+    report(
+        "Two processes",
+        ["polar factors", "a process", "ms", "processor ms", "step ms"],
+        rows,
+        figures,
+        asked,
+        ["torch"],
+    )
 
 
 if __name__ == "__main__":
