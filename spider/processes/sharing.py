@@ -39,10 +39,12 @@ def share_out(
     between = [is_cut(pattern) and pattern.ndim == 3 for pattern in patterns]
     shared = [i for i, alone in enumerate(between) if not alone]
     made = {i: operation(stacks[i]) for i, alone in enumerate(between) if alone}
-    if shared:
-        share = _share_slices if is_cut(patterns[shared[0]]) else _share_copies
-        rows = [patterns[i].shape[-2] for i in shared]
-        made |= zip(shared, share(operation, [stacks[i] for i in shared], rows, world, first), strict=True)
+    given = [stacks[i] for i in shared]
+    if shared and is_cut(patterns[shared[0]]):
+        rows = [patterns[i].shape[0] for i in shared]
+        made |= zip(shared, _share_slices(operation, given, rows, world, first), strict=True)
+    elif shared:
+        made |= zip(shared, _share_copies(operation, given, world, first), strict=True)
     return [made[i] for i in range(len(stacks))]
 
 
@@ -56,7 +58,7 @@ def _owners(stacks: Sequence[Tensor], world: World, first: int) -> list[list[int
 
 
 def _share_copies(
-    operation: Callable[[Tensor], Tensor], stacks: list[Tensor], rows: list[int], world: World, first: int
+    operation: Callable[[Tensor], Tensor], stacks: list[Tensor], world: World, first: int
 ) -> list[Tensor]:
     """Every process has all of what was made gathered: as many values as the stacks hold."""
     owners = _owners(stacks, world, first)
