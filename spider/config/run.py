@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from spider.config.block import Block, Fraction, Name, Positive
+from spider.config.block import Block, Fraction, Name, Positive, wrong_key
 from spider.config.model import AnyModel, model_block
 
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
@@ -26,10 +26,19 @@ class OptimizerConfig(Block):
     """AdamW's."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Decoupled; of matrices only."""
+    weight_decay_end: Annotated[float, Field(ge=0)] | None = None
+    """It goes there linearly over each stage; with ``max_hours``, as the rate falls (null: stays)."""
     muon_lr_ratio: Annotated[float, Field(gt=0)] = 4.0
     """Learning rate of the matrices under Muon, as a multiple of the stage's ``lr``."""
     muon_momentum: Fraction = 0.95
     """Muon's."""
+    muon_momentum_start: Fraction | None = None
+    """Muon's in the first step of the run, from where it goes to ``muon_momentum`` (null: begins there)."""
+    muon_momentum_steps: Positive = 300
+    """Steps of the run in which it does, linearly."""
+    muon_beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """NorMuon: evens out Muon's updates by a running mean of their squares, which keeps this share of itself
+    (null: plain Muon)."""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the gradient."""
 
@@ -39,6 +48,13 @@ class OptimizerConfig(Block):
             remedy = "set kind: adamw8bit or adamw4bit, or master_weights: fp32"
             reason = f"bf16 loses small updates under {self.kind}, which rounds to nearest"
             raise ValueError(f"master_weights: {reason}; {remedy}")
+        return self
+
+    @model_validator(mode="after")
+    def _only_muons(self) -> OptimizerConfig:
+        for key in ("muon_beta2", "muon_momentum_start"):
+            if self.kind != "muon" and getattr(self, key) is not None:
+                raise wrong_key(key, f"kind: {self.kind} has no Muon; set kind: muon, or leave it out")
         return self
 
 
@@ -208,6 +224,21 @@ class Run(RunSettings):
     resources: Resources = Resources()
     grid: dict[str, list[Any] | dict[str, Any]] = {}
     """Settings to sweep: each combination of their values becomes a run of its own (docs/sweeps.md)."""
+
+    @model_validator(mode="after")
+    def _decay_ends(self) -> Run:
+        if self.optimizer.weight_decay_end is None:
+            return self
+        for stage in self.stages:
+            own = stage.model_fields_set
+            hours, schedule = (
+                getattr(stage if key in own else self.defaults, key) for key in ("max_hours", "schedule")
+            )
+            if hours is not None and schedule == "constant":
+                reason = f"stage {stage.name} ends by the clock (max_hours) and its rate never falls"
+                remedy = "the decay would not either; set its schedule: wsd, or leave weight_decay_end out"
+                raise wrong_key("optimizer.weight_decay_end", f"{reason}, {remedy}")
+        return self
 
 
 class TrackingConfig(Block):

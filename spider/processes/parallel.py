@@ -19,11 +19,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch._functorch.config
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -127,12 +128,9 @@ def cut_like(slice_: Tensor, pattern: Tensor) -> Tensor:
     )
 
 
-def apply_whole(operation: Callable[[Tensor], Tensor], slice_: Tensor, pattern: Tensor) -> Tensor:
-    """This process's slice of ``operation`` applied to all of what ``slice_`` is a slice of."""
-    if not is_cut(pattern):
-        return operation(slice_)
-    from torch.distributed.tensor import DTensor
-
-    done = operation(whole(cut_like(slice_, pattern)))
-    everywhere = DTensor.from_local(done, pattern.device_mesh, run_check=False)
-    return everywhere.redistribute(placements=pattern.placements).to_local()
+def sum_of_slices(partial: Tensor, pattern: Tensor) -> Tensor:
+    """The sum over the processes that hold slices as ``pattern`` is cut, in place; all of it where it is not
+    cut."""
+    if is_cut(pattern):
+        dist.all_reduce(partial)
+    return partial

@@ -51,7 +51,7 @@ from spider.training.memory import check_fits
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, compiles, decide, device_name
-from spider.training.schedule import end_in_time, horizon, lr_factor
+from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
 from spider.training.state import Ema, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show
 
@@ -117,7 +117,8 @@ class Trainer:
                 self.called = replica(self.model, world)
         compiled, compute = compiles(spec, self.precision.kind, self.device), self.precision.compute
         config, lr = spec.optimizer, self.settings.lr
-        self.optimizer = build_optimizer(self.model, config, lr, compute, compiled=compiled)
+        how: dict[str, Any] = {"compiled": compiled, "world": world}
+        self.optimizer = build_optimizer(self.model, config, lr, compute, **how)
         self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
         self.state = State(spec, origin, self.model, self.optimizer, self.ema)
         self.progress = self._begin(parent)
@@ -238,10 +239,14 @@ class Trainer:
         step = self.progress.step
         self._draw("update")
         self.optimizer.set_lr(lr_factor(step, self.progress.end, self.settings))
+        self.optimizer.set_scheduled(**self._scheduled(step, self.progress.global_step))
         self.optimizer.step()
         self.precision.after_update(self.model)
         if self.ema is not None:
             self.ema.update(step + 1)
+
+    def _scheduled(self, step: int, run_step: int) -> dict[str, Any]:
+        return scheduled(step, run_step, self.progress.end, self.settings, self.spec.optimizer)
 
     def _draw(self, *what: object) -> None:
         """Seed what is drawn at random next in this step."""
@@ -325,6 +330,7 @@ class Trainer:
         rates = {"lr": self.settings.lr * lr_factor(progress.step - 1, progress.end, self.settings)}
         if self.spec.optimizer.kind == "muon":
             rates["muon_lr"] = rates["lr"] * self.spec.optimizer.muon_lr_ratio
+        rates |= self._scheduled(progress.step - 1, progress.global_step - 1)
         row = self.telemetry.row(means.read(), window, left, rates, progress.skipped)
         if means.count:
             progress.loss = loss = row.get("train/cross_entropy", row["train/loss"])

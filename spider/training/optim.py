@@ -17,9 +17,12 @@ stack of experts (E, in, out) as E of them, go through it as one batch, cut to b
 Weight decay is decoupled, for matrices also cautious (Chen et al., arXiv:2510.12402): only where it pulls the
 same way as the update. Vectors, and tables of which a batch touches few rows, are not decayed.
 
+With ``muon_beta2`` polar factors are evened out as in NorMuon (Li et al., arXiv:2510.05491): `even_out`. A
+parameter that a model marks ``_lr_scale`` trains at that multiple of its kind's rate.
+
 State is fp32 (but `LowBitAdamW`'s), and named in a checkpoint by the parameter's own name. Of parameters that
-are cut over processes (`spider.processes.parallel`) each process updates its slice. Only Muon's matrices are
-gathered, and every process computes their polar factors; a stack of experts is cut between experts.
+are cut over processes (`spider.processes.parallel`) each process updates its slice. Polar factors are shared:
+of W processes each computes those of every W-th matrix, and is given the others' (`share_out`).
 
 Under ``master_weights: bf16`` weights and gradients take 2 bytes a value less each. bf16 has 8 bits of
 precision, so rounding to nearest would drop every update below 1/256 of the weight; torchao rounds at random
@@ -41,7 +44,10 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from spider.config import OptimizerConfig
-from spider.processes.parallel import apply_whole, cut_like, local
+from spider.processes.parallel import cut_like, local
+from spider.processes.sharing import share_out
+from spider.processes.world import ALONE, World
+from spider.training.normuon import even_out, no_moment
 from spider.training.precision import quiet_torchao
 
 #: arXiv:2505.16932, for singular values in [1e-3, 1].
@@ -77,8 +83,8 @@ class Optimizer:
     It is none of torch's: those import the compiler, which takes seconds, also where nothing is compiled.
     """
 
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
-        self.param_groups = groups
+    def __init__(self, groups: list[dict[str, Any]], world: World = ALONE) -> None:
+        self.param_groups, self.world = groups, world
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         for group in self.param_groups:
             group["lr"] = group["peak_lr"]
@@ -87,10 +93,20 @@ class Optimizer:
                 self.state[p] = {name: torch.zeros_like(p, dtype=torch.float32) for name in names}
                 if not group["muon"]:
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                elif group.get("beta2") is not None:
+                    self.state[p]["second_moment"] = no_moment(p)
 
     def set_lr(self, factor: float) -> None:
         for group in self.param_groups:
             group["lr"] = group["peak_lr"] * factor
+
+    def set_scheduled(self, *, weight_decay: float | None = None, muon_momentum: float | None = None) -> None:
+        """What else changes from step to step (`spider.training.schedule.scheduled`)."""
+        for group in self.param_groups:
+            if weight_decay is not None and group["decayed"]:
+                group["weight_decay"] = weight_decay
+            if muon_momentum is not None:
+                group["momentum"] = muon_momentum
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The live state as ``{parameter name}.{state name}``: save it, or copy a saved one into it."""
@@ -129,37 +145,57 @@ class Optimizer:
         )
 
     def _muon(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        first = 0
+        for batches in self._rounds(params):
+            stacks = [self._steps(group, batch).to(group["compute"]) for batch in batches]
+            updates = share_out(polar, stacks, [batch[0] for batch in batches], self.world, first)
+            for batch, u_Nrc in zip(batches, updates, strict=True):
+                self._apply(group, batch, u_Nrc.float())
+                first += len(batch) * batch[0].shape[:-2].numel()
+
+    def _rounds(self, params: list[Tensor]) -> list[list[list[Tensor]]]:
+        """What is computed at once, as batches of parameters of one shape: several where it is shared, to
+        exchange them together."""
         by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
         for p in params:
             by_shape[p.shape].append(p)
-        for same in by_shape.values():
-            per_batch = max(1, _SCRATCH_NUMEL // same[0].numel())
+        rounds: list[list[list[Tensor]]] = []
+        room = 0
+        for shape, same in by_shape.items():
+            per_batch = max(1, _SCRATCH_NUMEL // shape.numel())
+            if len(shape) == 2:  # no process is to wait while others compute
+                per_batch = math.ceil(per_batch / self.world.size) * self.world.size
             for i in range(0, len(same), per_batch):
-                self._muon_batch(group, same[i : i + per_batch])
+                batch = same[i : i + per_batch]
+                room -= len(batch) * shape.numel()
+                if room < 0 or self.world.size == 1:
+                    rounds.append([])
+                    room = _SCRATCH_NUMEL - len(batch) * shape.numel()
+                rounds[-1].append(batch)
+        return rounds
 
-    def _muon_batch(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        pattern, mu = params[0], group["momentum"]
-        shape = pattern.shape
-        rows, cols = shape[-2:]
-        # A linear map is stored (out, in), a stack of experts (E, in, out).
-        gain = max(1.0, rows / cols if len(shape) == 2 else cols / rows) ** 0.5
+    def _steps(self, group: dict[str, Any], params: list[Tensor]) -> Tensor:
+        """Nesterov's momenta of parameters of one shape, a matrix each, or E of a stack."""
         grads = [g.float() for g in _gradients(params)]
         momenta = [local(self.state[p]["momentum"]) for p in params]
-        torch._foreach_lerp_(momenta, grads, 1 - mu)
-        steps = torch._foreach_lerp(grads, momenta, mu)
+        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+        steps = torch._foreach_lerp(grads, momenta, group["momentum"])
+        if params[0].ndim == 3:
+            return torch.stack(steps).flatten(0, 1)
+        return torch.stack(steps, 1).transpose(0, 1)  # by row, as they may be cut
 
-        def directions(matrices: Tensor) -> Tensor:
-            u_Nrc = matrices.reshape(-1, rows, cols).to(group["compute"])
-            return polar(u_Nrc).float().view_as(matrices)
-
-        if len(shape) == 3:
-            update = directions(torch.stack(steps)).unbind()
-        else:
-            # Rows first, so that one gathering serves the whole batch of matrices.
-            by_row, turned = torch.stack(steps, 1), lambda u: directions(u.transpose(0, 1)).transpose(0, 1)
-            update = apply_whole(turned, by_row, pattern).unbind(1)
+    def _apply(self, group: dict[str, Any], params: list[Tensor], u_Nrc: Tensor) -> None:
+        """Move parameters of one shape against their polar factors."""
+        pattern = params[0]
+        rows, cols = pattern.shape[-2:]
+        # A linear map is stored (out, in), a stack of experts (E, in, out).
+        gain = max(1.0, rows / cols if pattern.ndim == 2 else cols / rows) ** 0.5
+        if group.get("beta2") is not None:
+            moments = [local(self.state[p]["second_moment"]) for p in params]
+            u_Nrc = even_out(u_Nrc, moments, group["beta2"], pattern)
         lr, decay = group["lr"], group["weight_decay"]
-        for p, u in zip(map(local, params), update, strict=True):
+        updates = u_Nrc.view(len(params), *local(pattern).shape).unbind()
+        for p, u in zip(map(local, params), updates, strict=True):
             if decay:
                 p.sub_(p * (u * p > 0), alpha=lr * decay)
             p.sub_(u, alpha=lr * gain)
@@ -213,6 +249,13 @@ class LowBitAdamW:
         for group in self.param_groups:
             group["lr"].fill_(group["peak_lr"] * factor)  # one tensor with torchao's own group
 
+    def set_scheduled(self, *, weight_decay: float | None = None, muon_momentum: None = None) -> None:
+        """As `Optimizer.set_scheduled`; there is no Muon here."""
+        assert muon_momentum is None
+        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            if weight_decay is not None and group["decayed"]:  # a tensor: no update is compiled anew for it
+                inner["weight_decay"] = torch.tensor(weight_decay, dtype=torch.float32)
+
     def zero_grad(self) -> None:
         for p, slice_ in self._slices.items():
             p.grad = slice_.grad = None
@@ -254,32 +297,39 @@ def build_optimizer(
     compute: torch.dtype = torch.float32,
     *,
     compiled: bool = False,
+    world: World = ALONE,
 ) -> Optimizer | LowBitAdamW:
     """Deal every trainable parameter to one group: what `matrix_ids` does not name and what is marked
-    ``_no_weight_decay`` goes to AdamW and is not decayed. ``compute`` is the dtype of Muon's products; where
-    the update is torchao's it may be ``compiled`` too."""
+    ``_no_weight_decay`` goes to AdamW and is not decayed. What is marked ``_lr_scale`` trains at so many
+    times its kind's rate (a schedule and a log tell that of scale 1). ``compute`` is the dtype of Muon's
+    products, which the processes of ``world`` share; where the update is torchao's it may be ``compiled``
+    too."""
     matrices = matrix_ids(model)
-    dealt: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)
+    dealt: dict[tuple[bool, bool, float], list[Tensor]] = defaultdict(list)
     for p in model.parameters():
         if p.requires_grad:
             decayed = id(p) in matrices and not getattr(p, "_no_weight_decay", False)
-            dealt[decayed and config.kind == "muon", decayed].append(p)
+            scale = float(getattr(p, "_lr_scale", 1))
+            assert 0 < scale < math.inf, f"a parameter {tuple(p.shape)} is marked with _lr_scale {scale}"
+            dealt[decayed and config.kind == "muon", decayed, scale].append(p)
     groups: list[dict[str, Any]] = [
         {
             "params": params,
             "muon": muon,
-            "peak_lr": lr * config.muon_lr_ratio if muon else lr,
+            "peak_lr": scale * (lr * config.muon_lr_ratio if muon else lr),
+            "decayed": decayed,
             "weight_decay": config.weight_decay if decayed else 0.0,
             "momentum": config.muon_momentum,
+            "beta2": config.muon_beta2,
             "compute": compute,
             "betas": config.betas,
             "eps": config.eps,
         }
-        for (muon, decayed), params in sorted(dealt.items())
+        for (muon, decayed, scale), params in sorted(dealt.items(), key=lambda item: item[0])
     ]
     if config.kind in ("adamw8bit", "adamw4bit"):
         return LowBitAdamW(groups, int(config.kind[5]), compiled=compiled)
-    return Optimizer(groups)
+    return Optimizer(groups, world)
 
 
 def narrow_weights(model: nn.Module, config: OptimizerConfig) -> None:

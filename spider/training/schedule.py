@@ -16,6 +16,11 @@ full rate sets ``warmup_steps: 0``.
 is spent after n steps, `end_in_time` fixes the end at ``n / (1 - decay_fraction)`` steps: the decay then
 takes its share of the steps, and of the time if they stay as fast as they were. The end is kept in the
 checkpoint, so a resumed run anneals as it began to; another run may end after another number of steps.
+
+What else of the optimizer moves (`scheduled`) is a function of the step too. Weight decay goes to
+``weight_decay_end`` over the stage, as the rate does reaching it after the last step; where ``max_hours`` is
+given nobody knows in time how far the stage has come, and it goes there in the steps in which the rate falls.
+Muon's momentum rises once in a run, not in each stage, for stages hand it on: by the steps of the run.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from __future__ import annotations
 import math
 from itertools import count
 
-from spider.config import StageSettings, StageSpec
+from spider.config import OptimizerConfig, StageSettings, StageSpec
 from spider.model.interface import Model
 
 
@@ -60,6 +65,29 @@ def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
     done = (step - start) / (steps - start)
     fall = 0.5 * (1 - math.cos(math.pi * done)) if settings.schedule == "cosine" else done
     return 1.0 - (1.0 - settings.min_lr_ratio) * fall
+
+
+def scheduled(
+    step: int, run_step: int, steps: int | None, settings: StageSettings, optimizer: OptimizerConfig
+) -> dict[str, float]:
+    """What of ``weight_decay`` and ``muon_momentum`` moves, with its value in train step ``step`` of a stage
+    of ``steps``, which is ``run_step`` of the run (counted from 0)."""
+    moving = {}
+    if (last := optimizer.weight_decay_end) is not None:
+        first = optimizer.weight_decay
+        moving["weight_decay"] = first + (last - first) * _decay_gone(step, steps, settings)
+    if (start := optimizer.muon_momentum_start) is not None:
+        risen = min(1.0, run_step / optimizer.muon_momentum_steps)
+        moving["muon_momentum"] = start + (optimizer.muon_momentum - start) * risen
+    return moving
+
+
+def _decay_gone(step: int, steps: int | None, settings: StageSettings) -> float:
+    """Share of its way that weight decay has gone."""
+    if steps is None:
+        return 0.0
+    start = 0 if settings.max_hours is None else _decay_start(steps, settings)
+    return 0.0 if step <= start else (step - start) / (steps - start)
 
 
 def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSettings) -> int | None:

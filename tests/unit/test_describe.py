@@ -71,6 +71,7 @@ def allocated(tensors) -> int:
     [
         {"kind": "adamw"},
         {"kind": "muon"},
+        {"kind": "muon", "muon_beta2": 0.95},
         {"kind": "adamw8bit"},
         {"kind": "adamw4bit", "master_weights": "bf16"},
     ],

@@ -92,6 +92,43 @@ def changed(path: str, value) -> dict:
         ),
         (
             "runs.demo.optimizer",
+            {"kind": "adamw", "muon_beta2": 0.95},
+            "runs.demo.optimizer.muon_beta2: kind: adamw has no Muon; set kind: muon, or leave it out",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"kind": "adamw8bit", "muon_momentum_start": 0.85},
+            "runs.demo.optimizer.muon_momentum_start: kind: adamw8bit has no Muon",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"kind": "muon", "muon_beta2": 1.0},
+            "runs.demo.optimizer.muon_beta2: must be below 1",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"kind": "muon", "muon_momentum_start": 1.5},
+            "runs.demo.optimizer.muon_momentum_start: must be at most 1",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"kind": "muon", "muon_momentum_steps": 0},
+            "runs.demo.optimizer.muon_momentum_steps: must be positive",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"weight_decay_end": -0.1},
+            "runs.demo.optimizer.weight_decay_end: must be at least 0",
+        ),
+        (
+            "runs.demo",
+            BASE["runs"]["demo"]
+            | {"optimizer": {"weight_decay_end": 0.0}, "defaults": {"max_hours": 1, "schedule": "constant"}},
+            "runs.demo.optimizer.weight_decay_end: stage a ends by the clock (max_hours) and its rate never "
+            "falls, the decay would not either; set its schedule: wsd",
+        ),
+        (
+            "runs.demo.optimizer",
             {"kind": "adamw8bit", "master_weights": "bf16"},
             "runs.demo.optimizer.master_weights: bf16 weights cannot be multiplied in fp32, which precision: "
             "auto may come to",

@@ -23,8 +23,12 @@ from tests.unit.training.outcomes import rows
 
 HERE = Path(__file__).parent
 KINDS = ("ddp", "fsdp")
+MOVING = {"muon_momentum_start": 0.8, "muon_momentum_steps": 5, "weight_decay_end": 0.0}
 SPECS = {
-    "muon": {"optimizer": "muon", "ema": {"decay": 0.9, "start_step": 2}},
+    "muon": {
+        "optimizer": {"kind": "muon", "muon_beta2": 0.95, **MOVING},
+        "ema": {"decay": 0.9, "start_step": 2},
+    },
     "adamw8bit": {"optimizer": "adamw8bit", "model": {"hidden": 64}, "max_steps": 3},
     "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}, "max_steps": 3},
 }

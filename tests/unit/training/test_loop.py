@@ -70,6 +70,35 @@ def test_a_resumed_run_restores_optimizer_sums_and_position(tmp_path, make_spec,
     assert outcome(tmp_path) == undisturbed(spec)
 
 
+@pytest.mark.parametrize("crash", [6, 12])
+def test_what_muon_schedules_and_its_second_moment_go_on_where_they_stood(
+    tmp_path, make_spec, shards, undisturbed, crash
+):
+    moving = {"muon_momentum_start": 0.5, "muon_momentum_steps": 14, "weight_decay_end": 0.0}
+    spec = make_spec(optimizer={"kind": "muon", "muon_beta2": 0.9, **moving})
+    with pytest.raises(Stop):
+        train(spec, tmp_path, shards, on_step=crash_at(crash))
+    train(spec, tmp_path, shards)
+    assert outcome(tmp_path) == undisturbed(spec)
+    logged = {row["step"]: row["metrics"] for row in rows(tmp_path)}
+    # Of steps counted from 0, a row is that of the last one.
+    assert logged[9]["train/muon_momentum"] == pytest.approx(0.5 + 0.45 * 8 / 14)
+    assert logged[18]["train/muon_momentum"] == 0.95
+    assert [logged[n]["train/weight_decay"] for n in (3, 20)] == pytest.approx([0.1 * 18 / 20, 0.1 / 20])
+
+
+def test_momentum_rises_once_in_a_run_and_weight_decay_falls_in_each_stage(tmp_path, make_spec, shards):
+    moving = {"muon_momentum_start": 0.5, "muon_momentum_steps": 30, "weight_decay_end": 0.0}
+    for stage in "ab":
+        spec = make_spec(stage, optimizer={"kind": "muon", **moving})
+        previous = None if stage == "a" else tmp_path / "a/train.json"
+        train(spec, tmp_path / stage, shards, previous=previous)
+    first = rows(tmp_path / "b")[0]
+    assert first["step"] == 23
+    assert first["metrics"]["train/muon_momentum"] == pytest.approx(0.5 + 0.45 * 22 / 30)
+    assert first["metrics"]["train/weight_decay"] == pytest.approx(0.1 * 18 / 20)
+
+
 def flip_a_bit(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

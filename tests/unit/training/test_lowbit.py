@@ -82,6 +82,29 @@ def test_compiled_it_computes_the_same():
     torch.testing.assert_close(net.weight, other.weight, rtol=0, atol=1e-6)
 
 
+def test_a_weight_decay_that_moves_is_not_compiled_anew(monkeypatch):
+    traced, compiles = [], torch.compile
+
+    def backend(graph, inputs):
+        traced.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda f, **how: compiles(f, **{**how, "backend": backend}))
+    net, other = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+    other.load_state_dict(net.state_dict())
+    moving = build_optimizer(net, OptimizerConfig(kind="adamw8bit"), 1e-2, compiled=True)
+    for i in range(4):
+        moving.set_scheduled(weight_decay=0.4 - 0.1 * i)
+        fixed = build_optimizer(other, OptimizerConfig(kind="adamw8bit", weight_decay=0.4 - 0.1 * i), 1e-2)
+        for name, t in fixed.tensors(other).items():
+            t.copy_(moving.tensors(net)[name])
+        give_gradients(net, other, seed=i)
+        moving.step()
+        fixed.step()
+        assert torch.equal(net.weight, other.weight)
+    assert len(traced) == 1
+
+
 @pytest.mark.parametrize(("kind", "error"), [("adamw8bit", 0.02), ("adamw4bit", 0.2)])
 def test_it_moves_the_weights_as_adamw_does(kind, error):
     start, exact, rounded = Net(), Net(), Net()

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -167,3 +168,119 @@ optimizer.step()
 print("torch._dynamo" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def normuon(w, grads, *, lr, decay, mu=0.95, beta2=0.9):
+    """NorMuon in NumPy, a matrix (out, in): rows of a tall or square one, columns of a wide one."""
+    w, momentum = w.astype(np.float64), np.zeros(w.shape)
+    rows, cols = w.shape
+    axis = 1 if rows >= cols else 0
+    second = np.zeros((rows, 1) if axis else (1, cols))
+    for g in grads:
+        momentum = mu * momentum + (1 - mu) * g
+        u = polar(torch.from_numpy((1 - mu) * g + mu * momentum)[None])[0].numpy()
+        second = beta2 * second + (1 - beta2) * (u**2).mean(axis, keepdims=True)
+        evened = u / np.sqrt(second)
+        evened *= np.linalg.norm(u) / np.linalg.norm(evened)
+        w = w - lr * decay * w * (evened * w > 0) - lr * max(1, rows / cols) ** 0.5 * evened
+    return w, second
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (40, 16), (16, 40)])
+def test_normuon_equals_the_paper_written_out(shape):
+    rng = np.random.default_rng(0)
+    start, grads = rng.normal(size=shape), rng.normal(size=(6, *shape)) * np.logspace(0, -2, shape[1])
+    expected, second = normuon(start, grads, lr=0.02, decay=0.1)
+    p, twin = (nn.Parameter(torch.tensor(start, dtype=torch.float32)) for _ in range(2))
+    optimizer = Optimizer([muon_group([p, twin], weight_decay=0.1, beta2=0.9)])
+    for g in grads:
+        p.grad = torch.tensor(g, dtype=torch.float32)
+        twin.grad = -p.grad
+        optimizer.step()
+    np.testing.assert_allclose(p.detach().numpy(), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(optimizer.state[p]["second_moment"].numpy(), second, rtol=0, atol=1e-6)
+
+
+def test_normuon_keeps_the_norm_of_a_plain_update_and_evens_its_rows_out():
+    torch.manual_seed(0)
+    g = torch.randn(64, 16) * torch.logspace(0, -3, 64)[:, None]
+    moved = {}
+    for beta2 in (None, 0.0):  # 0: by the mean square of this update alone
+        p = nn.Parameter(torch.zeros(64, 16))
+        p.grad = g.clone()
+        Optimizer([muon_group([p], beta2=beta2)]).step()
+        moved[beta2] = p.detach()
+    assert moved[0.0].norm() == pytest.approx(moved[None].norm().item(), rel=1e-5)
+    rows = [moved[beta2].norm(dim=1) for beta2 in (None, 0.0)]
+    assert rows[0].max() > 10 * rows[0].min() and rows[1].max() == pytest.approx(rows[1].min().item(), 1e-4)
+
+
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
+def test_normuon_of_a_stack_is_that_of_its_matrices_one_by_one(shape):
+    torch.manual_seed(0)
+    stack = nn.Parameter(torch.randn(3, *shape))  # (E, in, out)
+    alone = [nn.Parameter(stack[i].detach().T.clone()) for i in range(3)]  # (out, in)
+    a, b = (Optimizer([muon_group(params, beta2=0.9)]) for params in ([stack], alone))
+    for _ in range(3):
+        stack.grad = torch.randn_like(stack)
+        for i, p in enumerate(alone):
+            p.grad = stack.grad[i].T.clone()
+        a.step()
+        b.step()
+    torch.testing.assert_close(stack, torch.stack([p.T for p in alone]), rtol=1e-4, atol=1e-5)
+
+
+def test_normuon_of_what_has_no_gradient_yet_stays_where_it_is():
+    p = nn.Parameter(torch.ones(8, 4))
+    p.grad = torch.zeros(8, 4)
+    Optimizer([muon_group([p], beta2=0.9)]).step()
+    assert torch.equal(p, torch.ones(8, 4))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
+def test_a_mark_multiplies_the_rate_of_its_parameter_alone(kind):
+    torch.manual_seed(0)
+    net = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in "abc"})
+    net["a"].weight._lr_scale, net["b"].weight._is_embedding = 2.5, True
+    net["b"].weight._lr_scale = 75.0
+    before = {name: layer.weight.detach().clone() for name, layer in net.items()}
+    plain = build_optimizer(net, OptimizerConfig(kind=kind, weight_decay=0), lr=1e-4)
+    plain.set_lr(0.5)
+    rates = {id(p): float(g["lr"]) for g in plain.param_groups for p in g["params"]}
+    base = 0.5e-4 * (4.0 if kind == "muon" else 1)
+    found = [rates[id(net[name].weight)] for name in "abc"]
+    assert found == pytest.approx([2.5 * base, 75 * 0.5e-4, base])
+    for layer in net.values():
+        layer.weight.grad = torch.eye(8)
+    plain.step()
+    moved = [(net[name].weight - before[name]).norm().item() for name in "abc"]
+    assert moved[0] == pytest.approx(2.5 * moved[2], rel=1e-3)
+    if kind != "muon":
+        assert moved[1] == pytest.approx(75 * moved[2], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
+def test_a_scheduled_decay_is_that_of_the_step_and_of_matrices_only(kind):
+    net = nn.Linear(4, 4)
+    nn.init.ones_(net.weight)
+    nn.init.ones_(net.bias)
+    optimizer = build_optimizer(net, OptimizerConfig(kind=kind, weight_decay=0.1, eps=1.0), lr=1e-2)
+    optimizer.set_scheduled(weight_decay=0.5)
+    net.weight.grad, net.bias.grad = torch.full((4, 4), 1.0 if kind == "muon" else 1e-6), torch.zeros(4)
+    rate = 1e-2 * (4 if kind == "muon" else 1)
+    optimizer.step()
+    # Beside the decay: AdamW's is 1e-6 of its rate.
+    update = polar(torch.ones(1, 4, 4))[0] if kind == "muon" else torch.zeros(4, 4)
+    torch.testing.assert_close(net.weight, torch.ones(4, 4) * (1 - rate * 0.5) - rate * update)
+    torch.testing.assert_close(net.bias, torch.ones(4))
+
+
+def test_a_scheduled_momentum_is_that_of_the_step():
+    p, q = (nn.Parameter(torch.zeros(4, 4)) for _ in range(2))
+    a, b = Optimizer([muon_group([p])]), Optimizer([muon_group([q], momentum=0.5)])
+    a.set_scheduled(muon_momentum=0.5)
+    for optimizer, param in ((a, p), (b, q)):
+        for i in range(2):
+            param.grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(i))
+            optimizer.step()
+    assert torch.equal(p, q)

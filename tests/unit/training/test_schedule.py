@@ -5,8 +5,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from spider.config import StageSettings, load_config
-from spider.training.schedule import end_in_time, horizon, lr_factor
+from spider.config import OptimizerConfig, StageSettings, load_config
+from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
 
 FALLING = ["cosine", "linear", "wsd"]
 
@@ -84,6 +84,42 @@ def test_wsd_is_three_stages_in_one():
 def test_a_step_outside_the_stage_is_refused():
     with pytest.raises(AssertionError, match="step 100 is not one of"):
         lr_factor(100, 100, settings())
+
+
+def decays(steps, ends=0.0, **changes):
+    """Weight decay of each step, from 0.2."""
+    optimizer = OptimizerConfig(weight_decay=0.2, weight_decay_end=ends)
+    found = [scheduled(step, step, steps, settings(**changes), optimizer) for step in range(steps)]
+    assert all(moving.keys() == {"weight_decay"} for moving in found)
+    return [moving["weight_decay"] for moving in found]
+
+
+def test_nothing_else_is_scheduled_unless_it_is_asked_for():
+    assert scheduled(3, 3, 10, settings(), OptimizerConfig(kind="muon")) == {}
+
+
+@pytest.mark.parametrize("schedule", [*FALLING, "constant"])
+def test_weight_decay_goes_linearly_to_its_end_as_the_stage_ends(schedule):
+    assert decays(100, schedule=schedule) == pytest.approx([0.2 * (1 - i / 100) for i in range(100)])
+    assert decays(100, 0.3, schedule=schedule)[50] == pytest.approx(0.25)
+
+
+def test_weight_decay_waits_for_the_clock_and_goes_while_the_rate_falls():
+    clocked = {"max_steps": None, "max_hours": 1.0, "schedule": "wsd", "decay_fraction": 0.25}
+    found = decays(100, **clocked)
+    assert found[:76] == [0.2] * 76
+    assert found[75:] == pytest.approx([0.2 * (1 - i / 25) for i in range(25)])
+    optimizer = OptimizerConfig(weight_decay=0.2, weight_decay_end=0.0)
+    assert scheduled(50, 50, None, settings(**clocked), optimizer) == {"weight_decay": 0.2}
+    assert decays(2, **clocked) == [0.2, 0.2]  # no step is left for it
+
+
+def test_momentum_rises_linearly_over_its_steps_of_the_run():
+    optimizer = OptimizerConfig(kind="muon", muon_momentum_start=0.85)
+    found = [
+        scheduled(0, at, None, settings(), optimizer)["muon_momentum"] for at in (0, 150, 299, 300, 9999)
+    ]
+    assert found == pytest.approx([0.85, 0.9, 0.95 - 0.1 / 300, 0.95, 0.95])
 
 
 # ------------------------------------------------------------------------------------------------ the clock

@@ -1,0 +1,61 @@
+"""Processes share Muon's polar factors: real `torchrun`, real gloo, two of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.training import shared_polar
+from tests.unit.training.shared_polar import LONE, STEPS, WAYS
+
+MATRICES = {**dict.fromkeys(WAYS, 18), LONE: 1}
+IN_STACKS = {**dict.fromkeys(WAYS, 6), LONE: 0}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """What `shared_polar` leaves of each way and kind, by rank."""
+    folder = tmp_path_factory.mktemp("shared")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, str(Path(shared_polar.__file__)), str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return {
+        (way, kind): [torch.load(folder / f"{way}-{kind}-{rank}.pt") for rank in range(2)]
+        for way in WAYS
+        for kind in ("ddp", "fsdp")
+    }
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", WAYS)
+def test_two_that_share_end_where_one_alone_does(together, way, kind):
+    """In bf16 what differs in the last bit of a gradient may differ by 1/256 of an update."""
+    alone = shared_polar.train(way, kind)
+    assert alone["computed"] == [MATRICES[way]] * STEPS
+    for found in together[way, kind]:
+        for what in ("weights", "state"):
+            assert found[what].keys() == alone[what].keys()
+            for name, tensor in found[what].items():
+                near = 1e-6 if way != "bf16" else 5e-3
+                torch.testing.assert_close(tensor, alone[what][name], rtol=0, atol=near, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", WAYS)
+def test_each_of_two_computes_half_of_the_polar_factors(together, way, kind):
+    """But of stacks under FSDP, of whose three matrices the first process holds two, and of a single one."""
+    counts = [set(found["computed"]) for found in together[way, kind]]
+    alone = IN_STACKS[way] if kind == "fsdp" else 0
+    shared = MATRICES[way] - alone
+    assert counts == [{(shared + 1) // 2 + alone * 2 // 3}, {shared // 2 + alone // 3}]
