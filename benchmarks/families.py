@@ -4,10 +4,10 @@ The runs of presets/arena.yaml, each with its settings there but one stage (a ri
 to zero) of as many tokens as take it ``--seconds`` of one core by the measured time of a step, once a seed.
 Scored are the same held-out bytes, cut in bytes, whatever a model reads.
 
-    python benchmarks/families.py [--search] [--quick] [--json FILE] [--folder FOLDER] [--seconds S] [--seeds N]
+    python benchmarks/families.py [--search] [--quick] [--json FILE] [--folder FOLDER] [--seconds S]
 
 ``--search`` trains each for a third of the time at every point of one grid instead, the same for all (rate,
-ids of a window, windows of a step), and prints the best of each: that is how the preset's settings were found.
+ids of a window, windows of a step), and prints the best of each: so the preset's settings were found.
 What was trained is kept in ``--folder``, and not trained again.
 """
 

@@ -6,6 +6,7 @@ and its counts are the model's own. Memory is that of one process (`spider.train
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,8 +14,10 @@ from rich.table import Column, Table
 
 from spider.config import Config, StageSpec
 from spider.config.memory import MemoryConfig
+from spider.data.metadata import load_metadata
 from spider.model.interface import Model
 from spider.report.formatting import quantity
+from spider.results import Results
 from spider.training.memory import fixed_memory, meta_model, stage_memory
 from spider.training.schedule import horizon
 
@@ -29,9 +32,10 @@ def describe(config: Config, run: str) -> dict[str, Any]:
 
     ``flops_per_byte`` is of training, forward and backward, at the window and depth of the stage (at the top:
     of the last). ``precision: auto`` is counted as bf16 where the run asks for a GPU, else as fp32, and
-    activations as those of a compiled pass where it would be one; ``counted_as`` says which. What is not
-    known of a stage that only ``max_hours`` limits is null, and so are sums that it belongs to. `ValueError`
-    where a stage ends before its average of the weights starts.
+    activations as those of a compiled pass where it would be one; ``counted_as`` says which. How many bytes
+    an id of a tokenizer stands for is known from the dataset, once it is encoded. What is not known, also of
+    a stage that only ``max_hours`` limits, is null, and so are sums that it belongs to. `ValueError` where a
+    stage ends before its average of the weights starts.
     """
     block = config.run(run)
     specs = [config.stage(run, stage.name) for stage in block.stages]
@@ -40,8 +44,8 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     fixed = fixed_memory(model, specs[0], narrow)
     device, kind = "cuda" if block.resources.gpus else "cpu", "bf16" if narrow else "fp32"
     how = {"narrow": narrow, "compiled": specs[0].compiled_on(device, kind)}
-    stages = [_stage(spec, model, fixed, **how) for spec in specs]
-    parts = {name: [stage[name] for stage in stages] for name in ("steps", "bytes", "flops")}
+    stages = [_stage(spec, model, fixed, _bytes_per_token(config, spec), **how) for spec in specs]
+    parts = {name: [stage[name] for stage in stages] for name in ("steps", "tokens", "bytes", "flops")}
     return {
         "format": FORMAT,
         "run": run,
@@ -49,7 +53,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         "parameters": model.num_parameters(),
         "parameters_by_part": model.parameters_by_part(),
         "looked_up": model.looked_up(),
-        "flops_per_byte": stages[-1]["flops_per_byte"],
+        **{name: stages[-1][name] for name in ("flops_per_byte", "flops_per_token", "bytes_per_token")},
         **{name: None if None in known else sum(known) for name, known in parts.items()},
         "memory": max(stage["memory"]["total"] for stage in stages),
         "precision": block.precision,
@@ -69,7 +73,20 @@ def _counted(config: MemoryConfig | None) -> list[dict[str, float]]:
     return [cost(config, size)._asdict() for size in _TEXTS]
 
 
-def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], **how: bool) -> dict[str, Any]:
+def _bytes_per_token(config: Config, spec: StageSpec) -> float | None:
+    """Of a stage's text; None where that is still to be encoded."""
+    if spec.model.vocab_size is None:
+        return 1.0
+    shards = Results(Path(config.results)).shards(spec.data)
+    if not (shards / "metadata.json").exists():
+        return None
+    split = load_metadata(shards).splits["train"]
+    return split.bytes / max(1, split.tokens)
+
+
+def _stage(
+    spec: StageSpec, model: Model, fixed: dict[str, int], bytes_per_token: float | None, **how: bool
+) -> dict[str, Any]:
     s = spec.settings
     flops = model.flops_per_token(s.seq_len, s.n_loops)
     steps = horizon(spec, model)
@@ -79,8 +96,11 @@ def _stage(spec: StageSpec, model: Model, fixed: dict[str, int], **how: bool) ->
         "data": spec.data,
         "steps": steps,
         "tokens_per_step": spec.tokens_per_step,
-        "bytes": tokens,
-        "flops_per_byte": flops,
+        "tokens": tokens,
+        "bytes_per_token": bytes_per_token,
+        "bytes": None if tokens is None or bytes_per_token is None else round(tokens * bytes_per_token),
+        "flops_per_token": flops,
+        "flops_per_byte": None if bytes_per_token is None else flops / bytes_per_token,
         "flops": None if tokens is None else flops * tokens,
         "memory": stage_memory(model, spec, fixed, **how),
         **{name: getattr(s, name) for name in (*_KEPT, "max_hours")},
@@ -98,23 +118,28 @@ def render(run: dict[str, Any]) -> None:
     for part, count in run["parameters_by_part"].items():
         table.add_row(part.replace("_", " "), f"{count:,}", f"{count / total:.1%}")
     console.print(table, "")
+    ids, unit = ("Bytes", "B") if run["bytes_per_token"] == 1 else ("Tokens", "")
     table = _table(
-        *("Stage", "Data", "Bytes", "Steps", "Bytes a step", "Window", "Loops", "FLOPs a byte", "Memory")
+        *("Stage", "Data", ids, "Steps", f"{ids} a step", "Window", "Loops"),
+        *(f"FLOPs a {ids.lower()[:-1]}", "Memory"),
     )
     table.columns[1].justify = "left"
     for stage in run["stages"]:
         table.add_row(
-            *(stage["stage"], stage["data"], _known(stage["bytes"], "B")),
+            *(stage["stage"], stage["data"], _known(stage["tokens"], unit)),
             f"{stage['max_hours']:g} h" if stage["steps"] is None else f"{stage['steps']:,}",
-            *(quantity(stage["tokens_per_step"], "B"), f"{stage['seq_len']:,}", str(stage["n_loops"])),
-            *(quantity(stage["flops_per_byte"], ""), quantity(stage["memory"]["total"], "B")),
+            *(quantity(stage["tokens_per_step"], unit), f"{stage['seq_len']:,}", str(stage["n_loops"])),
+            *(quantity(stage["flops_per_token"], ""), quantity(stage["memory"]["total"], "B")),
         )
     console.print(table, "")
     if run["steps"] is None:
         console.print("A clock ends some of it (max_hours): how much it trains depends on the machine.")
     else:
         work = quantity(run["flops"], "FLOP")
-        console.print(f"{quantity(run['bytes'], 'B')} in {run['steps']:,} steps, {work} in all.")
+        much = f"{quantity(run['tokens'], unit)}{'' if unit else ' tokens'}"
+        if not unit and run["bytes"] is not None:
+            much += f" ({quantity(run['bytes'], 'B')})"
+        console.print(f"{much} in {run['steps']:,} steps, {work} in all.")
     memory = max((stage["memory"] for stage in run["stages"]), key=lambda memory: memory["total"])
     parts = [f"{name.replace('_', ' ')} {quantity(n, 'B')}" for name, n in memory.items() if name != "total"]
     counted = f"Memory of a process, counted as {run['counted_as']}"
@@ -132,7 +157,7 @@ def render_list(runs: list[dict[str, Any]]) -> None:
     table = _table("Run", "Parameters", "FLOPs a byte", "Steps", "Bytes", "FLOPs", "Memory", no_wrap=True)
     for run in runs:
         table.add_row(
-            *(run["run"], quantity(run["parameters"], ""), quantity(run["flops_per_byte"], "")),
+            *(run["run"], quantity(run["parameters"], ""), _known(run["flops_per_byte"], "")),
             "?" if run["steps"] is None else f"{run['steps']:,}",
             *(_known(run["bytes"], "B"), _known(run["flops"], ""), quantity(run["memory"], "B")),
         )
