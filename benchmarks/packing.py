@@ -1,8 +1,8 @@
 """Packing documents into rows: slots filled, seconds of planning, and what the seed's rule throws away.
 
-On a million lengths of a log-normal like FineWeb's, and on those of an encoded dataset. Beside our plan, rules
-that crop: nanochat's best-fit (a buffer of documents; the largest that fits goes in, and where none does, the
-shortest is cut to fill the row and its rest is lost), and greedy rows that cut whatever does not fit.
+On a million lengths of a log-normal like FineWeb's, and on those of an encoded dataset. Beside our plan
+rules that crop: nanochat's best-fit (a buffer of documents; the largest that fits goes in; where none does,
+the shortest is cut to fill the row and its rest is lost), and greedy rows that cut what does not fit.
 
     python benchmarks/packing.py [--quick] [--json FILE] [--shards FOLDER]
 
