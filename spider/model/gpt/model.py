@@ -20,8 +20,8 @@ several times in a row, with the same weights, and each run counts as a layer th
 
 Norms have no weights; vectors and numbers act in fp32, also on a narrow stream. At the start Wo, W2 and Wg
 are zero: a layer adds nothing, and gates are 1. Other matrices and V_l are uniform of deviation 1/sqrt(D), E
-is N(0, 1) and W N(0, 0.001^2), both N(0, 0.005^2) where they are one. E, V_l and W are tables for AdamW, never
-matrices for Muon; `scaled_lr` has their rates.
+is N(0, 1) and W N(0, 0.001^2), both N(0, 0.005^2) where they are one. E, V_l and W are tables for AdamW,
+never matrices for Muon; `scaled_lr` has their rates.
 
 Shapes: B windows, T ids of them, V ids of the alphabet, D features, H heads, G heads of keys and values, K
 features of a head; N new ids of a stream.
