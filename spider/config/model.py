@@ -28,7 +28,8 @@ class ModelConfig(Block):
     LOOPS: ClassVar[str | None] = None
     #: Whether it reads whatever alphabet its dataset has; else bytes alone.
     ANY_TOKENS: ClassVar[bool] = False
-    #: Whether it can be told which document each id is of, and then reads each alone.
+    #: Whether its ``forward`` takes ``segments_BT``, which document of its row each id is of (0: padding), to
+    #: read each document alone.
     DOCUMENTS: ClassVar[bool] = False
     #: Path of whether activations are recomputed, which no weight knows of; None: the family does not.
     RECOMPUTE: ClassVar[str | None] = None

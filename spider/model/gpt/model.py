@@ -18,9 +18,10 @@ With ``skips`` the first half of the layers that run leave what they made, and e
 the latest that is left: ``x <- (1 - sigmoid(s)) w skip + sigmoid(s) x``. With ``recurrence`` some layers run
 several times in a row, with the same weights, and each run counts as a layer there.
 
-Norms have no weights. At the start Wo, W2 and Wg are zero: a layer adds nothing, and gates are 1. Other
-matrices and V_l are uniform of deviation 1/sqrt(hidden), E is N(0, 1) and W N(0, 0.001^2), both N(0, 0.005^2)
-where they are one. E, V_l and W are tables for AdamW, never matrices for Muon; `scaled_lr` has their rates.
+Norms have no weights; vectors and numbers act in fp32, also on a narrow stream. At the start Wo, W2 and Wg
+are zero: a layer adds nothing, and gates are 1. Other matrices and V_l are uniform of deviation 1/sqrt(D), E
+is N(0, 1) and W N(0, 0.001^2), both N(0, 0.005^2) where they are one. E, V_l and W are tables for AdamW,
+never matrices for Muon; `scaled_lr` has their rates.
 
 Shapes: B windows, T ids of them, V ids of the alphabet, D features, H heads, G heads of keys and values, K
 features of a head; N new ids of a stream.
@@ -166,7 +167,7 @@ class Mix(nn.Module):
             scaled_lr(self.embedded, _EMBEDDING_LR)
 
     def forward(self, x: Tensor, x0: Tensor) -> Tensor:
-        return self.stream.to(x.dtype) * x + self.embedded.to(x.dtype) * x0
+        return (self.stream * x + self.embedded * x0).to(x.dtype)
 
 
 class Skip(nn.Module):
@@ -182,7 +183,7 @@ class Skip(nn.Module):
         no_decay(self.scale, self.gate)
 
     def forward(self, skip: Tensor, x: Tensor) -> Tensor:
-        return torch.lerp(self.scale.to(x.dtype) * skip, x, self.gate.sigmoid().to(x.dtype))
+        return torch.lerp(self.scale * skip, wide(x), self.gate.sigmoid()).to(x.dtype)
 
 
 class Block(nn.Module):
@@ -214,7 +215,7 @@ class Block(nn.Module):
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
-    return x if scale is None else x * scale.to(x.dtype)
+    return x if scale is None else (x * scale).to(x.dtype)
 
 
 class GPT(interface.Model):
@@ -308,14 +309,14 @@ class GPT(interface.Model):
         if len(self.embedding) <= _MANY_IDS:
             return cross_entropy(self.logits(h_BTD, proposals_BTW), labels_BT)[0]
 
-        def of(h_1ND: Tensor, labels_1N: Tensor) -> Tensor:
+        def piece(h_1ND: Tensor, labels_1N: Tensor) -> Tensor:
             return cross_entropy(self.logits(h_1ND), labels_1N)[0]
 
-        def again(*part: Tensor) -> Tensor:
-            return checkpoint(of, *part, use_reentrant=False, preserve_rng_state=False)
-
-        cut = (x.flatten(0, 1)[None].split(_POSITIONS, dim=1) for x in (h_BTD, labels_BT))
-        return torch.cat([again(*part) for part in zip(*cut, strict=True)], 1).view_as(labels_BT)
+        pieces = zip(
+            *(x.flatten(0, 1)[None].split(_POSITIONS, dim=1) for x in (h_BTD, labels_BT)), strict=True
+        )
+        how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        return torch.cat([checkpoint(piece, *part, **how) for part in pieces], 1).view_as(labels_BT)
 
     def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
         return Incremental(self, context, n_loops)

@@ -527,3 +527,18 @@ def test_a_block_that_names_nothing_is_still_the_spiders():
     file["runs"]["r"] = {**run, "model": {"family": "gpt"}}
     assert load_config(file).run("r").model.preset == "gpt-d12"
     assert isinstance(build_gpt().head, Linear)
+
+
+def test_small_numbers_act_on_a_narrow_stream():
+    """1.003 is 1 in bf16."""
+    model = build_gpt(**SWITCHES["golf"])
+    x = torch.randn(2, 4, 32).bfloat16()
+    mix, skip = model.blocks[0].mix, model.skips[0]
+    with torch.no_grad():
+        for part in (*mix.parameters(), *skip.parameters()):
+            part.zero_()
+        for one in (mix.stream, skip.scale):
+            one += 1.003
+        moved = (x.float() * 1.003).bfloat16()
+        assert torch.equal(mix(x, x), moved) and not torch.equal(moved, x)
+        torch.testing.assert_close(skip(x, x.new_zeros(x.shape)), (x.float() * 1.003 / 2).bfloat16())
