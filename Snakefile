@@ -1,6 +1,6 @@
-"""Raw text to a trained, evaluated, tracked byte-level language model.
+"""Raw text to a trained, evaluated, tracked language model, over bytes or tokens.
 
-    download --> encode --> index --> [count --> memory] --> [warmup]
+    download --> [tokenizer] --> encode --> index --> [pack] --> [count --> memory] --> [warmup]
              --> train (stage by stage) --> evaluate --> compare --> report
 
 `config.yaml` says what to train on what; `snakemake --cores all` does it; `snakemake --cores all runs/NAME` or

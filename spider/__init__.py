@@ -1,4 +1,4 @@
-"""Spider: raw text to a trained, evaluated, tracked byte-level language model.
+"""Spider: raw text to a trained, evaluated, tracked language model.
 
 >>> from spider import load_model
 >>> model, config = load_model("results/runs/demo/anneal")

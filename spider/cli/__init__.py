@@ -57,7 +57,7 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.option("--log", "log_path", type=FILE, help="Also write the log to this file.")
 @click.pass_context
 def cli(context: click.Context, path: Path, configure: str | None, log_path: Path | None) -> None:
-    """Raw text to a trained, evaluated, tracked byte-level language model."""
+    """Raw text to a trained, evaluated, tracked language model."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if log_path:
         log_path.parent.mkdir(parents=True, exist_ok=True)

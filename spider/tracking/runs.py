@@ -38,7 +38,7 @@ from spider.tracking.target import configure, one_line
 log = logging.getLogger(__name__)
 
 #: What of an evaluation says how good a checkpoint is; the rest says how it was scored.
-SCORES = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "compressors", "copies", "model")
+SCORES = ("bpb", "bpb_strict", "bpb_assistant", "bytes", "bytes_per_second", "compressors", "copies", "model")
 
 
 @contextmanager
