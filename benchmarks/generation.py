@@ -4,7 +4,9 @@ The demo's model with fresh weights, two loops and a patch every 4 bytes (cost d
 through the number of patches, and trained ones close fewer), one stream, float32. "At 1,024" is the 64 bytes
 that end there, "from 0" all 1,024; the ways take turns. Their last logits are compared and must agree.
 
-    python benchmarks/generation.py [--quick] [--json FILE]
+    python benchmarks/generation.py [--quick] [--json FILE] [--model PRESET]
+
+``--model`` takes another model over bytes instead, such as ``gpt-cpu``.
 """
 
 from __future__ import annotations
@@ -14,21 +16,21 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from common import arguments, report
+from common import parser, report
 
 from spider.config import load_config
+from spider.config.model import family_block, model_block
 from spider.model import build_model
-from spider.model.spider.model import Spider
+from spider.model.interface import Model
 from spider.tokens import BYTES
 
 ROOT = Path(__file__).parents[1]
 TAIL = 64
-LOOPS = 2
 
 
-def cached(model: Spider, ids: list[int], context: int) -> tuple[list[float], torch.Tensor]:
+def cached(model: Model, ids: list[int], context: int) -> tuple[list[float], torch.Tensor]:
     """Seconds of reading each id, and the last logits."""
-    stream, seconds = model.incremental(context, LOOPS), []
+    stream, seconds = model.incremental(context), []
     for i in ids:
         began = time.perf_counter()
         logits_1V = stream.extend([i])
@@ -36,24 +38,33 @@ def cached(model: Spider, ids: list[int], context: int) -> tuple[list[float], to
     return seconds, logits_1V[0]
 
 
-def again(model: Spider, ids: list[int], start: int) -> tuple[list[float], torch.Tensor]:
+def again(model: Model, ids: list[int], start: int) -> tuple[list[float], torch.Tensor]:
     """Seconds of reading every prefix of more than ``start`` ids, and the last logits."""
     seconds = []
     for end in range(start + 1, len(ids) + 1):
         began = time.perf_counter()
         with torch.inference_mode():
-            logits_V = model(torch.tensor([ids[:end]]), n_loops=LOOPS).logits[0, -1]
+            logits_V = model(torch.tensor([ids[:end]])).logits[0, -1]
         seconds.append(time.perf_counter() - began)
     return seconds, logits_V
 
 
-def main() -> None:
-    options = arguments(__doc__.splitlines()[0])
-    length, rounds = (192, 1) if options.quick else (1024, 3)
+def demo() -> Model:
     (run,) = load_config(ROOT / "config.yaml").runs.values()
+    parts = {
+        "boundary": run.model.boundary.model_copy(update={"kind": "fixed", "stride": 4}),
+        "recurrence": run.model.recurrence.model_copy(update={"loops": 2}),
+    }
+    return build_model(run.model.model_copy(update={**parts, "memory": None}))
+
+
+def main() -> None:
+    asked = parser(__doc__.splitlines()[0])
+    asked.add_argument("--model", metavar="PRESET")
+    options = asked.parse_args()
+    length, rounds = (192, 1) if options.quick else (1024, 3)
     torch.manual_seed(0)
-    boundary = run.model.boundary.model_copy(update={"kind": "fixed", "stride": 4})
-    model = build_model(run.model.model_copy(update={"boundary": boundary, "memory": None})).eval()
+    model = (build_model(family_block(model_block(options.model))) if options.model else demo()).eval()
     text = (ROOT / "docs/guide.md").read_bytes()
     ids = [BYTES.bos, *text[: length - 1]]
     assert len(ids) == length
