@@ -31,7 +31,7 @@ from spider.results import Results, write_config
 ROOT = Path(__file__).parents[1]
 ARENA = ROOT / "presets/arena.yaml"
 #: Points of the search: rate, ids of a window, windows of a step.
-GRID = list(itertools.product([4e-3, 8e-3, 16e-3], [(256, 4), (256, 8), (512, 4)]))
+GRID = list(itertools.product([4e-3, 8e-3, 16e-3], [(256, 2), (256, 4), (256, 8), (512, 4)]))
 
 
 def configuration(changes: dict[str, Any], tokens: int, seed: int) -> Config:
@@ -99,21 +99,14 @@ def train_and_score(
     return told
 
 
-def times(folder: Path, points: list[dict[str, Any]], rounds: int) -> list[dict[str, float]]:
-    """Processor seconds of a token of each run, at each of these settings."""
-    kept = folder / f"token-seconds-{digest([points, yaml.safe_load(ARENA.read_text())])}.json"
+def token_seconds(folder: Path, changes: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Processor seconds of a token of each run with these settings, measured in turn."""
+    kept = folder / f"token-seconds-{digest([changes, yaml.safe_load(ARENA.read_text())['runs']])}.json"
     if not kept.exists():
-        names = list(configuration({}, 1, 0).runs)
-        specs = {
-            f"{i}/{name}": configuration(changes, 1, 0).stage(name, "only")
-            for i, changes in enumerate(points)
-            for name in names
-        }
+        config = configuration(changes, 1, 0)
+        specs = {name: config.stage(name, "only") for name in config.runs}
         took = step_seconds(specs, rounds)
-        write_json(kept, [
-            {name: took[f"{i}/{name}"] / specs[f"{i}/{name}"].tokens_per_step for name in names}
-            for i in range(len(points))
-        ])  # fmt: skip
+        write_json(kept, {name: took[name] / spec.tokens_per_step for name, spec in specs.items()})
     return read_json(kept)
 
 
@@ -150,7 +143,7 @@ def main() -> None:
     points = points[:2] if asked.quick else points
     points, seeds = (points, range(1)) if asked.search else ([{}], range(1 if asked.quick else asked.seeds))
     budget = seconds / 3 if asked.search else seconds
-    costs = times(folder, points, rounds)
+    costs = [token_seconds(folder, changes, rounds) for changes in points]
     names = list(costs[0])
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, mp_context=context) as pool:
