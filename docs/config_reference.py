@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from spider import config
-from spider.config import Block, ModelConfig, families, family_config, presets
+from spider.config import Block, ModelConfig, families, family_config, presets, tasks
 
 HEAD = """# Configuration reference
 
@@ -39,6 +39,10 @@ BLOCKS: list[tuple[str, type[Block]]] = [
     ("runs.NAME.defaults.ema", config.EmaConfig),
     ("runs.NAME.optimizer", config.OptimizerConfig),
     ("runs.NAME.evaluation", config.EvaluationConfig),
+    ("runs.NAME.evaluation.tasks.NAME, kind: cloze", tasks.ClozeTask),
+    ("runs.NAME.evaluation.tasks.NAME, kind: induction", tasks.InductionTask),
+    ("runs.NAME.evaluation.tasks.NAME, kind: jsonl", tasks.JsonlTask),
+    ("runs.NAME.evaluation.tasks.NAME, kind: core", tasks.CoreTask),
     ("runs.NAME.resources", config.Resources),
     ("tracking", config.TrackingConfig),
 ]

@@ -194,6 +194,12 @@ def packed_rows(wildcards):
     return packed if spec.settings.packing == "best_fit" else []
 
 
+def task_files(wildcards):
+    """The user's own files that a stage's questions are read from."""
+    asked = stage_spec(wildcards).evaluation.tasks.values()
+    return [local(str(path)) for task in asked for path in task.files()]
+
+
 def previous_receipt(wildcards):
     """The receipt of the stage before; the first stage starts from nothing."""
     before = stages(wildcards.run)[: stage_spec(wildcards).index]

@@ -6,6 +6,7 @@ rule evaluate:
         receipt="<results>/runs/{run}/{stage}/train.json",
         data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
         memory=memories("folded"),
+        tasks=task_files,
     output:
         "<results>/runs/{run}/{stage}/evaluation.json",
         shown("runs/{run}/{stage}/loss.svg", "Training", "loss curve"),

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from spider.config.block import Block, Fraction, Name, Positive, wrong_key
 from spider.config.model import AnyModel, model_block
+from spider.config.tasks import TaskConfig
 
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
@@ -158,6 +159,8 @@ class EvaluationConfig(Block):
     training_bytes: Positive | None = 4_000_000
     """Training text that PPMd is given before the scored text, at most; slower compressors are given what is
     no more than a 16th of it, and eight times as much is searched for copies (null: all of it)."""
+    tasks: dict[Name, TaskConfig] = {}
+    """Questions to answer beside, by name (docs/evaluation.md)."""
     prompt: str = "The "
     """What the sample continues."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400

@@ -184,6 +184,26 @@ class DocumentScore(BaseModel, frozen=True):
     """Share of its bytes in copies."""
 
 
+class TaskResult(BaseModel, frozen=True):
+    """Questions of one task, answered (`spider.evaluation.tasks`)."""
+
+    task: str
+    items: int
+    chance: float
+    by_sum: float
+    """Share that is right by the nats of a choice."""
+    by_byte: float
+    """By its nats a byte: to compare by."""
+    by_token: float
+    """By its nats an id: as published CORE figures are."""
+    centered: float
+    """``by_byte``, of what is to be had beyond guessing."""
+    standard_error: float
+    """Of ``by_byte``."""
+    cropped: int
+    """Choices whose beginning did not fit into the window."""
+
+
 class Training(BaseModel, frozen=True):
     """Of the stage's receipt."""
 
@@ -256,6 +276,7 @@ class Evaluation(Artifact):
     """What that proposed, by source."""
     proposed_text: tuple[ProposedByte, ...] = ()
     """The beginning of the text, byte by byte."""
+    tasks: tuple[TaskResult, ...] = ()
     copies: Copies | None = None
     by_document: list[DocumentScore] | None = None
 

@@ -25,14 +25,16 @@ import torch
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
-from spider.config import StageSpec
+from spider.config import EvaluationConfig, StageSpec
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
-from spider.evaluation.artifact import Evaluation, LoopsCurve, Training
+from spider.evaluation.artifact import Evaluation, LoopsCurve, TaskResult, Training
 from spider.evaluation.bpb import Score, bits_by_byte, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.overlap import COPIED, Text
+from spider.evaluation.questions import tasks
 from spider.evaluation.segments import cut
+from spider.evaluation.tasks import run_task
 from spider.evaluation.training_text import LearnedFrom
 from spider.evaluation.yardsticks import Measured, beside, measure_given
 from spider.model import choose_kernels
@@ -91,11 +93,7 @@ def evaluate(
         inspector = model.inspector()
         observe = inspector.observe if inspector else None
         result = score(model, tokens_N, n_loops=n_loops, observe=observe, **reading)
-        written = generate(
-            model, asked.prompt, max_bytes=asked.sample_bytes, temperature=asked.temperature, seed=spec.seed,
-            n_loops=n_loops, context=spec.window,
-        )  # fmt: skip
-        sample = "".join(stream_text(written, model.tokens))
+        sample = _sample(model, spec, n_loops)
         shown_N = clip_stream(tokens_N, _SHOWN_BYTES, model.tokens)
         inside: dict[str, Any] = {
             "loops": _loops_curve(model, tokens_N, spec, **reading),
@@ -104,6 +102,8 @@ def evaluate(
         }
         bits_B = bits_by_byte(result, tokens_N, model.tokens)
         inside |= _of_memory(model, tokens_N, bits_B)
+        how = {"window": spec.window, "batch": asked.batch, "n_loops": n_loops, "autocast": autocast}
+        answers = _answers(model, asked, held_out, **how)
         yardsticks = others.result()
     measured = Evaluation.model_validate(
         {
@@ -114,6 +114,7 @@ def evaluate(
             "bytes_per_second": len(held_out) / result.seconds,
             "targets": result.counts,
             "model": result.metrics,
+            "tasks": answers,
             "bpb_assistant": _of_answers(result, tokens_N, model.tokens),
             "documents": int(np.count_nonzero(tokens_N == model.tokens.bos)),
             "data": asked.data,
@@ -163,6 +164,22 @@ def _against(yardsticks: Measured, held_out: Text, bits_N: np.ndarray) -> dict[s
         "copies": copies,
         "by_document": [dict(zip(columns, row, strict=True)) for row in rows],
     }
+
+
+def _sample(model: Model, spec: StageSpec, n_loops: int) -> str:
+    asked = spec.evaluation
+    written = generate(
+        model, asked.prompt, max_bytes=asked.sample_bytes, temperature=asked.temperature, seed=spec.seed,
+        n_loops=n_loops, context=spec.window,
+    )  # fmt: skip
+    return "".join(stream_text(written, model.tokens))
+
+
+def _answers(model: Model, asked: EvaluationConfig, held_out: Text, **how: Any) -> list[TaskResult]:
+    """To the questions of all tasks."""
+    documents = held_out.documents() if asked.tasks else []
+    made = (task for name, config in asked.tasks.items() for task in tasks(name, config, documents))
+    return [run_task(model, task, **how) for task in made]
 
 
 def _of_answers(result: Score, tokens_N: np.ndarray, tokens: Tokens) -> float | None:

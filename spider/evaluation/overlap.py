@@ -16,6 +16,7 @@ texts is not.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -52,6 +53,9 @@ class Text:
 
     def __len__(self) -> int:
         return len(self.bytes_N)
+
+    def documents(self) -> list[bytes]:
+        return [self.bytes_N[a:b].tobytes() for a, b in pairwise(self.bounds_D.tolist())]
 
     def lengths(self) -> np.ndarray:
         """Bytes of each document: (D,)."""

@@ -265,6 +265,7 @@ def log_evaluation(
     if not spool.record_path(results, "models", identity).exists():
         log_checkpoint(results, run, stage, receipt)
     scores = records.flatten({name: value for name, value in evaluation.items() if name in SCORES})
+    scores |= {f"tasks.{one['task']}": one["by_byte"] for one in evaluation.get("tasks", ())}
     record = Evaluation(
         identity=identity,
         training=_key_of(results, run),

@@ -1,0 +1,130 @@
+"""How many questions a model answers right: the choice that it finds the likeliest, counted in three ways.
+
+A question is put as ``context + choice``, encoded as one text. What counts are the ids that stand for bytes
+of the choice, one that reaches over the border among them; so byte and token models are asked the same. The
+choice with the fewest nats is the model's: in all (``sum``), per byte, or per id. Per byte is the one to
+compare by, for it does not depend on the alphabet; per id is what published CORE figures are.
+
+    centered = (accuracy - chance) / (1 - chance)
+
+Where there is a single choice, it is right if the model, always writing its likeliest id, would write it.
+
+Shapes: R rows (a context and a choice each), T ids, S ids of a choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from spider.evaluation.artifact import TaskResult
+from spider.evaluation.questions import Question, Task
+from spider.model.interface import IGNORED, Model
+
+
+class _Row(NamedTuple):
+    ids: np.ndarray
+    begin: int
+    """First id of the choice."""
+    size: int
+    """Bytes of the choice."""
+    cropped: bool
+
+
+def run_task(model: Model, task: Task, *, window: int, batch: int, **reading: Any) -> TaskResult:
+    """Ask a task's questions, in windows of so many ids, as many rows as ``batch`` at once.
+
+    Args:
+        reading: ``n_loops`` and ``autocast``, as for `spider.evaluation.bpb.score`.
+    """
+    rows = [
+        _row(model, context, choice, window)
+        for question in task.questions
+        for context, choice in zip(question.contexts, question.choices, strict=True)
+    ]
+    nats_R, greedy_R = _read(model, rows, batch, **reading)
+    sizes_R = np.array([row.size for row in rows])
+    ids_R = np.array([len(row.ids) - row.begin for row in rows])
+    ways = {"by_sum": nats_R, "by_byte": nats_R / sizes_R, "by_token": nats_R / ids_R}
+    right = {name: _right(task.questions, cost_R, greedy_R) for name, cost_R in ways.items()}
+    items = len(task.questions)
+    accuracy = right["by_byte"]
+    return TaskResult(
+        task=task.name,
+        items=items,
+        chance=task.chance,
+        **right,
+        centered=(accuracy - task.chance) / (1 - task.chance),
+        standard_error=math.sqrt(accuracy * (1 - accuracy) / items),
+        cropped=sum(row.cropped for row in rows),
+    )
+
+
+def _right(questions: Sequence[Question], cost_R: np.ndarray, greedy_R: np.ndarray) -> float:
+    """Share of the questions whose right choice costs least; of equal costs the first is taken."""
+    right, at = 0, 0
+    for question in questions:
+        costs = cost_R[at : at + len(question.choices)]
+        right += bool(greedy_R[at]) if len(costs) == 1 else int(np.argmin(costs)) == question.gold
+        at += len(costs)
+    return right / len(questions)
+
+
+def _row(model: Model, context: bytes, choice: bytes, window: int) -> _Row:
+    """A blank at the context's end begins the choice: tokens begin with theirs."""
+    tokens, kept = model.tokens, context.rstrip(b" ")
+    ids = tokens.encode(context + choice)[:-1]
+    ends = np.cumsum(tokens.bytes_of[ids], dtype=np.int64)
+    begin = max(1, int(np.searchsorted(ends, len(kept), side="right")))
+    over = max(0, len(ids) - 1 - window)
+    return _Row(ids[over:], max(1, begin - over), len(choice), over > 0)
+
+
+def _read(
+    model: Model, rows: Sequence[_Row], batch: int, *, n_loops: int | None = None, autocast: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nats of each row's choice, and whether each of its ids was the likeliest; rows of like length
+    together."""
+    nats_R, greedy_R = np.zeros(len(rows)), np.zeros(len(rows), bool)
+    order, device = np.argsort([len(row.ids) for row in rows], kind="stable"), next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    try:
+        for at in range(0, len(rows), batch):
+            chosen = [rows[i] for i in order[at : at + batch]]
+            inputs_BT, labels_BT, given = _padded(model, chosen)
+            with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                given = {name: value.to(device) for name, value in given.items()}
+                logits_BTV = model(inputs_BT.to(device), n_loops=n_loops, **given).logits
+            log_BTV = logits_BTV.float().log_softmax(-1).cpu()
+            counted_BT = labels_BT != IGNORED
+            target_BT = labels_BT.clamp(min=0)
+            nats_BT = -log_BTV.gather(-1, target_BT[..., None])[..., 0].double() * counted_BT
+            likeliest_BT = (log_BTV.argmax(-1) == target_BT) | ~counted_BT
+            nats_R[order[at : at + batch]] = nats_BT.sum(1).numpy()
+            greedy_R[order[at : at + batch]] = likeliest_BT.all(1).numpy()
+    finally:
+        model.train(was_training)
+    return nats_R, greedy_R
+
+
+def _padded(model: Model, rows: Sequence[_Row]) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Inputs, the labels of choices, and what a memory proposes, (B, T) each."""
+    T = max(len(row.ids) for row in rows) - 1
+    inputs_BT = np.full((len(rows), T), model.tokens.pad, np.int64)
+    labels_BT = np.full((len(rows), T), IGNORED, np.int64)
+    for inputs_T, labels_T, row in zip(inputs_BT, labels_BT, rows, strict=True):
+        count = len(row.ids) - 1
+        inputs_T[:count] = row.ids[:-1]
+        labels_T[row.begin - 1 : count] = row.ids[row.begin :]
+    given = {}
+    if (proposer := model.proposer) is not None:
+        known_BTW = np.zeros((len(rows), T, proposer.layout.width), np.uint8)
+        for known_TW, row in zip(known_BTW, rows, strict=True):
+            known_TW[: len(row.ids) - 1] = proposer.after(row.ids, 0, len(row.ids) - 1)
+        given["proposals_BTW"] = torch.from_numpy(known_BTW)
+    return torch.from_numpy(inputs_BT), torch.from_numpy(labels_BT), given

@@ -1,0 +1,174 @@
+"""Tasks: a model that knows is always right, one that does not guesses, costs are those of sums by hand."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from spider.config.tasks import ClozeTask, CoreTask, InductionTask, JsonlTask
+from spider.evaluation.questions import Question, Task, tasks
+from spider.evaluation.tasks import run_task
+from spider.tokens import BYTES
+from spider.tokens.bpe import BpeTokens
+from tests.unit.evaluation.toys import Bigram, Toy
+
+WORDS = ["quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "seven", "wizards", "boil", "tea"]
+DRAW = np.random.default_rng(0)
+DOCUMENTS = [" ".join(DRAW.choice(WORDS, 300)).encode() for _ in range(6)]
+
+
+class Knows(Toy):
+    """Finds each id likely that follows in a text which it knows by heart, and no other."""
+
+    def __init__(self, texts, tokens=BYTES, sure=20.0):
+        super().__init__()
+        self.tokens, self.sure = tokens, sure
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.after = {}
+        for text in texts:
+            ids = tokens.encode(text).tolist()
+            for i in range(1, len(ids)):
+                self.after[tuple(ids[max(0, i - 60) : i])] = ids[i]
+
+    def forward(self, tokens_BT, n_loops=None):
+        logits = torch.zeros(*tokens_BT.shape, self.tokens.size)
+        for b, row in enumerate(tokens_BT.tolist()):
+            for t in range(len(row)):
+                if (known := self.after.get(tuple(row[max(0, t - 59) : t + 1]))) is not None:
+                    logits[b, t, known] = self.sure
+        return SimpleNamespace(logits=logits)
+
+
+def ask(model, task, window=512, batch=16):
+    return run_task(model, task, window=window, batch=batch)
+
+
+@pytest.mark.parametrize(
+    "tokens", [BYTES, BpeTokens([(ord("t"), ord("h")), (272, ord("e")), (ord(" "), 273)])]
+)
+@pytest.mark.parametrize(
+    "config", [ClozeTask(kind="cloze", items=40), InductionTask(kind="induction", items=40)]
+)
+def test_who_knows_the_answers_is_right_and_who_does_not_guesses(config, tokens):
+    (task,) = tasks("it", config, DOCUMENTS)
+    assert len(task.questions) == 40 and task.chance == 0.25
+    whole = [q.contexts[q.gold] + q.choices[q.gold] for q in task.questions]
+    known, nothing = ask(Knows(whole, tokens), task), ask(Knows([], tokens), task)
+    assert known.by_sum == known.by_byte == known.centered == 1.0 and known.standard_error == 0
+    first = np.mean([q.gold == 0 for q in task.questions])
+    assert nothing.by_byte == pytest.approx(first, abs=0.2) and abs(first - 0.25) < 0.25
+    assert tasks("it", config, DOCUMENTS).__next__() == task, "the same seed asks the same"
+
+
+def test_costs_are_the_sums_by_hand_per_byte_and_per_id():
+    model = Bigram()
+    question = Question((b"ab",) * 2, (b"cde", b"f"), 0)
+    log_VV = model.table_VV.log_softmax(-1)
+    cost = [-(log_VV[98, 99] + log_VV[99, 100] + log_VV[100, 101]).item(), -log_VV[98, 102].item()]
+    for gold in (0, 1):
+        came_to = ask(model, Task("t", [question._replace(gold=gold)], 0.5))
+        assert came_to.by_sum == float(np.argmin(cost) == gold)
+        assert came_to.by_byte == came_to.by_token == float(np.argmin([cost[0] / 3, cost[1]]) == gold)
+
+
+def test_an_id_over_the_border_and_a_blank_before_it_belong_to_the_choice():
+    tokens = BpeTokens([(ord(" "), ord("b")), (ord("a"), ord("c"))])
+    model = Knows([b"a b"], tokens)
+    assert ask(model, Task("t", [Question((b"a ", b"a "), (b"b", b"d"), 0)], 0.5)).by_sum == 1
+    over = Knows([b"ac"], tokens)
+    assert ask(over, Task("t", [Question((b"a", b"a"), (b"c", b"d"), 0)], 0.5)).by_sum == 1
+
+
+def test_a_single_choice_is_right_if_the_model_would_write_it():
+    task = Task("t", [Question((b"say ",), (b"yes",), 0), Question((b"say ",), (b"no",), 0)], 0.0)
+    assert ask(Knows([b"say yes"]), task).by_byte == 0.5
+
+
+def test_long_questions_lose_their_beginning_and_are_counted():
+    whole = b"x" * 300 + b"abc"
+    task = Task("t", [Question((b"x" * 300,) * 2, (b"abc", b"abd"), 0)], 0.5)
+    came_to = ask(Knows([whole]), task, window=100)
+    assert came_to.cropped == 2 and came_to.by_sum == 1
+
+
+def test_rows_of_any_batch_cost_the_same():
+    (task,) = tasks("it", ClozeTask(kind="cloze", items=20), DOCUMENTS)
+    assert ask(Bigram(), task, batch=1) == ask(Bigram(), task, batch=64)
+
+
+def jsonl(path, *rows):
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return path
+
+
+def test_three_shapes_of_lines_are_read_with_shots_before_them(tmp_path):
+    rows = [
+        {"query": "Q1", "choices": ["a", "b"], "gold": 1},
+        {"context_options": ["x", "y"], "continuation": "z", "gold": 0},
+        {"context": "say", "continuation": "it"},
+    ]
+    path = jsonl(tmp_path / "t.jsonl", *rows)
+    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=2, delimiter=": "), [])
+    first, second, third = task.questions
+    assert first.contexts[0].endswith(b"\n\nQ1: ") and first.contexts[0].count(b"\n\n") == 2
+    assert b"x: z\n\n" in first.contexts[0] and b"say: it\n\n" in first.contexts[0]
+    assert (first.choices, first.gold) == ((b"a", b"b"), 1)
+    assert [one[-3:] for one in second.contexts] == [b"x: ", b"y: "] and set(second.choices) == {b"z"}
+    assert third.choices == (b"it",) and task.chance == pytest.approx((0.5 + 0.5 + 0) / 3)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"query": "q", "choices": ["a", "b"], "gold": 2}, "line 1: gold must be one of 0 to 1 .got 2"),
+        ({"query": "q", "choices": ["a", "b"]}, "line 1: gold must be one of 0 to 1 .got None"),
+        ({"query": "q", "choices": [], "gold": 0}, "line 1: has no choices, or an empty one"),
+        ({"query": "q", "choices": ["a", ""], "gold": 0}, "line 1: has no choices, or an empty one"),
+        ({"query": "q", "choices": ["a", "a"], "gold": 0}, "line 1: two choices are equal"),
+        (
+            {"query": "q", "choices": ["a", 3], "gold": 0},
+            "line 1: a question and its answers must be text",
+        ),
+        ({"question": "q"}, "line 1: needs choices, context_options or continuation .keys: question"),
+        ([1], "line 1: must be an object"),
+    ],
+)
+def test_malformed_lines_are_named(tmp_path, row, message):
+    path = jsonl(tmp_path / "t.jsonl", row)
+    with pytest.raises(ValueError, match=f"t.jsonl, {message}"):
+        list(tasks("mine", JsonlTask(kind="jsonl", file=str(path)), []))
+
+
+def test_what_cannot_be_asked_is_an_error(tmp_path):
+    path = jsonl(tmp_path / "t.jsonl", {"context": "a", "continuation": "b"})
+    with pytest.raises(ValueError, match=r"t.jsonl: 1 shots need 2 questions, there are 1"):
+        list(tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=1), []))
+    with pytest.raises(ValueError, match=r"none.jsonl: cannot be read"):
+        list(tasks("mine", JsonlTask(kind="jsonl", file=str(tmp_path / "none.jsonl")), []))
+    with pytest.raises(ValueError, match=r"tasks.it: 0 stretches of 144 bytes in the text .* raise eval"):
+        list(tasks("it", ClozeTask(kind="cloze"), [b"short"]))
+    with pytest.raises(ValueError, match=r"no core.yaml; evaluation.tasks.it.folder must name"):
+        list(tasks("it", CoreTask(kind="core", folder=str(tmp_path)), []))
+
+
+def test_a_folder_like_the_core_bundle_is_read(tmp_path):
+    (tmp_path / "eval_data").mkdir()
+    rows = [{"query": f"q{i}", "choices": ["a", "b", "c"], "gold": i % 3} for i in range(9)]
+    jsonl(tmp_path / "eval_data/mc.jsonl", *rows)
+    jsonl(tmp_path / "eval_data/lm.jsonl", *({"context": f"c{i}", "continuation": "x"} for i in range(5)))
+    (tmp_path / "core.yaml").write_text(
+        "icl_tasks:\n"
+        "- {label: mc, dataset_uri: mc.jsonl, num_fewshot: [2], icl_task_type: multiple_choice}\n"
+        '- {label: lm, dataset_uri: lm.jsonl, num_fewshot: [0], continuation_delimiter: "\\n"}\n'
+    )
+    (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\nlm,0\n")
+    mc, lm = tasks("core", CoreTask(kind="core", folder=str(tmp_path), items=4), [])
+    assert (mc.name, mc.chance, len(mc.questions)) == ("core/mc", 0.33, 4)
+    assert mc.questions[0].contexts[0].count(b"\n\n") == 2
+    assert lm.questions[0].contexts[0].endswith(b"\n") and lm.chance == 0
+    (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\n")
+    with pytest.raises(ValueError, match=r"eval_meta_data.csv: no baseline of the task 'lm'"):
+        list(tasks("core", CoreTask(kind="core", folder=str(tmp_path)), []))
