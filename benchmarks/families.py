@@ -31,7 +31,7 @@ from spider.results import Results, write_config
 ROOT = Path(__file__).parents[1]
 ARENA = ROOT / "presets/arena.yaml"
 #: Points of the search: rate, ids of a window, windows of a step.
-GRID = list(itertools.product([4e-3, 8e-3, 16e-3], [(256, 2), (256, 4), (256, 8), (512, 4)]))
+GRID = list(itertools.product([4e-3, 8e-3, 16e-3], [(256, 4), (256, 8), (512, 4)]))
 
 
 def configuration(changes: dict[str, Any], tokens: int, seed: int) -> Config:
