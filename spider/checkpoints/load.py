@@ -113,7 +113,7 @@ class Checkpoint:
 
     @property
     def window(self) -> int:
-        """Bytes to give the model at a time: those it is evaluated with, 1,024 where nobody knows."""
+        """Ids to give the model at a time: those it is evaluated with, 1,024 where nobody knows."""
         return self.manifest.window or 1024
 
     @property

@@ -123,7 +123,7 @@ class Manifest(Trained):
 
     @property
     def window(self) -> int:
-        """Bytes that the model is evaluated with at a time."""
+        """Ids that the model is evaluated with at a time."""
         return self.spec["evaluation"]["seq_len"] or self.spec["settings"]["seq_len"]
 
 

@@ -39,12 +39,12 @@ def describe(session: Session, run: str | None, as_json: bool) -> None:
 @click.option("--prompt", help="Text to continue (default: begin a document).")
 @click.option("--prompt-file", type=click.File("rb"), help="The same from a file, any bytes; - is stdin.")
 @click.option("--bytes", "count", default=400, show_default=True, help="Write so many bytes at most.")
-@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest byte each time.")
-@click.option("--top-k", type=COUNT, help="Draw among the k likeliest bytes only.")
+@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest id each time.")
+@click.option("--top-k", type=COUNT, help="Draw among the k likeliest ids only.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Nucleus sampling.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--n-loops", type=COUNT, help="Loops of the recurrent core.")
-@click.option("--context", type=click.IntRange(min=2), help="Bytes the model reads (default: as evaluated).")
+@click.option("--context", type=click.IntRange(min=2), help="Ids the model reads (default: as evaluated).")
 def generate(
     path: Path, prompt: str | None, prompt_file: Any, count: int, context: int | None, **sampling: Any
 ) -> None:
@@ -77,15 +77,15 @@ def generate(
 @click.argument("checkpoint", type=FILE)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--bytes", "count", type=COUNT, default=2000, show_default=True, help="How much of it.")
-@click.option("--context", type=click.IntRange(min=2), help="Bytes the model reads (default: as evaluated).")
+@click.option("--context", type=click.IntRange(min=2), help="Ids the model reads (default: as evaluated).")
 @click.option("--svg", type=NEW_FILE, help="Write a picture instead.")
 @click.option("--html", type=NEW_FILE, help="Write a web page instead.")
 def boundaries(
     checkpoint: Path, file: Path, count: int, context: int | None, svg: Path | None, html: Path | None
 ) -> None:
-    """Show the patches into which the model at CHECKPOINT cuts the beginning of FILE (-: standard input).
+    """Show how the model at CHECKPOINT cuts the beginning of FILE (-: standard input): patches, or tokens.
 
-    Patches are coloured; where there is no colour, a | closes each. CHECKPOINT may also be a stage's folder
+    They are coloured; where there is no colour, a | closes each. CHECKPOINT may also be a stage's folder
     or its train.json.
     """
     import torch
@@ -105,7 +105,7 @@ def boundaries(
         raise ValueError(f"{checkpoint}: {why}")
     tokens_N = model.tokens.encode(text)[:-1]
     if len(tokens_N) > seq_len:
-        log.info("the model reads %d bytes at a time: windows of it, half of each as context", seq_len)
+        log.info("the model reads %d ids at a time: windows of it, half of each as context", seq_len)
     shown = cut(model, inspector, tokens_N, seq_len=seq_len)
     title = f"{'standard input' if str(file) == '-' else file.name}: {shown.unit} of {chosen.label}"
     if svg:

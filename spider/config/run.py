@@ -73,19 +73,19 @@ class StageSettings(Block):
     """How one stage trains. The names are the command line's."""
 
     tokens: Positive | None = None
-    """Bytes (and special ids) to train on in this stage."""
+    """Ids to train on in this stage: bytes, or a tokenizer's, and special ones."""
     max_steps: Positive | None = None
     """Optimizer steps."""
     target_flops: Annotated[float, Field(gt=0)] | None = None
     """FLOPs of forward and backward passes (``spider describe`` counts them)."""
     tokens_per_parameter: Annotated[float, Field(gt=0)] | None = None
-    """Bytes (and special ids) for each of the model's parameters, all experts counted."""
+    """The same for each of the model's parameters, all experts counted (of the GPT, its matrices and head)."""
     max_hours: Annotated[float, Field(gt=0)] | None = None
     """Hours of training, over all restarts; ``schedule: wsd`` then decays in time. Not bit-reproducible."""
     data: str | None = None
     """Dataset of this stage (default: the run's)."""
     seq_len: Annotated[int, Field(ge=8)] = 2048
-    """Bytes a window."""
+    """Ids a window."""
     micro_batch: Positive = 64
     """Windows a forward pass."""
     grad_accum: Positive = 1

@@ -77,7 +77,7 @@ class StageSpec(RunSettings):
 
     @property
     def window(self) -> int:
-        """Bytes that a trained model is given at a time: those it is evaluated with."""
+        """Ids that a trained model is given at a time: those it is evaluated with."""
         return self.evaluation.seq_len or self.settings.seq_len
 
     @property
