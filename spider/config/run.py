@@ -79,7 +79,7 @@ class StageSettings(Block):
     target_flops: Annotated[float, Field(gt=0)] | None = None
     """FLOPs of forward and backward passes (``spider describe`` counts them)."""
     tokens_per_parameter: Annotated[float, Field(gt=0)] | None = None
-    """The same for each of the model's parameters, all experts counted (of the GPT, its matrices and head)."""
+    """The same for each of the model's parameters, all experts counted (of a GPT: of matrices and head)."""
     max_hours: Annotated[float, Field(gt=0)] | None = None
     """Hours of training, over all restarts; ``schedule: wsd`` then decays in time. Not bit-reproducible."""
     data: str | None = None

@@ -314,7 +314,7 @@ def test_a_text_longer_than_the_window_is_read_in_windows_and_that_is_said_once(
     text.write_bytes(b"word " * 100)
     said = say(folder, text)
     assert said.stdout == "word |" * 100 + "\n"
-    assert said.stderr.count("the model reads 64 bytes at a time") == 1
+    assert said.stderr.count("the model reads 64 ids at a time") == 1
     assert "at a time" not in say(folder, text, "--context", 501).stderr
 
 
