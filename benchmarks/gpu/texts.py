@@ -1,8 +1,8 @@
-"""What the questions' models read: text in bytes, and made-up ids of as many tokens as a tokenizer has.
+"""What the questions' models read: text in bytes, or made-up ids, as many as a tokenizer has.
 
-Speed depends on how many ids there are and how often each is looked up, not on what they stand for; so where
-a tokenizer's are asked for there is none, and nothing is learned or encoded: a rank is drawn as often as one
-of its place is in text (Zipf's law), and documents are as long as those of the web are.
+Speed depends on how many ids there are and how often each is looked up, not on what they stand for. So ids are
+drawn, the n-th of them as often as the n-th of a text's (1/n, Zipf's law), in documents as long as the web's;
+no tokenizer is learned and nothing is encoded.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_every_question_is_rehearsed_on_a_cpu(rehearsed):
     assert said.count("These figures mean nothing") == len(scripts) and "FAILED" not in said
     assert_every_kernel_is_measured(rows["kernel_speed"])
     assert rows["determinism"].keys() == {*TWICE, "gradients", "gradients, gpt"}
-    assert all(row["differ"] == [] and row["compared"] > 20 for row in rows["determinism"].values())
+    assert all(row["differ"] == [] and row["compared"] > 4 for row in rows["determinism"].values())
     assert rows["resume"]["fp32"]["differ"] == [] and rows["resume"]["fp32"]["kills"] == 1
     *slices, evaluation = rows["training"].values()
     assert [row["finished"] for row in slices] == [False] * (len(slices) - 1) + [True]
