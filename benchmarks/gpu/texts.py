@@ -1,8 +1,8 @@
 """What the questions' models read: text in bytes, or made-up ids, as many as a tokenizer has.
 
-Speed depends on how many ids there are and how often each is looked up, not on what they stand for. So ids are
-drawn, the n-th of them as often as the n-th of a text's (1/n, Zipf's law), in documents as long as the web's;
-no tokenizer is learned and nothing is encoded.
+Speed depends on how many ids there are and how often each is looked up, not on what they stand for. So ids
+are drawn, the n-th of them as often as the n-th of a text's (1/n, Zipf's law), in documents as long as the
+web's; no tokenizer is learned and nothing is encoded.
 """
 
 from __future__ import annotations
