@@ -70,9 +70,9 @@ def first_steps(
     Returns:
         ``imported`` and ``built``, seconds from the start of the process until the modules were there, and
         until there were model, optimizer and data; ``steps``, seconds of each step; ``peak_memory`` in bytes,
-        of the device's allocator or on a CPU of the process; ``device``; with ``profile``, ``parts``: name,
-        seconds and calls of each kernel, or on a CPU of each operator without those inside. Or only
-        ``error``, one line.
+        of the device's allocator or on a CPU of the process; ``device``; ``compiled_again``, graphs that were
+        compiled after ``settle`` steps; with ``profile``, ``parts``: name, seconds and calls of each kernel,
+        or on a CPU of each operator without those inside. Or only ``error``, one line.
     """
     order = {
         "spec": spec.model_dump(mode="json"),
@@ -112,6 +112,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
 
         make_mock_data(data)
     marks: list[float] = []
+    graphs = [0]
 
     def mark() -> None:
         if device.type == "cuda":
@@ -133,6 +134,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         mark()
         if number == order["settle"]:
             forget_peak(device)
+            graphs.append(_graphs())
         if number == order["steps"] - 1:
             profiler.__enter__()
         if number == order["steps"]:
@@ -160,8 +162,15 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         "steps": [after - before for before, after in itertools.pairwise(marks[1:])],
         "peak_memory": 1e6 * peak_memory_mb(device),
         "device": device_name(device),
+        "compiled_again": _graphs() - graphs[-1],
         "parts": _parts(profiler) if order["profile"] else None,
     }
+
+
+def _graphs() -> int:
+    """How many this process has compiled so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
 def _parts(profiler: Any) -> list[tuple[str, float, int]]:

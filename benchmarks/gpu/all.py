@@ -26,9 +26,14 @@ from questions import MISSING
 HERE = Path(__file__).parent
 #: A script and the rows that it is asked for, the most worth first. Each is asked for all of them in the end.
 ORDER: list[tuple[str, list[str]]] = [
+    ("gpt_in_bf16", ["varlen"]),
+    ("train_throughput", ["gpt-d12, bf16"]),
     ("train_throughput", ["headline, bf16"]),
     ("kernel_speed", ["spider-1b, *", "patches, *"]),
+    ("gpt_in_bf16", ["logits"]),
+    ("train_throughput", ["gpt-d12, *"]),
     ("determinism", ["*"]),
+    ("gpt_in_bf16", ["greedy"]),
     ("resume", ["*"]),
     ("train_throughput", ["headline, fp8", "headline, bf16, kept"]),
     ("attention", ["*"]),

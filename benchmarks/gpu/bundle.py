@@ -3,9 +3,9 @@
     make gpu-bundle [GPU_PYTHON=3.12]      make it, in build/gpu-bundle, with the packages of .venv
 
 ``all.py`` unpacks it where it is, beside `build/gpu`, and has its scripts find both. torch, Triton and numpy
-have to be there already. Wheels are those that training, evaluation and these scripts import: no pyarrow (the
-text is encoded), no numba (there is no memory), no MLflow, no Snakemake. Only Python's own library is
-imported here.
+have to be there already. Wheels are those that training, evaluation, generation of tokens, these scripts and
+``tests/gpu`` import: no pyarrow (the text is encoded), no tokenizers (nothing is learned), no numba (there is
+no memory), no MLflow, no Snakemake. Only Python's own library is imported here.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ PACKAGES = [
     *("torchao", "pydantic", "pydantic_core", "annotated-types", "typing-inspection", "typing_extensions"),
     *("PyYAML", "click", "filelock", "psutil", "tqdm", "safetensors", "nvidia-ml-py"),
     *("rich", "markdown-it-py", "mdurl", "Pygments", "Jinja2", "MarkupSafe"),
-    *("brotli", "pyppmd", "zstandard"),
+    *("brotli", "pyppmd", "zstandard", "tiktoken"),
+    *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis"),
+    *("execnet", "iniconfig", "packaging", "pluggy", "sortedcontainers"),
 ]
 #: By which it is told whether they are here already.
 MODULES = ["torchao", "pydantic", "yaml", "click", "psutil", "tqdm", "safetensors", "rich"]
+MODULES += ["tiktoken", "pytest", "pytest_timeout", "xdist", "hypothesis"]
 PLACES = {"text": f"results/shards/{DATASET}", "site": "site"}
 MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
 

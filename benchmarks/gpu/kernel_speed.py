@@ -124,14 +124,17 @@ def timed(make: Callable[[], dict[str, Way]], device: torch.device, repeats: int
             torch.cuda.empty_cache()
 
 
-def tests() -> dict[str, Any]:
-    """What ``tests/gpu`` says: kernels against their twins over drawn shapes, the model, fp8."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "12", "-p", "no:cacheprovider", "tests/gpu"]
+def tests(where: str = "tests/gpu", workers: int = 12) -> dict[str, Any]:
+    """What ``tests/gpu`` says: kernels against their twins over drawn shapes, the models, fp8. An error names
+    the tests that failed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "-p", "no:cacheprovider", where]
     command += ["-k", "not sanitizer"]  # it wants the device for itself
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=390)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     said = lines[-1] if lines else "nothing"
-    return {"said": said, "tail": lines[-40:], **({"error": said} if done.returncode else {})}
+    failed = [line[:160] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    error = {"error": "; ".join([said, *failed[:12]])} if done.returncode else {}
+    return {"said": said, "tail": lines[-40:], **error}
 
 
 def said_op(row: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from bundle import DATASET, FOLDER, ROOT
+from bundle import FOLDER, ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))  # common.py, device_time.py, steps.py
 
@@ -201,15 +201,3 @@ def code_digest() -> str:
         for path in sorted((ROOT / folder).rglob("*.py")):
             of.update(path.read_bytes())
     return of.hexdigest()[:12]
-
-
-def corpus() -> tuple[str, Path]:
-    """The name and the folder of encoded text: the bundle's, where that is unpacked, else made-up."""
-    there = FOLDER / "results/shards" / DATASET
-    if (there / "metadata.json").exists():
-        return DATASET, there
-    from spider.data.mock import MOCK, make_mock_data
-
-    made = FOLDER / "results/shards" / MOCK
-    make_mock_data(made)
-    return MOCK, made

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import questions
-from questions import corpus
 from trainings import (
     PATIENCE,
     bytes_of,
@@ -43,31 +42,31 @@ def main() -> None:
     chosen = questions.parser(__doc__).parse_args()
     question = questions.Question("resume", chosen, goals_of)
     for precision in precisions(chosen.rehearse):
-        question.measure(precision, 300, partial(killed, precision, chosen.rehearse, corpus()[1]), said)
+        question.measure(precision, 300, partial(killed, precision, chosen.rehearse), said)
     question.end()
 
 
-def killed(precision: str, rehearse: bool, data: Path) -> dict[str, Any]:
+def killed(precision: str, rehearse: bool) -> dict[str, Any]:
     """A training killed and gone on with, compared with one that was left alone."""
-    alone = undisturbed(precision, rehearse, data)
+    alone = bytes_of(undisturbed(precision, rehearse))
     spec, folder = spec_for(precision, rehearse), folder_for(f"killed, {precision}")
     shutil.rmtree(folder, ignore_errors=True)
     draw, struck = random.Random(0), []
     for _ in range(1 if rehearse else KILLS):
-        if (at := strike(spec, folder, data, draw)) is not None:
+        if (at := strike(spec, folder, draw)) is not None:
             struck.append(at)
     if not struck:
         raise RuntimeError("it ended before it could be killed")
-    finish(start(spec, folder, data))
+    finish(start(spec, folder))
     differ = differences(alone, bytes_of(folder))
     return {"compared": len(alone), "differ": differ, "kills": len(struck), "killed_after_steps": struck}
 
 
-def strike(spec: StageSpec, folder: Path, data: Path, draw: random.Random) -> int | None:
+def strike(spec: StageSpec, folder: Path, draw: random.Random) -> int | None:
     """Train until there is a new checkpoint, and a moment longer; then kill it. The checkpoint's step, or
     None if it had ended before."""
     place = StageFolder(folder).checkpoints
-    known, process = newest(place), start(spec, folder, data)
+    known, process = newest(place), start(spec, folder)
     deadline = time.monotonic() + PATIENCE
     while newest(place) == known and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)

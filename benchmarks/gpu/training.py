@@ -21,7 +21,8 @@ from typing import Any
 
 import questions
 import yaml
-from questions import FOLDER, MISSING, ROOT, corpus, goal
+from questions import FOLDER, MISSING, ROOT, goal
+from texts import corpus
 
 from spider.config import load_config
 from spider.files import read_json, write_json

@@ -1,7 +1,9 @@
-"""Short trainings of a model with all of the Spider's parts, each in a process of its own, and their bytes.
+"""Short trainings of a model with all of the Spider's parts, and of a GPT on packed rows of documents, each
+in a process of its own, and their bytes.
 
 determinism.py   two of them end with the same
 resume.py        one that is killed ends with the same as one that is not
+gpt_in_bf16.py   the GPT that was trained writes on the GPU what it writes on the CPU
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 from questions import FOLDER, ROOT, code_digest, goal
 from steps import spec_of
+from texts import text_for
 
 from spider.config import StageSpec
 from spider.files import read_json
@@ -29,15 +32,27 @@ MODEL: dict[str, Any] = {
     "engram": {"layers": [1], "table_size": 5003, "byte_orders": [3, 4]},
     "recurrence": {"layers": 3, "loops": 3},
 }
+#: The same of the GPT: windows that are shorter than rows, and heads that share keys. It reads bytes, which
+#: are text, so that what it writes is likelier than the rest.
+GPT_MODEL = {"hidden": 512, "layers": 4, "heads": 4, "kv_heads": 2, "short_window": 64}
+GPT_SHAPE = {"seq_len": 256, "micro_batch": 32, "grad_accum": 2, "packing": "best_fit", "attend": "document"}
 PATIENCE = 240
 """Seconds that one may take."""
 
 
-def spec_for(precision: str, rehearse: bool) -> StageSpec:
-    """The training: compiled, with a checkpoint every few steps."""
+def spec_for(name: str, rehearse: bool) -> StageSpec:
+    """The training of this name, a precision or, of the GPT, ``gpt`` and one: compiled, with a checkpoint
+    every few steps."""
+    family, _, precision = name.rpartition(", ")
     steps, every = (12, 3) if rehearse else (60, 10)
     stage = {"max_steps": steps, "ckpt_every": every, "log_every": every, "warmup_steps": 5, "keep_last": 2}
     stage["ckpt_minutes"] = None
+    if family == "gpt":
+        size = {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "short_window": 16}
+        smaller = {"seq_len": 64, "micro_batch": 2} if rehearse else {}
+        given = {"model": size if rehearse else GPT_MODEL, "defaults": {**GPT_SHAPE, **smaller}}
+        given |= {"data": "text", "precision": precision, "compile": not rehearse}
+        return spec_of(ROOT / "benchmarks/gpu/gpt.yaml", stage=stage, **given)
     if rehearse:
         return spec_of(ROOT / "presets/smoke.yaml", stage=stage, precision=precision, compile=False)
     shape = {"seq_len": 256, "micro_batch": 32, "grad_accum": 2, "n_loops": None, "lr": 1e-3}
@@ -50,9 +65,9 @@ def folder_for(name: str) -> Path:
     return FOLDER / "work" / f"{name.replace(', ', '-')}-{code_digest()}"
 
 
-def start(spec: StageSpec, folder: Path, data: Path) -> subprocess.Popen[str]:
+def start(spec: StageSpec, folder: Path) -> subprocess.Popen[str]:
     """Begin a training, or go on with it."""
-    order = json.dumps([spec.model_dump(mode="json"), str(folder), str(data)])
+    order = json.dumps([spec.model_dump(mode="json"), str(folder), str(text_for(spec))])
     said: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, __file__, order], **said)
 
@@ -81,12 +96,12 @@ def bytes_of(folder: Path) -> dict[str, Any]:
     return {name: of["sha256"] for name, of in held.items() if "safetensors" in name} | curve
 
 
-def undisturbed(precision: str, rehearse: bool, data: Path) -> dict[str, Any]:
-    """The bytes of a training that nothing happens to, done once."""
-    folder = folder_for(f"undisturbed, {precision}")
+def undisturbed(name: str, rehearse: bool) -> Path:
+    """The folder of a training that nothing happens to, done once."""
+    folder = folder_for(f"undisturbed, {name}")
     if not StageFolder(folder).receipt.exists():
-        finish(start(spec_for(precision, rehearse), folder, data))
-    return bytes_of(folder)
+        finish(start(spec_for(name, rehearse), folder))
+    return folder
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

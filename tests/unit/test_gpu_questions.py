@@ -1,5 +1,6 @@
 """The questions to a GPU: the whole chain rehearsed on a CPU, and what is kept, skipped and refused."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -47,6 +48,9 @@ def rehearsed(tmp_path_factory):
     return folder, said
 
 
+TWICE = ("training, fp32", "training, gpt, fp32")
+
+
 def kept(folder):
     return json.loads((folder / "figures.json").read_text())["questions"]
 
@@ -68,12 +72,18 @@ def test_every_question_is_rehearsed_on_a_cpu(rehearsed):
     assert rows.keys() == scripts and all(rows.values())
     assert said.count("These figures mean nothing") == len(scripts) and "FAILED" not in said
     assert_every_kernel_is_measured(rows["kernel_speed"])
-    assert rows["determinism"]["training, fp32"]["differ"] == rows["determinism"]["gradients"]["differ"] == []
+    assert rows["determinism"].keys() == {*TWICE, "gradients", "gradients, gpt"}
+    assert all(row["differ"] == [] and row["compared"] > 4 for row in rows["determinism"].values())
     assert rows["resume"]["fp32"]["differ"] == [] and rows["resume"]["fp32"]["kills"] == 1
     *slices, evaluation = rows["training"].values()
     assert [row["finished"] for row in slices] == [False] * (len(slices) - 1) + [True]
     assert slices[-1]["to_step"] == 20 and evaluation["bpb"] > 0
     assert rows["train_throughput"]["smoke, bf16, parts"]["described_memory"]["total"] > 0
+    small = rows["train_throughput"]["small gpt, bf16, documents"]
+    assert (small["unit"], small["compiled_again"], small["shape"]) == ("tokens", 0, "2 x 2 x 64")
+    near = [*rows["gpt_in_bf16"]["varlen"]["off"].values(), rows["gpt_in_bf16"]["logits"]["off"]["documents"]]
+    assert all(0 < figure < 0.02 for of in near for figure in of.values() if figure != "mask")
+    assert rows["gpt_in_bf16"]["greedy"]["texts"] == 2
 
 
 def test_a_second_call_measures_nothing_again(rehearsed):
@@ -135,6 +145,28 @@ def test_a_row_that_would_not_end_in_time_is_left_for_another_call(questions, tm
         question.end()
     assert left.value.code == questions.MISSING
     assert "long: left for another call, it takes up to 90 s" in capsys.readouterr().out
+
+
+def test_a_test_that_fails_on_the_device_is_named(questions, tmp_path):
+    import kernel_speed
+
+    (tmp_path / "test_it.py").write_text("def test_that(): assert 1 == 2\ndef test_fine(): pass\n")
+    found = kernel_speed.tests(str(tmp_path), workers=1)
+    assert "1 failed, 1 passed" in found["said"] and "test_it.py::test_that" in found["error"]
+
+
+def test_where_two_texts_part_the_gap_is_told(questions):
+    import gpt_in_bf16
+
+    from tests.unit.model.small_gpt import build_gpt
+
+    model = build_gpt().eval()
+    (exact,) = gpt_in_bf16.write(model, [b"Once"], 6, contextlib.nullcontext())
+    other = [*exact[:3], (exact[3] + 1) % 256]
+    told = gpt_in_bf16.parting(model, b"Once", exact, other)
+    assert told["after"] == 3 and 0 < told["gap"] < 2
+    goals = gpt_in_bf16.goals_of({"greedy": {"parted": [told | {"gap": 0.5}, told | {"gap": 1e-3}]}})
+    assert [goal["outcome"] for goal in goals] == ["not measured"] * 3 + ["missed (0.5)"]
 
 
 def test_rows_of_two_devices_never_share_a_file(questions, tmp_path):
@@ -263,6 +295,9 @@ def test_what_a_bundle_holds_is_pinned_and_enough_to_train_with(bundle):
     code = f"import sys\nfor name in {left_out}: sys.modules[name] = None\n"
     code += "import spider.cli, spider.training.stage, spider.training.warmup, spider.evaluation.evaluate\n"
     code += "import spider.describe, spider.report.figures, spider.evaluation.training_text\n"
+    code += "for name in ('tokenizers', 'regex', 'requests'): sys.modules[name] = None\n"
+    code += "from spider.tokens.bpe import BpeTokens\n"  # to generate from a prompt
+    code += "assert len(BpeTokens([(104, 101)]).encode('hehe')) == 4\n"
     code += "from importlib import metadata\n"
     code += "metadata.distribution = None\n"  # Spider is not installed there
     code += "from spider.tracking import records\n"

@@ -1,0 +1,78 @@
+"""What the questions' models read: text in bytes, or made-up ids, as many as a tokenizer has.
+
+Speed depends on how many ids there are and how often each is looked up, not on what they stand for. So ids
+are drawn, the n-th of them as often as the n-th of a text's (1/n, Zipf's law), in documents as long as the
+web's; no tokenizer is learned and nothing is encoded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from bundle import DATASET, FOLDER
+
+from spider.config import Dataset, StageSpec
+from spider.data.metadata import DTYPE, build_metadata, load_metadata
+from spider.data.mock import MOCK, make_mock_data
+from spider.data.packing import Packing, pack
+from spider.files import write_json
+from spider.tokens import BYTES
+from spider.tokens.bpe import BpeTokens
+from spider.tokens.stored import TOKENIZER, LearnedFrom, StoredTokens
+
+#: Ids of made-up text, and of a document in the middle; a quarter of all are in ones of 2,048 and more.
+IDS, MEDIAN, SPREAD = 4_000_000, 561, 0.8
+
+
+def text_for(spec: StageSpec) -> Path:
+    """The folder of encoded text for a stage, packed where its rows are."""
+    folder = corpus()[1] if spec.model.vocab_size is None else made_ids(spec.model.vocab_size)
+    if spec.settings.packing == "best_fit":
+        packed(folder, spec.settings.seq_len)
+    return folder
+
+
+def corpus() -> tuple[str, Path]:
+    """The name and the folder of text in bytes: the bundle's, where that is unpacked, else made-up."""
+    there = FOLDER / "results/shards" / DATASET
+    if (there / "metadata.json").exists():
+        return DATASET, there
+    made = FOLDER / "results/shards" / MOCK
+    make_mock_data(made)
+    return MOCK, made
+
+
+def packed(folder: Path, seq_len: int) -> Packing:
+    """The plan of a dataset's rows, made once."""
+    plan = folder / f"packed-{seq_len}.json"
+    return Packing.read(plan) if plan.exists() else pack(folder, seq_len)
+
+
+def made_ids(vocab_size: int, count: int = IDS) -> Path:
+    """The folder of text in so many ids, some ``count`` of them, made once. Its tokenizer is one of pairs of
+    bytes that nothing was learned from."""
+    folder = FOLDER / "results/shards" / f"made-{vocab_size}"
+    if (folder / "metadata.json").exists():
+        load_metadata(folder)
+        return folder
+    tokens = BpeTokens([(i >> 8, i & 255) for i in range(vocab_size - BYTES.size)])
+    nothing = LearnedFrom(documents=0, bytes=0)
+    StoredTokens.of(tokens, nothing).write(folder / TOKENIZER)
+    dataset, draw = Dataset.model_validate({"source": {"kind": "mock"}}), np.random.default_rng(0)
+    text_ids = np.flatnonzero(tokens.bytes_of)
+    for split in dataset.splits:
+        lengths = np.exp(draw.normal(np.log(MEDIAN), SPREAD, count // 800)).astype(np.int64) + 3
+        ids = text_ids[(len(text_ids) ** draw.random(lengths.sum())).astype(np.int64) - 1].astype(DTYPE)
+        begins = np.cumsum(lengths) - lengths
+        ids[begins], ids[begins + lengths - 1] = tokens.bos, tokens.eos
+        name = folder / split / "000"
+        name.parent.mkdir(exist_ok=True)
+        ids.tofile(name.with_suffix(".bin"))
+        (begins * DTYPE.itemsize).astype("<u8").tofile(name.with_suffix(".idx"))
+        counts = {"tokens": len(ids), "documents": len(lengths), "bytes": int(tokens.bytes_of[ids].sum())}
+        record = {"file": f"{split}/000.bin", "part": "000", **counts, **dataset.encoding()}
+        write_json(name.with_suffix(".json"), record | {"tokenizer": tokens.digest})
+    made = {"kind": "made-up ids"}
+    build_metadata(folder, folder.name, dataset, source=made, parts=["000"], tokenizer=folder / TOKENIZER)
+    return folder
