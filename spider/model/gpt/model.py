@@ -295,6 +295,8 @@ class GPT(interface.Model):
             x = self.blocks[layer](x, x0, tokens_BT, rope, views[self.config.window(layer)], cache)
             if at < half and self.config.skips:
                 left.append(x)
+        for skip in skips:  # of more loops than these: processes that train together wait for all gradients
+            x = x + (0 * skip.scale * skip.gate).to(x.dtype)
         return rms_norm(wide(x), eps).to(x.dtype)
 
     def logits(self, h_BTD: Tensor, proposals_BTW: Tensor | None = None) -> Tensor:
