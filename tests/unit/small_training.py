@@ -142,7 +142,8 @@ def talk_spec() -> StageSpec:
     skips for."""
     source = {"source": {"kind": "pydocs"}, "tokenizer": "t", "format": "chat"}
     model = {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "windows": "SL", "short_window": 8}
-    model |= {"value_embeddings": "alternate", "skips": True, "recurrence": {"first": 1, "last": 2, "loops": 2}}
+    model |= {"value_embeddings": "alternate", "skips": True}
+    model["recurrence"] = {"first": 1, "last": 2, "loops": 2}
     packed = {"packing": "best_fit", "attend": "document", "learn": "assistant", "n_loops": 1}
     batch = {"micro_batch": 2, "grad_accum": 4, "max_steps": 12, "ckpt_every": 2, "log_every": 1}
     run = {
@@ -218,9 +219,7 @@ def start(shards: Path) -> Iterator[Callable[..., TrainerProcess]]:
     """Start a trainer, after the code ``before``; what still runs at the end of the test is killed."""
     started: list[TrainerProcess] = []
 
-    def begin(
-        spec: StageSpec, folder: Path, *, before: str = "", data: Path | None = None
-    ) -> TrainerProcess:
+    def begin(spec: StageSpec, folder: Path, *, before: str = "", data: Path | None = None) -> TrainerProcess:
         started.append(TrainerProcess(folder, before, spec, data or shards))
         return started[-1]
 

@@ -18,9 +18,9 @@ from spider.errors import CheckpointError, TrainingError
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train
 from tests.unit.datasets import dataset
+from tests.unit.tokens.texts import texts
 from tests.unit.training.disturb import read_until
 from tests.unit.training.outcomes import outcome
-from tests.unit.tokens.texts import texts
 
 SETTINGS = dataset(validation=0.1)
 
