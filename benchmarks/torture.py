@@ -365,13 +365,15 @@ class Faults:
         return phase_of_workflow(life, running) if kill(process) else None
 
     def kill_preparing(self, life: Life, verb: str, stage: str) -> str | None:
-        """When a job that makes data or a warm-up has begun to write one of the next files, or soon after."""
-        process, seen, skipped = life.begin_all(), life.written(), self.draw.randrange(3)
-        old = len(seen)
+        """When a job has begun to write some file of data or a warm-up that is still to be made, or soon
+        after."""
+        seen, missing = life.written(), self.needed - life.prepared().keys()
+        enough = len(seen) + self.draw.randint(1, len(missing))
+        process = life.begin_all()
 
         def writing() -> bool:
             seen.update(life.written())
-            return len(seen) > old + skipped or not self.needed - life.prepared().keys()
+            return len(seen) >= enough or not self.needed - life.prepared().keys()
 
         if self._wait_for(process, writing):
             time.sleep(self.draw.uniform(0, 0.01))

@@ -66,13 +66,6 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
     assert spider(two, "generate", str(export), "--prompt", "Document", "--bytes", "40")
     assert "Nothing to be done" in two("--dry-run")
 
-    # Rows of another length are planned anew, and the others stay.
-    two.config["runs"]["bpe"]["stages"][1]["seq_len"] = 16
-    assert {rule: count for rule, count in two.planned().items() if rule in ("pack", "index", "train")} == {
-        **{"pack": 1, "train": 1}
-    }
-    two.config["runs"]["bpe"]["stages"][1].pop("seq_len")
-
     # Another size is another tokenizer: what is written in it is made again, and no more.
     two.config["tokenizers"]["bpe"]["vocab_size"] = 300
     again = two.planned()
