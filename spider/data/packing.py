@@ -130,7 +130,7 @@ def pack(folder: Path, seq_len: int) -> Packing:
     name.with_suffix(".json").unlink(missing_ok=True)  # an earlier plan's must not vouch for these rows
     for suffix, values in ((".pieces", pieces), (".rows", rows.astype("<u8"))):
         with replacing(name.with_suffix(suffix)) as beside:
-            beside.write_bytes(values.data)
+            beside.write_bytes(values.data)  # `tofile` does not notice that its last kilobytes find no room
     made = Packing(
         format=Packing.FORMAT,
         data=shards.digest,

@@ -145,7 +145,7 @@ def talk_spec() -> StageSpec:
     model |= {"value_embeddings": "alternate", "skips": True}
     model["recurrence"] = {"first": 1, "last": 2, "loops": 2}
     packed = {"packing": "best_fit", "attend": "document", "learn": "assistant", "n_loops": 1}
-    batch = {"micro_batch": 2, "grad_accum": 4, "max_steps": 12, "ckpt_every": 2, "log_every": 1}
+    batch = {"micro_batch": 2, "grad_accum": 4, "max_steps": 12, "ckpt_every": 2, "log_every": 3}
     run = {
         "data": "talk",
         "model": model,
