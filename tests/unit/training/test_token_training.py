@@ -19,7 +19,7 @@ from spider.tokens.stored import read_tokens
 from spider.training.stage import train
 from tests.unit.datasets import dataset
 from tests.unit.tokens.texts import texts
-from tests.unit.training.disturb import read_until
+from tests.unit.training.disturb import Stop, crash_at, read_until
 from tests.unit.training.outcomes import outcome
 
 SETTINGS = dataset(validation=0.1)
@@ -79,12 +79,13 @@ def test_ids_of_another_tokenizer_are_not_trained_on(written, tmp_path):
 
 def test_killed_on_packed_answers_it_ends_with_the_same_bytes(tmp_path, talk, talk_spec, start):
     train(talk_spec, tmp_path / "undisturbed", talk)
+    with pytest.raises(Stop):  # within a log interval
+        train(talk_spec, tmp_path / "killed", talk, on_step=crash_at(5))
     draw = random.Random()
-    for target in sorted(draw.sample(range(1, 11), 2)):
-        process = start(talk_spec, tmp_path / "killed", data=talk)
-        read_until(process, target)
-        time.sleep(draw.uniform(0, 0.03))
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+    process = start(talk_spec, tmp_path / "killed", data=talk)
+    read_until(process, draw.randrange(5, 11))
+    time.sleep(draw.uniform(0, 0.01))
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
     train(talk_spec, tmp_path / "killed", talk)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "undisturbed")
