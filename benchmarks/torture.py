@@ -1,18 +1,22 @@
 """Kill a small run a hundred times, break its files, fill its disk: does it end with the same bytes?
 
-    python benchmarks/torture.py [--quick] [--kills N] [--seed N] [--json FILE]
+    python benchmarks/torture.py [--family spider|gpt] [--quick] [--kills N] [--seed N] [--json FILE]
 
-A run of two stages and their evaluations is done once undisturbed. Then it lives again and again in copies of
-its folder that hold the data and nothing trained. Each fault of a shuffled deck strikes whatever that life
-has to do next, by `spider train`, `spider evaluate` or a whole `snakemake`; the life then goes on by the same
+A run of two stages and their evaluations is done once undisturbed: of a Spider with a memory, or of a GPT on
+a tokenizer's ids that first reads text and then learns the answers of conversations, in packed rows. Then it
+lives again and again in copies of its folder: the Spider's hold the data and nothing trained, the GPT's hold
+the raw text alone. Each fault of a shuffled deck strikes whatever that life has to do next, by `spider
+train`, `spider evaluate` or a whole `snakemake`, which also makes data; the life then goes on by the same
 command, as a person or a scheduler would, until both stages are evaluated. A life that ends is compared with
-the undisturbed run: every tensor file (weights, optimizer, average), position, losses, gradient norms, scores
-and sample. The benchmark goes on until so many SIGKILLs have hit that the last life ends; 1 is its exit
-status if any life differed, or a command failed that should not have.
+the undisturbed run: every tensor file (weights, optimizer, average), position, losses, gradient norms,
+scores and sample; every file of tokenizer, shards and packed rows. The benchmark goes on until so many
+SIGKILLs have hit that the last life ends; 1 is its exit status if any life differed, or a command failed
+that should not have.
 
-Where a kill fell is read off what it left: the hidden folder of a save bears the dead process's number, and a
-manifest in it says that only the rename was missing. Lives take turns on this disk, where a limit on file
-sizes stands in for a full one, and, where mounting is allowed, on a memory disk that is really filled.
+Where a kill fell is read off what it left: the hidden folder of a save, or the hidden file of a job that
+makes data, bears the dead process's number, and a manifest in a save says that only the rename was missing.
+Lives take turns on this disk, where a limit on file sizes stands in for a full one, and, where mounting is
+allowed, on a memory disk that is really filled.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +42,7 @@ import psutil
 import yaml
 from common import parser, report
 
-from spider.files import read_json
+from spider.files import read_json, sha256
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -56,22 +60,45 @@ class Broken(Exception):
 # ------------------------------------------------------------------------------------------- one run's life
 
 
-def configuration(steps: int) -> dict[str, Any]:
-    """The smoke preset made smaller, on a text made here, in two stages of which the first saves always."""
+def configuration(family: str, steps: int) -> dict[str, Any]:
+    """The smoke preset made smaller, on texts made here, in two stages of which the first saves always."""
     config = yaml.safe_load((ROOT / "presets/smoke.yaml").read_text())
-    text = {"source": {"kind": "local", "files": ["text.jsonl"]}, "validation": 0.1, "memory": 0.4}
+    text = {"source": {"kind": "local", "files": ["text.jsonl"]}, "validation": 0.1}
     config |= {"results": "results", "tracking": {"enabled": False}, "datasets": {"text": text}}
     run = config["runs"][RUN]
-    run["data"] = "text"
-    run["model"]["engram"]["table_size"] = 500
-    run["model"]["memory"] = {"orders": [1, 2, 4], "rare": 3, "pointers": [2, 4]}
-    run["evaluation"] = {"max_bytes": 4000, "loops_bytes": 500, "sample_bytes": 20}
+    run |= {"data": "text", "evaluation": {"max_bytes": 4000, "loops_bytes": 500, "sample_bytes": 20}}
     run["defaults"] |= {"seq_len": 32, "micro_batch": 4, "max_steps": steps, "ckpt_every": 2, "log_every": 5}
     run["stages"] = [
         {"name": "first", "schedule": "constant", "warmup_steps": 5},
         {"name": "second", "schedule": "linear", "warmup_steps": 0, "ckpt_every": 7, "ema": {"decay": 0.9}},
     ]
+    if family == "spider":
+        text["memory"] = 0.4
+        run["model"]["engram"]["table_size"] = 500
+        run["model"]["memory"] = {"orders": [1, 2, 4], "rare": 3, "pointers": [2, 4]}
+        return config
+    run["precision"] = "fp32"  # else a life that measures it anew may find another one faster
+    text["tokenizer"] = "bpe"
+    said = {"kind": "local", "files": ["talk.jsonl"]}
+    config["datasets"]["talk"] = {**text, "source": said, "format": "chat", "text_column": "messages"}
+    config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 350}}
+    run["model"] = {"preset": "gpt-cpu", "hidden": 64, "windows": "SSSL", "short_window": 8}
+    run["model"]["value_embeddings"] = "alternate"
+    run["evaluation"]["data"] = "talk"
+    answers = {"packing": "best_fit", "attend": "document", "learn": "assistant"}
+    run["stages"][1] |= {"data": "talk", **answers}
     return config
+
+
+def write_texts(folder: Path) -> None:
+    """Documents, and conversations about them, of which most are longer than a row."""
+    with open(folder / "text.jsonl", "w") as text, open(folder / "talk.jsonl", "w") as talk:
+        for i in range(200):
+            said = f"Document {i} says: " + " ".join(str(i * j % 97) for j in range(60))
+            text.write(json.dumps({"id": str(i), "text": said}) + "\n")
+            turns = [("user", f"What says document {i}?"), ("assistant", said[: 20 + i])]
+            messages = [{"role": role, "content": content} for role, content in turns]
+            talk.write(json.dumps({"id": str(i), "messages": messages}) + "\n")
 
 
 class Life:
@@ -79,9 +106,10 @@ class Life:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.results = folder / "results"
 
     def stage(self, name: str) -> Path:
-        return self.folder / "results/runs" / RUN / name
+        return self.results / "runs" / RUN / name
 
     def checkpoints(self, stage: str) -> list[Path]:
         """Oldest first."""
@@ -89,13 +117,27 @@ class Life:
 
     def log(self, verb: str, stage: str) -> Path:
         """Where the workflow logs that job."""
-        return self.folder / "results/logs" / verb / RUN / f"{stage}.log"
+        return self.results / "logs" / verb / RUN / f"{stage}.log"
 
-    def left(self) -> list[tuple[str, str]]:
-        """Jobs still to be done, verb and stage, in order."""
+    def prepared(self) -> dict[str, Path]:
+        """What lies there before the first stage, and under which names: data and warm-ups."""
+        places = ("tokenizers/**/*.*", "shards/**/*.*", "memory/**/memory.json", f"runs/{RUN}/warmup-*.json")
+        files = [path for place in places for path in self.results.glob(place)]
+        return {str(path.relative_to(self.results)): path for path in files if path.name[0] != "."}
+
+    def left(self, needed: Set[str]) -> list[tuple[str, str]]:
+        """Jobs still to be done, verb and stage, in order; while what is ``needed`` before the first stage is
+        not prepared, that alone."""
+        if needed - self.prepared().keys():
+            return [("prepare", "")]
         made = {"train": "train.json", "evaluate": "evaluation.json"}
         jobs = [(verb, stage) for stage in STAGES for verb in made]
         return [(verb, stage) for verb, stage in jobs if not (self.stage(stage) / made[verb]).exists()]
+
+    def written(self, pid: int | str = "*") -> set[Path]:
+        """Hidden files of data and warm-ups that a process has begun to write."""
+        places = ("raw/*", "tokenizers/*", "shards/*", "shards/*/*", f"runs/{RUN}")
+        return {path for place in places for path in self.results.glob(f"{place}/.*.{pid}.tmp")}
 
     def begin(self, verb: str, stage: str, **options: Any) -> subprocess.Popen[str]:
         """Start one job as the workflow would."""
@@ -108,7 +150,7 @@ class Life:
         """Start the workflow on all that is to be done."""
         if list((self.folder / ".snakemake/locks").glob("*")):
             finish(self._snakemake("--unlock"))
-        shutil.rmtree(self.folder / "results/logs", ignore_errors=True)
+        shutil.rmtree(self.results / "logs", ignore_errors=True)
         return self._snakemake(f"runs/{RUN}")
 
     def _snakemake(self, target: str) -> subprocess.Popen[str]:
@@ -131,7 +173,8 @@ class Life:
 
     def outcome(self) -> dict[str, Any]:
         """What the run came to, without the times that it took."""
-        found = {}
+        data = {name: path for name, path in self.prepared().items() if name.startswith(("tok", "shards"))}
+        found: dict[str, Any] = {name: sha256(path) for name, path in data.items()}
         for stage in STAGES:
             folder = self.stage(stage)
             receipt, evaluation = read_json(folder / "train.json"), read_json(folder / "evaluation.json")
@@ -208,16 +251,28 @@ def phase(life: Life, verb: str, stage: str, pid: int) -> str:
 
 
 def jobs_of(process: subprocess.Popen[str]) -> list[tuple[str, str, int]]:
-    """Verb, stage and process of the jobs that a workflow is running, a training first."""
+    """Verb, stage (of data, what follows the verb) and process of the jobs that a workflow is running, a
+    training first."""
     found = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 words = child.cmdline()
-                if len(words) > 1 and Path(words[1]).name == "spider" and RUN in words:
-                    at = words.index(RUN)
-                    found.append((words[at - 1], words[at + 1], child.pid))
+                if len(words) > 1 and Path(words[1]).name == "spider" and "--log" in words:
+                    verb, *rest = words[words.index("--log") + 2 :]
+                    found.append((verb, rest[verb in ("train", "evaluate")], child.pid))
     return sorted(found, key=lambda job: job[0] != "train")
+
+
+def phase_of_workflow(life: Life, running: list[tuple[str, str, int]]) -> str:
+    """What a killed workflow was at, of which these jobs were ``running``."""
+    for verb, _, pid in running:
+        if life.written(pid):
+            return f"{verb}, writing"
+    if not running:
+        return "workflow, between two jobs"
+    verb, stage, pid = running[0]
+    return phase(life, verb, stage, pid) if verb in ("train", "evaluate") else verb
 
 
 # --------------------------------------------------------------------------------------------------- faults
@@ -238,17 +293,17 @@ class Faults:
     Each strikes one job of a life, and returns where it hit, or None if the job was done before.
     """
 
-    def __init__(self, seed: int, undisturbed: Life, seconds: dict[str, float]) -> None:
+    def __init__(self, seed: int, undisturbed: Life, seconds: dict[str, float], raw: bool) -> None:
         self.draw = random.Random(seed)
-        self.seconds = seconds
+        self.needed, self.seconds, self.raw = undisturbed.prepared().keys(), seconds, raw
         sizes = [file.stat().st_size for file in undisturbed.checkpoints(STAGES[-1])[-1].iterdir()]
         self.largest_file, self.checkpoint = max(sizes), sum(sizes)
         self.deck: list[Card] = []
 
     def strike(self, life: Life, kills: int) -> Iterator[tuple[str, str]]:
         """Disturb a life until it has done all its jobs, or that many SIGKILLs have hit: fault and place."""
-        while life.left() and kills > 0:
-            verb, stage = life.left()[0]
+        while (left := life.left(self.needed)) and kills > 0:
+            verb, stage = left[0]
             card = next((card for card in self.deck if verb in card.verbs), None)
             if card is None:
                 self.deck += self._shuffled()
@@ -262,15 +317,17 @@ class Faults:
                 yield card.name, where
 
     def _shuffled(self) -> list[Card]:
-        """Ten SIGKILLs and a full disk, in any order."""
+        """Ten SIGKILLs and a full disk, in any order; where data is to be made, three SIGKILLs of that."""
         cards = [
             *[Card("SIGKILL while saving", self.kill_saving, ("train",))] * 4,
             *[Card("SIGKILL while working", self.kill_working)] * 2,
             Card("SIGKILL at any moment", self.kill_anywhen),
-            Card("SIGKILL of a whole workflow", self.kill_workflow),
+            Card("SIGKILL of a whole workflow", self.kill_workflow, ("prepare", "train", "evaluate")),
             *[Card("SIGKILL, newest checkpoint damaged", self.damage, ("train",))] * 2,
             Card("full disk", self.fill),
         ]
+        if self.raw:
+            cards += [Card("SIGKILL while making data", self.kill_preparing, ("prepare",))] * 3
         return self.draw.sample(cards, len(cards))
 
     def kill_anywhen(self, life: Life, verb: str, stage: str) -> str | None:
@@ -305,9 +362,23 @@ class Faults:
         process = life.begin_all()
         self._let_run(process, 0.4 * self.seconds["workflow"])
         running = jobs_of(process)
-        if not kill(process):
-            return None
-        return phase(life, *running[0]) if running else "workflow, between two jobs"
+        return phase_of_workflow(life, running) if kill(process) else None
+
+    def kill_preparing(self, life: Life, verb: str, stage: str) -> str | None:
+        """When a job has begun to write some file of data or a warm-up that is still to be made, or soon
+        after."""
+        seen, missing = life.written(), self.needed - life.prepared().keys()
+        enough = len(seen) + self.draw.randint(1, len(missing))
+        process = life.begin_all()
+
+        def writing() -> bool:
+            seen.update(life.written())
+            return len(seen) >= enough or not self.needed - life.prepared().keys()
+
+        if self._wait_for(process, writing):
+            time.sleep(self.draw.uniform(0, 0.01))
+        running = jobs_of(process)
+        return phase_of_workflow(life, running) if kill(process) else None
 
     def damage(self, life: Life, verb: str, stage: str) -> str | None:
         """Kill a training that has saved; truncate, delete, or flip a bit of a file of its newest save."""
@@ -391,14 +462,11 @@ def memory_disk(folder: Path) -> Iterator[bool]:
             subprocess.run(["umount", "-l", folder], check=True)
 
 
-def undisturbed_life(folder: Path, steps: int) -> tuple[Life, dict[str, float]]:
+def undisturbed_life(folder: Path, family: str, steps: int) -> tuple[Life, dict[str, float]]:
     """The run left alone, and how long its longest jobs, and all of it, took in seconds."""
     folder.mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump(configuration(steps)))
-    with open(folder / "text.jsonl", "w") as file:
-        for i in range(200):
-            text = f"Document {i} says: " + " ".join(str(i * j % 97) for j in range(60))
-            file.write(json.dumps({"id": str(i), "text": text}) + "\n")
+    (folder / "config.yaml").write_text(yaml.safe_dump(configuration(family, steps)))
+    write_texts(folder)
     life = Life(folder)
     began = time.monotonic()
     finish(life.begin_all())
@@ -409,10 +477,14 @@ def undisturbed_life(folder: Path, steps: int) -> tuple[Life, dict[str, float]]:
     return life, seconds
 
 
-def untrained_copy(life: Life, folder: Path) -> Life:
-    """The folder of a life as it was before its first stage, data and warm-up measured."""
-    shutil.copytree(life.folder, folder, dirs_exist_ok=True)
+def untrained_copy(life: Life, folder: Path, raw: bool) -> Life:
+    """The folder of a life as it was before its first stage, data and warm-up measured; ``raw``: before
+    anything was done."""
+    made = shutil.ignore_patterns("results", ".snakemake") if raw else None
+    shutil.copytree(life.folder, folder, ignore=made, dirs_exist_ok=True)
     copy = Life(folder)
+    if raw:
+        return copy
     for stage in STAGES:
         shutil.rmtree(copy.stage(stage))
     return copy
@@ -420,6 +492,7 @@ def untrained_copy(life: Life, folder: Path) -> Life:
 
 def main() -> int:
     options = parser(__doc__.splitlines()[0])
+    options.add_argument("--family", choices=["spider", "gpt"], default="spider", help="of the run's model")
     options.add_argument("--kills", type=int, help="SIGKILLs to reach (default: 110; 8 with --quick)")
     options.add_argument("--seed", type=int, default=0, help="of the faults' order and moments")
     chosen = options.parse_args()
@@ -427,15 +500,18 @@ def main() -> int:
     hits: dict[tuple[str, str], list[int]] = {}
     equal: list[bool] = []
     with tempfile.TemporaryDirectory(prefix="torture-") as scratch:
-        undisturbed, seconds = undisturbed_life(Path(scratch) / "undisturbed", 30 if chosen.quick else 150)
+        undisturbed, seconds = undisturbed_life(
+            Path(scratch) / "undisturbed", chosen.family, 30 if chosen.quick else 150
+        )
         expected = undisturbed.outcome()
-        faults = Faults(chosen.seed, undisturbed, seconds)
+        raw = chosen.family == "gpt"
+        faults = Faults(chosen.seed, undisturbed, seconds, raw)
         kills, end = 0, "equal"
         while kills < wanted and not end.startswith("BROKEN"):
             number, folder = len(equal), Path(scratch) / f"life-{len(equal)}"
             with memory_disk(folder) if number % 2 else contextlib.nullcontext():
                 try:
-                    life = untrained_copy(undisturbed, folder)
+                    life = untrained_copy(undisturbed, folder, raw)
                     for name, where in faults.strike(life, wanted - kills):
                         hits.setdefault((name, where), []).append(number)
                         kills += "SIGKILL" in name
@@ -454,6 +530,7 @@ def main() -> int:
     rows += [["SIGKILLs in all", "", str(kills), str(len(equal)), str(sum(equal))]]
     verdict = "every life ended with the same bytes" if all(equal) else "NOT EVERY LIFE ENDED EQUAL"
     figures = {
+        "family": chosen.family,
         "seed": chosen.seed,
         "kills": kills,
         "hits": [

@@ -127,9 +127,10 @@ def pack(folder: Path, seq_len: int) -> Packing:
     pieces, rows = plan(cut(np.concatenate(begins), shards.tokens, seq_len), seq_len)
     held = int(pieces["length"].sum())
     name = _name(folder, seq_len)
+    name.with_suffix(".json").unlink(missing_ok=True)  # an earlier plan's must not vouch for these rows
     for suffix, values in ((".pieces", pieces), (".rows", rows.astype("<u8"))):
         with replacing(name.with_suffix(suffix)) as beside:
-            values.tofile(beside)
+            beside.write_bytes(values.data)  # `tofile` does not notice that its last kilobytes find no room
     made = Packing(
         format=Packing.FORMAT,
         data=shards.digest,

@@ -12,9 +12,11 @@ from spider.files import replacing
 
 
 def save(path: Path, array: np.ndarray) -> None:
-    """Write an array."""
+    """Write an array; `np.save` would not notice that its last kilobytes find no room."""
+    array = np.ascontiguousarray(array)
     with replacing(path) as beside, beside.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, compiles, decide, device_name
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
 from spider.training.state import Ema, Means, Progress, State, read_parent
-from spider.training.telemetry import Telemetry, Window, progress_bar, show
+from spider.training.telemetry import Telemetry, Window, counted, progress_bar, show
 
 if TYPE_CHECKING:
     from spider.memory.store import Memory
@@ -184,7 +184,6 @@ class Trainer:
         if not targets:
             many = f"none of {targets_BT.size:,} targets is an assistant's"
             raise TrainingError(f"step {progress.global_step}: {many}; is {self.spec.data} of conversations?")
-        window.targets += targets
         window.bytes += bytes_
 
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -194,6 +193,8 @@ class Trainer:
             finite = bool((torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])).item())
             if finite:
                 self._update()
+                if self.telemetry.learned:
+                    measured |= counted(targets, bytes_, self.device)
                 self.means.add(measured)
                 progress.streak = 0
         except RuntimeError as error:

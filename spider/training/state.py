@@ -200,13 +200,13 @@ class State:
         checkpoint.load_into(self.tensors())
 
     def _next_position(self, before: Manifest) -> dict[str, Any] | None:
-        """Where what we start from stopped; other data or windows begin a new order."""
-        position = before.position
-        same_data = before.data_digest == self.origin["data_digest"]
-        if position and same_data and position["seq_len"] == self.spec.settings.seq_len:
+        """Where what we start from stopped; other data, windows or packing begin a new order."""
+        position, settings = before.position, self.spec.settings
+        here = self.origin["data_digest"], settings.seq_len, settings.packing == "best_fit"
+        if position and here == (before.data_digest, position["seq_len"], "packing" in position):
             log.info("data: going on where that training stopped")
             return position
-        log.info("data: other data or seq_len than that training's, beginning a new order")
+        log.info("data: other data, seq_len or packing than that training's, beginning a new order")
         return None
 
 

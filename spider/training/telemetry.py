@@ -18,10 +18,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import starmap
 
 import psutil
 import torch
+from torch import Tensor
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -52,13 +54,21 @@ class Window:
 
     steps: int = 0
     tokens: int = 0
-    targets: int = 0
-    """Ids that were learned: fewer where there is padding."""
     bytes: int = 0
-    """That they stand for."""
+    """That the targets stand for."""
     seconds: float = 0.0
     waited: float = 0.0
     """Seconds of these that went by waiting for data."""
+
+
+#: Of a step on a learned alphabet's ids; means as losses are, which a resume within a log interval keeps.
+COUNTED = "targets", "bytes"
+
+
+def counted(targets: int, bytes_: int, device: torch.device) -> dict[str, Tensor]:
+    """A step's targets and the bytes that they stand for, as scalars of the device."""
+    as_scalar = partial(torch.full, (), dtype=torch.float64, device=device)
+    return dict(zip(COUNTED, map(as_scalar, (targets, bytes_)), strict=True))
 
 
 class Telemetry:
@@ -86,9 +96,9 @@ class Telemetry:
         step's rates, by name, and ``skipped`` are updates since the stage began."""
         row = {f"train/{name}": value for name, value in means.items()}
         if row:
-            targets_a_byte = window.targets / max(1, window.bytes) if self.learned else 1.0
+            targets, bytes_ = (row.pop(f"train/{name}", 1.0) for name in COUNTED)
             bits = row.get("train/cross_entropy", row["train/loss"]) / math.log(2)
-            row["train/bpb"] = bits * targets_a_byte
+            row["train/bpb"] = bits * targets / (bytes_ or 1.0)
         row |= {f"train/{name}": value for name, value in lr.items()}
         row |= {
             "train/skipped_steps": skipped,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
@@ -17,12 +18,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from spider.config import StageSpec, load_config
+from spider.config import StageSpec, TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
+from spider.data.packing import pack
+from spider.data.tokenizer import learn
 from spider.errors import Preempted
+from spider.tokens.stored import read_tokens
 from spider.training.stage import train
 from tests.unit.datasets import dataset
+from tests.unit.tokens.texts import texts
 
 REPO = Path(__file__).parents[2]
 
@@ -111,6 +116,48 @@ def make_spec() -> Callable[..., StageSpec]:
     return make
 
 
+@pytest.fixture(scope="session")
+def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations in a tokenizer's 300 ids, packed into rows of 32 that many do not fit into."""
+    root, settings = tmp_path_factory.mktemp("talk"), dataset(validation=0.1, format="chat")
+    said = texts(400)
+    rows = [
+        json.dumps([{"role": "user", "content": asked[:80]}, {"role": "assistant", "content": answer}])
+        for asked, answer in zip(said[::2], said[1::2], strict=True)
+    ]
+    for name, column in (("text", said), ("000", rows)):
+        table = pa.table({"text": column, "id": [str(i) for i in range(len(column))]})
+        pq.write_table(table, root / f"{name}.parquet")
+    config = TokenizerConfig(data="text", vocab_size=300)
+    learn([root / "text.parquet"], learned := root / "tokenizer.json", "t", config, dataset(validation=0.1))
+    encode_part(root / "000.parquet", folder := root / "shards", "000", settings, read_tokens(learned))
+    build_metadata(folder, "talk", settings, source={}, parts=["000"], tokenizer=learned)
+    pack(folder, 32)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def talk_spec() -> StageSpec:
+    """A GPT that learns the answers of `talk`, each row's documents apart, and runs fewer layers than it has
+    skips for."""
+    source = {"source": {"kind": "pydocs"}, "tokenizer": "t", "format": "chat"}
+    model = {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "windows": "SL", "short_window": 8}
+    model |= {"value_embeddings": "alternate", "skips": True}
+    model["recurrence"] = {"first": 1, "last": 2, "loops": 2}
+    packed = {"packing": "best_fit", "attend": "document", "learn": "assistant", "n_loops": 1}
+    batch = {"micro_batch": 2, "grad_accum": 4, "max_steps": 12, "ckpt_every": 2, "log_every": 3}
+    run = {
+        "data": "talk",
+        "model": model,
+        "optimizer": {"kind": "muon", "muon_beta2": 0.95},
+        "precision": "fp32",
+        "stages": [{"name": "a", **DEFAULTS, **batch, **packed}],
+    }
+    tokenizers = {"t": {"data": "talk", "vocab_size": 300}}
+    config = {"datasets": {"talk": source}, "tokenizers": tokenizers, "runs": {"r": run}}
+    return load_config(config).stage("r", "a")
+
+
 class TrainerProcess:
     """A trainer in a process of its own, in the words of `subprocess.Popen`.
 
@@ -172,8 +219,8 @@ def start(shards: Path) -> Iterator[Callable[..., TrainerProcess]]:
     """Start a trainer, after the code ``before``; what still runs at the end of the test is killed."""
     started: list[TrainerProcess] = []
 
-    def begin(spec: StageSpec, folder: Path, *, before: str = "") -> TrainerProcess:
-        started.append(TrainerProcess(folder, before, spec, shards))
+    def begin(spec: StageSpec, folder: Path, *, before: str = "", data: Path | None = None) -> TrainerProcess:
+        started.append(TrainerProcess(folder, before, spec, data or shards))
         return started[-1]
 
     yield begin

@@ -1,6 +1,7 @@
 """SIGKILL at any moment loses at most the work since the last checkpoint, and never a byte of the result."""
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -8,6 +9,9 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from spider.config import load_config
 from spider.files import read_json
 from spider.results import StageFolder
 
@@ -22,6 +26,14 @@ def test_a_run_that_is_killed_damaged_and_out_of_space_equals_one_that_never_was
     assert done.returncode == 0, done.stdout + done.stderr
     found = read_json(tmp_path / "found.json")["figures"]
     assert found["kills"] == 3 and all(found["equal"])
+
+
+@pytest.mark.parametrize("family", ["spider", "gpt"])
+def test_each_family_can_be_tortured(family, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    torture = importlib.import_module("torture")
+    config = load_config(torture.configuration(family, 30))
+    assert [config.stage(torture.RUN, stage).model.family for stage in torture.STAGES] == [family] * 2
 
 
 def test_what_a_killed_snakemake_left_at_work_is_waited_for_and_taken_over(prepared):

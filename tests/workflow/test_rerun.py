@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
-from .conftest import ROOT
+from .conftest import ROOT, Workflow
 
 
 @pytest.fixture
@@ -27,6 +29,17 @@ def weights(workflow, *stages):
 
 def test_nothing_is_done_twice(workflow):
     assert workflow.planned() == {}
+
+
+def test_a_folder_that_a_spider_without_tokenizers_made_has_nothing_to_do(tmp_path):
+    """Of it are kept what Snakemake remembers, but for commands, and names and times of what was made."""
+    with tarfile.open(ROOT / "tests/fixtures/planned-before-tokenizers.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    before = Workflow(tmp_path)
+    before.config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert "Nothing to be done" in before("--dry-run")
+    before.run["stages"][0]["lr"] = 2e-3
+    assert before.planned()["train"] == 2 and "encode" not in before.planned()
 
 
 def test_touching_source_files_retrains_nothing(workflow):

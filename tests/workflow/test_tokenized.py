@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spider import load_model
+from spider.data.packing import Packing
 from spider.files import read_json
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
@@ -20,9 +21,10 @@ def two(workflow, monkeypatch):
     workflow.config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
     workflow.config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 350}}
     run = workflow.config["runs"].pop("small")
-    run |= {"model": {"family": "tests.families.toy", "width": 8}, "stages": run["stages"][:1]}
-    run["stages"][0]["max_steps"] = 10
-    workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe"}}
+    first = run["stages"][0] | {"max_steps": 10}
+    packed = {"name": "packed", "max_steps": 5, "warmup_steps": 0, "packing": "best_fit"}
+    run |= {"model": {"family": "tests.families.toy", "width": 8}, "stages": [first]}
+    workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
     return workflow
 
 
@@ -38,7 +40,7 @@ def spider(workflow, *words):
 
 
 def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
-    two()
+    assert two().count("(Rule: pack)") == 1
     results = two.results
     assert [path.name for path in (results / "raw").iterdir()] == ["text"], "what it is like is fetched once"
     learned = read_tokens(results / "tokenizers/bpe/tokenizer.json")
@@ -47,6 +49,12 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
     assert measured["bytes"]["text_sha256"] == measured["bpe"]["text_sha256"]
     assert measured["bytes"]["bytes"] == measured["bpe"]["bytes"] == measured["bpe"]["targets"]["byte"]
     assert measured["bytes"]["compressors"]["xz"] == measured["bpe"]["compressors"]["xz"]
+
+    # The rows are planned once, and what was trained on them knows by which plan.
+    plan = Packing.read(results / "shards/text-bpe/packed-32.json")
+    trained = read_json(results / "runs/bpe/packed/train.json")
+    assert trained["position"]["packing"] == plan.digest and trained["global_step"] == 15
+    assert "packing" not in read_json(stages["bpe"] / "train.json")["position"]
 
     # Whatever holds ids holds what they stand for.
     export = two.folder / "exported"
@@ -61,6 +69,7 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
     # Another size is another tokenizer: what is written in it is made again, and no more.
     two.config["tokenizers"]["bpe"]["vocab_size"] = 300
     again = two.planned()
-    assert {rule: again.get(rule) for rule in ("download", "tokenizer", "encode", "index", "train")} == {
-        **{"download": None, "tokenizer": 1, "encode": 1, "index": 1, "train": 1}
+    data = ("download", "tokenizer", "encode", "index", "pack", "train")
+    assert {rule: again.get(rule) for rule in data} == {
+        **{"download": None, "tokenizer": 1, "encode": 1, "index": 1, "pack": 1, "train": 2}
     }

@@ -171,7 +171,8 @@ class Mix(nn.Module):
 
 
 class Skip(nn.Module):
-    """``lerp(w skip, x, sigmoid(s))``."""
+    """``lerp(w skip, x, sigmoid(s))``; x where these loops have no skip for it, with a gradient of zero: DDP
+    waits for one of every parameter."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -182,7 +183,9 @@ class Skip(nn.Module):
         nn.init.zeros_(self.gate)
         no_decay(self.scale, self.gate)
 
-    def forward(self, skip: Tensor, x: Tensor) -> Tensor:
+    def forward(self, skip: Tensor | None, x: Tensor) -> Tensor:
+        if skip is None:
+            return x + (0 * self.scale * self.gate).to(x.dtype)
         return torch.lerp(self.scale * skip, wide(x), self.gate.sigmoid()).to(x.dtype)
 
 
@@ -295,6 +298,8 @@ class GPT(interface.Model):
             x = self.blocks[layer](x, x0, tokens_BT, rope, views[self.config.window(layer)], cache)
             if at < half and self.config.skips:
                 left.append(x)
+        for skip in skips:
+            x = skip(None, x)
         return rms_norm(wide(x), eps).to(x.dtype)
 
     def logits(self, h_BTD: Tensor, proposals_BTW: Tensor | None = None) -> Tensor:

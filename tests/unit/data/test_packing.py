@@ -1,5 +1,9 @@
 """Packing: every id but a document's first is learned exactly once, and hardly a slot is empty."""
 
+import resource
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -135,3 +139,34 @@ def test_no_plan_another_text_and_damage_are_told_with_the_remedy(folder):
     with pytest.raises(ValueError, match=r"packed-32.rows: missing or damaged; run"):
         PackedRows.open(folder, shards, 32)
     assert Packing.read(folder / "packed-32.json").digest
+
+
+#: Pack within so many bytes a file, killed before the so manieth rename.
+PACK = """
+import os, signal, sys
+from pathlib import Path
+from spider.data.packing import pack
+rename, left = os.replace, [int(sys.argv[2])]
+def replace(*paths):
+    left[0] -= 1
+    os.kill(os.getpid(), signal.SIGKILL) if left[0] < 0 else rename(*paths)
+os.replace = replace
+pack(Path(sys.argv[1]), 32)
+"""
+
+
+@pytest.mark.parametrize(("renames", "room"), [(0, None), (1, None), (2, None), (9, 5000)])
+def test_a_plan_that_was_not_finished_is_none_and_what_is_there_is_whole(folder, renames, room):
+    pack(folder, 32)
+    whole = {path.name: path.read_bytes() for path in folder.glob("packed-*")}
+    assert len(whole["packed-32.pieces"]) == 6024, "what a library keeps back to write at last does not fit"
+    limit = lambda: room and resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))  # noqa: E731
+    command = [sys.executable, "-c", PACK, str(folder), str(renames)]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == (1 if room else -9) and ("File too large" in done.stderr) == bool(room)
+    left = {path.name: path.read_bytes() for path in folder.glob("packed-*")}
+    assert "packed-32.json" not in left and left.items() <= whole.items()
+    with pytest.raises(ValueError, match="is not packed"):
+        PackedRows.open(folder, Shards(folder, "train"), 32)
+    pack(folder, 32)
+    assert {path.name: path.read_bytes() for path in folder.glob("packed-*")} == whole

@@ -274,6 +274,9 @@ def test_skips_give_the_second_half_what_the_first_left():
     assert len(deeper.skips) == 3
     for n_loops in (1, 2, 7):
         assert deeper(x, n_loops=n_loops).logits.isfinite().all()
+    deeper(x, x, n_loops=1).loss.backward()
+    assert all(p.grad is not None for p in deeper.parameters()), "DDP waits for all"
+    assert not deeper.skips[2].scale.grad.any() and deeper.skips[1].scale.grad.any()
 
 
 def test_xsa_leaves_nothing_along_the_positions_own_value():

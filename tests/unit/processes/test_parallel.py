@@ -17,8 +17,12 @@ from safetensors.torch import load_file
 
 from spider import files
 from spider.config import ConfigError
+from spider.data.loader import Loader
+from spider.data.packing import PackedRows
+from spider.data.shards import Shards
 from spider.training import loop, stage
 from tests.unit.processes.together import emulate_fp8
+from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import rows
 
 HERE = Path(__file__).parent
@@ -63,22 +67,29 @@ def job(root, spec, name, kind, data, **more):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, shards, specs):
+def trained(tmp_path_factory, shards, specs, talk, talk_spec):
     """Folder of all trainings: ``{spec}-one``, ``{spec}-ddp`` and ``{spec}-fsdp`` (these by two processes);
-    ``moved-{kind}`` is left at step 2 by two, left at step 4 by four, and finished by one."""
+    ``moved-{kind}`` is left at step 2 by two, left at step 4 by four, and finished by one; ``talk-{kind}``,
+    a GPT's on packed answers, left at step 4 by one, at step 8 by two, and finished by one."""
     root = tmp_path_factory.mktemp("trained")
     torch.set_num_threads(1)
     emulate_fp8(monkeypatch := pytest.MonkeyPatch())
     for name, spec in specs.items():
         stage.train(spec, root / f"{name}-one", shards)
+    stage.train(talk_spec, root / "talk-one", talk)
+    talks = [(root, talk_spec, f"talk-{kind}", kind, talk) for kind in KINDS]
+    for _, _, name, *_ in talks:
+        with pytest.raises(Stop):
+            stage.train(talk_spec, root / name, talk, on_step=crash_at(4))
     whole = [
         job(root, spec, f"{name}-{kind}", kind, shards) for name, spec in specs.items() for kind in KINDS
     ]
     moved = [(root, specs["muon"], f"moved-{kind}", kind, shards) for kind in KINDS]
-    run_together(2, [*whole, *(job(*m, stop=2) for m in moved)], root)
+    stopped = [*(job(*m, stop=2) for m in moved), *(job(*t, stop=8) for t in talks)]
+    run_together(2, [*whole, *stopped], root)
     run_together(4, [job(*m, stop=4) for m in moved], root)
-    for _, spec, name, *_ in moved:
-        stage.train(spec, root / name, shards)
+    for _, spec, name, _, data in [*moved, *talks]:
+        stage.train(spec, root / name, data)
     monkeypatch.undo()
     return root
 
@@ -118,6 +129,20 @@ def test_two_processes_train_what_one_does(trained, name, kind):
 def test_two_then_four_then_one_process_train_what_one_does(trained, kind):
     """A signal to one process stops all at one step, and what they save any number goes on from."""
     assert_alike(trained / f"moved-{kind}", trained / "muon-one", TOLERANCE["muon"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_then_two_then_one_process_learn_the_answers_of_the_same_rows(trained, talk, talk_spec, kind):
+    """By a GPT of whose skips some are never used, which DDP would wait for."""
+    folder = trained / f"talk-{kind}"
+    assert_alike(folder, trained / "talk-one", TOLERANCE["muon"])
+    shares = [np.load(folder / f"seen-2-{rank}.npy") for rank in range(2)]
+    shards = Shards(talk, "train")
+    order = files.read_json(folder / "train.json")["position"]
+    packed = PackedRows.open(talk, shards, order["seq_len"])
+    alone = Loader(shards, seq_len=32, rows=8, seed=order["seed"], packed=packed)
+    expected = np.stack([next(alone).rows_BT1 for _ in range(8)])[4:]
+    assert np.array_equal(np.concatenate(shares, axis=1), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,8 @@ from spider import files
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The metrics without what a clock or a machine decides."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("system/", "train/bytes_per_second", "train/data_wait_share", "train/eta_seconds", "train/mfu")
+    timed = ("system/", "train/bytes_per_second", "train/tokens_per_second", "train/data_wait_share")
+    timed += ("train/eta_seconds", "train/mfu")
     return [
         {"step": r["step"], "metrics": {k: v for k, v in r["metrics"].items() if not k.startswith(timed)}}
         for r in found

@@ -17,6 +17,7 @@ from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt, steps
 from spider.data.loader import Batch
+from spider.data.packing import pack
 from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
 from spider.tokens import BYTES
 from spider.training import loop
@@ -425,12 +426,13 @@ def test_the_next_stage_takes_over_weights_optimizer_data_and_step_number(
     assert [row["step"] for row in rows(tmp_path / "b")] == [8, 10]
 
 
-def test_another_window_begins_another_order(tmp_path, make_spec, shards, caplog):
+@pytest.mark.parametrize("change", [{"seq_len": 16}, {"packing": "best_fit"}])
+def test_other_windows_and_packed_rows_begin_another_order(tmp_path, make_spec, shards, caplog, change):
     caplog.set_level("INFO")
-    first = train(make_spec("a", max_steps=2), tmp_path / "a", shards)
-    second = train(
-        make_spec("b", max_steps=2, seq_len=16), tmp_path / "b", shards, previous=tmp_path / "a/train.json"
-    )
+    pack(data := shutil.copytree(shards, tmp_path / "data"), 32)
+    first = train(make_spec("a", max_steps=2), tmp_path / "a", data)
+    previous = tmp_path / "a/train.json"
+    second = train(make_spec("b", max_steps=2, **change), tmp_path / "b", data, previous=previous)
     assert second.position["seed"] != first.position["seed"]
     assert caplog.text.count("beginning a new order") == 1
 

@@ -1,5 +1,9 @@
 """Training on a tokenizer's ids: what is counted are bytes, and a checkpoint holds what its ids stand for."""
 
+import random
+import signal
+import time
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +19,8 @@ from spider.tokens.stored import read_tokens
 from spider.training.stage import train
 from tests.unit.datasets import dataset
 from tests.unit.tokens.texts import texts
+from tests.unit.training.disturb import Stop, crash_at, read_until
+from tests.unit.training.outcomes import outcome
 
 SETTINGS = dataset(validation=0.1)
 
@@ -69,3 +75,17 @@ def test_ids_of_another_tokenizer_are_not_trained_on(written, tmp_path):
         train(spec("b"), tmp_path / "b", written(300, 4000), previous=tmp_path / "a/train.json")
     with pytest.raises(ValueError, match=r"model\.vocab_size: is 300, and the tokenizer has 290 ids"):
         train(spec(), tmp_path / "c", written(290, 10**6))
+
+
+def test_killed_on_packed_answers_it_ends_with_the_same_bytes(tmp_path, talk, talk_spec, start):
+    train(talk_spec, tmp_path / "undisturbed", talk)
+    with pytest.raises(Stop):  # within a log interval
+        train(talk_spec, tmp_path / "killed", talk, on_step=crash_at(5))
+    draw = random.Random()
+    process = start(talk_spec, tmp_path / "killed", data=talk)
+    read_until(process, draw.randrange(5, 11))
+    time.sleep(draw.uniform(0, 0.01))
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    train(talk_spec, tmp_path / "killed", talk)
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "undisturbed")
