@@ -194,7 +194,7 @@ def logging_seconds(row: dict[str, float], folder: Path, repeats: int) -> dict[s
     names = [name.removeprefix("train/") for name in row if name.startswith("train/")]
     measured = {name: torch.ones((), device=device) for name in names if name not in known}
     telemetry, log = Telemetry(device, "cpu", "bf16", 1e6), MetricsLog(folder / "metrics.jsonl")
-    means, window, steps = Means(), Window(10, 1000, 1.0, 0.1), iter(range(10**8))
+    means, window, steps = Means(), Window(steps=10, tokens=1000, seconds=1.0, waited=0.1), iter(range(10**8))
 
     def tell() -> None:
         told = telemetry.row(means.read(), window, 100, {"lr": 1e-3, "muon_lr": 1e-3}, 0)
