@@ -169,8 +169,6 @@ def train(
     with contextlib.ExitStack() as held, StopSignals() as stop:
         world.from_first(lambda: held.enter_context(hold(folder)))
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
-        if chats := _conversations(spec, data, resume or previous):
-            origin["conversations"] = chats
         memory = None
         if spec.model.memory is not None:
             from spider.memory.store import open_memory
@@ -185,6 +183,8 @@ def train(
             origin["resumed"] = "weights" if reset_steps else "training"
         elif previous is not None:
             origin["parent_weights"] = Receipt.read(previous).weights
+        if chats := _conversations(spec, data, resume or previous):
+            origin["conversations"] = chats
         try:
             fields = {**spec.deciding(), **origin}
             own = Origin(format=Origin.FORMAT, identity=spec.identity, fields=fields)
