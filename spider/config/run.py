@@ -162,7 +162,7 @@ class EvaluationConfig(Block):
     tasks: dict[Name, TaskConfig] = {}
     """Questions to answer beside, by name (docs/evaluation.md)."""
     prompt: str = "The "
-    """What the sample continues."""
+    """What the sample continues, or answers where the model was trained on conversations."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400
     """Length of the sample."""
     temperature: Annotated[float, Field(ge=0)] = 0.7

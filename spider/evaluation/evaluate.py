@@ -26,6 +26,7 @@ from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
 from spider.config import EvaluationConfig, StageSpec
+from spider.data.chat import opening
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.evaluation.artifact import Evaluation, LoopsCurve, TaskResult, Training
@@ -41,7 +42,7 @@ from spider.model import choose_kernels
 from spider.model.interface import Model
 from spider.results import StageFolder
 from spider.tokens import BYTES, Tokens
-from spider.tokens.turns import learned
+from spider.tokens.turns import TURN, learned
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def evaluate(
         inspector = model.inspector()
         observe = inspector.observe if inspector else None
         result = score(model, tokens_N, n_loops=n_loops, observe=observe, **reading)
-        sample = _sample(model, spec, n_loops)
+        sample = _sample(model, spec, n_loops, checkpoint.manifest.conversations is not None)
         shown_N = clip_stream(tokens_N, _SHOWN_BYTES, model.tokens)
         inside: dict[str, Any] = {
             "loops": _loops_curve(model, tokens_N, spec, **reading),
@@ -166,13 +167,20 @@ def _against(yardsticks: Measured, held_out: Text, bits_N: np.ndarray) -> dict[s
     }
 
 
-def _sample(model: Model, spec: StageSpec, n_loops: int) -> str:
+def _sample(model: Model, spec: StageSpec, n_loops: int, conversations: bool) -> str:
+    """What continues the prompt, or answers it where the model was trained on conversations."""
     asked = spec.evaluation
+    asks = (
+        opening([("user", asked.prompt)], model.tokens, answer=True)
+        if conversations and asked.prompt
+        else None
+    )
     written = generate(
-        model, asked.prompt, max_bytes=asked.sample_bytes, temperature=asked.temperature, seed=spec.seed,
-        n_loops=n_loops, context=spec.window,
+        model, asked.prompt if asks is None else asks, max_bytes=asked.sample_bytes,
+        temperature=asked.temperature, seed=spec.seed, n_loops=n_loops, context=spec.window,
+        ends=() if asks is None else [TURN],
     )  # fmt: skip
-    return "".join(stream_text(written, model.tokens))
+    return ("" if asks is None else "\n") + "".join(stream_text(written, model.tokens))
 
 
 def _answers(model: Model, asked: EvaluationConfig, held_out: Text, **how: Any) -> list[TaskResult]:
