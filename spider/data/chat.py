@@ -55,13 +55,8 @@ def _message(number: int, plain: Any) -> Message:
     return role, content
 
 
-def encode(messages: Sequence[Message], tokens: Tokens) -> np.ndarray:
-    """Ids of a conversation, BOS and EOS around it: (n,) uint16."""
-    return np.concatenate([opening(messages, tokens), np.array([tokens.eos], np.uint16)])
-
-
 def opening(messages: Sequence[Message], tokens: Tokens, *, answer: bool = False) -> np.ndarray:
-    """The same without an end; with ``answer``, up to where an assistant begins to speak."""
+    """Ids of what was said so far, after BOS; with ``answer``, up to where an assistant begins to speak."""
     ids = [np.array([tokens.bos], np.uint16)]
     for role, content in messages:
         said = tokens.encode(content.encode("utf-8", "replace"))[1:-1]
@@ -72,8 +67,8 @@ def opening(messages: Sequence[Message], tokens: Tokens, *, answer: bool = False
 
 
 def ids_of(text: bytes | str, tokens: Tokens) -> np.ndarray:
-    """Those of a row."""
-    return encode(parse(text), tokens)
+    """Ids of a row, BOS and EOS around it: (n,) uint16."""
+    return np.concatenate([opening(parse(text), tokens), np.array([tokens.eos], np.uint16)])
 
 
 def plain(text: bytes | str) -> bytes:

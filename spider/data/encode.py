@@ -8,8 +8,8 @@ buffer widened to uint16 with BOS and EOS spliced around every document:
     tokens   |B T h e   c a t E|B A   d o g E|  widened in one pass; the ids are stored at the joined offsets
 
 With a tokenizer (`spider.tokens.bpe`), and in conversations (`spider.data.chat`), each document is encoded by
-itself, at a small part of that speed. Of bytes, nothing is done per document in Python but
-hashing its id for the split, and cutting it where it is too long.
+itself, at a small part of that speed. Of bytes, nothing is done per document in Python but hashing its id for
+the split, and cutting it where it is too long.
 
 Memory is constant: about a megabyte of text is decoded at a time, then widened in pieces that stay in the
 cache; only a single document larger than that takes more (about four times its size).

@@ -25,7 +25,7 @@ import torch
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
-from spider.config import EvaluationConfig, StageSpec
+from spider.config import StageSpec
 from spider.data.chat import opening
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
@@ -81,10 +81,11 @@ def evaluate(
     asked, checkpoint = spec.evaluation, Checkpoint.at(receipt)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
-    tokens_N, data_digest = validation_stream(data, asked.max_bytes, checkpoint.tokens)
+    tokens = checkpoint.tokens
+    tokens_N, data_digest = validation_stream(data, asked.max_bytes, tokens)
     # A model trained in low precision is judged in the precision it will be used in.
     autocast = trained.precision in ("bf16", "fp8")
-    held_out = Text.of(tokens_N, checkpoint.tokens)
+    held_out = Text.of(tokens_N, tokens)
     reading = {"seq_len": spec.window, **asked.model_dump(include={"overlap", "batch"}), "autocast": autocast}
     n_loops = asked.n_loops or spec.loops
     texts = learned_from or LearnedFrom(), asked.training_bytes, kept or output / "yardsticks"
@@ -103,8 +104,7 @@ def evaluate(
         }
         bits_B = bits_by_byte(result, tokens_N, model.tokens)
         inside |= _of_memory(model, tokens_N, bits_B)
-        how = {"window": spec.window, "batch": asked.batch, "n_loops": n_loops, "autocast": autocast}
-        answers = _answers(model, asked, held_out, **how)
+        answers = _answers(model, spec, held_out, n_loops=n_loops, autocast=autocast)
         yardsticks = others.result()
     measured = Evaluation.model_validate(
         {
@@ -183,8 +183,9 @@ def _sample(model: Model, spec: StageSpec, n_loops: int, conversations: bool) ->
     return ("" if asks is None else "\n") + "".join(stream_text(written, model.tokens))
 
 
-def _answers(model: Model, asked: EvaluationConfig, held_out: Text, **how: Any) -> list[TaskResult]:
+def _answers(model: Model, spec: StageSpec, held_out: Text, **how: Any) -> list[TaskResult]:
     """To the questions of all tasks."""
+    asked, how = spec.evaluation, how | {"window": spec.window, "batch": spec.evaluation.batch}
     documents = held_out.documents() if asked.tasks else []
     made = (task for name, config in asked.tasks.items() for task in tasks(name, config, documents))
     return [run_task(model, task, **how) for task in made]

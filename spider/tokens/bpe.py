@@ -95,12 +95,13 @@ class BpeTokens:
     def encode(self, text: str | bytes) -> np.ndarray:
         raw = text.encode("utf-8") if isinstance(text, str) else text
         runs = _NOT_UTF8.split(raw.decode("utf-8", "surrogateescape"))
-        ids = [np.array([self.bos], np.uint16)]
-        for i, run in enumerate(runs):
-            strange = i % 2  # what was split at
-            own = np.frombuffer(run.encode("utf-8", "surrogateescape"), np.uint8) if strange else None
-            ids.append(self._of_text(run) if own is None else own.astype(np.uint16))
-        return np.concatenate([*ids, np.array([self.eos], np.uint16)]).astype(np.uint16)
+        pieces = [
+            np.frombuffer(run.encode("utf-8", "surrogateescape"), np.uint8) if i % 2 else self._of_text(run)
+            for i, run in enumerate(runs)  # every other one is what was split at
+        ]
+        ids = np.concatenate([[self.bos], *pieces, [self.eos]]).astype(np.uint16)
+        assert int(self.bytes_of[ids].sum()) == len(raw), "ids stand for exactly the bytes of a text"
+        return ids
 
     def raw(self, ids: Iterable[int]) -> bytes:
         plain = ids.tolist() if isinstance(ids, np.ndarray) else ids

@@ -116,3 +116,13 @@ class GivenLogits(nn.Module):
 
     def forward(self, h_BTD: Tensor, tokens_BT: Tensor, after_space_BT: Tensor) -> Tensor:
         return self.logits_BT
+
+
+def pieces(ids: list[int], sizes: list[int]) -> list[list[int]]:
+    """The ids in pieces of these sizes, in turn."""
+    cut, at = [], 0
+    while at < len(ids):
+        size = sizes[len(cut) % len(sizes)]
+        cut.append(ids[at : at + size])
+        at += size
+    return cut

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from small import pieces
 from small_gpt import SWITCHES, build_gpt, text
 
 from spider.model.gpt.model import Incremental
 
 MEMORY = {"orders": [1, 2], "pointers": [2], "candidates": 4, "hidden": 8, "state": 8}
-
-
-def cut(ids: list[int], sizes: list[int]) -> list[list[int]]:
-    """The ids in pieces of these sizes, in turn."""
-    pieces, at = [], 0
-    while at < len(ids):
-        size = sizes[len(pieces) % len(sizes)]
-        pieces.append(ids[at : at + size])
-        at += size
-    return pieces
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
@@ -28,7 +19,7 @@ def test_every_cut_has_the_logits_of_a_whole_pass(switch, sizes):
     model, x = build_gpt(**SWITCHES[switch]).double().eval(), text(1, 40)
     stream = model.incremental(48)
     assert isinstance(stream, Incremental)
-    got = torch.cat([stream.extend(piece) for piece in cut(x[0].tolist(), sizes)])
+    got = torch.cat([stream.extend(piece) for piece in pieces(x[0].tolist(), sizes)])
     with torch.no_grad():
         torch.testing.assert_close(got, model(x).logits[0], rtol=1e-9, atol=1e-9)
 
@@ -37,7 +28,7 @@ def test_every_cut_has_the_logits_of_a_whole_pass(switch, sizes):
 def test_every_cut_has_them_in_float32_within_1e_5(switch):
     model, x = build_gpt(**SWITCHES[switch]).eval(), text(1, 40)
     stream = model.incremental(40)
-    got = torch.cat([stream.extend(piece) for piece in cut(x[0].tolist(), [3, 1])])
+    got = torch.cat([stream.extend(piece) for piece in pieces(x[0].tolist(), [3, 1])])
     with torch.no_grad():
         whole = model(x).logits[0]
     assert (got - whole).abs().max() < 1e-5 * whole.abs().max()
@@ -47,7 +38,7 @@ def test_loops_of_a_stream_may_differ_from_the_trained_ones():
     model, x = build_gpt(**SWITCHES["looped_skips"]).double().eval(), text(1, 20)
     for n_loops in (1, 2, 5):
         stream = model.incremental(20, n_loops)
-        got = torch.cat([stream.extend(piece) for piece in cut(x[0].tolist(), [3, 1])])
+        got = torch.cat([stream.extend(piece) for piece in pieces(x[0].tolist(), [3, 1])])
         with torch.no_grad():
             whole = model(x, n_loops=n_loops).logits[0]
         torch.testing.assert_close(got, whole, rtol=1e-9, atol=1e-9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small import SWITCHES
+from small import SWITCHES, pieces
 
 from spider.model.spider.model import Incremental
 from spider.tokens import BYTES
@@ -15,16 +15,6 @@ def whole(model, ids: list[int], context: int, n_loops: int | None = None) -> to
     window = torch.tensor([ids + [BYTES.pad] * (context - len(ids))])
     with torch.no_grad():
         return model(window, n_loops=n_loops).logits[0, : len(ids)]
-
-
-def pieces(ids: list[int], sizes: list[int]) -> list[list[int]]:
-    """The ids in pieces of these sizes, in turn."""
-    cut, at = [], 0
-    while at < len(ids):
-        size = sizes[len(cut) % len(sizes)]
-        cut.append(ids[at : at + size])
-        at += size
-    return cut
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,14 +57,11 @@ def test_muon_follows_torchs_muon(shape, monkeypatch):
     assert (ours - theirs).norm() < 0.0001 * moved
 
 
-def test_a_stack_of_experts_is_updated_like_its_matrices_one_by_one():
+def check_a_stack_moves_like_its_matrices(shape: tuple[int, int], **group: Any) -> None:
     torch.manual_seed(0)
-    stack = nn.Parameter(torch.randn(3, 24, 8))  # (E, in, out)
+    stack = nn.Parameter(torch.randn(3, *shape))  # (E, in, out)
     alone = [nn.Parameter(stack[i].detach().T.clone()) for i in range(3)]  # (out, in)
-    a, b = (
-        Optimizer([muon_group([stack], weight_decay=0.1)]),
-        Optimizer([muon_group(alone, weight_decay=0.1)]),
-    )
+    a, b = (Optimizer([muon_group(params, **group)]) for params in ([stack], alone))
     for _ in range(3):
         stack.grad = torch.randn_like(stack)
         for i, p in enumerate(alone):
@@ -71,6 +69,10 @@ def test_a_stack_of_experts_is_updated_like_its_matrices_one_by_one():
         a.step()
         b.step()
     torch.testing.assert_close(stack, torch.stack([p.T for p in alone]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_stack_of_experts_is_updated_like_its_matrices_one_by_one():
+    check_a_stack_moves_like_its_matrices((24, 8), weight_decay=0.1)
 
 
 def test_cautious_decay_shrinks_only_where_the_update_does():
@@ -217,17 +219,7 @@ def test_normuon_keeps_the_norm_of_a_plain_update_and_evens_its_rows_out():
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
 def test_normuon_of_a_stack_is_that_of_its_matrices_one_by_one(shape):
-    torch.manual_seed(0)
-    stack = nn.Parameter(torch.randn(3, *shape))  # (E, in, out)
-    alone = [nn.Parameter(stack[i].detach().T.clone()) for i in range(3)]  # (out, in)
-    a, b = (Optimizer([muon_group(params, beta2=0.9)]) for params in ([stack], alone))
-    for _ in range(3):
-        stack.grad = torch.randn_like(stack)
-        for i, p in enumerate(alone):
-            p.grad = stack.grad[i].T.clone()
-        a.step()
-        b.step()
-    torch.testing.assert_close(stack, torch.stack([p.T for p in alone]), rtol=1e-4, atol=1e-5)
+    check_a_stack_moves_like_its_matrices(shape, beta2=0.9)
 
 
 def test_normuon_of_what_has_no_gradient_yet_stays_where_it_is():
