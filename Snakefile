@@ -23,6 +23,7 @@ rule all:
     input:
         "<results>/report/summary.json",
         expand("<results>/report/runs/{run}.html", run=CONFIG.runs),
+        harness_results(CONFIG.runs),
         "<results>/report/scaling.json" if CONFIG.scaling else [],
 
 
@@ -35,8 +36,8 @@ include: "rules/report.smk"
 
 # Names for parts of the whole, a dataset, a run or a sweep of runs.
 parts = {f"datasets/{name}": metadata(name) for name in CONFIG.datasets}
-parts |= {f"runs/{name}": evaluations([name]) for name in CONFIG.runs}
-parts |= {f"runs/{name}": evaluations(runs) for name, runs in CONFIG.sweeps.items()}
+parts |= {f"runs/{name}": evaluations([name]) + harness_results([name]) for name in CONFIG.runs}
+parts |= {f"runs/{name}": evaluations(runs) + harness_results(runs) for name, runs in CONFIG.sweeps.items()}
 
 for part, files in parts.items():
 

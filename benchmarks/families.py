@@ -4,10 +4,12 @@ The runs of presets/arena.yaml, each with its settings there but one stage (a ri
 to zero) of as many tokens as take it ``--seconds`` of one core by the measured time of a step, once a seed.
 Scored are the same held-out bytes, cut in bytes, whatever a model reads.
 
-    python benchmarks/families.py [--search] [--quick] [--json FILE] [--folder FOLDER] [--seconds S]
+    python benchmarks/families.py [--search] [--switch KEY=VALUE] [--quick] [--json FILE] [--folder FOLDER]
 
 ``--search`` trains each for a third of the time at every point of one grid instead, the same for all (rate,
 ids of a window, windows of a step), and prints the best of each: so the preset's settings were found.
+``--switch value_embeddings=alternate`` trains the GPTs alone, with that key of their model: what a part is
+worth at equal time.
 What was trained is kept in ``--folder``, and not trained again.
 """
 
@@ -31,15 +33,20 @@ from spider.results import Results, write_config
 ROOT = Path(__file__).parents[1]
 ARENA = ROOT / "presets/arena.yaml"
 #: Points of the search: rate, ids of a window, windows of a step.
-GRID = list(itertools.product([4e-3, 8e-3, 16e-3], [(256, 4), (256, 8), (512, 4)]))
+GRID = list(itertools.product([4e-3, 8e-3, 16e-3, 32e-3], [(256, 2), (256, 4), (256, 8), (512, 4)]))
 
 
 def configuration(changes: dict[str, Any], tokens: int, seed: int) -> Config:
-    """The arena with every run's stage made one of so many tokens."""
+    """The arena with every run's stage made one of so many tokens; with a ``switch``, of its GPTs alone."""
     raw = yaml.safe_load(ARENA.read_text())
     stage = {"name": "only", "tokens": tokens, "schedule": "linear"}
+    defaults = {key: value for key, value in changes.items() if key != "switch"}
+    if switch := changes.get("switch"):
+        raw["runs"].pop("spider")
     for run in raw["runs"].values():
-        run["defaults"] = merged(run["defaults"], changes)
+        model = run["model"] if isinstance(run["model"], dict) else {"preset": run["model"]}
+        run["model"] = merged(model, switch or {})
+        run["defaults"] = merged(run["defaults"], defaults)
         run |= {"seed": seed, "stages": [stage], "precision": "fp32", "compile": False}
     return load_config(raw)
 
@@ -131,6 +138,7 @@ def compressors(folder: Path, scored: int) -> dict[str, float]:
 def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--search", action="store_true")
+    options.add_argument("--switch", metavar="KEY=VALUE", help="of the GPTs' model")
     options.add_argument("--folder", type=Path, help="keep trained models here, and go on from them")
     options.add_argument("--seconds", type=float, default=120.0, help="of one core, for each training")
     options.add_argument("--seeds", type=int, default=3)
@@ -142,6 +150,9 @@ def main() -> None:
     points = [{"lr": lr, "seq_len": seq_len, "micro_batch": windows} for lr, (seq_len, windows) in GRID]
     points = points[:2] if asked.quick else points
     points, seeds = (points, range(1)) if asked.search else ([{}], range(1 if asked.quick else asked.seeds))
+    if asked.switch:
+        key, value = asked.switch.split("=")
+        points = [{**point, "switch": {key: yaml.safe_load(value)}} for point in points]
     budget = seconds / 3 if asked.search else seconds
     costs = [token_seconds(folder, changes, rounds) for changes in points]
     names = list(costs[0])

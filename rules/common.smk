@@ -14,7 +14,7 @@ from snakemake.exceptions import WorkflowError
 
 from spider import tracking
 from spider.cluster import one_word, remedies
-from spider.config import load_config
+from spider.config import HarnessConfig, load_config
 from spider.results import check_root, write_config
 from spider.unlock import enter
 
@@ -198,6 +198,31 @@ def task_files(wildcards):
     """The user's own files that a stage's questions are read from."""
     asked = stage_spec(wildcards).evaluation.tasks.values()
     return [local(str(path)) for task in asked for path in task.files()]
+
+
+def harness_results(runs):
+    """Of the last stage of those of these runs that are asked standard tasks."""
+    asked = [run for run in runs if CONFIG.runs[run].harness]
+    return [f"<results>/runs/{run}/{stages(run)[-1]}/harness.json" for run in asked]
+
+
+def harness_asked(wildcards):
+    """A run's block; any stage of any run may be asked, by naming the file."""
+    return CONFIG.runs[wildcards.run].harness or HarnessConfig()
+
+
+def harness_files(wildcards):
+    """The user's own tasks."""
+    return [local(path) for path in harness_asked(wildcards).files()]
+
+
+def harness_options(wildcards):
+    """What the verb is told."""
+    asked = harness_asked(wildcards)
+    words = ["--tasks", ",".join(asked.tasks), "--batch", str(asked.batch)]
+    for option, value in (("include", asked.include), ("limit", asked.items), ("shots", asked.shots)):
+        words += [f"--{option}", str(value)] if value is not None else []
+    return shlex.join([*words, "--online"] if asked.online else words)
 
 
 def previous_receipt(wildcards):

@@ -30,6 +30,29 @@ rule evaluate:
         "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --threads {threads}"
 
 
+rule harness:
+    input:
+        receipt="<results>/runs/{run}/{stage}/train.json",
+        memory=memories("folded"),
+        tasks=harness_files,
+    output:
+        "<results>/runs/{run}/{stage}/harness.json",
+    log:
+        "<logs>/harness/{run}/{stage}.log",
+    benchmark:
+        "<benchmarks>/harness/{run}/{stage}.tsv"
+    threads: job_resource("threads")
+    resources:
+        gpu=one_gpu,
+        mem_mb=job_resource("mem_mb"),
+        runtime=longer(120),
+    params:
+        spider=command,
+        options=harness_options,
+    shell:
+        "{params.spider} --log {log:q} harness {input.receipt:q} {params.options} --threads {threads} --output {output:q}"
+
+
 rule compare:
     input:
         evaluations(CONFIG.runs),

@@ -4,6 +4,7 @@
 rule report:
     input:
         "<results>/report/summary.json",
+        lambda wildcards: harness_results([wildcards.run]),
     output:
         report(
             "<results>/report/runs/{run}.html",

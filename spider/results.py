@@ -38,6 +38,7 @@ class StageFolder:
     checkpoints = _Inside("checkpoints")
     receipt = _Inside("train.json")
     evaluation = _Inside("evaluation.json")
+    harness = _Inside("harness.json")
     sample = _Inside("sample.txt")
     lock = _Inside(".lock")  # held by who trains here
     holder = _Inside(".lock.json")  # who that is

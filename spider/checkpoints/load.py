@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from pydantic import ValidationError
@@ -115,6 +115,22 @@ class Checkpoint:
     def window(self) -> int:
         """Ids to give the model at a time: those it is evaluated with, 1,024 where nobody knows."""
         return self.manifest.window or 1024
+
+    @property
+    def weights(self) -> str:
+        """Digest of what `model` gives."""
+        averaged = self.manifest.averaged_weights if isinstance(self.manifest, Manifest) else None
+        return averaged or self.manifest.weights
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """With how many loops, and whether under bf16 autocast, its stage evaluates it; of an exported folder
+        nobody knows: with the model's own, in fp32."""
+        if not isinstance(self.manifest, Manifest):
+            return {"n_loops": None, "autocast": False}
+        stage, evaluation = self.manifest.spec["settings"], self.manifest.spec["evaluation"]
+        n_loops = evaluation.get("n_loops") or stage.get("n_loops")
+        return {"n_loops": n_loops, "autocast": self.manifest.precision.kind in ("bf16", "fp8")}
 
     @property
     def config(self) -> ModelConfig:

@@ -18,6 +18,7 @@ import click
 
 from spider.cli import data, evaluate, model, train
 from spider.cli.chat import chat
+from spider.cli.harness import harness
 from spider.cli.session import FILE, Session, log
 from spider.processes.mapped import name_files_that_are_cut
 from spider.processes.spinning import share_the_processor
@@ -38,7 +39,7 @@ _VERBS = (
     ),
     *(train.warmup, train.train),
     *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
-    *(model.describe, model.generate, chat, model.boundaries, model.checkpoint),
+    *(model.describe, model.generate, chat, model.boundaries, harness, model.checkpoint),
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

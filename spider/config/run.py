@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from spider.config.block import Block, Fraction, Name, Positive, wrong_key
 from spider.config.model import AnyModel, model_block
-from spider.config.tasks import TaskConfig
+from spider.config.tasks import HarnessConfig, TaskConfig
 
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
@@ -224,6 +224,8 @@ class Run(RunSettings):
     defaults: StageSettings = StageSettings()
     stages: Annotated[list[Stage], Field(min_length=1)]
     """Trained one after the other."""
+    harness: HarnessConfig | None = None
+    """Standard tasks for the last checkpoint (null: none)."""
     resources: Resources = Resources()
     grid: dict[str, list[Any] | dict[str, Any]] = {}
     """Settings to sweep: each combination of their values becomes a run of its own (docs/sweeps.md)."""

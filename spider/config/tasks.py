@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -73,6 +74,32 @@ class CoreTask(_Task):
 
     def files(self) -> list[str]:
         return [f"{self.folder}/core.yaml"]
+
+
+class HarnessConfig(Block):
+    """Tasks of lm-evaluation-harness that a run's last checkpoint is asked; needs ``spider[harness]``."""
+
+    #: What H-Net reports.
+    SEVEN: ClassVar = (
+        *("lambada_openai", "hellaswag", "piqa", "arc_easy", "arc_challenge", "winogrande", "openbookqa"),
+    )
+
+    tasks: Annotated[list[str], Field(min_length=1)] = list(SEVEN)
+    """Their names there, or in ``include``."""
+    include: str | None = None
+    """Folder with tasks of your own, in YAML as the harness has them."""
+    items: Positive | None = None
+    """Of each task, the first so many (null: all)."""
+    shots: Annotated[int, Field(ge=0)] | None = None
+    """Answered examples before each question (null: the task's own number)."""
+    batch: Positive = 16
+    """Rows that are read at once."""
+    online: bool = False
+    """Fetch the text of tasks that is not on this machine."""
+
+    def files(self) -> list[str]:
+        """Of tasks of your own: when these change, the model is asked again."""
+        return sorted(map(str, Path(self.include).rglob("*.y*ml"))) if self.include else []
 
 
 TaskConfig = Annotated[ClozeTask | InductionTask | JsonlTask | CoreTask, Field(discriminator="kind")]

@@ -26,12 +26,22 @@ from spider.evaluation.questions import Question, Task
 from spider.model.interface import IGNORED, Model
 
 
+class Continuations(NamedTuple):
+    """How likely a model finds texts after their contexts, in R rows."""
+
+    nats_R: np.ndarray
+    greedy_R: np.ndarray
+    """Whether the model, always writing its likeliest id, would write it."""
+    ids_R: np.ndarray
+    """Ids that the text is counted in."""
+    cropped: int
+    """Rows whose beginning did not fit into the window."""
+
+
 class _Row(NamedTuple):
     ids: np.ndarray
     begin: int
     """First id of the choice."""
-    size: int
-    """Bytes of the choice."""
     cropped: bool
 
 
@@ -41,16 +51,11 @@ def run_task(model: Model, task: Task, *, window: int, batch: int, **reading: An
     Args:
         reading: ``n_loops`` and ``autocast``, as for `spider.evaluation.bpb.score`.
     """
-    rows = [
-        _row(model, context, choice, window)
-        for question in task.questions
-        for context, choice in zip(question.contexts, question.choices, strict=True)
-    ]
-    nats_R, greedy_R = _read(model, rows, batch, **reading)
-    sizes_R = np.array([row.size for row in rows])
-    ids_R = np.array([len(row.ids) - row.begin for row in rows])
-    ways = {"by_sum": nats_R, "by_byte": nats_R / sizes_R, "by_token": nats_R / ids_R}
-    right = {name: _right(task.questions, cost_R, greedy_R) for name, cost_R in ways.items()}
+    pairs = [pair for one in task.questions for pair in zip(one.contexts, one.choices, strict=True)]
+    read = continuations(model, pairs, window=window, batch=batch, **reading)
+    sizes_R = np.array([len(choice) for _, choice in pairs])
+    ways = {"by_sum": read.nats_R, "by_byte": read.nats_R / sizes_R, "by_token": read.nats_R / read.ids_R}
+    right = {name: _right(task.questions, cost_R, read.greedy_R) for name, cost_R in ways.items()}
     items = len(task.questions)
     accuracy = right["by_byte"]
     return TaskResult(
@@ -60,8 +65,19 @@ def run_task(model: Model, task: Task, *, window: int, batch: int, **reading: An
         **right,
         centered=(accuracy - task.chance) / (1 - task.chance),
         standard_error=math.sqrt(accuracy * (1 - accuracy) / items),
-        cropped=sum(row.cropped for row in rows),
+        cropped=read.cropped,
     )
+
+
+def continuations(
+    model: Model, pairs: Sequence[tuple[bytes, bytes]], *, window: int, batch: int, **reading: Any
+) -> Continuations:
+    """Read every context (which may be empty) with what continues it, in windows of so many ids, as many
+    rows as ``batch`` at once. ``reading`` is as for `run_task`."""
+    rows = [_row(model, context, choice, window) for context, choice in pairs]
+    nats_R, greedy_R = _read(model, rows, batch, **reading)
+    ids_R = np.array([len(row.ids) - row.begin for row in rows])
+    return Continuations(nats_R, greedy_R, ids_R, sum(row.cropped for row in rows))
 
 
 def _right(questions: Sequence[Question], cost_R: np.ndarray, greedy_R: np.ndarray) -> float:
@@ -81,7 +97,7 @@ def _row(model: Model, context: bytes, choice: bytes, window: int) -> _Row:
     ends = np.cumsum(tokens.bytes_of[ids], dtype=np.int64)
     begin = max(1, int(np.searchsorted(ends, len(kept), side="right")))
     over = max(0, len(ids) - 1 - window)
-    return _Row(ids[over:], max(1, begin - over), len(choice), over > 0)
+    return _Row(ids[over:], max(1, begin - over), over > 0)
 
 
 def _read(
@@ -100,13 +116,14 @@ def _read(
             with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
                 given = {name: value.to(device) for name, value in given.items()}
                 logits_BTV = model(inputs_BT.to(device), n_loops=n_loops, **given).logits
-            log_BTV = logits_BTV.float().log_softmax(-1).cpu()
             counted_BT = labels_BT != IGNORED
-            target_BT = labels_BT.clamp(min=0)
-            nats_BT = -log_BTV.gather(-1, target_BT[..., None])[..., 0].double() * counted_BT
-            likeliest_BT = (log_BTV.argmax(-1) == target_BT) | ~counted_BT
+            log_NV = logits_BTV[counted_BT.to(device)].float().log_softmax(-1).cpu()
+            target_N = labels_BT[counted_BT]
+            nats_BT, likely_BT = counted_BT.double(), ~counted_BT
+            nats_BT[counted_BT] = -log_NV.gather(-1, target_N[:, None])[:, 0].double()
+            likely_BT[counted_BT] = log_NV.argmax(-1) == target_N
             nats_R[order[at : at + batch]] = nats_BT.sum(1).numpy()
-            greedy_R[order[at : at + batch]] = likeliest_BT.all(1).numpy()
+            greedy_R[order[at : at + batch]] = likely_BT.all(1).numpy()
     finally:
         model.train(was_training)
     return nats_R, greedy_R

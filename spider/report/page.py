@@ -17,6 +17,7 @@ import yaml
 from spider import files
 from spider.config import Config
 from spider.evaluation.artifact import Evaluation, fairest, quarters
+from spider.evaluation.harness_result import HarnessResult
 from spider.report import figures
 from spider.report.compare import LIKE_AND_UNLIKE
 from spider.report.costs import RULES, costs
@@ -60,6 +61,7 @@ def render(config: Config, results: Results, run: str) -> str:
         quarters=quarters(last.by_document or ()) if last else [],
         ranking=_ranking(run, last) if last else [],
         others=_others(config, results, last) if last else [],
+        standard=_standard(results, run, [stage.name for stage in stages]),
         curves=figures.training(stages),
         inside=[loops, *figures.inside(last.figures)] if last else [],
         samples={name: one for name, one in measured.items() if one.sample},
@@ -87,6 +89,12 @@ def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluati
         one for one in map(Evaluation.read, filter(Path.exists, paths)) if one.text_sha256 == last.text_sha256
     ]
     return sorted(scored, key=lambda one: one.bpb) if len(scored) > 1 else []
+
+
+def _standard(results: Results, run: str, stages: list[str]) -> HarnessResult | None:
+    """Standard tasks, of the last stage that was asked any."""
+    asked = [path for stage in stages if (path := results.stage(run, stage).harness).exists()]
+    return HarnessResult.read(asked[-1]) if asked else None
 
 
 # -------------------------------------------------------------------------------- costs and doing it again

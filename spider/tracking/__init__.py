@@ -7,6 +7,14 @@ and loses nothing. Only `store` imports mlflow, when something is sent.
 """
 
 from spider.tracking.records import Run as Job
-from spider.tracking.runs import close_pipeline, job, log_checkpoint, log_evaluation, open_pipeline, training
+from spider.tracking.runs import (
+    close_pipeline,
+    job,
+    log_checkpoint,
+    log_evaluation,
+    log_scores,
+    open_pipeline,
+    training,
+)
 from spider.tracking.sync import sync
 from spider.tracking.target import configure

@@ -223,9 +223,10 @@ class Checkpoint(Record):
 
 
 class Evaluation(Record):
-    """The scores of one checkpoint, whose identity is theirs."""
+    """Scores of one checkpoint."""
 
     kind: Literal["evaluation"] = "evaluation"
+    model: str | None = None  # identity of the checkpoint, where this record has one of its own
     training: str
     stage: str
     step: int

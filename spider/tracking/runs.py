@@ -258,21 +258,39 @@ def log_evaluation(
     Raises:
         ValueError: the stage has no receipt (``train.json``).
     """
+    scores = records.flatten({name: value for name, value in evaluation.items() if name in SCORES})
+    scores |= {f"tasks.{one['task']}": one["by_byte"] for one in evaluation.get("tasks", ())}
+    metrics = {k.replace(".", "/"): v for k, v in scores.items() if type(v) in (int, float)}
+    log_scores(results, run, stage, metrics, artifacts, dataset=dataset, curves=curves)
+
+
+def log_scores(
+    results: Path,
+    run: str,
+    stage: str,
+    metrics: dict[str, float],
+    artifacts: Sequence[Path] = (),
+    *,
+    of: str | None = None,
+    dataset: tuple[str, str, str] | None = None,
+    curves: dict[str, list[tuple[int, float]]] | None = None,
+) -> None:
+    """Record numbers as scores of a stage's checkpoint; ``of`` names what measured them, where that is not
+    its evaluation. Otherwise as `log_evaluation`."""
     if not target.enabled():
         return
     receipt = Receipt.read(Results(results).stage(run, stage).receipt)
-    identity = digest([run, stage, receipt.weights])
-    if not spool.record_path(results, "models", identity).exists():
+    model = digest([run, stage, receipt.weights])
+    if not spool.record_path(results, "models", model).exists():
         log_checkpoint(results, run, stage, receipt)
-    scores = records.flatten({name: value for name, value in evaluation.items() if name in SCORES})
-    scores |= {f"tasks.{one['task']}": one["by_byte"] for one in evaluation.get("tasks", ())}
     record = Evaluation(
-        identity=identity,
+        identity=digest([model, of]) if of else model,
+        model=model,
         training=_key_of(results, run),
         stage=stage,
         step=receipt.global_step,
         time=time.time(),
-        metrics={k.replace(".", "/"): v for k, v in scores.items() if type(v) in (int, float)},
+        metrics=metrics,
         dataset=dataset,
         curves=curves or {},
         artifacts=records.shown(results, artifacts),

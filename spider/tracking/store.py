@@ -299,9 +299,9 @@ class Store:
         else than steps has the stage in its name, or those of a run would lie over each other.
         """
         run_id, _ = self.training_run(record.training)
-        model = self.find_model(record.identity)
+        model = self.find_model(identity := record.model or record.identity)
         if model is None:
-            raise RefusedError(f"the model {record.identity} is not in the store yet")
+            raise RefusedError(f"the model {identity} is not in the store yet")
         on = {"model_id": model.model_id}
         if record.dataset:
             name, digest, source = record.dataset

@@ -26,7 +26,7 @@ from spider.data.tokenizer import learn
 from spider.errors import Preempted
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 from tests.unit.tokens.texts import texts
 
 REPO = Path(__file__).parents[2]

@@ -1,10 +1,12 @@
 """A run on a tokenizer's ids beside one on bytes, of the same downloaded text, through the real workflow."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from spider import load_model
 from spider.data.packing import Packing
@@ -25,7 +27,21 @@ def two(workflow, monkeypatch):
     packed = {"name": "packed", "max_steps": 5, "warmup_steps": 0, "packing": "best_fit"}
     run |= {"model": {"family": "tests.families.toy", "width": 8}, "stages": [first]}
     workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
+    workflow.config["runs"]["bpe"]["harness"] = {"tasks": ["mine"], "include": standard_task(workflow.folder)}
     return workflow
+
+
+def standard_task(folder):
+    """A task as lm-evaluation-harness describes one, in a folder."""
+    own = folder / "own"
+    own.mkdir()
+    rows = [{"query": f"Document {i} is", "choices": ["short", "long"], "gold": i % 2} for i in range(6)]
+    (own / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    task = {"task": "mine", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"}
+    task |= {"dataset_kwargs": {"data_files": {"test": str(own / "rows.jsonl")}}}
+    task |= {"doc_to_text": "query", "doc_to_choice": "choices", "doc_to_target": "gold"}
+    (own / "mine.yaml").write_text(yaml.safe_dump(task | {"metric_list": [{"metric": "acc_bytes"}]}))
+    return str(own)
 
 
 def spider(workflow, *words):
@@ -63,6 +79,9 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
         model, _ = load_model(place)
         assert model.tokens.digest == learned.digest and model.tokens.size == 350
     assert load_model(stages["bytes"])[0].tokens is BYTES
+    asked = read_json(results / "runs/bpe/packed/harness.json")
+    assert asked["tasks"][0]["items"] == 6 and 0 <= asked["tasks"][0]["metrics"]["acc_bytes"]["value"] <= 1
+    assert "Standard tasks" in (results / "report/runs/bpe.html").read_text()
     assert spider(two, "generate", str(export), "--prompt", "Document", "--bytes", "40")
     assert "Nothing to be done" in two("--dry-run")
 

@@ -21,7 +21,7 @@ from spider.evaluation.generate import generate, stream_text
 from spider.tokens import BYTES
 from spider.tokens.turns import TURN
 from spider.training.stage import train
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 
 CHAT = dataset(validation=0.2, format="chat")
 ROWS = [

@@ -19,7 +19,7 @@ from spider.data.shards import Shards, verify
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.turns import ASSISTANT, SYSTEM, TURN, USER, answering, learned
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 
 HELLO = [
     {"role": "system", "content": "Be brief."},

@@ -24,7 +24,7 @@ from spider.data.encode import encode_part
 from spider.data.split import document_key, hash_keys, is_validation, split_masks
 from spider.files import read_json
 from spider.tokens import BYTES
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 
 
 def write(path: Path, texts: list[str | None], ids: list | None = None, **options) -> Path:

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from spider.data.local import import_local
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 
 
 def rows_of(path: Path) -> list[dict]:

@@ -18,7 +18,7 @@ from spider.data.packing import PIECE, PackedRows, Packing, cut, pack, plan
 from spider.data.shards import Shards
 from spider.files import read_json, write_json
 from spider.tokens import BYTES
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 
 
 def placed(lengths, seq_len):

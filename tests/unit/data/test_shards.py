@@ -17,7 +17,7 @@ from spider.data.metadata import build_metadata, load_metadata
 from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards, inspect, verify
 from spider.files import digest
 from spider.tokens import BYTES
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 
 TEXTS = [f"Document {i}: the cat sat on the mät. " * (i % 5 + 1) for i in range(300)]
 PARTS = ["000", "001", "002"]

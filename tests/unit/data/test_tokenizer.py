@@ -17,7 +17,7 @@ from spider.evaluation.evaluate import validation_stream
 from spider.files import read_json, write_json
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 from tests.unit.tokens.texts import texts
 
 

@@ -32,7 +32,7 @@ from spider.report.figures import FIGURES, draw_stage
 from spider.results import StageFolder
 from spider.tokens import BYTES
 from tests.unit import records
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 
 MAX_BYTES = 1500
 

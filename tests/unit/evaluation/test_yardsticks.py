@@ -22,7 +22,7 @@ from spider.evaluation.yardsticks import measure
 from spider.files import write_json
 from spider.tokens import BYTES
 from tests.unit import records
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 
 LICENCE = "Redistribution and use in source and binary forms, with or without modification, are permitted. "
 

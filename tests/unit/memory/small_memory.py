@@ -19,8 +19,8 @@ from spider.memory.store import build, count_part, open_memory
 from spider.results import Results, write_config
 from spider.tokens import BYTES
 from spider.training.stage import train
-from tests.unit.datasets import dataset
 from tests.unit.memory.texts import documents
+from tests.unit.small_datasets import dataset
 from tests.unit.small_training import DEFAULTS, MODEL, one_thread  # noqa: F401 (a fixture)
 
 PARTS = ["000", "001", "002"]

@@ -16,7 +16,7 @@ from spider.files import sha256, write_json
 from spider.report.figures import draw_stage
 from spider.results import Results
 from spider.training.stage import train
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 
 HOSTILE = "</pre></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 HOSTILE += " & \x1b[31m\u202e"

@@ -17,7 +17,7 @@ from spider.data.tokenizer import learn
 from spider.errors import CheckpointError, TrainingError
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train
-from tests.unit.datasets import dataset
+from tests.unit.small_datasets import dataset
 from tests.unit.tokens.texts import texts
 from tests.unit.training.disturb import Stop, crash_at, read_until
 from tests.unit.training.outcomes import outcome

@@ -1,0 +1,148 @@
+"""lm-evaluation-harness asks a model: its numbers are ours on the same items, and of the same text."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+pytest.importorskip("lm_eval")
+
+from spider.checkpoints.export import import_file
+from spider.config.model import family_block
+from spider.config.tasks import JsonlTask
+from spider.evaluation.bpb import score
+from spider.evaluation.harness import HarnessModel, ask
+from spider.evaluation.questions import tasks
+from spider.evaluation.tasks import run_task
+from spider.model import build_model
+from spider.tokens import BYTES
+from spider.tokens.bpe import BpeTokens
+from tests.unit.evaluation.toys import Scripted
+
+WORDS = ["the", "value", "of", "a", "list", "returns", "another", "function", "naïve", "then", "error"]
+PAIRS = BpeTokens([(ord("t"), ord("h")), (272, ord("e")), (ord(" "), 273), (ord("a"), ord("n"))])
+WINDOW = 64
+ROOT = Path(__file__).parents[3]
+
+
+def model_of(tokens):
+    torch.manual_seed(0)
+    sizes = {"preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2, "vocab_size": tokens.size}
+    model = build_model(family_block({"family": "gpt", **sizes}), tokens)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def asking(model, window=WINDOW):
+    return HarnessModel(model, window=window, batch=16, overlap=0.5)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three tasks of our own, of forty questions and three texts."""
+    draw = np.random.default_rng(0)
+    rows = []
+    for i in range(40):
+        choices = draw.choice(WORDS, 4, replace=False).tolist()
+        query = f"Question {i}: " + " ".join(draw.choice(WORDS, 3 + i % 12))
+        rows.append({"query": query, "choices": choices, "gold": i % 4})
+    texts = [{"text": " ".join(draw.choice(WORDS, n))} for n in (4, 30, 90)]
+    for name, lines in (("questions", rows), ("texts", texts)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+
+    def write(name, source, kind, metrics, **keys):
+        data = {"test": str(tmp_path / f"{source}.jsonl")}
+        task = {"task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": data}}
+        task |= {"test_split": "test", "output_type": kind, "metric_list": [{"metric": m} for m in metrics]}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(task | keys))
+
+    choose = {"doc_to_text": "query", "doc_to_choice": "choices", "doc_to_target": "gold"}
+    write("choose", "questions", "multiple_choice", ["acc", "acc_bytes"], **choose)
+    write("roll", "texts", "loglikelihood_rolling", ["bits_per_byte"], doc_to_text="", doc_to_target="text")
+    until = {"until": ["\n"], "max_gen_toks": 12}
+    write("write", "questions", "generate_until", ["exact_match"], doc_to_text="query",
+          doc_to_target="{{choices[gold]}}", generation_kwargs=until)  # fmt: skip
+    return tmp_path
+
+
+@pytest.mark.parametrize("tokens", [BYTES, PAIRS], ids=["bytes", "pairs"])
+def test_its_numbers_are_ours(folder, tokens, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+    model = model_of(tokens)
+    told = ask(asking(model), ["choose", "roll", "write"], include=folder, label="it", weights="w")
+    choose, roll, write = told.tasks
+    assert [one.items for one in told.tasks] == [40, 3, 40] and write.metrics["exact_match"].value == 0.0
+
+    (task,) = tasks("ours", JsonlTask(kind="jsonl", file=str(folder / "questions.jsonl")), [])
+    ours = run_task(model, task, window=WINDOW, batch=7)
+    assert (ours.by_sum, ours.by_byte) == tuple(choose.metrics[m].value for m in ("acc", "acc_bytes"))
+    assert 0 < ours.cropped < told.cropped, "those of questions to be answered in words are counted too"
+
+    texts = [json.loads(line)["text"].encode() for line in (folder / "texts.jsonl").open()]
+    scores = [score(model, tokens.encode(text)[:-1], seq_len=WINDOW, overlap=0.5) for text in texts]
+    nats = sum(one.nats["byte"] for one in scores)
+    bits = nats / math.log(2) / sum(map(len, texts))
+    assert roll.metrics["bits_per_byte"].value == pytest.approx(bits, abs=1e-6)
+
+
+def test_a_continuation_is_parted_from_its_context_by_bytes():
+    model = model_of(PAIRS)
+    pairs = ("", "then"), ("the value", " then"), ("the value ", "then")
+    asked = [SimpleNamespace(args=pair) for pair in pairs]
+    alone, spaced, after = asking(model).loglikelihood(asked)
+    assert spaced == pytest.approx(after), "a blank at the context's end is the continuation's"
+    ids_1T = torch.from_numpy(PAIRS.encode(b"then")[:-1].astype(np.int64))[None]
+    log_TV = model(ids_1T).logits.log_softmax(-1)[0]
+    by_hand = sum(log_TV[t, ids_1T[0, t + 1]].item() for t in range(ids_1T.shape[1] - 1))
+    assert alone[0] == pytest.approx(by_hand, abs=1e-5)
+
+
+def test_writing_ends_at_the_tasks_words_and_after_so_many_ids():
+    script = [*b" one. two\nthree", BYTES.eos]
+    asked = lambda **how: [SimpleNamespace(args=("say", how))]  # noqa: E731
+    written = lambda **how: asking(Scripted(script)).generate_until(asked(**how))[0]  # noqa: E731
+    assert written(until=["\n", "two"]) == " one. "
+    assert written(until="\n") == " one. two"
+    assert written(max_gen_toks=3) == " on"
+    assert written(until=[]) == " one. two\nthree", "EOS ends it"
+    long = asking(Scripted(script), window=20)
+    long.generate_until([SimpleNamespace(args=("x" * 50, {"max_gen_toks": 4}))])
+    assert long.cropped == 1
+
+
+def test_what_there_is_not_is_said(folder, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+    model = asking(model_of(BYTES))
+    with pytest.raises(ValueError, match=r"chose: no such task; the harness has none .* nor has"):
+        ask(model, ["choose", "chose"], include=folder, label="it", weights="w")
+    (folder / "texts.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"task roll: cannot be read \(.*texts.jsonl"):
+        ask(model, ["roll"], include=folder, label="it", weights="w")
+
+
+def verb(*words, **environment):
+    command = [Path(sys.executable).with_name("spider"), "harness", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+
+
+def test_nothing_is_fetched_unless_asked_and_without_the_extra_it_says_what_to_install(tmp_path):
+    model, saved = model_of(BYTES), tmp_path / "toy.pt"
+    torch.save({"model_state_dict": model.state_dict(), "cfg": model.config.model_dump(mode="json")}, saved)
+    stage = import_file(saved, tmp_path / "toy").path
+    done = verb(str(stage), "--tasks", "arc_easy", "--output", str(tmp_path / "out.json"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "task arc_easy: its text is not on this machine; --online" in done.stderr
+    (tmp_path / "lm_eval.py").write_text("raise ModuleNotFoundError(\"No module named 'lm_eval'\")")
+    done = verb(str(stage), "--output", str(tmp_path / "out.json"), PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == 1 and "pip install 'spider[harness]'" in done.stderr
+    assert not (tmp_path / "out.json").exists()
