@@ -1,7 +1,7 @@
 """Raw text to a trained, evaluated, tracked language model, over bytes or tokens.
 
     download --> [tokenizer] --> encode --> index --> [pack] --> [count --> memory] --> [warmup]
-             --> train (stage by stage) --> evaluate --> compare --> report
+             --> train (stage by stage) --> evaluate --> [compress] --> compare --> report
 
 `config.yaml` says what to train on what; `snakemake --cores all` does it; `snakemake --cores all runs/NAME` or
 `datasets/NAME` does a part of it. Every rule is one `spider` command that you can also run by hand.
@@ -31,13 +31,14 @@ include: "rules/data.smk"
 include: "rules/memory.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
+include: "rules/compress.smk"
 include: "rules/report.smk"
 
 
 # Names for parts of the whole, a dataset, a run or a sweep of runs.
 parts = {f"datasets/{name}": metadata(name) for name in CONFIG.datasets}
-parts |= {f"runs/{name}": evaluations([name]) + harness_results([name]) for name in CONFIG.runs}
-parts |= {f"runs/{name}": evaluations(runs) + harness_results(runs) for name, runs in CONFIG.sweeps.items()}
+parts |= {f"runs/{name}": measured([name]) for name in CONFIG.runs}
+parts |= {f"runs/{name}": measured(runs) for name, runs in CONFIG.sweeps.items()}
 
 for part, files in parts.items():
 

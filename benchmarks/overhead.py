@@ -43,10 +43,10 @@ from common import interleaved, network_alone, parser, report
 from variants import DATASET, ROOT, prepare_data
 
 from spider import tracking
-from spider.checkpoints.load import model_tensors
 from spider.checkpoints.save import Saver
 from spider.config import StageSettings, StageSpec, load_config
 from spider.model import build_model
+from spider.model.weights import model_tensors
 from spider.results import Results
 from spider.tracking.sync import sync
 from spider.training.allocator import keep_freed_memory

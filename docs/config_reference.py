@@ -44,6 +44,7 @@ BLOCKS: list[tuple[str, type[Block]]] = [
     ("runs.NAME.evaluation.tasks.NAME, kind: jsonl", tasks.JsonlTask),
     ("runs.NAME.evaluation.tasks.NAME, kind: core", tasks.CoreTask),
     ("runs.NAME.harness", config.HarnessConfig),
+    ("runs.NAME.compress", config.CompressConfig),
     ("runs.NAME.resources", config.Resources),
     ("tracking", config.TrackingConfig),
 ]

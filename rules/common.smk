@@ -14,7 +14,7 @@ from snakemake.exceptions import WorkflowError
 
 from spider import tracking
 from spider.cluster import one_word, remedies
-from spider.config import HarnessConfig, load_config
+from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.results import check_root, write_config
 from spider.unlock import enter
 
@@ -204,6 +204,22 @@ def harness_results(runs):
     """Of the last stage of those of these runs that are asked standard tasks."""
     asked = [run for run in runs if CONFIG.runs[run].harness]
     return [f"<results>/runs/{run}/{stages(run)[-1]}/harness.json" for run in asked]
+
+
+def measured(runs):
+    """All figures of these runs."""
+    return evaluations(runs) + artifacts(runs) + harness_results(runs)
+
+
+def artifacts(runs):
+    """The scores of what the last stage of these runs is pressed into, where it is."""
+    pressed = [run for run in runs if CONFIG.runs[run].compress]
+    return [f"<results>/runs/{run}/{stages(run)[-1]}/artifact/evaluation.json" for run in pressed]
+
+
+def compress_identity(wildcards):
+    """How a run is pressed; any stage may be, by naming its file."""
+    return (CONFIG.runs[wildcards.run].compress or CompressConfig()).changed()
 
 
 def harness_asked(wildcards):

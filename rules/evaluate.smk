@@ -56,6 +56,7 @@ rule harness:
 rule compare:
     input:
         evaluations(CONFIG.runs),
+        artifacts(CONFIG.runs),
     output:
         "<results>/report/table.md",
         shown("report/table.html", "Comparison", "bits per byte, table"),

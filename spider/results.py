@@ -40,8 +40,17 @@ class StageFolder:
     evaluation = _Inside("evaluation.json")
     harness = _Inside("harness.json")
     sample = _Inside("sample.txt")
+    artifact = _Inside("artifact")
     lock = _Inside(".lock")  # held by who trains here
     holder = _Inside(".lock.json")  # who that is
+
+
+@dataclass(frozen=True)
+class ArtifactFolder(StageFolder):
+    """What pressing a stage's checkpoint leaves in its folder ``artifact``, and measuring that."""
+
+    receipt = _Inside("artifact.json")
+    model = _Inside("model.spider")
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,14 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from spider import files
-from spider.checkpoints.load import Checkpoint, model_tensors, some
+from spider.checkpoints.load import Checkpoint, some
 from spider.checkpoints.records import EXPORTED, MEMORY, Exported
-from spider.checkpoints.save import room, seal, weights_digest
+from spider.checkpoints.save import room, seal
 from spider.config import ConfigError, ModelConfig
 from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
+from spider.model.weights import model_tensors, weights_digest
 from spider.tokens.stored import TOKENIZER
 from spider.version import VERSION
 
@@ -66,13 +67,12 @@ def export(source: Path, output: Path) -> Checkpoint:
     told = {name: getattr(manifest, name) for name in Exported.model_fields if name in known}
     told |= {"window": manifest.window}
     memory = model.proposer.memory.folder if model.proposer else None
-    tokenizer = checkpoint.path / TOKENIZER if model.tokens.digest else None
-    return _write(output, model.config, model_tensors(model, ""), told, memory, tokenizer)
+    return _write(output, model.config, model_tensors(model, ""), told, memory, checkpoint.tokenizer)
 
 
 def _write(
     output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any],
-    memory: Path | None = None, tokenizer: Path | None = None,
+    memory: Path | None = None, tokenizer: bytes | None = None,
 ) -> Checkpoint:  # fmt: skip
     """Make the folder ``output`` of these tensors, what is known of them, the memory that they read, and the
     tokenizer that their ids are of."""
@@ -91,7 +91,7 @@ def _write(
             # safetensors makes files that only their owner can read; whoever may enter the folder may read.
             file.chmod(beside.stat().st_mode & 0o666)
         if tokenizer is not None:
-            shutil.copyfile(tokenizer, beside / TOKENIZER)
+            (beside / TOKENIZER).write_bytes(tokenizer)
         plain = seal(beside, EXPORTED, described)
         if memory is not None:
             _bring(memory, beside / MEMORY)

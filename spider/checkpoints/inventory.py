@@ -9,7 +9,16 @@ from rich.console import Console
 from rich.table import Table
 
 from spider.checkpoints.load import damage
-from spider.checkpoints.records import EXPORTED, MANIFEST, MEMORY, Exported, Manifest, read_manifest, steps
+from spider.checkpoints.records import (
+    EXPORTED,
+    MANIFEST,
+    MEMORY,
+    PRESSED,
+    Exported,
+    Manifest,
+    read_manifest,
+    steps,
+)
 from spider.errors import CheckpointError
 from spider.results import StageFolder
 
@@ -17,11 +26,12 @@ from spider.results import StageFolder
 def below(path: Path) -> list[Path]:
     """Checkpoints at or below a checkpoint, an exported folder, a stage, a run or a results folder, stage by
     stage, oldest first; `CheckpointError` where there is none."""
-    if (path / MANIFEST).is_file() or Exported.lies_in(path):
+    if (path / MANIFEST).is_file() or Exported.lies_in(path) or path.suffix == PRESSED:
         return [path]
     name = StageFolder(path).checkpoints.name
     roots = sorted(root for root in path.rglob(name) if root.is_dir()) if path.is_dir() else []
     saved = [step for root in roots for step in steps(root)]
+    saved += sorted(path.rglob(f"*{PRESSED}"))
     if not saved:
         raise CheckpointError(
             f"{path}: no checkpoint there or below; give a checkpoint, a stage, a run or a results folder"
@@ -37,6 +47,8 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
     (nats per byte), what is wrong with its files. What its manifest does not say, or cannot, is None.
     """
     try:
+        if path.suffix == PRESSED:
+            return _examine_pressed(path)
         manifest = read_manifest(path)
         problems = damage(path, manifest, quick=quick) + _damage_of_memory(path, manifest, quick)
     except CheckpointError as error:
@@ -49,11 +61,29 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
         "stage": "/".join(folder.parts[-2:]),
         "step": known.get("step") if step is None else step,
         "bytes": known.get("bytes"),
-        "size": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        "size": sum(file.stat().st_size for file in path.glob("*") if file.is_file()),
         "final": bool(known.get("final")),
         "best_loss": known.get("best_loss"),
         "problems": problems,
         "good": not problems,
+    }
+
+
+def _examine_pressed(path: Path) -> dict[str, Any]:
+    """The same of a pressed model, whose every byte is read to open it."""
+    from spider.checkpoints.load import Checkpoint
+
+    known = vars(Checkpoint.at(path).manifest)
+    return {
+        "path": str(path),
+        "stage": f"{known['run']}/{known['stage']}, pressed",
+        "step": known["global_step"],
+        "bytes": None,
+        "size": path.stat().st_size,
+        "final": True,
+        "best_loss": None,
+        "problems": [],
+        "good": True,
     }
 
 

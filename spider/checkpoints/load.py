@@ -10,18 +10,19 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import ValidationError
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from spider import files
 from spider.checkpoints.records import (
     EXPORTED,
     MANIFEST,
     MEMORY,
+    PRESSED,
     Exported,
     Manifest,
     Receipt,
@@ -34,6 +35,7 @@ from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import Model
+from spider.model.weights import model_tensors
 from spider.processes.parallel import own_part
 from spider.results import Results, StageFolder, root_of
 from spider.tokens import BYTES, Tokens
@@ -56,10 +58,12 @@ class Checkpoint:
     manifest: Manifest | Exported
 
     @classmethod
-    def at(cls, path: Path, *, quick: bool = False) -> Self:
+    def at(cls, path: Path, *, quick: bool = False) -> Checkpoint:
         """The checkpoint that a path names, each of its files checked once: with ``quick`` by size only, but
         of a stage's folder the newest good one is looked for by contents in any case. `CheckpointError` says
         that there is none, or which of its files differ, and how."""
+        if path.is_file() and path.suffix == PRESSED:
+            return cls._verified(path)
         if path.is_file():
             plain = files.read_json(path) if path.suffix == ".json" else None
             if not isinstance(plain, dict) or "checkpoint" not in plain:
@@ -77,7 +81,7 @@ class Checkpoint:
         return cls._verified(path, quick)
 
     @classmethod
-    def newest_good(cls, root: Path) -> tuple[Self | None, list[Path]]:
+    def newest_good(cls, root: Path) -> tuple[Checkpoint | None, list[Path]]:
         """The newest checkpoint below ``root`` that verifies, and the newer ones that did not (warned of)."""
         bad: list[Path] = []
         for path in reversed(steps(root)):
@@ -89,7 +93,11 @@ class Checkpoint:
         return None, bad
 
     @classmethod
-    def _verified(cls, path: Path, quick: bool = False) -> Self:
+    def _verified(cls, path: Path, quick: bool = False) -> Checkpoint:
+        if path.suffix == PRESSED:
+            from spider.compress.checkpoint import PressedCheckpoint
+
+            return PressedCheckpoint.open(path)
         manifest = read_manifest(path)
         if damaged := damage(path, manifest, quick=quick):
             raise CheckpointError("\n".join(damaged))
@@ -159,6 +167,11 @@ class Checkpoint:
             return read_tokens(self.path / TOKENIZER)
         except ValueError as error:
             raise CheckpointError(str(error)) from None
+
+    @property
+    def tokenizer(self) -> bytes | None:
+        """Its ``tokenizer.json``, where it has one."""
+        return (self.path / TOKENIZER).read_bytes() if TOKENIZER in self.manifest.files else None
 
     def model(self, device: str | torch.device = "cpu") -> Model:
         """The model in evaluation mode; of averaged weights, if there are any. Raises as `load_into`."""
@@ -253,13 +266,6 @@ def damage(path: Path, manifest: Manifest | Exported, *, quick: bool = False) ->
         elif not quick and files.sha256(file) != expected.sha256:
             damaged.append(f"{file}: its contents do not match the manifest's SHA-256")
     return damaged
-
-
-def model_tensors(model: nn.Module, prefix: str = "model.") -> dict[str, Tensor]:
-    """Parameters (a tied one once) and persistent buffers, as ``{prefix}{name}``."""
-    kept = model.state_dict()
-    named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
-    return {prefix + name: tensor.detach() for name, tensor in named.items()}
 
 
 def some(names: list[str]) -> str:

@@ -26,7 +26,6 @@ slow one: it allocates and pins all of it, for each tensor up to the next power 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
@@ -44,6 +43,7 @@ from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import INDEX, MANIFEST, Manifest, step_of, steps
 from spider.config import StageSettings
 from spider.errors import CheckpointError
+from spider.model.weights import weights_digest
 from spider.processes.parallel import whole
 from spider.processes.world import ALONE, World
 from spider.tokens.stored import TOKENIZER
@@ -186,16 +186,6 @@ def room(tensors: Mapping[str, Tensor], folder: Path) -> str:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     needed = sum(t.nbytes for t in tensors.values())
     return f"it needs {needed:,} bytes, {shutil.disk_usage(there).free:,} are free"
-
-
-def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Hash of the ``model.*`` tensors' names, types, shapes and bytes, whatever files they lie in."""
-    h = hashlib.sha256()
-    for name in sorted(n for n in tensors if n.startswith("model.")):
-        t = tensors[name].detach()
-        h.update(f"{name} {t.dtype} {list(t.shape)}\n".encode())
-        h.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return h.hexdigest()[:16]
 
 
 def _remove(path: Path) -> None:

@@ -18,6 +18,7 @@ import click
 
 from spider.cli import data, evaluate, model, train
 from spider.cli.chat import chat
+from spider.cli.compress import compress
 from spider.cli.harness import harness
 from spider.cli.session import FILE, Session, log
 from spider.processes.mapped import name_files_that_are_cut
@@ -39,7 +40,7 @@ _VERBS = (
     ),
     *(train.warmup, train.train),
     *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
-    *(model.describe, model.generate, chat, model.boundaries, harness, model.checkpoint),
+    *(model.describe, model.generate, chat, model.boundaries, harness, compress, model.checkpoint),
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

@@ -8,13 +8,18 @@ from pathlib import Path
 import click
 
 from spider import tracking
+from spider.checkpoints.pressed import ArtifactReceipt
 from spider.cli.session import FILE, NEW_FILE, THREADS, Session, log, prepare_torch, verb
+from spider.results import ArtifactFolder
 
 
 @verb("run", "stage")
 @THREADS
-def evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
+@click.option("--artifact", is_flag=True, help="Score what it was pressed into, without figures.")
+def evaluate(session: Session, run: str, stage: str, threads: int | None, artifact: bool) -> None:
     """Score a stage's last checkpoint in bits per byte, against compressors; write a sample and figures."""
+    if artifact:
+        return _evaluate_artifact(session, run, stage, threads)
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
     from spider.report.figures import FIGURES, draw_stage
@@ -40,6 +45,29 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None) -> Non
     log.info("%.3f bits per byte (%s: %.3f)", measured.bpb, best, rate)
 
 
+def _evaluate_artifact(session: Session, run: str, stage: str, threads: int | None) -> None:
+    from spider.evaluation.evaluate import evaluate
+    from spider.evaluation.training_text import learned_from
+
+    results, spec = session.results, session.config.stage(run, stage)
+    folder = ArtifactFolder(results.stage(run, stage).artifact)
+    data = results.shards(spec.evaluation.data or spec.data)
+    inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.sample, folder.evaluation]
+    asked = spec.evaluation.changed()
+    with session.tracked("evaluate_artifact", f"{run}/{stage}", asked, inputs, outputs) as job:
+        prepare_torch(threads)
+        texts = learned_from(session.config, run, stage)
+        measured = evaluate(
+            folder.receipt, spec, data, folder.path, learned_from=texts, kept=results.root / "yardsticks"
+        )
+        scores = {"bpb": measured.bpb, "bpb_strict": measured.bpb_strict}
+        scores["bytes"] = ArtifactReceipt.read(folder.receipt).artifact.total_bytes
+        metrics = {f"artifact/{name}": value for name, value in scores.items()}
+        tracking.log_scores(results.root, run, stage, metrics, outputs, of="artifact", folder=folder)
+        job.metric("bpb", measured.bpb)
+    log.info("%.3f bits per byte, pressed into %s bytes with code", measured.bpb, f"{scores['bytes']:,}")
+
+
 @verb("run", "[stage]")
 def draw(session: Session, run: str, stage: str | None) -> None:
     """Draw the figures of a stage (default: of all of RUN that are evaluated) again, without the model."""
@@ -60,9 +88,10 @@ def compare(session: Session, output: Path) -> None:
     """Set all evaluations side by side: table, figures, summary.json."""
     from spider.report.compare import compare
 
-    evaluations = session.evaluations(session.config.runs)
-    with session.tracked("compare", "report", {}, evaluations, [output]) as job:
-        compare(evaluations, benchmarks=session.results.root / "benchmarks", output=output.parent)
+    evaluations, artifacts = session.evaluations(session.config.runs), session.artifacts()
+    with session.tracked("compare", "report", {}, [*evaluations, *artifacts], [output]) as job:
+        benchmarks = session.results.root / "benchmarks"
+        compare(evaluations, artifacts=artifacts, benchmarks=benchmarks, output=output.parent)
         for name in ("summary.json", "table.md", "bpb.svg", "loss.svg"):
             job.artifact(output.parent / name)
 

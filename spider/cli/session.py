@@ -14,7 +14,7 @@ import click
 
 from spider import tracking
 from spider.config import Config, HubSource, StreamSource, load_config
-from spider.results import Results
+from spider.results import ArtifactFolder, Results
 
 log = logging.getLogger("spider")
 
@@ -69,6 +69,12 @@ class Session:
         """Of all stages of these runs, there or not."""
         stages = [(run, stage.name) for run in runs for stage in self.config.runs[run].stages]
         return [self.results.stage(*names).evaluation for names in stages]
+
+    def artifacts(self) -> list[Path]:
+        """The scores of what the last stages are pressed into, where the configuration asks for that."""
+        last = {run: block.stages[-1].name for run, block in self.config.runs.items() if block.compress}
+        folders = [self.results.stage(run, stage).artifact for run, stage in last.items()]
+        return [ArtifactFolder(folder).evaluation for folder in folders]
 
     def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
         """Name, digest and source of a dataset, as tracking shows it."""

@@ -12,6 +12,7 @@ its stages stand in ``defaults`` and any stage may override any of them. ``Confi
 """
 
 from spider.config.block import FORMAT, Block, ConfigError, nearest
+from spider.config.compress import CompressConfig
 from spider.config.data import (
     Dataset,
     HubSource,

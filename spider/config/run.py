@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from spider.config.block import Block, Fraction, Name, Positive, wrong_key
+from spider.config.compress import CompressConfig
 from spider.config.model import AnyModel, model_block
 from spider.config.tasks import HarnessConfig, TaskConfig
 
@@ -40,6 +41,8 @@ class OptimizerConfig(Block):
     muon_beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
     """NorMuon: evens out Muon's updates by a running mean of their squares, which keeps this share of itself
     (null: plain Muon)."""
+    muon_rows: bool = False
+    """Bring each row of Muon's momentum to one length before its polar factor."""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the gradient."""
 
@@ -53,8 +56,8 @@ class OptimizerConfig(Block):
 
     @model_validator(mode="after")
     def _only_muons(self) -> OptimizerConfig:
-        for key in ("muon_beta2", "muon_momentum_start"):
-            if self.kind != "muon" and getattr(self, key) is not None:
+        for key in ("muon_beta2", "muon_momentum_start", "muon_rows"):
+            if self.kind != "muon" and getattr(self, key) != type(self).model_fields[key].default:
                 raise wrong_key(key, f"kind: {self.kind} has no Muon; set kind: muon, or leave it out")
         return self
 
@@ -226,6 +229,8 @@ class Run(RunSettings):
     """Trained one after the other."""
     harness: HarnessConfig | None = None
     """Standard tasks for the last checkpoint (null: none)."""
+    compress: CompressConfig | None = None
+    """Press the last checkpoint into a file, and measure that (null: do not)."""
     resources: Resources = Resources()
     grid: dict[str, list[Any] | dict[str, Any]] = {}
     """Settings to sweep: each combination of their values becomes a run of its own (docs/sweeps.md)."""

@@ -10,6 +10,7 @@ Nothing here imports torch: comparing takes a second.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,13 +18,14 @@ from pydantic import BaseModel
 
 from spider import files
 from spider.artifacts import Artifact
+from spider.checkpoints.pressed import ArtifactReceipt
 from spider.evaluation.artifact import Evaluation, fairest
 from spider.report import figures
 from spider.report.costs import seconds_by_rule
 from spider.report.formatting import markdown_table
 from spider.report.render import html, picture
 from spider.report.stages import Log, read_log
-from spider.results import StageFolder
+from spider.results import ArtifactFolder, StageFolder
 
 #: Runs that a figure can hold and still be read; of more, the best.
 _DRAWN_RUNS = 8
@@ -71,12 +73,15 @@ class Summary(Artifact):
     """Wall seconds summed over each rule's jobs, from Snakemake's benchmark files."""
 
 
-def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -> Summary:
+def compare(
+    evaluations: list[Path], *, benchmarks: Path | None, output: Path, artifacts: Sequence[Path] = ()
+) -> Summary:
     """Gather evaluations into summary.json (written last), table.md, table.html, bpb.svg and loss.svg.
 
     Args:
         evaluations: the evaluation.json of every stage of every run; each stage's train.json and
             metrics.jsonl stand beside it. The first run named is the first in the report.
+        artifacts: the evaluation.json of what stages are pressed into, with artifact.json beside it.
         benchmarks: Snakemake's benchmark files, ``{benchmarks}/{rule}/*.tsv``.
 
     Raises:
@@ -87,6 +92,8 @@ def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -
     labels = _labels(measured)
     texts = {labels[one.text_sha256]: one.compressors for one in measured}
     runs = {}
+    scored = {path: Evaluation.read(path) for path in artifacts}
+    small = {(one.run, one.stage): _pressed(path, one) for path, one in scored.items()}
     for run, own in stages.items():
         compared = {
             one.stage: {
@@ -97,6 +104,7 @@ def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -
                 "scored_bytes": one.bytes,
                 "context": one.context,
                 "copies": one.copies and one.copies.model_dump(),
+                "artifact": small[run, one.stage](one) if (run, one.stage) in small else None,
                 **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights", "prompt", "sample"}),
             }
             for _, one in own
@@ -121,6 +129,14 @@ def compare(evaluations: list[Path], *, benchmarks: Path | None, output: Path) -
     page = html("table.html.j2", title="Spider: comparison", tables=tables, best=best, note=_NOTE)
     files.write_text(output / "table.html", page)
     return summary.write(output / "summary.json")
+
+
+def _pressed(path: Path, scored: Evaluation) -> Callable[[Evaluation], dict[str, Any]]:
+    """What is told of a stage's artifact, once the stage's own scores are known."""
+    one = ArtifactReceipt.read(ArtifactFolder(path.parent).receipt).artifact
+    told = one.model_dump(include={"bytes", "code_bytes", "total_bytes", "cap", "clip"})
+    told |= scored.model_dump(include={"bpb", "bpb_strict", "text_sha256"})
+    return lambda whole: told | {"lost": scored.bpb - whole.bpb}
 
 
 _Stages = dict[str, list[tuple[StageFolder, Evaluation]]]
@@ -188,6 +204,11 @@ def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:
             for name, stage in scored
             for bits, *more in [figures_of(stage, ".4f", ",.1f")]
         ]
+        rows += [
+            [f"{name}, pressed into {small['total_bytes']:,} bytes", f"{small['bpb']:.4f}", "",
+             stage["context"], f"{small['bpb_strict']:.4f}", "", "", ""]
+            for name, stage in scored if (small := stage.get("artifact"))
+        ]  # fmt: skip
         fresh = summary.fresh_by_data.get(text, {})
         for name, rate in sorted(compressors.items(), key=lambda item: item[1]):
             news = f"{fresh[name]:.4f}" if name in fresh else ""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from spider.results import Results
 
 #: In the order of the flow.
-RULES = ("download", "encode", "index", "warmup", "train", "evaluate")
+RULES = ("download", "encode", "index", "warmup", "train", "evaluate", "compress")
 
 
 class RuleCost(NamedTuple):

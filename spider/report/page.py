@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from spider import files
+from spider.checkpoints.pressed import ArtifactReceipt
 from spider.config import Config
 from spider.evaluation.artifact import Evaluation, fairest, quarters
 from spider.evaluation.harness_result import HarnessResult
@@ -25,7 +27,7 @@ from spider.report.formatting import printable
 from spider.report.provenance import chain, read_datasets
 from spider.report.render import html
 from spider.report.stages import StageRecord, read_stages
-from spider.results import Results
+from spider.results import ArtifactFolder, Results
 from spider.tracking import spool
 
 
@@ -61,6 +63,7 @@ def render(config: Config, results: Results, run: str) -> str:
         quarters=quarters(last.by_document or ()) if last else [],
         ranking=_ranking(run, last) if last else [],
         others=_others(config, results, last) if last else [],
+        pressed=_pressed(results, run, [stage.name for stage in stages], measured),
         standard=_standard(results, run, [stage.name for stage in stages]),
         curves=figures.training(stages),
         inside=[loops, *figures.inside(last.figures)] if last else [],
@@ -89,6 +92,30 @@ def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluati
         one for one in map(Evaluation.read, filter(Path.exists, paths)) if one.text_sha256 == last.text_sha256
     ]
     return sorted(scored, key=lambda one: one.bpb) if len(scored) > 1 else []
+
+
+def _pressed(
+    results: Results, run: str, stages: list[str], measured: Mapping[str, Evaluation]
+) -> dict[str, Any] | None:
+    """What the last stage that is pressed became, and its scores."""
+    folders = {stage: ArtifactFolder(results.stage(run, stage).artifact) for stage in stages}
+    made = [one for one in stages if folders[one].receipt.exists() and folders[one].evaluation.exists()]
+    if not made:
+        return None
+    stage, folder = made[-1], folders[made[-1]]
+    scored, record = Evaluation.read(folder.evaluation), ArtifactReceipt.read(folder.receipt).artifact
+    ratios = sorted(
+        (one.error / one.error_nearest, name)
+        for name, one in record.matrices.items()
+        if one.error is not None and one.error_nearest
+    )
+    return {
+        "stage": stage,
+        "scored": scored,
+        "lost": scored.bpb - measured[stage].bpb if stage in measured else None,
+        "record": record,
+        "ratios": ratios,
+    }
 
 
 def _standard(results: Results, run: str, stages: list[str]) -> HarnessResult | None:

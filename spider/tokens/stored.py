@@ -52,7 +52,11 @@ class StoredTokens(Artifact):
 
 def read_tokens(path: Path) -> BpeTokens:
     """The alphabet in a ``tokenizer.json``; `ValueError` where that is missing, damaged or edited."""
-    stored = StoredTokens.read(path)
+    return tokens_of(StoredTokens.read(path), path)
+
+
+def tokens_of(stored: StoredTokens, path: Path) -> BpeTokens:
+    """The alphabet that was read from ``path``; `ValueError` where it is damaged or edited."""
     try:
         tokens = BpeTokens([_pair(merge) for merge in stored.merges], stored.pattern)
     except ValueError as error:

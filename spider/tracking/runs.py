@@ -28,7 +28,7 @@ from spider.checkpoints.records import Origin, Receipt
 from spider.config import StageSpec
 from spider.errors import RESUME_ME
 from spider.files import digest, read_json
-from spider.results import Results
+from spider.results import Results, StageFolder
 from spider.tracking import records, spool, target
 from spider.tracking.machine import Sampler
 from spider.tracking.records import Checkpoint, Evaluation, Run, Status, file_list
@@ -219,18 +219,21 @@ def _key_of(results: Path, run: str) -> str:
     return pointer["key"]
 
 
-def log_checkpoint(results: Path, run: str, stage: str, receipt: Receipt) -> None:
-    """Record a stage's last checkpoint as a model, by path, step and digest; no weights are copied.
+def log_checkpoint(
+    results: Path, run: str, stage: str, receipt: Receipt, folder: StageFolder | None = None
+) -> None:
+    """Record a stage's last checkpoint as a model, by path, step and digest; no weights are copied. With a
+    ``folder`` in the stage's, the one that it is pressed into there.
 
     Every number or text in the receipt becomes a parameter of the model.
     """
     if not target.enabled():
         return
-    checkpoint = Results(results).stage(run, stage).path / receipt.checkpoint
+    checkpoint = (folder or Results(results).stage(run, stage)).path / receipt.checkpoint
     scalars = {k: v for k, v in receipt if isinstance(v, (str, int, float)) and k != "format"}
     record = Checkpoint(
         identity=digest([run, stage, receipt.weights]),
-        name=f"{run}-{stage}",
+        name=f"{run}-{stage}-{folder.path.name}" if folder else f"{run}-{stage}",
         training=_key_of(results, run),
         step=receipt.global_step,
         params=scalars | {"path": records.relative(results, checkpoint)},
@@ -272,17 +275,19 @@ def log_scores(
     artifacts: Sequence[Path] = (),
     *,
     of: str | None = None,
+    folder: StageFolder | None = None,
     dataset: tuple[str, str, str] | None = None,
     curves: dict[str, list[tuple[int, float]]] | None = None,
 ) -> None:
     """Record numbers as scores of a stage's checkpoint; ``of`` names what measured them, where that is not
-    its evaluation. Otherwise as `log_evaluation`."""
+    its evaluation, and a ``folder`` in the stage's that they are of what lies there. Otherwise as
+    `log_evaluation`."""
     if not target.enabled():
         return
-    receipt = Receipt.read(Results(results).stage(run, stage).receipt)
+    receipt = Receipt.read((folder or Results(results).stage(run, stage)).receipt)
     model = digest([run, stage, receipt.weights])
     if not spool.record_path(results, "models", model).exists():
-        log_checkpoint(results, run, stage, receipt)
+        log_checkpoint(results, run, stage, receipt, folder)
     record = Evaluation(
         identity=digest([model, of]) if of else model,
         model=model,

@@ -17,8 +17,10 @@ stack of experts (E, in, out) as E of them, go through it as one batch, cut to b
 Weight decay is decoupled, for matrices also cautious (Chen et al., arXiv:2510.12402): only where it pulls the
 same way as the update. Vectors, and tables of which a batch touches few rows, are not decayed.
 
-With ``muon_beta2`` polar factors are evened out as in NorMuon (Li et al., arXiv:2510.05491): `even_out`. A
-parameter that a model marks ``_lr_scale`` trains at that multiple of its kind's rate.
+With ``muon_rows`` the rows of a momentum, its outputs, come to one length before the polar factor (MuonEq,
+arXiv:2603.28254). With ``muon_beta2`` polar factors are evened out as in NorMuon (Li et al.,
+arXiv:2510.05491): `even_out`. A parameter that a model marks ``_lr_scale`` trains at that multiple of its
+kind's rate.
 
 State is fp32 (but `LowBitAdamW`'s), and named in a checkpoint by the parameter's own name. Of parameters that
 are cut over processes (`spider.processes.parallel`) each process updates its slice. Polar factors are shared:
@@ -181,8 +183,8 @@ class Optimizer:
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         steps = torch._foreach_lerp(grads, momenta, group["momentum"])
         if params[0].ndim == 3:
-            return torch.stack(steps).flatten(0, 1)
-        return torch.stack(steps, 1).transpose(0, 1)  # by row, as they may be cut
+            return _even_rows(torch.stack(steps).flatten(0, 1), -2, group)
+        return _even_rows(torch.stack(steps, 1).transpose(0, 1), -1, group)  # by row, as they may be cut
 
     def _apply(self, group: dict[str, Any], params: list[Tensor], u_Nrc: Tensor) -> None:
         """Move parameters of one shape against their polar factors."""
@@ -199,6 +201,14 @@ class Optimizer:
             if decay:
                 p.sub_(p * (u * p > 0), alpha=lr * decay)
             p.sub_(u, alpha=lr * gain)
+
+
+def _even_rows(x_Nrc: Tensor, axis: int, group: dict[str, Any]) -> Tensor:
+    """Of a group with ``rows``, what each output's weights move by at one length; ``axis`` is that of what
+    enters."""
+    if not group.get("rows"):
+        return x_Nrc
+    return x_Nrc / x_Nrc.norm(dim=axis, keepdim=True).clamp(min=1e-12)
 
 
 def _gradients(params: list[Tensor]) -> list[Tensor]:
@@ -321,6 +331,7 @@ def build_optimizer(
             "weight_decay": config.weight_decay if decayed else 0.0,
             "momentum": config.muon_momentum,
             "beta2": config.muon_beta2,
+            "rows": config.muon_rows,
             "compute": compute,
             "betas": config.betas,
             "eps": config.eps,

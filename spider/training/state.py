@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from spider.checkpoints.claim import differences
-from spider.checkpoints.load import AVERAGE, Checkpoint, model_tensors
+from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import Manifest
 from spider.config import EmaConfig, StageSpec
 from spider.errors import TrainingError
 from spider.model.interface import Model
+from spider.model.weights import model_tensors
 from spider.processes.parallel import local
 from spider.tokens import Tokens
 from spider.training.optim import LowBitAdamW, Optimizer

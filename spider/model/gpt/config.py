@@ -78,6 +78,8 @@ class GPTConfig(ModelConfig):
     """c of ``c tanh(logits / c)`` (null: logits as they are)."""
     tied: bool = False
     """The head is the transposed embedding."""
+    start: Literal["uniform", "orthogonal"] = "uniform"
+    """What matrices are at first, but those that begin at zero."""
     norm_eps: Annotated[float, Field(gt=0)] = 1e-6
     stream: Literal["wide", "narrow"] = "narrow"
     """Residual stream: fp32, or as narrow as matrix products are."""
@@ -146,10 +148,30 @@ class GPTConfig(ModelConfig):
 
 Config = GPTConfig
 
-#: nanochat's: 64 features a layer, heads of 128.
+#: What the parameter golf's presets share.
+_GOLF: dict[str, Any] = {
+    **{"windows": "L", "value_embeddings": "none", "residual_mix": "vector", "mix_start": 0.0},
+    **{"branch_scales": True, "qk_gain": 5.25, "softcap": 30.0, "tied": True, "start": "orthogonal"},
+}
+#: nanochat's: 64 features a layer, heads of 128. golf-16mb is a record's block, golf-seed the seed's.
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt-d12": {},
     "gpt-d20": {"hidden": 1280, "layers": 20, "heads": 10},
     "gpt-d24": {"hidden": 1536, "layers": 24, "heads": 12},
     "gpt-cpu": {"hidden": 192, "layers": 4, "heads": 4, "windows": "L", "value_embeddings": "none"},
+    "golf-16mb": {
+        **_GOLF,
+        **{"hidden": 512, "layers": 11, "heads": 8, "kv_heads": 4, "rope_dim": 16, "slope": 0.5},
+        **{"parallel_from": 7, "norm_scale": True, "skips": True, "xsa": True},
+        "recurrence": {"first": 3, "last": 5, "loops": 3},
+    },
+    "golf-seed": {
+        **_GOLF,
+        **{"hidden": 768, "layers": 3, "heads": 12, "kv_heads": 4, "parallel_from": 0},
+        "recurrence": {"first": 0, "last": 2, "loops": 8},
+    },
+    "golf-tiny": {
+        **_GOLF,
+        **{"hidden": 128, "layers": 6, "heads": 4, "kv_heads": 2, "slope": 0.5, "parallel_from": 0},
+    },
 }

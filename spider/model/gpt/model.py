@@ -18,10 +18,10 @@ With ``skips`` the first half of the layers that run leave what they made, and e
 the latest that is left: ``x <- (1 - sigmoid(s)) w skip + sigmoid(s) x``. With ``recurrence`` some layers run
 several times in a row, with the same weights, and each run counts as a layer there.
 
-Norms have no weights; vectors and numbers act in fp32, also on a narrow stream. At the start Wo, W2 and Wg
-are zero: a layer adds nothing, and gates are 1. Other matrices and V_l are uniform of deviation 1/sqrt(D), E
-is N(0, 1) and W N(0, 0.001^2), both N(0, 0.005^2) where they are one. E, V_l and W are tables for AdamW,
-never matrices for Muon; `scaled_lr` has their rates.
+Norms have no weights; vectors and numbers act in fp32, also on a narrow stream. At first Wo, W2 and Wg are
+zero: a layer adds nothing, and gates are 1. Other matrices are orthogonal or, like V_l, uniform of deviation
+1/sqrt(D) (``start``); E is N(0, 1) and W N(0, 0.001^2), both N(0, 0.005^2) where they are one. E, V_l and W
+are tables for AdamW, never matrices for Muon; `scaled_lr` has their rates.
 
 Shapes: B windows, T ids of them, V ids of the alphabet, D features, H heads, G heads of keys and values, K
 features of a head; N new ids of a stream.
@@ -79,12 +79,19 @@ _GATE_READS = 32
 _MANY_IDS, _POSITIONS = 4096, 8192
 
 
-class Uniform(Linear):
-    """A linear map whose weights start uniform, of deviation 1/sqrt(fan_in)."""
+class Spread(Linear):
+    """A linear map that starts uniform, of deviation 1/sqrt(fan_in), or orthogonal."""
+
+    def __init__(self, fan_in: int, fan_out: int, config: GPTConfig) -> None:
+        super().__init__(fan_in, fan_out)
+        self.orthogonal = config.start == "orthogonal"
 
     def init_weights(self) -> None:
         limit = 3**0.5 * self.std
-        nn.init.uniform_(self.weight, -limit, limit)
+        if self.orthogonal:
+            nn.init.orthogonal_(self.weight)
+        else:
+            nn.init.uniform_(self.weight, -limit, limit)
 
 
 class Attention(nn.Module):
@@ -92,7 +99,7 @@ class Attention(nn.Module):
         super().__init__()
         self.config = c = config
         D, K, G = c.hidden, c.head_dim, c.groups
-        self.q, self.k, self.v = Uniform(D, D), Uniform(D, G * K), Uniform(D, G * K)
+        self.q, self.k, self.v = (Spread(D, size, c) for size in (D, G * K, G * K))
         self.out = Linear(D, D, std=0.0)
         self.gain = nn.Parameter(torch.empty(c.heads)) if c.qk_gain else None
         self.values: nn.Parameter | None = None
@@ -143,7 +150,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.slope = config.slope
-        self.up = Uniform(config.hidden, config.ffn_ratio * config.hidden)
+        self.up = Spread(config.hidden, config.ffn_ratio * config.hidden, config)
         self.down = Linear(config.ffn_ratio * config.hidden, config.hidden, std=0.0)
 
     def forward(self, h_BTD: Tensor) -> Tensor:
@@ -350,7 +357,8 @@ class GPT(interface.Model):
         feature; the position itself is not counted in a window."""
         order, total = self.config.order(self.loops(n_loops)), float(self.embedding.numel())
         for layer in order:
-            total += sum(part.weight.numel() for part in _linear(self.blocks[layer]))
+            linear = (part for part in self.blocks[layer].modules() if isinstance(part, nn.Linear))
+            total += sum(part.weight.numel() for part in linear)
             total += 2 * self.config.hidden * min(self.config.window(layer) or length, length)
         return 6 * (total + (self.memory.multiplies() if self.memory else 0))
 
@@ -365,10 +373,6 @@ class GPT(interface.Model):
 
     def keeps_wide(self, name: str) -> bool:
         return name == "head" or name.endswith(".gate") or name.startswith("memory.")
-
-
-def _linear(module: nn.Module) -> list[nn.Linear]:
-    return [part for part in module.modules() if isinstance(part, nn.Linear)]
 
 
 class Incremental(Reader):

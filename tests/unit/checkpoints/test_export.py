@@ -20,12 +20,12 @@ import spider
 from spider import files
 from spider.checkpoints import export as exporting
 from spider.checkpoints.export import export, import_file
-from spider.checkpoints.load import Checkpoint, model_tensors
-from spider.checkpoints.save import weights_digest
+from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.spider.config import SpiderConfig
+from spider.model.weights import model_tensors, weights_digest
 from spider.training.stage import train
 
 

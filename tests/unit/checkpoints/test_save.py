@@ -6,11 +6,12 @@ import torch
 
 import spider
 from spider import files
-from spider.checkpoints.load import Checkpoint, model_tensors
+from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import read_manifest, steps
-from spider.checkpoints.save import clean, retain, save, weights_digest
+from spider.checkpoints.save import clean, retain, save
 from spider.errors import CheckpointError
 from spider.model import build_model
+from spider.model.weights import model_tensors, weights_digest
 from spider.training.stage import train
 from tests.unit.records import saved
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from spider import load_model
-from spider.checkpoints.load import model_tensors
 from spider.checkpoints.save import save
 from spider.config import load_config
 from spider.data.encode import encode_part
@@ -27,6 +26,7 @@ from spider.evaluation.evaluate import evaluate, validation_stream
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.spider.config import BoundaryConfig
+from spider.model.weights import model_tensors
 from spider.report.compare import compare
 from spider.report.figures import FIGURES, draw_stage
 from spider.results import StageFolder

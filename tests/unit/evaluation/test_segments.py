@@ -15,7 +15,6 @@ import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from spider.checkpoints.load import model_tensors
 from spider.checkpoints.save import save as save_checkpoint
 from spider.cli import cli
 from spider.config import load_config, merged
@@ -24,6 +23,7 @@ from spider.evaluation.segments import cut, read_beginning
 from spider.model import build_model
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.model import Spider
+from spider.model.weights import model_tensors
 from spider.report.text_view import show, tints, write_page, write_picture
 from spider.tokens import BYTES
 from tests.unit.evaluation.toys import Bigram, Pairs

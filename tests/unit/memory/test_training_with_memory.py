@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spider import files
-from spider.checkpoints.load import Checkpoint, model_tensors
+from spider.checkpoints.load import Checkpoint
 from spider.data.shards import Shards
 from spider.errors import CheckpointError
 from spider.evaluation.bpb import score
@@ -17,6 +17,7 @@ from spider.evaluation.generate import generate
 from spider.memory.proposer import Proposer
 from spider.memory.store import open_memory
 from spider.model import build_model
+from spider.model.weights import model_tensors
 from spider.results import Results
 from spider.tokens import BYTES
 from spider.training import warmup

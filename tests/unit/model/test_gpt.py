@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small_gpt import GOLF, GOLF_16MB, SWITCHES, build_gpt, config_of, text
+from small_gpt import SWITCHES, build_gpt, config_of, text
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -61,20 +61,16 @@ def test_flops_of_d24_are_those_of_nanochats_leaderboard():
 
 
 @pytest.mark.parametrize(
-    ("size", "block", "count"),
+    ("size", "preset", "block", "count"),
     [
-        (8192, {**GOLF_16MB, "recurrence": {"first": 3, "last": 5, "loops": 3}}, 35_944_536),
-        (8192, {**GOLF_16MB, "recurrence": {"first": 4, "last": 5, "loops": 3}}, 35_943_512),
-        (
-            8192,
-            {"hidden": 768, "layers": 3, "heads": 12, "kv_heads": 4, "recurrence": {"last": 2, "loops": 8}},
-            25_175_076,
-        ),
-        (2048, {"hidden": 128, "layers": 6, "heads": 4, "kv_heads": 2, "slope": 0.5}, 1_346_584),
+        (8192, "golf-16mb", {}, 35_944_536),
+        (8192, "golf-16mb", {"recurrence": {"first": 4}}, 35_943_512),
+        (8192, "golf-seed", {}, 25_175_076),
+        (2048, "golf-tiny", {}, 1_346_584),
     ],
 )
-def test_parameters_of_the_golfs_sizes(size, block, count):
-    model = on_meta(vocab_size=size, **merged(GOLF, block))
+def test_parameters_of_the_golfs_sizes(size, preset, block, count):
+    model = on_meta(vocab_size=size, **merged(PRESETS[preset], block))
     assert model.num_parameters() == count
     assert model.looked_up() == 0 and model.scaling_parameters() > 0.99 * count
 

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from spider.checkpoints.load import Checkpoint, model_tensors
+from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt, read_manifest, steps
-from spider.checkpoints.save import weights_digest
 from spider.config import EmaConfig
 from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate, validation_stream
+from spider.model.weights import model_tensors, weights_digest
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.training.state import Ema

@@ -8,9 +8,9 @@ from torch import nn
 from torchao.optim import AdamW4bit, AdamW8bit
 
 from spider import load_model
-from spider.checkpoints.load import model_tensors
 from spider.checkpoints.save import save
 from spider.config import OptimizerConfig
+from spider.model.weights import model_tensors
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.stage import train
 from tests.unit import records

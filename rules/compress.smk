@@ -1,0 +1,48 @@
+"""A trained model pressed into one small file, and that file scored as its checkpoint was."""
+
+
+rule compress:
+    input:
+        receipt="<results>/runs/{run}/{stage}/train.json",
+        data=lambda wildcards: metadata(stage_spec(wildcards).data),
+    output:
+        "<results>/runs/{run}/{stage}/artifact/model.spider",
+        "<results>/runs/{run}/{stage}/artifact/artifact.json",
+    log:
+        "<logs>/compress/{run}/{stage}.log",
+    benchmark:
+        "<benchmarks>/compress/{run}/{stage}.tsv"
+    threads: job_resource("threads")
+    resources:
+        gpu=one_gpu,
+        mem_mb=job_resource("mem_mb"),
+        runtime=longer(60),
+    params:
+        spider=command,
+        identity=compress_identity,
+    shell:
+        "{params.spider} --log {log:q} compress {wildcards.run} {wildcards.stage} --threads {threads}"
+
+
+rule evaluate_artifact:
+    input:
+        receipt="<results>/runs/{run}/{stage}/artifact/artifact.json",
+        data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
+        tasks=task_files,
+    output:
+        "<results>/runs/{run}/{stage}/artifact/evaluation.json",
+        shown("runs/{run}/{stage}/artifact/sample.txt", "Samples", "generated text, pressed"),
+    log:
+        "<logs>/evaluate_artifact/{run}/{stage}.log",
+    benchmark:
+        "<benchmarks>/evaluate_artifact/{run}/{stage}.tsv"
+    threads: job_resource("threads")
+    resources:
+        gpu=one_gpu,
+        mem_mb=job_resource("mem_mb"),
+        runtime=longer(30),
+    params:
+        spider=command,
+        identity=lambda wildcards: stage_spec(wildcards).evaluation.changed(),
+    shell:
+        "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --artifact --threads {threads}"

@@ -1,0 +1,240 @@
+"""``model.spider``: a model in one file, to be read by whoever has the source, and by nobody's pickle.
+
+    SPIDERQ1                      8 bytes
+    length of the header          uint32, little-endian
+    sha256 of the header          the first 8 bytes
+    header                        JSON, packed by zlib: what the model is, and of what sections are made
+    sections                      tokenizer, tables, steps, exact, stream; the header has their sizes, and
+                                  the sha256 of all of them
+
+A weight is its step times a small integer, in fp32, so that every machine reads the same bits; the digest of
+all weights is checked as of a checkpoint. A tensor of two axes is a matrix whose rows are what it makes, one
+of three a stack of them stored the other way round. Each has its own table (`spider.compress.rans`), and a
+step for each row, or one for all. What is small or no matrix stays as it was, or in float16.
+
+Nothing is allocated by a number that was not compared with what is there: a header by the size of the file,
+sections by the same, tensors by those of the architecture, built without memory.
+
+Shapes: E matrices of a stack, O rows, I columns; T tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import lzma
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spider.compress import rans
+from spider.config.model import family_block
+from spider.errors import CheckpointError
+from spider.model import build_model
+from spider.model.interface import Model
+from spider.model.weights import model_tensors, weights_digest
+from spider.tokens import BYTES, Tokens
+from spider.tokens.stored import StoredTokens, tokens_of
+
+MAGIC = b"SPIDERQ1"
+_HEAD = len(MAGIC) + 4 + 8
+_SECTIONS = ("tokenizer", "tables", "steps", "exact", "stream")
+#: Of a header, unpacked; and weights of a byte of a file: an eighth of a bit each.
+_LONGEST_HEADER, _MOST_WEIGHTS = 1 << 24, 64
+_EXACT = {"float16": torch.float16, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
+
+
+class Quantized(NamedTuple):
+    """A tensor in small integers."""
+
+    q_EOI: Tensor
+    """int8."""
+    step_EO1: Tensor
+    """float16; (E, 1, 1) where rows share one."""
+    bits: int
+
+    def weights(self, shape: Sequence[int]) -> Tensor:
+        """As the model has it."""
+        w_EOI = self.q_EOI.float() * self.step_EO1.float()
+        return (w_EOI if len(shape) == 2 else w_EOI.mT).reshape(tuple(shape)).contiguous()
+
+
+def matrices(tensor: Tensor) -> Tensor:
+    """A tensor of two or three axes as matrices (E, O, I)."""
+    return tensor[None] if tensor.ndim == 2 else tensor.mT
+
+
+def narrowed(tensor: Tensor) -> Tensor:
+    """What is no matrix, as it is kept: of more than 64 numbers in float16."""
+    return tensor.half() if tensor.is_floating_point() and tensor.numel() > 64 else tensor
+
+
+def restored(
+    expected: Mapping[str, Tensor], quantized: Mapping[str, Quantized], exact: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """All tensors as reading the file gives them, in the types of the ``expected``."""
+    return {
+        name: (quantized[name].weights(t.shape) if name in quantized else exact[name]).to(t.dtype)
+        for name, t in expected.items()
+    }
+
+
+def pressed(
+    about: Mapping[str, Any],
+    tokenizer: bytes,
+    expected: Mapping[str, Tensor],
+    quantized: Mapping[str, Quantized],
+    exact: Mapping[str, Tensor],
+) -> tuple[bytes, dict[str, int]]:
+    """The file's bytes, and how many each part of it takes.
+
+    Args:
+        about: what the header says of the model, in plain JSON.
+        tokenizer: its ``tokenizer.json``; empty for bytes.
+        expected: the model's tensors, which say names, shapes and types.
+    """
+    runs = {name: _symbols(one) for name, one in quantized.items()}
+    tables = [rans.table(np.bincount(run, minlength=2 * _reach(quantized[n]) + 1)) for n, run in runs.items()]
+    lanes = rans.lanes_for(sum(map(len, runs.values())))
+    sections = {
+        "tokenizer": lzma.compress(tokenizer, preset=9) if tokenizer else b"",
+        "tables": zlib.compress(b"".join(one.astype("<u2").tobytes() for one in tables), 9),
+        "steps": b"".join(one.step_EO1.cpu().numpy().astype("<f2").tobytes() for one in quantized.values()),
+        "exact": b"".join(one.cpu().contiguous().numpy().tobytes() for one in exact.values()),
+        "stream": rans.encode(list(runs.values()), tables, lanes) if runs else b"",
+    }
+    rest = b"".join(sections.values())
+    tensors = {f"model.{name}": t for name, t in restored(expected, quantized, exact).items()}
+    header = {
+        "format": 1,
+        **about,
+        "weights": weights_digest(tensors),
+        "quantized": [[name, one.bits, one.step_EO1.shape[1]] for name, one in quantized.items()],
+        "exact": [[name, str(one.dtype).removeprefix("torch.")] for name, one in exact.items()],
+        "lanes": lanes,
+        "sections": [len(sections[name]) for name in _SECTIONS],
+        "sha256": hashlib.sha256(rest).hexdigest(),
+    }
+    packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), 9)
+    head = MAGIC + len(packed).to_bytes(4, "little") + hashlib.sha256(packed).digest()[:8] + packed
+    return head + rest, {"header": len(head), **{name: len(part) for name, part in sections.items()}}
+
+
+def _reach(one: Quantized) -> int:
+    return (1 << one.bits - 1) - 1
+
+
+def _symbols(one: Quantized) -> np.ndarray:
+    return (one.q_EOI.cpu().flatten().to(torch.int16) + _reach(one)).to(torch.uint8).numpy()
+
+
+@dataclass(frozen=True)
+class Pressed:
+    """A file that is whole: its header, and the sections behind it."""
+
+    path: Path
+    header: dict[str, Any]
+    sections: dict[str, bytes]
+
+    @property
+    def tokens(self) -> Tokens:
+        """What the ids of its model stand for."""
+        if not self.sections["tokenizer"]:
+            return BYTES
+        plain = json.loads(lzma.decompress(self.sections["tokenizer"]))
+        return tokens_of(StoredTokens.parse(plain, self.path), self.path)
+
+    def model(self, device: str | torch.device = "cpu") -> Model:
+        """The model in evaluation mode. `CheckpointError` where the file is of another version or lies."""
+        config = family_block(self.header["model"])
+        with torch.device("meta"):
+            model = build_model(config, self.tokens)
+        expected = model_tensors(model, "")
+        if sum(t.numel() for t in expected.values()) > _MOST_WEIGHTS * self.path.stat().st_size:
+            raise self._lies("it is too small for the model that its header describes")
+        tensors = self._tensors(expected)
+        if weights_digest({f"model.{name}": t for name, t in tensors.items()}) != self.header["weights"]:
+            raise self._lies("its weights are not those of its digest")
+        model = model.to_empty(device=device)
+        model.reset_parameters()  # marks, and what is no parameter
+        for name, tensor in model_tensors(model, "").items():
+            tensor.copy_(tensors[name])
+        return model.eval()
+
+    def _tensors(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        quantized, exact = self.header["quantized"], self.header["exact"]
+        if sorted(name for name, *_ in [*quantized, *exact]) != sorted(expected):
+            raise self._lies("its tensors are not those of its architecture")
+        sizes = [expected[name].numel() for name, *_ in quantized]
+        try:
+            runs = rans.decode(self.sections["stream"], sizes, self._tables(), self.header["lanes"])
+        except ValueError as error:
+            raise self._lies(str(error)) from None
+        steps_S = np.frombuffer(self.sections["steps"], "<f2")
+        values, found, at = self.sections["exact"], dict[str, Quantized](), 0
+        for (name, bits, rows), run in zip(quantized, runs, strict=True):
+            shape = matrices(expected[name]).shape
+            end = at + shape[0] * rows
+            if rows not in (1, shape[1]) or end > len(steps_S):
+                raise self._lies(f"{name} has not {rows} steps")
+            step_EO1 = torch.from_numpy(steps_S[at:end].copy()).view(shape[0], rows, 1)
+            reach, at = (1 << bits - 1) - 1, end
+            q_EOI = (torch.from_numpy(run).to(torch.int16) - reach).to(torch.int8).view(shape)
+            found[name] = Quantized(q_EOI, step_EO1, bits)
+        kept, begin = dict[str, Tensor](), 0
+        for name, kind in exact:
+            shape, dtype = expected[name].shape, _EXACT.get(kind)
+            if dtype is None or begin + prod(shape) * dtype.itemsize > len(values):
+                raise self._lies(f"{name} of {kind} is not there whole")
+            end = begin + prod(shape) * dtype.itemsize
+            flat = torch.frombuffer(bytearray(values[begin:end]), dtype=dtype) if end > begin else None
+            kept[name] = torch.empty(shape, dtype=dtype) if flat is None else flat.view(shape)
+            begin = end
+        if at != len(steps_S) or begin != len(values):
+            raise self._lies("it holds more than its tensors")
+        return restored(expected, found, kept)
+
+    def _tables(self) -> list[np.ndarray]:
+        widths = [(1 << bits) - 1 for _, bits, _ in self.header["quantized"]]
+        raw = zlib.decompressobj().decompress(self.sections["tables"], 2 * sum(widths))
+        if len(raw) != 2 * sum(widths):
+            raise self._lies("its tables are not of its alphabets")
+        return np.split(np.frombuffer(raw, "<u2"), np.cumsum(widths)[:-1])
+
+    def _lies(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {what}; copy it again from where it was made")
+
+
+def read(path: Path) -> Pressed:
+    """The file at ``path``. `CheckpointError` where it is missing, damaged, cut, longer than it says, or of
+    another version."""
+    data = path.read_bytes() if path.is_file() else None
+    again = "copy it again from where it was made"
+    if data is None:
+        raise CheckpointError(f"{path}: no such file")
+    if data[: len(MAGIC)] != MAGIC:
+        raise CheckpointError(f"{path}: not a pressed model of this version (it begins {data[:8]!r})")
+    length = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 4], "little")
+    packed, rest = data[_HEAD : _HEAD + length], data[_HEAD + length :]
+    if len(packed) < length or hashlib.sha256(packed).digest()[:8] != data[len(MAGIC) + 4 : _HEAD]:
+        raise CheckpointError(f"{path}: damaged: its header is not whole; {again}")
+    try:
+        header = json.loads(zlib.decompressobj().decompress(packed, _LONGEST_HEADER))
+        version, sizes = header["format"], header["sections"]
+    except (ValueError, zlib.error, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: its header cannot be read ({error}); {again}") from None
+    if version != 1:
+        raise CheckpointError(f"{path}: of format {version!r}, this Spider reads 1")
+    if sum(sizes) != len(rest) or hashlib.sha256(rest).hexdigest() != header["sha256"]:
+        raise CheckpointError(f"{path}: damaged: it does not match its SHA-256; {again}")
+    ends = np.cumsum([0, *sizes]).tolist()
+    parts = [rest[begin:end] for begin, end in itertools.pairwise(ends)]
+    return Pressed(path, header, dict(zip(_SECTIONS, parts, strict=True)))
