@@ -33,9 +33,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from spider.compress import rans
+from spider.config.block import ConfigError
 from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
@@ -154,6 +156,12 @@ class Pressed:
 
     def model(self, device: str | torch.device = "cpu") -> Model:
         """The model in evaluation mode. `CheckpointError` where the file is of another version or lies."""
+        try:
+            return self._model(torch.device(device))
+        except (KeyError, TypeError, zlib.error, lzma.LZMAError, ConfigError, ValidationError) as error:
+            raise self._lies(f"its header is of another version, or wrong ({error})") from None
+
+    def _model(self, device: torch.device) -> Model:
         config = family_block(self.header["model"])
         with torch.device("meta"):
             model = build_model(config, self.tokens)
@@ -203,8 +211,11 @@ class Pressed:
         return restored(expected, found, kept)
 
     def _tables(self) -> list[np.ndarray]:
-        widths = [(1 << bits) - 1 for _, bits, _ in self.header["quantized"]]
-        raw = zlib.decompressobj().decompress(self.sections["tables"], 2 * sum(widths))
+        alphabets = [bits for _, bits, _ in self.header["quantized"]]
+        if not all(2 <= bits <= 8 for bits in alphabets):
+            raise self._lies("its integers are not of 2 to 8 bits")
+        widths = [(1 << bits) - 1 for bits in alphabets]
+        raw = zlib.decompressobj().decompress(self.sections["tables"], 2 * sum(widths) + 1)
         if len(raw) != 2 * sum(widths):
             raise self._lies("its tables are not of its alphabets")
         return np.split(np.frombuffer(raw, "<u2"), np.cumsum(widths)[:-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from spider.errors import CheckpointError
 
 #: Of fewer numbers, integers with a table of their own save nothing.
 _SMALL = 1024
+#: What tells the entropy of more.
+_SAMPLE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class Part:
     clip: float | None
     """None: the one that all matrices have."""
     shared: bool
+
+    def sampled(self) -> Part:
+        """Every n-th row of it: some 2^18 weights."""
+        every = -(-self.w_EOI.numel() // _SAMPLE)
+        return self if every == 1 else replace(self, w_EOI=self.w_EOI[:, ::every])
 
     def steps(self, clip: float) -> Tensor:
         """(E, O or 1, 1) float16, where all matrices have this clip."""

@@ -27,7 +27,7 @@ from spider.compress import code
 from spider.compress.artifact import Quantized, pressed
 from spider.compress.artifact import read as read_pressed
 from spider.compress.calibrate import inputs
-from spider.compress.fit import fill
+from spider.compress.fit import MOST, fill
 from spider.compress.parts import Part, quantized, split
 from spider.config import StageSpec
 from spider.config.compress import CompressConfig
@@ -72,8 +72,12 @@ class Press:
         return pressed(self.about, self.tokenizer, self.tensors, made, self.exact)
 
     def entropy(self, clip: float) -> float:
-        """Bytes of the matrices' integers, rounded to the nearest."""
-        return sum(part.entropy(part.nearest(clip)) for part in self.matrices) / 8
+        """Bytes of the matrices' integers, rounded to the nearest; of large ones by some of their rows."""
+        samples = ((part, part.sampled()) for part in self.matrices)
+        bits = (
+            one.entropy(one.nearest(clip)) * part.w_EOI.numel() / one.w_EOI.numel() for part, one in samples
+        )
+        return sum(bits) / 8
 
     def _quantized(self, part: Part, clip: float) -> tuple[Quantized, MatrixRecord, list[str]]:
         return quantized(part, clip, self.sums, self.asked.damping)
@@ -161,8 +165,9 @@ def _fitted(made: Press, counted: int, where: str) -> tuple[float, bytes, dict[s
     if asked.clip is not None:
         if (over := total(asked.clip) - asked.cap) > 0:
             what = f"{asked.cap + over:,} bytes, {over:,} over cap"
-            fitting = asked.clip * 2 ** (over * 8 / weights)
-            raise ValueError(f"{where}.clip: {what}; at clip {fitting:.3g} it would fit")
+            fitting = asked.clip * 2 ** min(99.0, over * 8 / weights)
+            remedy = f"at clip {fitting:.3g} it would fit" if fitting < MOST else "no clip makes it so small"
+            raise ValueError(f"{where}.clip: {what}; {remedy}")
         return asked.clip, *last[asked.clip]
     first = total(_FIRST_CLIP)
     fixed = first - made.entropy(_FIRST_CLIP)

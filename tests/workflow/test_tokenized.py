@@ -27,6 +27,7 @@ def two(workflow, monkeypatch):
     packed = {"name": "packed", "max_steps": 5, "warmup_steps": 0, "packing": "best_fit"}
     run |= {"model": {"family": "tests.families.toy", "width": 8}, "stages": [first]}
     workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
+    workflow.config["runs"]["bpe"]["compress"] = {"cap": 1_000_000, "windows": 4}
     workflow.config["runs"]["bpe"]["harness"] = {"tasks": ["mine"], "include": standard_task(workflow.folder)}
     return workflow
 
@@ -79,6 +80,16 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
         model, _ = load_model(place)
         assert model.tokens.digest == learned.digest and model.tokens.size == 350
     assert load_model(stages["bytes"])[0].tokens is BYTES
+    small = results / "runs/bpe/packed/artifact"
+    summary = read_json(results / "report/summary.json")["runs"]["bpe"]["stages"]["packed"]
+    scored = read_json(small / "evaluation.json")
+    assert (
+        summary["artifact"]["bpb"] == scored["bpb"]
+        and scored["text_sha256"] == measured["bpe"]["text_sha256"]
+    )
+    assert summary["artifact"]["bytes"] == (small / "model.spider").stat().st_size
+    assert "bpe / packed, pressed into" in (results / "report/table.md").read_text()
+    assert "Pressed into a file" in (results / "report/runs/bpe.html").read_text()
     asked = read_json(results / "runs/bpe/packed/harness.json")
     assert asked["tasks"][0]["items"] == 6 and 0 <= asked["tasks"][0]["metrics"]["acc_bytes"]["value"] <= 1
     assert "Standard tasks" in (results / "report/runs/bpe.html").read_text()

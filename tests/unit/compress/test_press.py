@@ -1,0 +1,262 @@
+"""A trained model becomes a file that another process reads to the bit, as large as asked."""
+
+import hashlib
+import json
+import pickle
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from spider import load_model
+from spider.checkpoints.export import export
+from spider.checkpoints.inventory import below, examine
+from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.pressed import ArtifactReceipt
+from spider.cli import cli
+from spider.compress import artifact, code
+from spider.compress.fit import LEAST, SLACK, fill
+from spider.compress.press import press
+from spider.config import CompressConfig
+from spider.errors import CheckpointError
+from spider.evaluation.evaluate import evaluate
+from spider.model.weights import model_tensors
+from spider.results import ArtifactFolder, StageFolder
+from spider.training.stage import train
+
+ROOT = Path(__file__).parents[3]
+PLENTY = 10**6
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, shards, make_spec, talk, talk_spec):
+    """A stage of each family: experts, tables and loops over bytes; skips, loops and values over tokens."""
+    made = {}
+    for family, spec, data in (("spider", make_spec(max_steps=6), shards), ("gpt", talk_spec, talk)):
+        train(spec, folder := tmp_path_factory.mktemp(family) / "a", data)
+        made[family] = StageFolder(folder), spec, data
+    return made
+
+
+@pytest.fixture(autouse=True, scope="session")
+def counted_once():
+    """Which modules a family needs costs a process that imports torch: asked once each, and measured then."""
+    kept, ask = {}, code.needed
+
+    def needed(path):
+        family = artifact.read(path).header["model"]["family"]
+        return kept.setdefault(family, None) or kept.update({family: ask(path)}) or kept[family]
+
+    code.needed = needed
+    yield
+    code.needed = ask
+
+
+def pressed(trained, family, output, **asked):
+    folder, spec, data = trained[family]
+    return press(folder.receipt, spec, CompressConfig(**{"cap": PLENTY, "windows": 8, **asked}), data, output)
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory, trained):
+    made = {}
+    for family in trained:
+        output = tmp_path_factory.mktemp(f"pressed-{family}")
+        made[family] = ArtifactFolder(output), pressed(trained, family, output, clip=8.0)
+    return made
+
+
+FAMILIES = pytest.mark.parametrize("family", ["spider", "gpt"])
+
+#: A process that may import no module of ours but those that were counted, and prints a digest of logits.
+_STRICT = """
+import hashlib, sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+allowed = set(sys.argv[2].split(","))
+class Refuses(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("spider", "kernels") and name not in allowed:
+            raise ImportError(f"{name} was not counted")
+sys.meta_path.insert(0, Refuses())
+import torch
+from spider.compress.artifact import read
+torch.set_num_threads(1)
+model = read(Path(sys.argv[1])).model()
+with torch.no_grad():
+    print(hashlib.sha256(model(torch.arange(40)[None]).logits.numpy().tobytes()).hexdigest())
+"""
+
+
+@FAMILIES
+def test_a_process_with_no_more_than_the_counted_source_reads_it_to_the_bit(files, trained, family):
+    folder, receipt = files[family]
+    command = [sys.executable, "-c", _STRICT, str(folder.model), ",".join(receipt.artifact.modules)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    model, config = load_model(folder.receipt)
+    with torch.no_grad():
+        logits = model(torch.arange(40)[None]).logits
+    assert done.stdout.split() == [hashlib.sha256(logits.numpy().tobytes()).hexdigest()]
+    assert config.family == family and not model.training
+    assert load_model(folder.model)[1] == config
+    whole = Checkpoint.at(trained[family][0].receipt)
+    assert model.tokens.digest == whole.tokens.digest
+    with torch.no_grad():
+        change = (logits - whole.model()(torch.arange(40)[None]).logits).abs().max()
+    assert 0 < change < 1.0, "close to what it was pressed from, and not that"
+
+
+@FAMILIES
+def test_weights_are_steps_times_small_integers_weighed_by_what_enters(files, trained, family):
+    folder, receipt = files[family]
+    whole = model_tensors(Checkpoint.at(trained[family][0].receipt).model(), "")
+    read = model_tensors(load_model(folder.receipt)[0], "")
+    assert read.keys() == whole.keys()
+    for name, record in receipt.artifact.matrices.items():
+        w = artifact.matrices(read[name])
+        assert all(len(row.unique()) <= 255 for one in w for row in one), name
+        assert (w - artifact.matrices(whole[name])).abs().mean() < 0.2 * whole[name].float().std() + 1e-6
+        if record.error is not None:
+            assert record.error <= record.error_nearest * 1.0001 + 1e-12, name
+    tables = [name for name in receipt.artifact.rounded if "[" not in name]
+    expected = {"spider": ["core.layers.0.engram.tables.weight"], "gpt": ["embedding"]}[family]
+    assert set(tables) >= set(expected), "what is looked up is entered by nothing"
+    assert not [name for name in tables if name.endswith(("q.weight", "down.weight", "head.weight"))]
+
+
+def test_experts_are_weighed_by_their_own_rows(files):
+    records = files["spider"][1].artifact.matrices
+    assert any("experts" in name and one.error is not None for name, one in records.items())
+
+
+@FAMILIES
+def test_the_same_run_gives_the_same_file(files, trained, family, tmp_path):
+    again = pressed(trained, family, tmp_path, clip=8.0)
+    assert again.artifact.sha256 == files[family][1].artifact.sha256
+    assert files[family][0].model.read_bytes() == (tmp_path / "model.spider").read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------ the size
+
+
+def test_the_clip_is_found_that_fills_the_cap(trained, tmp_path):
+    large = pressed(trained, "gpt", tmp_path, clip=5.0).artifact
+    small = pressed(trained, "gpt", tmp_path, clip=20.0).artifact
+    assert small.total_bytes < large.total_bytes
+    cap = (small.total_bytes + large.total_bytes) // 2
+    found = pressed(trained, "gpt", tmp_path, cap=cap).artifact
+    assert (1 - SLACK) * cap <= found.total_bytes <= cap and 5 < found.clip < 20
+    assert found.total_bytes == (tmp_path / "model.spider").stat().st_size + found.code_bytes
+    assert sum(found.parts.values()) == found.bytes
+
+
+def test_a_cap_that_cannot_be_is_said_and_nothing_is_left(trained, tmp_path):
+    with pytest.raises(ValueError, match=r"runs.r.compress.cap: the code alone is [\d,]+ bytes"):
+        pressed(trained, "gpt", tmp_path, cap=1000)
+    one = pressed(trained, "gpt", tmp_path / "one", clip=5.0).artifact
+    with pytest.raises(ValueError, match=r"[\d,]+ bytes even at clip 96; cap is .*fewer parameters"):
+        pressed(trained, "gpt", tmp_path, cap=one.code_bytes + 2000)
+    with pytest.raises(ValueError, match=r"compress.clip: [\d,]+ bytes, [\d,]+ over cap; at clip [\d.]+ it"):
+        pressed(trained, "gpt", tmp_path, cap=one.total_bytes - 100, clip=5.0)
+    with pytest.raises(ValueError, match=r"compress.clip: .* over cap; no clip makes it so small"):
+        pressed(trained, "gpt", tmp_path, cap=one.code_bytes + 2000, clip=5.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_the_search_ends_within_its_slack_or_at_the_finest_step():
+    def size(clip, off=0.0):
+        return 50_000 + 10_000 * (8 - torch.tensor(clip).log2().item()) * (1 + off)
+
+    for off in (-0.02, 0.0, 0.02):
+        clip, total = fill(100_000, 80_000, size, lambda clip, off=off: round(size(clip, off)))
+        assert 99_700 <= total <= 100_000 and LEAST < clip < 96
+    assert fill(10**6, 80_000, size, lambda clip: round(size(clip)))[0] == LEAST
+    with pytest.raises(ValueError, match=r"even at clip 96"):
+        fill(50_000, 80_000, size, lambda clip: round(size(clip)))
+
+
+# ------------------------------------------------------------------------------------------- what is damaged
+
+
+def test_any_byte_that_differs_is_an_error(files, tmp_path):
+    data, path = files["gpt"][0].model.read_bytes(), tmp_path / "model.spider"
+    places = [*range(0, 400, 3), *range(400, len(data), len(data) // 40), len(data) - 1]
+    for at in places:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(CheckpointError, match=r"model.spider: "):
+            artifact.read(path)
+    for wrong in (data[:-1], data + b"\0", data[:30], data[:5], b""):
+        path.write_bytes(wrong)
+        with pytest.raises(CheckpointError, match=r"model.spider: "):
+            artifact.read(path)
+
+
+def lying(data, path, **changes):
+    """The file with another header, whole by its digests."""
+    length = int.from_bytes(data[8:12], "little")
+    header = json.loads(zlib.decompress(data[20 : 20 + length])) | changes
+    packed = zlib.compress(json.dumps(header).encode())
+    digest = hashlib.sha256(packed).digest()[:8]
+    path.write_bytes(data[:8] + len(packed).to_bytes(4, "little") + digest + packed + data[20 + length :])
+    return path
+
+
+def test_a_header_that_lies_is_refused_before_anything_is_made(files, tmp_path):
+    data, path = files["gpt"][0].model.read_bytes(), tmp_path / "model.spider"
+    header = files["gpt"][0].model and artifact.read(files["gpt"][0].model).header
+    model = header["model"]
+    for changes, said in (
+        ({"format": 2}, r"of format 2, this Spider reads 1"),
+        ({"sections": [2**40, 0, 0, 0, 0]}, r"does not match its SHA-256"),
+        ({"quantized": header["quantized"][1:]}, r"tensors are not those of its architecture"),
+        ({"quantized": [[n, 3, r] for n, _, r in header["quantized"]]}, r"tables are not of its alphabets"),
+        ({"model": model | {"layers": 5}}, r"tensors are not those of its architecture"),
+        ({"model": model | {"hidden": 2**20, "heads": 2**14}}, r"too small for the model"),
+        ({"weights": "0" * 16}, r"weights are not those of its digest"),
+        ({"quantized": [[n, 10**9, r] for n, _, r in header["quantized"]]}, r"not of 2 to 8 bits"),
+        ({"exact": []}, r"tensors are not those of its architecture"),
+        ({"model": {"family": "nobody"}}, r"header is of another version, or wrong .*nobody"),
+        ({"lanes": None}, r"header is of another version, or wrong"),
+        ({"lanes": 10**9}, r"too few for 1000000000 lanes"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            artifact.read(lying(data, path, **changes)).model()
+    path.write_bytes(pickle.dumps({"weights": [1, 2]}))
+    with pytest.raises(CheckpointError, match=r"not a pressed model of this version"):
+        artifact.read(path)
+
+
+def test_what_cannot_be_pressed_says_why(trained, tmp_path, monkeypatch):
+    model = Checkpoint.at(trained["gpt"][0].receipt).model()
+    with torch.no_grad():
+        model.blocks[0].attention.q.weight[0, 0] = float("nan")
+    monkeypatch.setattr(Checkpoint, "model", lambda self, device="cpu": model)
+    with pytest.raises(CheckpointError, match=r"blocks.0.attention.q.weight holds numbers that are not"):
+        pressed(trained, "gpt", tmp_path, method="nearest")
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------- as any other checkpoint
+
+
+@FAMILIES
+def test_it_is_evaluated_listed_verified_generated_from_and_exported(files, trained, family, tmp_path):
+    (folder, receipt), (_, spec, data) = files[family], trained[family]
+    scored = evaluate(folder.receipt, spec, data, folder.path)
+    assert scored.weights == receipt.weights and scored.bpb > 0
+    (found,) = below(folder.path)
+    assert found == folder.model and examine(found)["good"]
+    runner = CliRunner()
+    assert "good" in runner.invoke(cli, ["checkpoint", "verify", str(folder.model)]).output
+    assert runner.invoke(cli, ["generate", str(folder.model), "--bytes", "5"]).exit_code == 0
+    made = export(folder.model, tmp_path / "exported")
+    assert made.manifest.weights == receipt.weights
+    assert made.tokens.digest == Checkpoint.at(folder.model).tokens.digest
+    assert ArtifactReceipt.read(folder.receipt) == receipt
+    with pytest.raises(CheckpointError, match=r"a pressed model, not one to go on training from"):
+        Checkpoint.at(folder.model).load_into({})
