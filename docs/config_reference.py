@@ -39,6 +39,7 @@ BLOCKS: list[tuple[str, type[Block]]] = [
     ("runs.NAME.defaults.ema", config.EmaConfig),
     ("runs.NAME.optimizer", config.OptimizerConfig),
     ("runs.NAME.evaluation", config.EvaluationConfig),
+    ("runs.NAME.evaluation.ttt", config.TTTConfig),
     ("runs.NAME.evaluation.tasks.NAME, kind: cloze", tasks.ClozeTask),
     ("runs.NAME.evaluation.tasks.NAME, kind: induction", tasks.InductionTask),
     ("runs.NAME.evaluation.tasks.NAME, kind: jsonl", tasks.JsonlTask),

@@ -33,6 +33,7 @@ from spider.config.run import (
     Stage,
     StageSettings,
     TrackingConfig,
+    TTTConfig,
 )
 from spider.config.schema import Config, Given, load_config, with_settings
 from spider.config.spec import StageSpec

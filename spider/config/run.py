@@ -142,6 +142,26 @@ class Stage(StageSettings):
     """Its folder's name."""
 
 
+class TTTConfig(Block):
+    """Test-time training: score the text again and learn from each chunk of it once that is scored. A figure
+    of its own beside the frozen model's (docs/evaluation.md)."""
+
+    chunk: Positive = 8192
+    """Ids scored before they are learned from; at least a window."""
+    epochs: Positive = 1
+    """Times that a chunk is read to learn from it, window by window from left to right."""
+    lr: Annotated[float, Field(ge=0)] = 0.005
+    """Of SGD, one for all parameters and all of the text (0: must score what the frozen model does)."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of SGD, kept from chunk to chunk."""
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of the gradient."""
+    parameters: Literal["all", "ffn_down"] = "all"
+    """What learns: every weight, or those that lead out of the feed-forwards."""
+    reset: Literal["never", "document"] = "never"
+    """document: back to the trained weights where a document begins."""
+
+
 class EvaluationConfig(Block):
     """What every stage's last checkpoint is measured on."""
 
@@ -162,6 +182,8 @@ class EvaluationConfig(Block):
     training_bytes: Positive | None = 4_000_000
     """Training text that PPMd is given before the scored text, at most; slower compressors are given what is
     no more than a 16th of it, and eight times as much is searched for copies (null: all of it)."""
+    ttt: TTTConfig | None = None
+    """Also score the text while learning from it (null: do not)."""
     tasks: dict[Name, TaskConfig] = {}
     """Questions to answer beside, by name (docs/evaluation.md)."""
     prompt: str = "The "

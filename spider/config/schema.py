@@ -139,6 +139,7 @@ def _problems(config: Config) -> Iterator[str]:
     for name, run in config.runs.items():
         yield from (f"runs.{name}.{problem}" for problem in _run_problems(run))
         yield from (f"runs.{name}.{problem}" for problem in _memory_problems(config, run))
+        yield from (f"runs.{name}.{problem}" for problem in _ttt_problems(config, name))
         for i, stage in enumerate(run.stages):
             spec = config.stage(name, stage.name)
             if spec.index < i:
@@ -168,6 +169,17 @@ def _memory_problems(config: Config, run: Run) -> Iterator[str]:
         if (data := stage.data or run.defaults.data or run.data) != run.data:
             why = f"its documents ({data}) may be in the memory, which is of {run.data}"
             yield f"stages[{i}].data: {why}; train the stage on that dataset, or leave model.memory out"
+
+
+def _ttt_problems(config: Config, name: str) -> Iterator[str]:
+    """What keeps a text from being learned from in whole windows."""
+    run = config.runs[name]
+    if (ttt := run.evaluation.ttt) is None:
+        return
+    window, stage = max((config.stage(name, stage.name).window, stage.name) for stage in run.stages)
+    if ttt.chunk < window:
+        of = f"the window of its evaluation, {window} in stage {stage}"
+        yield f"evaluation.ttt.chunk: must be at least {of} (got {ttt.chunk})"
 
 
 def _run_problems(run: Run) -> Iterator[str]:

@@ -204,6 +204,15 @@ class TaskResult(BaseModel, frozen=True):
     """Choices whose beginning did not fit into the window."""
 
 
+class Adapted(BaseModel, frozen=True):
+    """The text scored by a model that learned from it as it went (`spider.evaluation.adapt`)."""
+
+    bpb: float
+    bpb_strict: float
+    seconds: float
+    settings: dict[str, int | float | str]
+
+
 class Training(BaseModel, frozen=True):
     """Of the stage's receipt."""
 
@@ -270,6 +279,8 @@ class Evaluation(Artifact):
     """Yardsticks that are missing, and why."""
     bpb_assistant: float | None = None
     """Of what an assistant says, where the text is of conversations."""
+    ttt: Adapted | None = None
+    """Never in the place of ``bpb``, which is of weights that stay as they are."""
     memory: str | None = None
     """Digest of the memory that the model read."""
     proposed: list[Proposed] | None = None

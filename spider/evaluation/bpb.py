@@ -29,10 +29,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from spider.model.interface import IGNORED, Model
 from spider.tokens import BYTES, Tokens
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 #: Kinds of targets: text, the ends and beginnings of documents, other special ids.
 KINDS = ("byte", "eos", "bos", "other")
+
+#: Why a loss is not finite.
+DIVERGED = "its weights have diverged"
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,18 @@ def windows(
         yield inputs_BT, labels_BT
 
 
+class Learner(Protocol):
+    """What changes a model while it is scored, by nothing but what was scored (`spider.evaluation.adapt`)."""
+
+    end: int
+    """The first target that is not to be scored with the weights as they are, counted from 0."""
+    remedy: str
+    """For a loss that is not finite now."""
+
+    def learn(self) -> None:
+        """Change the weights; called when all targets before ``end`` are scored, which then rises."""
+
+
 def score(
     model: Model,
     tokens_N: np.ndarray,
@@ -113,6 +129,7 @@ def score(
     n_loops: int | None = None,
     autocast: bool = False,
     observe: Callable[[Any, np.ndarray], None] | None = None,
+    learner: Learner | None = None,
 ) -> Score:
     """Score every target of a uint16 stream that begins with BOS (see `clip_stream`) exactly once.
 
@@ -124,51 +141,50 @@ def score(
         autocast: run the forward in bf16 autocast; the loss should stay fp32 in the model.
         observe: called with the ``trace`` of every forward (the model is then asked for one) and the (B, T)
             mask of the positions whose targets were scored in it.
+        learner: learns between targets. The windows stay as they are: a batch in which it learns is read once
+            more, and what was scored before stands.
 
     Raises:
         ValueError: no byte to score, an id outside the vocabulary, or a loss that is not finite.
     """
     alphabet, device = model.tokens, next(model.parameters()).device
-    if np.any(foreign_N := tokens_N >= alphabet.size):
-        at = int(np.argmax(foreign_N))
-        raise ValueError(
-            f"token {at} of the stream is {int(tokens_N[at])}, outside the vocabulary of {alphabet.size}"
-        )
-    if not np.any(alphabet.bytes_of[tokens_N[1:]]):
-        raise ValueError("there is nothing to score: the stream holds no byte after its first token")
-    given: dict[str, Any] = {"trace": True} if observe is not None else {}
+    _check(tokens_N, alphabet)
+    how: dict[str, Any] = {"n_loops": n_loops, "reduction": "none"}
+    how |= {"trace": True} if observe is not None else {}
+    # What is read in inference mode could not be learned from.
+    without_gradients = torch.inference_mode if learner is None else torch.no_grad
     nats, counts, sums = np.zeros(len(KINDS)), np.zeros(len(KINDS)), defaultdict[str, float](float)
-    proposals = _Proposals(model.proposer, tokens_N) if model.proposer else None
     done = rows = 0
     by_target: list[np.ndarray] = []
     was_training = model.training
     model.eval()
     began = time.perf_counter()
     try:
-        for inputs_BT, labels_BT in windows(tokens_N, seq_len, overlap, batch, alphabet.pad):
-            if proposals:
-                at_B = (rows + np.arange(len(inputs_BT))) * (seq_len - int(seq_len * overlap))
-                given["proposals_BTW"] = proposals.windows(at_B, seq_len).to(device)
-            inputs, labels = (torch.from_numpy(ids_BT).to(device) for ids_BT in (inputs_BT, labels_BT))
-            with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                output = model(inputs, labels, n_loops=n_loops, reduction="none", **given)
+        for labels_BT, read, given in Reading(model, tokens_N).batches(seq_len, overlap, batch):
             scored_BT = labels_BT != IGNORED
             label_S = labels_BT[scored_BT]
-            nats_S = output.loss.float().cpu().numpy().astype(np.float64)[scored_BT]
+            nats_S, at, S = np.zeros(len(label_S)), 0, len(label_S)
+            while at < S:
+                if learner is not None and learner.end == done + at:
+                    learner.learn()
+                with without_gradients(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                    output = model(*read, **how, **given)
+                end = S if learner is None else min(S, learner.end - done)
+                nats_S[at:end] = output.loss.float().cpu().numpy()[scored_BT][at:end]
+                at = end
             if not np.isfinite(nats_S).all():
                 at = 1 + done + int(np.argmin(np.isfinite(nats_S)))
-                raise ValueError(
-                    f"the model's loss at token {at} of the stream is not finite: its weights have diverged"
-                )
+                why = learner.remedy if learner is not None else DIVERGED
+                raise ValueError(f"the model's loss at token {at} of the stream is not finite: {why}")
             bytes_S = alphabet.bytes_of[label_S]
             kind_S = np.select([bytes_S > 0, label_S == alphabet.eos, label_S == alphabet.bos], [0, 1, 2], 3)
             nats += np.bincount(kind_S, weights=nats_S, minlength=len(KINDS))
             counts += np.bincount(kind_S, weights=np.maximum(bytes_S, 1), minlength=len(KINDS))
-            done += len(label_S)
+            done += S
             by_target.append(nats_S.astype(np.float32))
-            rows += len(inputs_BT)
+            rows += len(labels_BT)
             for name, value in output.metrics.items():
-                sums[name] += float(value) * len(inputs_BT)
+                sums[name] += float(value) * len(labels_BT)
             if observe is not None:
                 observe(output.trace, scored_BT)
     finally:
@@ -182,8 +198,42 @@ def score(
     )
 
 
+def _check(tokens_N: np.ndarray, alphabet: Tokens) -> None:
+    if np.any(foreign_N := tokens_N >= alphabet.size):
+        at = int(np.argmax(foreign_N))
+        raise ValueError(
+            f"token {at} of the stream is {int(tokens_N[at])}, outside the vocabulary of {alphabet.size}"
+        )
+    if not np.any(alphabet.bytes_of[tokens_N[1:]]):
+        raise ValueError("there is nothing to score: the stream holds no byte after its first token")
+
+
+class Reading:
+    """A stream as a model reads it: its windows, on the model's device, with what a memory proposes."""
+
+    def __init__(self, model: Model, tokens_N: np.ndarray) -> None:
+        self.tokens_N, self.pad = tokens_N, model.tokens.pad
+        self.device = next(model.parameters()).device
+        self.proposals = _Proposals(model.proposer, tokens_N) if model.proposer else None
+
+    def batches(
+        self, seq_len: int, overlap: float, batch: int, start: int = 0, end: int | None = None
+    ) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor], dict[str, Tensor]]]:
+        """`windows` of the ids ``start`` to ``end``: labels (B, T), ids and labels as the model is given
+        them, and what it is given beside."""
+        stride, at, given = seq_len - int(seq_len * overlap), start, dict[str, Tensor]()
+        for inputs_BT, labels_BT in windows(self.tokens_N[start:end], seq_len, overlap, batch, self.pad):
+            if self.proposals:
+                at_B = at + stride * np.arange(len(inputs_BT))
+                given = {"proposals_BTW": self.proposals.windows(at_B, seq_len).to(self.device)}
+            at += stride * len(inputs_BT)
+            inputs, labels = (torch.from_numpy(ids_BT).to(self.device) for ids_BT in (inputs_BT, labels_BT))
+            yield labels_BT, (inputs, labels), given
+
+
 class _Proposals:
-    """What a memory proposes in windows of a stream that rise, by the whole of each document before."""
+    """What a memory proposes in windows of a stream, by the whole of each document before; quick where they
+    rise."""
 
     #: Ids looked up in one go: each document is read once and not for every batch.
     AHEAD = 1 << 16
@@ -195,7 +245,7 @@ class _Proposals:
     def windows(self, at_B: np.ndarray, T: int) -> torch.Tensor:
         """Of windows that begin there: (B, T, W); zeros in padding."""
         first, end = int(at_B[0]), int(at_B[-1]) + T
-        if end > self.first + len(self.known_NW):
+        if first < self.first or end > self.first + len(self.known_NW):
             last = min(max(first + self.AHEAD, end), len(self.tokens_N) - 1)
             padding_NW = np.zeros((max(0, end - last), self.proposer.layout.width), np.uint8)
             self.first = first

@@ -25,10 +25,11 @@ import torch
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
-from spider.config import StageSpec
+from spider.config import StageSpec, TTTConfig
 from spider.data.chat import opening
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
+from spider.evaluation.adapt import adapt
 from spider.evaluation.artifact import Evaluation, LoopsCurve, TaskResult, Training
 from spider.evaluation.bpb import Score, bits_by_byte, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
@@ -73,11 +74,7 @@ def evaluate(
         ValueError: a receipt of another stage or version, a missing or damaged checkpoint, no validation
             text, or a model whose loss is not finite.
     """
-    trained = Receipt.read(receipt)
-    if (trained.run, trained.stage) != (spec.run, spec.stage):
-        raise ValueError(
-            f"{receipt}: is the receipt of {trained.run}/{trained.stage}, not of {spec.run}/{spec.stage}"
-        )
+    trained = _receipt(receipt, spec)
     asked, checkpoint = spec.evaluation, Checkpoint.at(receipt)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
@@ -101,6 +98,7 @@ def evaluate(
             "loops": _loops_curve(model, tokens_N, spec, **reading),
             "figures": inspector.figures() if inspector else [],
             "text": cut(model, inspector, shown_N, **reading) if inspector else None,
+            "ttt": _adapted(model, tokens_N, asked.ttt, n_loops=n_loops, **reading),
         }
         bits_B = bits_by_byte(result, tokens_N, model.tokens)
         inside |= _of_memory(model, tokens_N, bits_B)
@@ -133,6 +131,27 @@ def evaluate(
     folder = StageFolder(output)
     files.write_text(folder.sample, asked.prompt + sample + "\n")
     return measured.write(folder.evaluation)
+
+
+def _receipt(path: Path, spec: StageSpec) -> Receipt:
+    trained = Receipt.read(path)
+    if (trained.run, trained.stage) != (spec.run, spec.stage):
+        raise ValueError(
+            f"{path}: is the receipt of {trained.run}/{trained.stage}, not of {spec.run}/{spec.stage}"
+        )
+    return trained
+
+
+def _adapted(
+    model: Model, tokens_N: np.ndarray, settings: TTTConfig | None, **reading: Any
+) -> dict[str, Any] | None:
+    """The same text, learned from as it is read; None where that is not asked for."""
+    if settings is None:
+        return None
+    log.info("scoring it again, learning from every %s ids of it", f"{settings.chunk:,}")
+    result = adapt(model, tokens_N, settings, **reading)
+    figures = {name: getattr(result, name) for name in ("bpb", "bpb_strict", "seconds")}
+    return {**figures, "settings": settings.model_dump()}
 
 
 def _against(yardsticks: Measured, held_out: Text, bits_N: np.ndarray) -> dict[str, Any]:

@@ -15,6 +15,7 @@ Shapes: B windows, T ids of a window, V ids of the alphabet, N new ids of a stre
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -167,6 +168,10 @@ class LanguageModel(Protocol):
         """Parameters of each part, under names for people; they sum to `num_parameters`."""
         ...
 
+    def ffn_down(self) -> list[Tensor]:
+        """The matrices that lead out of its feed-forwards; none for a family without."""
+        ...
+
     def looked_up(self) -> int:
         """Parameters that are looked up and not multiplied: they cost no FLOPs, and autocast no copy."""
         return 0
@@ -232,6 +237,10 @@ class Model(nn.Module, LanguageModel):
             return {}
         shape = *tokens_BT.shape, self.memory.layout.width
         return {"proposals_BTW": torch.zeros(shape, dtype=torch.uint8, device=tokens_BT.device)}
+
+    def ffn_down(self) -> list[Tensor]:
+        """Those named ``down`` in what is named ``ffn``."""
+        return [p for name, p in self.named_parameters() if re.search(r"\bffn\b.*\bdown\b", name)]
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
