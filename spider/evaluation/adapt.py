@@ -89,20 +89,22 @@ class _Chunks:
         self._start()
         self._go_on(0)
 
-    def learn(self) -> None:
-        if self.end in self.fresh_D:
+    def learn(self) -> bool:
+        learned, anew = self.learned, self.end in self.fresh_D
+        if anew and learned:
             with torch.no_grad():
                 torch._foreach_copy_(self.learning, self.trained)
             self._start()
-        else:
-            self.remedy = "lower evaluation.ttt.lr"
+        elif not anew:
+            self.learned, self.remedy = True, "lower evaluation.ttt.lr"
             for _ in range(self.settings.epochs):
                 self._read_once()
         self._go_on(self.end)
+        return learned or self.learned
 
     def _start(self) -> None:
-        """As it is with the trained weights."""
-        self.remedy = DIVERGED
+        """With the trained weights."""
+        self.learned, self.remedy = False, DIVERGED
         self.optimizer = torch.optim.SGD(self.learning, self.settings.lr, self.settings.momentum)
 
     def _go_on(self, begin: int) -> None:

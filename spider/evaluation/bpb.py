@@ -115,8 +115,9 @@ class Learner(Protocol):
     remedy: str
     """For a loss that is not finite now."""
 
-    def learn(self) -> None:
-        """Change the weights; called when all targets before ``end`` are scored, which then rises."""
+    def learn(self) -> bool:
+        """Called when all targets before ``end`` are scored, which then rises: whether it changed weights."""
+        ...
 
 
 def score(
@@ -141,8 +142,8 @@ def score(
         autocast: run the forward in bf16 autocast; the loss should stay fp32 in the model.
         observe: called with the ``trace`` of every forward (the model is then asked for one) and the (B, T)
             mask of the positions whose targets were scored in it.
-        learner: learns between targets. The windows stay as they are: a batch in which it learns is read once
-            more, and what was scored before stands.
+        learner: learns between targets. The windows stay as they are: a batch in which weights change is read
+            once more, and what was scored before stands.
 
     Raises:
         ValueError: no byte to score, an id outside the vocabulary, or a loss that is not finite.
@@ -163,15 +164,15 @@ def score(
         for labels_BT, read, given in Reading(model, tokens_N).batches(seq_len, overlap, batch):
             scored_BT = labels_BT != IGNORED
             label_S = labels_BT[scored_BT]
-            nats_S, at, S = np.zeros(len(label_S)), 0, len(label_S)
+            nats_S, at, S, unread = np.zeros(len(label_S)), 0, len(label_S), True
             while at < S:
                 if learner is not None and learner.end == done + at:
-                    learner.learn()
-                with without_gradients(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                    output = model(*read, **how, **given)
-                end = S if learner is None else min(S, learner.end - done)
-                nats_S[at:end] = output.loss.float().cpu().numpy()[scored_BT][at:end]
-                at = end
+                    unread |= learner.learn()
+                if unread:
+                    with without_gradients(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                        output = model(*read, **how, **given)
+                    nats_S[at:] = output.loss.float().cpu().numpy()[scored_BT][at:]
+                at, unread = S if learner is None else min(S, learner.end - done), False
             if not np.isfinite(nats_S).all():
                 at = 1 + done + int(np.argmin(np.isfinite(nats_S)))
                 why = learner.remedy if learner is not None else DIVERGED
