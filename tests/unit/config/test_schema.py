@@ -165,6 +165,29 @@ def changed(path: str, value) -> dict:
             {"tokens": 1000, "keep_every": 100, "ckpt_minutes": 10},
             "runs.demo.stages[0].keep_every: counts steps, and ckpt_minutes saves by the clock; leave one",
         ),
+        ("runs.demo.evaluation", {"ttt": {"lr": -0.1}}, "runs.demo.evaluation.ttt.lr: must be at least 0"),
+        ("runs.demo.evaluation", {"ttt": {"momentum": 1}}, "evaluation.ttt.momentum: must be below 1"),
+        (
+            "runs.demo.evaluation",
+            {"ttt": {"rest": "document"}},
+            'ttt.rest: unknown key; did you mean "reset"',
+        ),
+        (
+            "runs.demo.evaluation",
+            {"ttt": {"parameters": "ffn"}},
+            "runs.demo.evaluation.ttt.parameters: must be one of 'all' or 'ffn_down' (got 'ffn')",
+        ),
+        (
+            "runs.demo.evaluation",
+            {"ttt": {"chunk": 100}},
+            "runs.demo.evaluation.ttt.chunk: must be at least the window of its evaluation, 128 in stage b "
+            "(got 100)",
+        ),
+        (
+            "runs.demo.evaluation",
+            {"seq_len": 9000, "ttt": {}},
+            "runs.demo.evaluation.ttt.chunk: must be at least the window of its evaluation, 9000 in stage b",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_the_key_and_the_reason(path, value, message):
@@ -203,6 +226,7 @@ def test_identity_sees_what_decides_the_weights_and_nothing_else():
         ("runs.demo.defaults.ckpt_every", 3, True),
         ("runs.demo.defaults.keep_every", 100, True),
         ("runs.demo.evaluation", {"max_bytes": 5}, True),
+        ("runs.demo.evaluation", {"ttt": {"chunk": 128}}, True),
         ("runs.demo.stages.1.lr", 5e-3, True),
         ("runs.demo.defaults.lr", 5e-3, False),
         ("runs.demo.seed", 5, False),

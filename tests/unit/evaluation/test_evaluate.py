@@ -15,11 +15,12 @@ import torch
 
 from spider import load_model
 from spider.checkpoints.save import save
-from spider.config import load_config
+from spider.config import TTTConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors
+from spider.evaluation.adapt import adapt
 from spider.evaluation.artifact import COMPRESSORS
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.evaluate import evaluate, validation_stream
@@ -210,6 +211,23 @@ def test_an_evaluation_is_what_the_comparison_reads(evaluated, tmp_path):
     stage = summary.runs["demo"].stages["main"]
     assert (stage["bpb"], stage["steps"], stage["bytes"]) == (found["bpb"], 20, 2500)
     assert list(summary.compressors_by_data) == ["sentences"]
+
+
+def test_what_is_learned_while_scoring_has_its_own_figure_and_touches_no_other(
+    evaluated, spec, data, tmp_path
+):
+    receipt, without, _ = evaluated
+    asked = TTTConfig(chunk=200, lr=0.05)
+    spec = spec.model_copy(update={"evaluation": spec.evaluation.model_copy(update={"ttt": asked})})
+    evaluate(receipt, spec, data, tmp_path, device="cpu")
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    model, _ = load_model(receipt)
+    tokens_N, _ = validation_stream(data, MAX_BYTES)
+    by_hand = adapt(model, tokens_N, asked, seq_len=64, batch=8, n_loops=2)
+    ttt, measured = found.pop("ttt"), {k: v for k, v in without.items() if "second" not in k}
+    assert measured.pop("ttt") is None and measured == {k: v for k, v in found.items() if "second" not in k}
+    assert (ttt["bpb"], ttt["bpb_strict"]) == (by_hand.bpb, by_hand.bpb_strict)
+    assert ttt["bpb"] < found["bpb"] and ttt["seconds"] > 0 and ttt["settings"] == asked.model_dump()
 
 
 def test_a_model_reads_what_came_before_and_nothing_after(spec):

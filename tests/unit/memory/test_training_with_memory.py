@@ -10,8 +10,10 @@ import torch
 
 from spider import files
 from spider.checkpoints.load import Checkpoint
+from spider.config import TTTConfig
 from spider.data.shards import Shards
 from spider.errors import CheckpointError
+from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate
 from spider.memory.proposer import Proposer
@@ -206,3 +208,30 @@ def test_scores_are_those_of_proposals_from_each_documents_beginning(model, shar
         )
     finally:
         model.proposer = without
+
+
+def test_what_is_learned_from_while_scoring_has_the_proposals_that_it_is_scored_with(
+    model, shards, monkeypatch
+):
+    """However often a chunk is read again, and however little is looked ahead."""
+    tokens = Shards(shards, "validation").read(0, Shards(shards, "validation").tokens)[:300]
+    known, given = model.proposer.after(tokens, 0, len(tokens)), []
+    forward = model.forward
+
+    def heard(ids_BT, labels_BT, *, proposals_BTW, **how):
+        if torch.is_grad_enabled():
+            given.append((ids_BT[0].numpy(), proposals_BTW[0].numpy()))
+        return forward(ids_BT, labels_BT, proposals_BTW=proposals_BTW, **how)
+
+    monkeypatch.setattr(model, "forward", heard)
+    monkeypatch.setattr("spider.evaluation.bpb._Proposals.AHEAD", 40)
+    plain = score(model, tokens, seq_len=64)
+    nothing, learned = (
+        adapt(model, tokens, TTTConfig(chunk=96, epochs=2, lr=lr), seq_len=64) for lr in (0, 0.05)
+    )
+    assert np.array_equal(nothing.by_target_S, plain.by_target_S) and learned.bpb != plain.bpb
+    starts = [begin + at for begin in (0, 96, 192) for _ in range(2) for at in (0, 64)] * 2
+    for start, (ids, proposed) in zip(starts, given, strict=True):
+        size = min(64, 96 - start % 96)
+        assert np.array_equal(ids[:size], tokens[start : start + size])
+        assert np.array_equal(proposed[:size], known[start : start + size])

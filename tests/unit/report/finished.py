@@ -49,6 +49,7 @@ def config_of(results: Path) -> dict[str, Any]:
             "sample_bytes": 20,
             "prompt": HOSTILE,
             "seq_len": 256,
+            "ttt": {"chunk": 512},
         },
     }
     dataset = {"source": {"kind": "local", "files": ["text.parquet"]}, "validation": 0.3}
