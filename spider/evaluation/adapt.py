@@ -86,6 +86,7 @@ class _Chunks:
         # Target n is id n + 1. A document's chunks begin behind its BOS, which is known by then.
         self.fresh_D = np.flatnonzero(tokens_N == model.tokens.bos) if by_document else np.zeros(0, int)
         self.trained = [p.detach().clone() for p in learning] if by_document else []
+        self.learned = False
         self._start()
         self._go_on(0)
 

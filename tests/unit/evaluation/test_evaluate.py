@@ -217,7 +217,7 @@ def test_what_is_learned_while_scoring_has_its_own_figure_and_touches_no_other(
     evaluated, spec, data, tmp_path
 ):
     receipt, without, _ = evaluated
-    asked = TTTConfig(chunk=200, lr=0.05)
+    asked = TTTConfig(chunk=640, lr=0.05)
     spec = spec.model_copy(update={"evaluation": spec.evaluation.model_copy(update={"ttt": asked})})
     evaluate(receipt, spec, data, tmp_path, device="cpu")
     found = json.loads((tmp_path / "evaluation.json").read_text())
