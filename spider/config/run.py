@@ -150,7 +150,7 @@ class TTTConfig(Block):
     """Ids scored before they are learned from; at least a window."""
     epochs: Positive = 1
     """Times that a chunk is read to learn from it, window by window from left to right."""
-    lr: Annotated[float, Field(ge=0)] = 0.005
+    lr: Annotated[float, Field(ge=0)] = 0.002
     """Of SGD, one for all parameters and all of the text (0: must score what the frozen model does)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Of SGD, kept from chunk to chunk."""

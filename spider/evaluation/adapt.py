@@ -59,7 +59,7 @@ def adapt(
         remedy = f"a model of family {model.config.family} has no feed-forward; set it to all"
         raise ValueError(f"evaluation.ttt.parameters: {settings.parameters}: {remedy}")
     how: dict[str, Any] = {"seq_len": seq_len, "n_loops": n_loops, "autocast": autocast}
-    with torch.inference_mode(False), torch.enable_grad(), _left_as_it_is(model, learning):
+    with torch.inference_mode(False), torch.enable_grad(), _left_as_it_came(model, learning):
         learner = _Chunks(model, tokens_N, settings, learning, **how)
         return score(model, tokens_N, overlap=overlap, batch=batch, learner=learner, **how)
 
@@ -117,14 +117,14 @@ class _Chunks:
         for _, ids, given in self.reading.batches(self.seq_len, 0.0, 1, self.begin, self.end + 1):
             with self.autocast:
                 nats_BT = self.model(*ids, n_loops=self.n_loops, reduction="none", **given).loss
+            self.optimizer.zero_grad()
             (nats_BT.sum() / self.seq_len).backward()
             nn.utils.clip_grad_norm_(self.learning, self.settings.clip)
             self.optimizer.step()
-            self.optimizer.zero_grad()
 
 
 @contextmanager
-def _left_as_it_is(model: Model, learning: list[Tensor]) -> Iterator[None]:
+def _left_as_it_came(model: Model, learning: list[Tensor]) -> Iterator[None]:
     """Only ``learning`` has gradients inside; afterwards weights, buffers and generators are as before."""
     device, deterministic = learning[0].device, torch.are_deterministic_algorithms_enabled()
     had_gradients = [(p, p.requires_grad) for p in model.parameters()]
