@@ -20,8 +20,9 @@ import torch
 from common import arguments, interleaved, report
 from torch.utils.data import DataLoader, IterableDataset
 
+from spider.data.headered import HEADER_INTS, HEADER_MAGIC
 from spider.data.loader import Loader
-from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards
+from spider.data.shards import Shards
 from spider.tokens import BYTES
 
 BATCH = 64

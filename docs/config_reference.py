@@ -33,6 +33,7 @@ BLOCKS: list[tuple[str, type[Block]]] = [
     ("datasets.NAME.source, kind: local", config.LocalSource),
     ("datasets.NAME.source, kind: stream", config.StreamSource),
     ("datasets.NAME.source, kind: mock", config.MockSource),
+    ("datasets.NAME.source, kind: tokens", config.TokensSource),
     ("tokenizers.NAME", config.TokenizerConfig),
     ("runs.NAME", config.Run),
     ("runs.NAME.defaults, and each of runs.NAME.stages", config.Stage),

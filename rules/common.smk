@@ -127,19 +127,36 @@ def raw_dataset(dataset):
 
 
 def raw_part(wildcards):
+    """What a part is encoded from; shards that others have written are read where they lie."""
+    source = CONFIG.datasets[wildcards.dataset].source
+    if source.kind == "tokens":
+        return local(items(wildcards.dataset)[int(wildcards.part)])
     return f"<results>/raw/{raw_dataset(wildcards.dataset)}/{wildcards.part}.parquet"
 
 
 def raw_records(wildcards):
     """What was downloaded, of each part."""
+    if CONFIG.datasets[wildcards.dataset].source.kind == "tokens":
+        return []
     parts = CONFIG.datasets[wildcards.dataset].source.parts()
     return expand(f"<results>/raw/{raw_dataset(wildcards.dataset)}/{{part}}.json", part=parts)
 
 
 def tokenizer_file(wildcards):
     """What a dataset is written in, where that is not bytes."""
-    name = CONFIG.datasets[wildcards.dataset].tokenizer
+    dataset = CONFIG.datasets[wildcards.dataset]
+    if dataset.source.kind == "tokens":
+        return local(dataset.source.model)
+    name = dataset.tokenizer
     return f"<results>/tokenizers/{name}/tokenizer.json" if name else []
+
+
+def encoding_identity(wildcards):
+    """What decides the ids of a part."""
+    dataset = CONFIG.datasets[wildcards.dataset]
+    if dataset.source.kind == "tokens":
+        return {"split": dataset.source.split(wildcards.part)}
+    return dataset.encoding()
 
 
 def learned_from(wildcards):

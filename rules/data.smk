@@ -58,7 +58,7 @@ rule encode:
         runtime=longer(120),
     params:
         spider=command,
-        identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].encoding(),
+        identity=encoding_identity,
     shell:
         "{params.spider} --log {log:q} encode {wildcards.dataset} {wildcards.part} {input.parquet:q}"
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from spider.cli.session import FILE, JSON, THREADS, Session, log, verb
-from spider.config import HubSource, MockSource, PydocsSource
+from spider.config import HubSource, MockSource, PydocsSource, TokensSource
 from spider.config.memory import MemoryConfig
 from spider.files import read_json, sha256, write_json
 
@@ -23,6 +23,8 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
 
     spec = session.config.dataset(dataset)
     source, item = spec.source, spec.source.item(part)
+    if isinstance(source, TokensSource):
+        raise ValueError(f"datasets.{dataset}: {item} is read where it lies; encode it")
     params = {"kind": source.kind, "item": item}
     with session.tracked("download", f"{dataset}/{part}", params, [], [output]) as job:
         if isinstance(source, MockSource):
@@ -62,10 +64,12 @@ def tokenizer(
 
 
 @verb("dataset", "part")
-@click.argument("parquet", type=FILE)
-def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
-    """Make uint16 shards of one parquet file, one for each split."""
+@click.argument("file", type=FILE)
+def encode(session: Session, dataset: str, part: str, file: Path) -> None:
+    """Make uint16 shards of one parquet file, or of a headered shard that is one of the dataset's, one for
+    each split."""
     from spider.data.encode import encode_part
+    from spider.data.headered import import_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
 
@@ -73,9 +77,12 @@ def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
     settings, learned = spec.encoding(), session.tokenizer_of(dataset)
     folder = session.results.shards(dataset)
     outputs = [folder / split / f"{part}.bin" for split in spec.splits]
-    inputs = [parquet, learned] if learned else [parquet]
+    inputs = [file, learned] if learned else [file]
     with session.tracked("encode", f"{dataset}/{part}", settings, inputs, outputs) as job:
-        record = encode_part(parquet, folder, part, spec, read_tokens(learned) if learned else BYTES)
+        if isinstance(spec.source, TokensSource):
+            record = import_part(file, folder, part, spec)
+        else:
+            record = encode_part(file, folder, part, spec, read_tokens(learned) if learned else BYTES)
         for split, counts in record.items():
             for name in ("documents", "bytes"):
                 job.metric(f"{split}/{name}", counts[name])
@@ -86,13 +93,17 @@ def encode(session: Session, dataset: str, part: str, parquet: Path) -> None:
 @click.option("--output", type=FILE, required=True)
 def index(session: Session, dataset: str, output: Path) -> None:
     """Gather the parts' records into metadata.json."""
+    from spider.data.headered import imported
     from spider.data.metadata import build_metadata
 
     spec = session.config.dataset(dataset)
     settings, parts = spec.encoding(), spec.source.parts()
     records = [output.parent / "train" / f"{part}.json" for part in parts]
     raw = spec.like or dataset
-    origins = [read_json(session.results.raw(raw, part).with_suffix(".json")) for part in parts]
+    if isinstance(spec.source, TokensSource):
+        origins = [imported(record, spec.source) for record in records]
+    else:
+        origins = [read_json(session.results.raw(raw, part).with_suffix(".json")) for part in parts]
     source = spec.source.described() | {"files": origins}
     with session.tracked("index", dataset, settings, records, [output]) as job:
         learned = session.tokenizer_of(dataset)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from spider import tracking
-from spider.config import Config, HubSource, StreamSource, load_config
+from spider.config import Config, HubSource, StreamSource, TokensSource, load_config
 from spider.results import ArtifactFolder, Results
 
 log = logging.getLogger("spider")
@@ -55,8 +55,10 @@ class Session:
 
     def tokenizer_of(self, dataset: str) -> Path | None:
         """The tokenizer that a dataset is written in, where that is not bytes."""
-        name = self.config.dataset(dataset).tokenizer
-        return self.results.tokenizer(name) if name else None
+        spec = self.config.dataset(dataset)
+        if isinstance(spec.source, TokensSource):
+            return Path(spec.source.model)
+        return self.results.tokenizer(spec.tokenizer) if spec.tokenizer else None
 
     def tracked(
         self, rule: str, name: str, params: dict[str, Any], inputs: list[Path], outputs: list[Path]

@@ -44,7 +44,7 @@ from spider.model import build_model
 from spider.model.interface import Model
 from spider.model.weights import model_tensors, weights_digest
 from spider.tokens import BYTES, Tokens
-from spider.tokens.stored import StoredTokens, tokens_of
+from spider.tokens.stored import tokens_of
 
 MAGIC = b"SPIDERQ1"
 _HEAD = len(MAGIC) + 4 + 8
@@ -152,7 +152,7 @@ class Pressed:
         if not self.sections["tokenizer"]:
             return BYTES
         plain = json.loads(lzma.decompress(self.sections["tokenizer"]))
-        return tokens_of(StoredTokens.parse(plain, self.path), self.path)
+        return tokens_of(plain, self.path)
 
     def model(self, device: str | torch.device = "cpu") -> Model:
         """The model in evaluation mode. `CheckpointError` where the file is of another version or lies."""

@@ -21,6 +21,7 @@ from spider.config.data import (
     PydocsSource,
     StreamSource,
     TokenizerConfig,
+    TokensSource,
 )
 from spider.config.model import ModelConfig, families, family_config, merged, presets
 from spider.config.run import (

@@ -104,13 +104,49 @@ class LocalSource(Source):
     """Paths and globs; one part each."""
 
     def items(self) -> list[str]:
-        paths: list[str] = []
-        for pattern in self.files:
-            matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
-            if not matches:
-                raise ConfigError(f"datasets: no file matches {pattern!r}")
-            paths += matches
-        return paths
+        return _expand(self.files)
+
+
+class TokensSource(Source):
+    """Headered shards of ids that others have written with a SentencePiece model (docs/data.md). Which of
+    them are held out is said here, by file."""
+
+    kind: Literal["tokens"]
+    train: Annotated[list[str], Field(min_length=1)]
+    """Paths and globs of those to train on, in their order; one part each."""
+    validation: Annotated[list[str], Field(min_length=1)]
+    """Of those held out."""
+    model: str
+    """Path of the SentencePiece model."""
+    vocab_size: Positive
+    """Ids: those of bytes (272), and one for each piece of text of the model; importing says how many."""
+
+    @field_validator("vocab_size")
+    @classmethod
+    def _fits(cls, vocab_size: int) -> int:
+        return _ids(vocab_size)
+
+    def items(self) -> list[str]:
+        return [*_expand(self.train), *_expand(self.validation)]
+
+    def split(self, part: str) -> str:
+        """Which a part is of."""
+        return "train" if int(part) < len(_expand(self.train)) else "validation"
+
+    @property
+    def first_parts(self) -> tuple[str, str]:
+        """That of each split, whose file begins with a document."""
+        return "000", self.parts()[len(_expand(self.train))]
+
+
+def _expand(patterns: list[str]) -> list[str]:
+    paths: list[str] = []
+    for pattern in patterns:
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+        if not matches:
+            raise ConfigError(f"datasets: no file matches {pattern!r}")
+        paths += matches
+    return paths
 
 
 class MockSource(Source):
@@ -145,6 +181,17 @@ class SplitBy(Block):
         return pattern
 
 
+def _ids(vocab_size: int) -> int:
+    """A number of ids, if there is an alphabet of so many."""
+    from spider.tokens import BYTES  # numpy, which a configuration without a tokenizer does not import
+    from spider.tokens.texts import MOST
+
+    if not BYTES.size <= vocab_size <= MOST:
+        bounds = f"at least {BYTES.size}, the ids of bytes, and at most {MOST:,}, shards are uint16"
+        raise ValueError(f"must be {bounds} (got {vocab_size:,})")
+    return vocab_size
+
+
 class TokenizerConfig(Block):
     """Byte pairs, learned from the documents of a dataset that are not held out (docs/tokenizer.md)."""
 
@@ -162,13 +209,7 @@ class TokenizerConfig(Block):
     @field_validator("vocab_size")
     @classmethod
     def _fits(cls, vocab_size: int) -> int:
-        from spider.tokens import BYTES  # numpy, which a configuration without a tokenizer does not import
-        from spider.tokens.bpe import MOST
-
-        if not BYTES.size <= vocab_size <= MOST:
-            bounds = f"at least {BYTES.size}, the ids of bytes, and at most {MOST:,}, shards are uint16"
-            raise ValueError(f"must be {bounds} (got {vocab_size:,})")
-        return vocab_size
+        return _ids(vocab_size)
 
 
 class Dataset(Block):
@@ -177,7 +218,8 @@ class Dataset(Block):
     RECORDED: ClassVar = frozenset({"text_column", "id_column", "validation", "max_document_bytes"})
 
     source: Annotated[
-        PydocsSource | HubSource | LocalSource | StreamSource | MockSource, Field(discriminator="kind")
+        PydocsSource | HubSource | LocalSource | StreamSource | MockSource | TokensSource,
+        Field(discriminator="kind"),
     ]
     text_column: str = "text"
     """Column that holds the documents."""
@@ -198,6 +240,14 @@ class Dataset(Block):
     """Another dataset: its files, downloaded once, and its settings; but for ``tokenizer`` and ``memory``."""
     tokenizer: str | None = None
     """Which of ``tokenizers`` it is written in (null: bytes)."""
+
+    @model_validator(mode="after")
+    def _shards_are_as_they_are(self) -> Dataset:
+        if isinstance(self.source, TokensSource):
+            for key in sorted(self.model_fields_set - {"source", "like"}):
+                why = "are in the ids of their model" if key == "tokenizer" else "have no rows of text"
+                raise wrong_key(key, f"shards that others have written {why}; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _memory_has_room(self) -> Dataset:
@@ -226,6 +276,8 @@ class Dataset(Block):
 
     def encoding(self) -> dict[str, Any]:
         """What decides the ids of a shard, the text and the tokenizer apart."""
+        if isinstance(self.source, TokensSource):
+            return {}
         apart = ("source", "like", "tokenizer", "format")
         plain = {name: value for name, value in self.described().items() if name not in apart}
         return plain | ({"written_as": self.format} if self.format != "text" else {})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from spider.config.block import none_such
-from spider.config.data import Dataset, StreamSource, TokenizerConfig
+from spider.config.data import Dataset, StreamSource, TokenizerConfig, TokensSource
 from spider.config.model import families, family_config
 from spider.config.run import Run
 
@@ -19,15 +19,29 @@ Tokenizers = Mapping[str, TokenizerConfig]
 
 
 def tokenizer_of(datasets: Datasets, data: str) -> str | None:
-    """Name of the tokenizer that a dataset is written in; None for bytes, or where there is none such."""
-    return datasets[data].tokenizer if data in datasets else None
+    """Name of the tokenizer that a dataset is written in, or path of its model; None for bytes, or where
+    there is none such."""
+    if data not in datasets:
+        return None
+    source = datasets[data].source
+    return source.model if isinstance(source, TokensSource) else datasets[data].tokenizer
+
+
+def size_of(datasets: Datasets, tokenizers: Tokenizers, data: str) -> int | None:
+    """How many ids a dataset is written in; None for bytes, or a tokenizer that there is not."""
+    if data not in datasets:
+        return None
+    source, name = datasets[data].source, datasets[data].tokenizer
+    if isinstance(source, TokensSource):
+        return source.vocab_size
+    return tokenizers[name].vocab_size if name and name in tokenizers else None
 
 
 def sized(run: Run, datasets: Datasets, tokenizers: Tokenizers) -> Run:
-    """A run whose model has as many ids as the tokenizer of its dataset."""
-    if (name := tokenizer_of(datasets, run.data)) is None:
+    """A run whose model has as many ids as its dataset is written in."""
+    if (size := size_of(datasets, tokenizers, run.data)) is None:
         return run
-    model = run.model.model_copy(update={"vocab_size": tokenizers[name].vocab_size})
+    model = run.model.model_copy(update={"vocab_size": size})
     return run.model_copy(update={"model": model})
 
 
@@ -39,6 +53,8 @@ def token_problems(datasets: Datasets, tokenizers: Tokenizers, runs: Mapping[str
             yield f"{where}: {none_such('dataset', tokenizer.data, datasets)}"
         elif isinstance(dataset.source, StreamSource):
             yield f"{where}: {tokenizer.data!r} is a stream, of which nothing is kept; name another"
+        elif isinstance(dataset.source, TokensSource):
+            yield f"{where}: {tokenizer.data!r} is of ids, its text is not there to learn from; name another"
     for name, dataset in datasets.items():
         if dataset.tokenizer is not None and dataset.tokenizer not in tokenizers:
             missing = none_such("tokenizer", dataset.tokenizer, tokenizers)
@@ -49,7 +65,7 @@ def token_problems(datasets: Datasets, tokenizers: Tokenizers, runs: Mapping[str
 
 def _run_problems(run: Run, datasets: Datasets, tokenizers: Tokenizers) -> Iterator[str]:
     tokenizer = tokenizer_of(datasets, run.data)
-    size = tokenizers[tokenizer].vocab_size if tokenizer and tokenizer in tokenizers else None
+    size = size_of(datasets, tokenizers, run.data)
     if tokenizer and not run.model.ANY_TOKENS:
         others = [family for family in families() if family_config(family).ANY_TOKENS]
         remedy = f"use a dataset of bytes, or a model of family {' or '.join(others)}"

@@ -26,10 +26,7 @@ speed of every encode job; there it is one parallel pass over finished files.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -43,21 +40,14 @@ import pyarrow.parquet as pq
 
 from spider.config import Dataset
 from spider.data import chat
-from spider.data.metadata import COUNTS, DTYPE
 from spider.data.split import cut, hash_keys, split_masks
-from spider.files import replacing, write_json
+from spider.data.writing import ShardWriter, writing
 from spider.tokens import BYTES, Tokens
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-
 BATCH_BYTES = 1 << 20
 """Text to decode at a time: small enough for the second-level cache, large enough to hide the call."""
-PIECE = 1 << 18
-"""Tokens widened and written at a time."""
-FLUSH_BYTES = 1 << 23
-"""Written bytes after which the kernel is told to start on them."""
 REMEMBERED_ROWS = 1 << 24
 """Repeated ids are looked for among the first so many rows of a part (8 bytes each)."""
 
@@ -80,37 +70,16 @@ def encode_part(
     to_ids: Callable[[bytes], np.ndarray] | None = None if tokens is BYTES else tokens.encode
     if dataset.format == "chat":
         to_ids = partial(chat.ids_of, tokens=tokens)
-    names = {split: folder / split / part for split in dataset.splits}
-    try:
-        with contextlib.ExitStack() as files:
-            writers = {split: _ShardWriter(name, files, tokens, to_ids) for split, name in names.items()}
-            for texts, masks in _split(parquet, dataset, rows, seen):
-                for split, writer in writers.items():
-                    writer.append(texts.filter(pa.array(masks[split])))
-            for name in names.values():  # a record left by an earlier encode must not vouch for the new shard
-                name.with_suffix(".json").unlink(missing_ok=True)
-            if not dataset.memory:
-                for suffix in (".json", ".bin", ".idx"):
-                    (folder / "memory" / part).with_suffix(suffix).unlink(missing_ok=True)
+    with writing(folder, part, dataset, tokens) as made:
+        for texts, masks in _split(parquet, dataset, rows, seen):
+            for split, writer in made.writers.items():
+                _append(writer, texts.filter(pa.array(masks[split])), to_ids)
         ids_seen = np.concatenate(seen)
         rows["duplicates"] = repeated = len(ids_seen) - len(np.unique(ids_seen))
         if repeated:
             logger.warning("%s: %d documents repeat an earlier id; they are kept", parquet, repeated)
-        records = {}
-        for split, writer in writers.items():
-            counts = {name: getattr(writer, name) for name in COUNTS}
-            records[split] = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part, **counts}
-            records[split] |= {**dataset.encoding(), "rows": rows}
-            records[split] |= {"tokenizer": tokens.digest} if tokens.digest else {}
-            write_json(names[split].with_suffix(".json"), records[split])
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        remedy = "make room (a shard is twice the size of its text)" if full else "make the folder writable"
-        raise OSError(
-            f"{folder}: cannot write the shards of part {part} ({error.strerror}); {remedy} and run again, "
-            "nothing half written was kept"
-        ) from error
-    return records
+        made.said["rows"] = rows
+    return made.records
 
 
 def documents(parquet: Path, dataset: Dataset) -> Iterator[bytes]:
@@ -255,60 +224,17 @@ def _truncate(texts: pa.Array, limit: int | None, rows: dict[str, int]) -> pa.Ar
 # ----------------------------------------------------------------------------------------------- writing
 
 
-class _ShardWriter:
-    """Appends documents to one split's ``.bin`` and ``.idx``, which get these names when ``files`` closes.
-    Their ids are what ``to_ids`` makes of each; None: their bytes, copied."""
-
-    def __init__(
-        self,
-        name: Path,
-        files: contextlib.ExitStack,
-        alphabet: Tokens,
-        to_ids: Callable[[bytes], np.ndarray] | None,
-    ) -> None:
-        self.tokens = self.documents = self.bytes = 0
-        self._alphabet, self._to_ids = alphabet, to_ids
-        beside = [files.enter_context(replacing(name.with_suffix(suffix))) for suffix in (".bin", ".idx")]
-        self._tokens_file, self._index_file = (files.enter_context(path.open("wb")) for path in beside)
-        self._piece = np.empty(PIECE, DTYPE)
-        self._flushed = 0
-
-    def append(self, texts: pa.Array) -> None:
-        """Write the documents that ``texts`` are, none of them null."""
-        if len(texts):
-            first = self._copy(texts) if self._to_ids is None else self._encode(_bytes(texts))
-            self._index_file.write((first.astype("<u8") * np.uint64(DTYPE.itemsize)).data)
-            self.documents += len(texts)
-            self._flush()
-
-    def _encode(self, texts: list[bytes]) -> np.ndarray:
-        """Write the ids of documents; returns where each begins."""
-        assert self._to_ids is not None
-        ids = [self._to_ids(text) for text in texts]
-        lengths, joined = np.array([len(document) for document in ids]), np.concatenate(ids).astype(DTYPE)
-        size = int(self._alphabet.bytes_of[joined].sum())
-        self._tokens_file.write(joined.data)
-        first = self.tokens + np.cumsum(lengths) - lengths
-        self.tokens += len(joined)
-        self.bytes += size
-        return first
-
-    def _copy(self, texts: pa.Array) -> np.ndarray:
-        """The same of bytes."""
+def _append(writer: ShardWriter, texts: pa.Array, to_ids: Callable[[bytes], np.ndarray] | None) -> None:
+    """Write the documents that ``texts`` are, none of them null, as the ids that are made of each; None: as
+    their bytes, copied."""
+    if not len(texts):
+        return
+    if to_ids is None:
         nothing, room = pa.scalar("", texts.type), pa.scalar("\0", texts.type)
         _, offsets, joined = pc.binary_join_element_wise(nothing, texts, nothing, room).buffers()
         offsets, joined = np.frombuffer(offsets, np.int64, len(texts) + 1), np.frombuffer(joined, np.uint8)
-        for piece in BYTES.splice(joined, offsets, self._piece):
-            self._tokens_file.write(piece.data)
-        first = offsets[:-1] + self.tokens
-        self.tokens += int(offsets[-1])
-        self.bytes += int(offsets[-1]) - 2 * len(texts)
-        return first
-
-    def _flush(self) -> None:
-        # Have the kernel write new pages to disk while we decode, so that the final fsync finds few. "Not
-        # needed" makes Linux start on dirty pages at once; being dirty, they also stay in the cache.
-        ready = self.tokens * DTYPE.itemsize - self._flushed
-        if ready >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._tokens_file.fileno(), self._flushed, ready, os.POSIX_FADV_DONTNEED)
-            self._flushed += ready
+        writer.splice(joined, offsets)
+        return
+    ids = [to_ids(text) for text in _bytes(texts)]
+    lengths = np.array([len(document) for document in ids])
+    writer.write(np.concatenate(ids), np.cumsum(lengths) - lengths)

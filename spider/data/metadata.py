@@ -7,7 +7,6 @@ SHA-256; its own digest is what a training knows the dataset by.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,16 +17,21 @@ from pydantic import BaseModel, PrivateAttr
 
 from spider.artifacts import Artifact
 from spider.config import Dataset
-from spider.files import digest, read_json, replacing, sha256
+from spider.files import digest, read_json, sha256
 from spider.tokens import BYTES, Tokens
-from spider.tokens.stored import TOKENIZER, read_tokens, tokens_in
+from spider.tokens.sentencepiece import SentencePieceTokens
+from spider.tokens.stored import lay_beside, read_tokens, tokens_in
 
 DTYPE = np.dtype("<u2")
 COUNTS = ("tokens", "documents", "bytes")
 
 #: Settings that came later, and what holds where nothing is said of them: at that they are left out, so that
 #: what was written before they came, and its digest, are what would be written now.
-LATER = {"split_by": None, "memory": 0.0, "tokenizer": None, "written_as": "text"}
+LATER = {
+    **dict.fromkeys(("text_column", "id_column", "validation")),
+    **{"split_by": None, "memory": 0.0, "tokenizer": None, "written_as": "text"},
+    **{"tokenizer_kind": None, "lossless": True},
+}
 
 
 class Shard(BaseModel, frozen=True):
@@ -59,16 +63,21 @@ class Metadata(Artifact):
     vocab_size: int
     special_ids: dict[str, int]
     source: dict[str, Any]
-    text_column: str
-    id_column: str
-    validation: float
+    text_column: str | None = None
+    id_column: str | None = None
+    validation: float | None = None
+    """These are of text; None of shards that others have written."""
     memory: float = 0.0
     split_by: dict[str, str] | None = None
-    max_document_bytes: int | None
+    max_document_bytes: int | None = None
     written_as: str = "text"
     """``chat``: conversations (`spider.data.chat`)."""
     tokenizer: str | None = None
     """Digest of the ``tokenizer.json`` that lies beside; None: bytes."""
+    tokenizer_kind: str | None = None
+    """``sentencepiece``; None: bytes, or pairs of bytes."""
+    lossless: bool = True
+    """Else what is written here reads as what another's tokenizer left of it."""
     splits: dict[str, Split]
     digest: str = ""
     _alphabet: Tokens = PrivateAttr(default_factory=lambda: BYTES)
@@ -81,6 +90,11 @@ class Metadata(Artifact):
     def alphabet(self) -> Tokens:
         """What its ids stand for."""
         return self._alphabet
+
+    @property
+    def imported(self) -> bool:
+        """Whether others have cut its text into ids."""
+        return self.source.get("kind") == "tokens"
 
 
 def build_metadata(
@@ -110,11 +124,12 @@ def build_metadata(
         special_ids=dict(tokens.specials),
         source=source,
         **settings,
+        tokenizer_kind=tokens.kind if isinstance(tokens, SentencePieceTokens) else None,
+        lossless=tokens.lossless,
         splits=splits,
     )
     if tokenizer:
-        with replacing(folder / TOKENIZER) as beside:
-            shutil.copyfile(tokenizer, beside)
+        lay_beside(tokenizer, folder)
     content = content_digest(metadata.plain())
     return metadata.model_copy(update={"digest": content}).write(folder / "metadata.json")
 

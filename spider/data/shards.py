@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from spider.data.headered import headered, mapped
 from spider.data.metadata import COUNTS, DTYPE, Metadata, Shard, check_size, content_digest, load_metadata
 from spider.files import digest, read_json, sha256
 from spider.tokens import BYTES, Tokens
 
-HEADER_MAGIC = 20240520
-HEADER_INTS = 256
-"""Length of a headered shard's header in little-endian int32: magic, version 1, number of tokens, zeros."""
 CHUNK = 1 << 22
 """Tokens checked at a time."""
 
@@ -49,27 +47,13 @@ class Shards:
         for shard in described.shards:
             path = folder / shard.file
             check_size(path, shard.tokens * DTYPE.itemsize)
-            maps.append((path, _map(path, 0, shard.tokens)))
+            maps.append((path, mapped(path, 0, shard.tokens)))
         self._view(f"{folder} ({split})", maps, metadata.alphabet, f"{metadata.digest}/{split}")
 
     @classmethod
     def from_files(cls, paths: Iterable[Path]) -> Shards:
-        """A view of headered shards of bytes (see `HEADER_INTS`), as public token datasets come."""
-        maps = []
-        for path in paths:
-            header = np.fromfile(path, dtype="<i4", count=HEADER_INTS)
-            if len(header) < HEADER_INTS or header[0] != HEADER_MAGIC or header[1] != 1:
-                raise ValueError(
-                    f"{path}: not a headered shard, which begins with the int32 {HEADER_MAGIC} and 1"
-                )
-            tokens, start = int(header[2]), HEADER_INTS * header.itemsize
-            expected, size = start + tokens * DTYPE.itemsize, path.stat().st_size
-            if size != expected:
-                raise ValueError(
-                    f"{path}: {size} bytes instead of {expected} for the {tokens} tokens that its header "
-                    "promises; download it again"
-                )
-            maps.append((path, _map(path, start, tokens)))
+        """A view of headered shards of bytes (`spider.data.headered`), as public token datasets come."""
+        maps = [(path, headered(path)) for path in paths]
         if not maps:
             raise ValueError("no headered shard was named")
         view = cls.__new__(cls)
@@ -144,13 +128,6 @@ class Shards:
         return rows
 
 
-def _map(path: Path, start: int, tokens: int) -> np.ndarray:
-    """A shard's tokens, read-only: a plain array over the mapping, since slicing an `np.memmap` is slow."""
-    if tokens == 0:
-        return np.empty(0, DTYPE)
-    return np.asarray(np.memmap(path, dtype=DTYPE, mode="r", offset=start, shape=(tokens,)))
-
-
 # ------------------------------------------------------------------------------------------------ checks
 
 
@@ -198,7 +175,7 @@ def _shard_problems(folder: Path, shard: Shard, metadata: Metadata, full: bool) 
     if full:
         if sha256(path) != shard.sha256:
             problems.append(f"{path}: SHA-256 differs from metadata.json")
-        problems += _content_problems(path, _map(path, 0, shard.tokens), alphabet, shard.bytes)
+        problems += _content_problems(path, mapped(path, 0, shard.tokens), alphabet, shard.bytes)
     return problems
 
 

@@ -17,8 +17,9 @@ from spider.config import Dataset, TokenizerConfig
 from spider.data.encode import documents
 from spider.data.split import cut
 from spider.tokens import BYTES
-from spider.tokens.bpe import LONGEST, PATTERN, BpeTokens
+from spider.tokens.bpe import PATTERN, BpeTokens
 from spider.tokens.stored import LearnedFrom, StoredTokens
+from spider.tokens.texts import LONGEST
 
 logger = logging.getLogger(__name__)
 

@@ -277,6 +277,8 @@ class Evaluation(Artifact):
     yardsticks: list[Yardstick] | None = None
     left_out: tuple[str, ...] = ()
     """Yardsticks that are missing, and why."""
+    lossless: bool = True
+    """Else the text is what a tokenizer of others left of it."""
     bpb_assistant: float | None = None
     """Of what an assistant says, where the text is of conversations."""
     ttt: Adapted | None = None

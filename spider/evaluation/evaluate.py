@@ -116,8 +116,7 @@ def evaluate(
             "tasks": answers,
             "bpb_assistant": _of_answers(result, tokens_N, model.tokens),
             "documents": int(np.count_nonzero(tokens_N == model.tokens.bos)),
-            "data": asked.data,
-            "data_digest": data_digest,
+            **{"data": asked.data, "data_digest": data_digest, "lossless": load_metadata(data).lossless},
             "text_sha256": hashlib.sha256(held_out.bytes_N.tobytes()).hexdigest(),
             **{"seq_len": spec.window, "overlap": asked.overlap, "n_loops": n_loops, "device": device},
             "precision": "bf16" if autocast else "fp32",
@@ -260,7 +259,9 @@ def validation_stream(data: Path, max_bytes: int, tokens: Tokens = BYTES) -> tup
     the dataset's digest; `ValueError` where there is no validation text.
 
     The text is cut in bytes and then encoded, whatever the shards are written in: so with every alphabet the
-    same text is scored, and as many bytes. Special ids are the same in all and stay where they are.
+    same text is scored, and as many bytes. Special ids are the same in all and stay where they are. Of shards
+    that others have written the text is cut behind an id of theirs, and is scored in their alphabet as the
+    ids that stand there, for another might cut it otherwise.
     """
     metadata = load_metadata(data)
     split = metadata.splits.get("validation")
@@ -274,9 +275,9 @@ def validation_stream(data: Path, max_bytes: int, tokens: Tokens = BYTES) -> tup
     count = min(shards.tokens, 3 * max_bytes)
     written = metadata.alphabet
     stream_N = clip_stream(np.asarray(shards.read(0, count)), max_bytes, written)
-    if written.digest == tokens.digest is None:
+    if written.digest == tokens.digest and (written.digest is None or metadata.imported):
         return stream_N, metadata.digest
-    left, pieces = max_bytes, []
+    left, pieces = len(written.raw(stream_N)) if metadata.imported else max_bytes, []
     for run_N in np.split(stream_N, np.flatnonzero(np.diff(written.bytes_of[stream_N] > 0)) + 1):
         text = written.raw(run_N)[:left]
         left -= len(text)

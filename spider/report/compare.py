@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from spider.checkpoints.pressed import ArtifactReceipt
 from spider.evaluation.artifact import Evaluation, fairest
 from spider.report import figures
 from spider.report.costs import seconds_by_rule
-from spider.report.formatting import markdown_table
+from spider.report.formatting import DAGGER, LOSSY, markdown_table
 from spider.report.render import html, picture
 from spider.report.stages import Log, read_log
 from spider.results import ArtifactFolder, StageFolder
@@ -106,6 +107,7 @@ def compare(
                 "copies": one.copies and one.copies.model_dump(),
                 "artifact": small[run, one.stage](one) if (run, one.stage) in small else None,
                 **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights", "prompt", "sample"}),
+                **({} if one.lossless else {"lossless": False}),
             }
             for _, one in own
         }
@@ -123,10 +125,11 @@ def compare(
     _draw(stages, output)
     tables = _tables(summary)
     blocks = ["# Comparison", *(f"## {title}\n\n{markdown_table(*table)}" for title, table in tables.items())]
-    files.write_text(output / "table.md", "\n\n".join([*blocks, _NOTE]) + "\n")
-    best = {title: min(rows, key=lambda row: float(row[1])) for title, (header, rows) in tables.items()
-            if "bits per byte" in header}  # fmt: skip
-    page = html("table.html.j2", title="Spider: comparison", tables=tables, best=best, note=_NOTE)
+    notes = [_NOTE] if all(one.lossless for one in measured) else [_NOTE, LOSSY]
+    files.write_text(output / "table.md", "\n\n".join([*blocks, *notes]) + "\n")
+    best = {title: min(rows, key=lambda row: float(row[1].rstrip(DAGGER)))
+            for title, (header, rows) in tables.items() if "bits per byte" in header}  # fmt: skip
+    page = html("table.html.j2", title="Spider: comparison", tables=tables, best=best, notes=notes)
     files.write_text(output / "table.html", page)
     return summary.write(output / "summary.json")
 
@@ -158,12 +161,14 @@ def _by_run(paths: list[Path]) -> _Stages:
 
 
 def _labels(evaluations: list[Evaluation]) -> dict[str, str]:
-    """What each text is called, by its hash: as its dataset, with its size where that has several."""
+    """What each text is called, by its hash: as its dataset, with its size where that has several. A text
+    that is not what was written has a dagger."""
     by_hash = {one.text_sha256: one for one in evaluations}
     names = [one.data for one in by_hash.values()]
     labels: dict[str, str] = {}
     for sha, one in by_hash.items():
-        label = one.data if names.count(one.data) == 1 else f"{one.data} ({one.bytes:,} bytes)"
+        name = one.data if one.lossless else f"{one.data}{DAGGER}"
+        label = name if names.count(one.data) == 1 else f"{name} ({one.bytes:,} bytes)"
         labels[sha] = label if label not in labels.values() else f"{label} {sha[:8]}"
     return labels
 
@@ -171,21 +176,23 @@ def _labels(evaluations: list[Evaluation]) -> dict[str, str]:
 def _draw(stages: _Stages, output: Path) -> None:
     """The figures, of all runs or of the best."""
     best = sorted(stages, key=lambda run: stages[run][-1][1].bpb)[:_DRAWN_RUNS]
-    drawn = {run: own for run, own in stages.items() if run in best}
+    names = {run: run if own[-1][1].lossless else f"{run}{DAGGER}" for run, own in stages.items()}
+    drawn = {names[run]: own for run, own in stages.items() if run in best}
     few = len(drawn) == len(stages)
+    decoded = "" if drawn.keys() <= stages.keys() else f" ({DAGGER} of decoded text)"
     which = ("all runs" if few else f"the best {len(drawn)} of {len(stages)} runs") if len(stages) > 1 else ""
     logs: list[Log] = []
-    for own in drawn.values():
+    for name, own in drawn.items():
         begin = 0.0
         for folder, one in own:
-            logs.append(read_log(folder, begin, one.bpb))
+            logs.append(replace(read_log(folder, begin, one.bpb), run=name))
             begin = logs[-1].end
-    loss = figures.loss(logs, f"Training loss of {which}" if which else "Training loss")
+    loss = figures.loss(logs, (f"Training loss of {which}" if which else "Training loss") + decoded)
     picture(output / "loss.svg", [(1, [loss])])
     chart = figures.bits_by_stage(
         {run: [(one.stage, one.bpb) for _, one in own] for run, own in drawn.items()},
         {run: fairest(own[-1][1].compressors) for run, own in drawn.items()},
-        "" if few else f", {which}",
+        decoded if few else f", {which}{decoded}",
     )
     width = max(760, 240 + 130 * sum(len(own) for own in drawn.values()))
     picture(output / "bpb.svg", [(1, [chart])], width)
@@ -205,15 +212,15 @@ def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:
             for bits, *more in [figures_of(stage, ".4f", ",.1f")]
         ]
         rows += [
-            [f"{name}, pressed into {small['total_bytes']:,} bytes", f"{small['bpb']:.4f}", "",
-             stage["context"], f"{small['bpb_strict']:.4f}", "", "", ""]
+            [f"{name}, pressed into {small['total_bytes']:,} bytes", f"{small['bpb']:.4f}{mark(stage)}", "",
+             stage["context"], f"{small['bpb_strict']:.4f}{mark(stage)}", "", "", ""]
             for name, stage in scored if (small := stage.get("artifact"))
         ]  # fmt: skip
-        fresh = summary.fresh_by_data.get(text, {})
+        fresh, of = summary.fresh_by_data.get(text, {}), mark(scored[0][1])
         for name, rate in sorted(compressors.items(), key=lambda item: item[1]):
-            news = f"{fresh[name]:.4f}" if name in fresh else ""
+            news = f"{fresh[name]:.4f}{of}" if name in fresh else ""
             rows.append(
-                [summary.compressor_settings[name], f"{rate:.4f}", news, "all before", "", "", "", ""]
+                [summary.compressor_settings[name], f"{rate:.4f}{of}", news, "all before", "", "", "", ""]
             )
         title = f"Held-out text of {text}, {scored[0][1]['scored_bytes']:,} bytes"
         header = "|bits per byte|outside copies|context|strict|steps|MB trained|seconds"
@@ -224,13 +231,18 @@ def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:
     return tables
 
 
+def mark(stage: dict[str, Any]) -> str:
+    """What stands behind scores of a stage of a summary: a dagger where its text is not what was written."""
+    return "" if stage.get("lossless", True) else DAGGER
+
+
 def outside(stage: dict[str, Any]) -> str:
     """The score on what is no copy of the training text; empty where that is not known."""
     bpb = (stage["copies"] or {}).get("bpb")
-    return "" if bpb is None else f"{bpb:.4f}"
+    return "" if bpb is None else f"{bpb:.4f}{mark(stage)}"
 
 
 def figures_of(stage: dict[str, Any], bits: str, seconds: str) -> list[str]:
     """Cells of a stage of a summary: its two scores, steps, MB trained and seconds, formatted as asked."""
-    scores = [format(stage["bpb"], bits), format(stage["bpb_strict"], bits)]
+    scores = [format(stage[name], bits) + mark(stage) for name in ("bpb", "bpb_strict")]
     return [*scores, f"{stage['steps']:,}", f"{stage['bytes'] / 1e6:,.2f}", format(stage["seconds"], seconds)]

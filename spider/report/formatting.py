@@ -9,6 +9,12 @@ plain = "{:g}".format
 percent = "{:.3g}%".format
 #: Bits per byte: ``1.842``.
 bits = "{:.3f}".format
+#: Beside figures of a text that is not what was written, and what it says.
+DAGGER = "†"
+LOSSY = (
+    f"{DAGGER} of the decoded text: the tokenizer does not keep newlines and runs of spaces, so this is no "
+    "figure of the text as it was written, to be compared with others of the same decoded text alone."
+)
 
 
 def quantity(value: float, unit: str) -> str:

@@ -17,13 +17,13 @@ import yaml
 
 from spider import files
 from spider.checkpoints.pressed import ArtifactReceipt
-from spider.config import Config
+from spider.config import Config, TokensSource
 from spider.evaluation.artifact import Evaluation, fairest, quarters
 from spider.evaluation.harness_result import HarnessResult
 from spider.report import figures
 from spider.report.compare import LIKE_AND_UNLIKE
 from spider.report.costs import RULES, costs
-from spider.report.formatting import printable
+from spider.report.formatting import DAGGER, LOSSY, printable
 from spider.report.provenance import chain, read_datasets
 from spider.report.render import html
 from spider.report.stages import StageRecord, read_stages
@@ -60,6 +60,8 @@ def render(config: Config, results: Results, run: str) -> str:
         flops=sum((s.evaluation.flops_per_token or 0) * s.log.span.tokens for s in stages if s.evaluation),
         manifests=[stage.manifest for stage in stages if stage.manifest],
         unlike=LIKE_AND_UNLIKE,
+        dagger="" if last is None or last.lossless else DAGGER,
+        lossy=LOSSY,
         quarters=quarters(last.by_document or ()) if last else [],
         ranking=_ranking(run, last) if last else [],
         others=_others(config, results, last) if last else [],
@@ -164,9 +166,12 @@ def _commands(config: Config, run: str) -> list[str]:
     for name in sorted({stage.data for stage in stages} | {spec.evaluation.data or spec.data}):
         if parts := config.datasets[name].source.parts():
             each = f"   # and so on, to {parts[-1]}" if len(parts) > 1 else ""
-            raw = f"results/raw/{name}/{parts[0]}.parquet"
+            source, raw = config.datasets[name].source, f"results/raw/{name}/{parts[0]}.parquet"
+            if isinstance(source, TokensSource):  # read where it lies
+                raw = source.item(parts[0])
+            else:
+                lines += [f"download {name} {parts[0]} --output {raw}{each}"]
             lines += [
-                f"download {name} {parts[0]} --output {raw}{each}",
                 f"encode {name} {parts[0]} {raw}{each}",
                 f"index {name} --output results/shards/{name}/metadata.json",
             ]

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from spider.evaluation.artifact import fairest
-from spider.report.compare import ComparedRun, Summary, figures_of
-from spider.report.formatting import bits, duration, printable
+from spider.report.compare import ComparedRun, Summary, figures_of, mark
+from spider.report.formatting import LOSSY, bits, duration, printable
 
 WIDTH = 80
 BAR = 28
@@ -52,7 +52,7 @@ def _ranking(best_first: list[str], runs: dict[str, ComparedRun]) -> Table:
     table.add_column("text", no_wrap=True)
     for run in best_first[:RANKED]:
         last = runs[run].last
-        figures = (bits(last["bpb"]), f"{last['global_step']:,}", f"{last['seconds']:,.0f}")
+        figures = (bits(last["bpb"]) + mark(last), f"{last['global_step']:,}", f"{last['seconds']:,.0f}")
         table.add_row(escape(run), *figures, escape(last["text"]))
     if (more := len(best_first) - RANKED) > 0:
         table.add_row(f"and {more} more, in table.md")
@@ -66,11 +66,12 @@ def _panel(run: str, one: ComparedRun, summary: Summary) -> Panel:
     for name in one.order:
         table.add_row(escape(name), *figures_of(one.stages[name], ".3f", ",.0f"))
     sample = Text(printable(last["prompt"]), style="bold").append(printable(last["sample"]), style="not bold")
-    verdict, bars = _verdict(last["bpb"], compressors), _bars(run, last["bpb"], fairest(compressors))
+    verdict, bars = _verdict(last, compressors), _bars(run, last, fairest(compressors))
+    said_of = [Text(LOSSY, style="dim"), Text()] if mark(last) else []
     context = last.get("context", "unknown")  # of a summary from before it was written down
     said = Text("A sample, the prompt in bold:", style="dim")
     return Panel(
-        Group(verdict, Text(), bars, *_news(last, summary), Text(), table, Text(), said, sample),
+        Group(verdict, Text(), bars, *_news(last, summary), Text(), table, Text(), *said_of, said, sample),
         title=f"[bold]{escape(run)}[/]",
         title_align="left",
         subtitle=f"{last['scored_bytes']:,} held-out bytes of {escape(dataset)}, context {context}",
@@ -78,9 +79,10 @@ def _panel(run: str, one: ComparedRun, summary: Summary) -> Panel:
     )
 
 
-def _verdict(bpb: float, compressors: dict[str, float]) -> Text:
+def _verdict(last: dict[str, Any], compressors: dict[str, float]) -> Text:
     best, rate = min(compressors.items(), key=lambda item: item[1])
-    said = f"{bits(bpb)} bits per byte: {abs(1 - bpb / rate):.1%}"
+    bpb = last["bpb"]
+    said = f"{bits(bpb)}{mark(last)} bits per byte: {abs(1 - bpb / rate):.1%}"
     if bpb < rate:
         return Text(f"{said} below {best}, the best of the compressors.", style="bold green")
     beaten = [name for name, rate in compressors.items() if bpb < rate]
@@ -94,23 +96,24 @@ def _news(last: dict[str, Any], summary: Summary) -> list[Text]:
     if not copies or copies["bpb"] is None:
         return []
     best = min(fresh, key=fresh.__getitem__, default=None)
-    rival = f", {best} {bits(fresh[best])}" if best else ""
+    rival = f", {best} {bits(fresh[best])}{mark(last)}" if best else ""
     share = f"{copies['copied']:.1%} of these bytes are copies of the training text"
-    score = f"on the others this model {bits(copies['bpb'])}{rival}"
+    score = f"on the others this model {bits(copies['bpb'])}{mark(last)}{rival}"
     return [Text(f"{share} (in {copies['length']} or more); {score}.", style="dim")]
 
 
-def _bars(run: str, bpb: float, compressors: dict[str, float]) -> Table:
+def _bars(run: str, last: dict[str, Any], compressors: dict[str, float]) -> Table:
     """The model among the compressors, best first."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, max_width=24)
     table.add_column(justify="right")
     table.add_column(no_wrap=True)
     own = f"{run} (this model)"
-    rows = sorted([(bpb, own), *((rate, name) for name, rate in compressors.items())])
+    rows = sorted([(last["bpb"], own), *((rate, name) for name, rate in compressors.items())])
+    of = mark(last)
     for rate, name in rows:
         bar = "█" * max(1, round(BAR * rate / rows[-1][0]))
-        table.add_row(escape(name), bits(rate), bar, style="bold green" if name == own else "dim")
+        table.add_row(escape(name), bits(rate) + of, bar, style="bold green" if name == own else "dim")
     return table
 
 

@@ -1,8 +1,9 @@
 """Alphabets: what an id stands for, which ids are special, how text becomes ids. Nothing else knows.
 
-    bytes    every byte its own id
-    bpe      the same, and an id for each of the pairs of bytes that were learned from a text
-    stored   the file in which a learned one lies beside what is written in it
+    bytes           every byte its own id
+    bpe             the same, and an id for each of the pairs of bytes that were learned from a text
+    sentencepiece   the same, and an id for each of the pieces of text of a model that others have trained
+    stored          the file in which a learned one lies beside what is written in it
 
 Ask whatever has an alphabet: a model (``model.tokens``), a dataset (`spider.data.shards.Shards.alphabet`). So
 "targets that are bytes" is ``tokens.bytes_of[labels].sum()``, in any alphabet.
@@ -45,6 +46,11 @@ class Tokens(Protocol):
     @property
     def digest(self) -> str | None:
         """Of what was learned; None: nothing, these are bytes."""
+        ...
+
+    @property
+    def lossless(self) -> bool:
+        """Whether what is written in it elsewhere reads as it was; what is encoded here always does."""
         ...
 
     @property

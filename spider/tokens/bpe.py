@@ -16,7 +16,7 @@ knows of no special id, so no text can make one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from spider.files import digest
 from spider.tokens.bytes import BYTES
+from spider.tokens.texts import LONGEST, TextTokens
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -35,16 +36,12 @@ PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s{0,255}[\r\n]|\s{1,255}(?!\S)|\s{1,255}"
 )
-#: Bytes of the longest id.
-LONGEST = 255
-#: Ids that fit into a shard.
-MOST = 1 << 16
 
 _RAW = int(np.count_nonzero(BYTES.bytes_of))
 _NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
 
 
-class BpeTokens:
+class BpeTokens(TextTokens):
     """See `spider.tokens.Tokens`.
 
     Args:
@@ -53,31 +50,24 @@ class BpeTokens:
 
     Raises:
         ValueError: a merge of what is no text or comes later, of more than `LONGEST` bytes, of bytes that
-            have an id already; or more ids than `MOST`.
+            have an id already; or more ids than shards hold.
     """
-
-    pad, bos, eos = BYTES.pad, BYTES.bos, BYTES.eos
-    specials: Mapping[str, int] = BYTES.specials
 
     def __init__(self, merges: Sequence[tuple[int, int]], pattern: str = PATTERN) -> None:
         self.pattern = pattern
-        self.size = BYTES.size + len(merges)
-        self.texts = [bytes([i]) if i < _RAW else b"" for i in range(BYTES.size)]
-        if self.size > MOST:
-            raise ValueError(f"{self.size:,} ids, and shards hold {MOST:,} (uint16)")
-        known = set(self.texts)
+        texts = [BYTES.raw([i]) for i in range(BYTES.size)]
+        known = set(texts)
         for number, (left, right) in enumerate(merges):
             of = f"merge {number:,}, of {left} and {right}"
-            if not all(0 <= i < len(self.texts) and self.texts[i] for i in (left, right)):
+            if not all(0 <= i < len(texts) and texts[i] for i in (left, right)):
                 raise ValueError(f"{of}: not two ids of text that come before it")
-            if (text := self.texts[left] + self.texts[right]) in known or len(text) > LONGEST:
+            if (text := texts[left] + texts[right]) in known or len(text) > LONGEST:
                 why = f"more than {LONGEST} bytes" if len(text) > LONGEST else "which have an id already"
                 raise ValueError(f"{of}: its bytes are {text[:20]!r}, {why}")
             known.add(text)
-            self.texts.append(text)
+            texts.append(text)
+        super().__init__(texts[BYTES.size :])
         self.merges = tuple((int(left), int(right)) for left, right in merges)
-        self.bytes_of = np.array([len(text) for text in self.texts], np.uint8)
-        self.bytes_of.flags.writeable = False
         self.digest: str | None = digest([pattern, self.merges])
 
     @cached_property
@@ -102,10 +92,3 @@ class BpeTokens:
         ids = np.concatenate([[self.bos], *pieces, [self.eos]]).astype(np.uint16)
         assert int(self.bytes_of[ids].sum()) == len(raw), "ids stand for exactly the bytes of a text"
         return ids
-
-    def raw(self, ids: Iterable[int]) -> bytes:
-        plain = ids.tolist() if isinstance(ids, np.ndarray) else ids
-        return b"".join([self.texts[i] for i in plain if 0 <= i < self.size])
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.raw(ids).decode("utf-8", errors="replace")

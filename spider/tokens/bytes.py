@@ -17,6 +17,7 @@ class ByteTokens:
 
     size = 272
     digest: str | None = None
+    lossless = True
     pad, bos, eos = 256, 257, 258
     specials: Mapping[str, int] = {
         "PAD": pad,

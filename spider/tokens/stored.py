@@ -1,19 +1,23 @@
 """``tokenizer.json``: an alphabet that was learned, as it lies beside whatever is written in it.
 
 It goes where its ids go: into the folder of the shards, of every checkpoint and of every export. It holds no
-code and nothing that this machine's libraries decide, only the pairs that were merged, and a digest of them.
+code and nothing that this machine's libraries decide, only the pairs that were merged, or the pieces and
+their scores, and a digest of them.
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
 from spider.artifacts import Artifact
+from spider.files import read_json, replacing
 from spider.tokens import BYTES, Tokens
 from spider.tokens.bpe import BpeTokens
+from spider.tokens.sentencepiece import SentencePieceTokens, read_model
 
 TOKENIZER = "tokenizer.json"
 
@@ -25,10 +29,12 @@ class LearnedFrom(BaseModel, frozen=True):
     bytes: int
 
 
-class StoredTokens(Artifact):
+class _Stored(Artifact):
     WHAT: ClassVar[str] = "a tokenizer"
     REMEDY: ClassVar[str] = "copy it again from where it was made, or delete it and run the workflow again"
 
+
+class StoredTokens(_Stored):
     kind: Literal["bpe"]
     pattern: str
     vocab_size: int
@@ -49,21 +55,67 @@ class StoredTokens(Artifact):
             digest=str(tokens.digest),
         )
 
-
-def read_tokens(path: Path) -> BpeTokens:
-    """The alphabet in a ``tokenizer.json``; `ValueError` where that is missing, damaged or edited."""
-    return tokens_of(StoredTokens.read(path), path)
+    def tokens(self) -> BpeTokens:
+        return BpeTokens([_pair(merge) for merge in self.merges], self.pattern)
 
 
-def tokens_of(stored: StoredTokens, path: Path) -> BpeTokens:
-    """The alphabet that was read from ``path``; `ValueError` where it is damaged or edited."""
+class StoredPieces(_Stored):
+    kind: Literal["sentencepiece"]
+    lossless: bool
+    fallback: bool
+    vocab_size: int
+    pieces: list[str]
+    scores: list[float | None]
+    whole: list[str]
+    digest: str
+
+    @classmethod
+    def of(cls, tokens: SentencePieceTokens) -> StoredPieces:
+        return cls(
+            format=cls.FORMAT,
+            kind="sentencepiece",
+            lossless=tokens.lossless,
+            fallback=tokens.fallback,
+            vocab_size=tokens.size,
+            pieces=[piece for piece, _ in tokens.pieces],
+            scores=[score for _, score in tokens.pieces],
+            whole=list(tokens.whole),
+            digest=str(tokens.digest),
+        )
+
+    def tokens(self) -> SentencePieceTokens:
+        pieces = list(zip(self.pieces, self.scores, strict=True))
+        return SentencePieceTokens(pieces, self.whole, fallback=self.fallback, lossless=self.lossless)
+
+
+def read_tokens(path: Path) -> BpeTokens | SentencePieceTokens:
+    """The alphabet in a ``tokenizer.json``, or of a SentencePiece ``.model``; `ValueError` where that is
+    missing, damaged or edited."""
+    if path.suffix == ".model":
+        return read_model(path).tokens
+    return tokens_of(read_json(path), path)
+
+
+def tokens_of(plain: Any, path: Path) -> BpeTokens | SentencePieceTokens:
+    """The alphabet in a mapping that was read from ``path``; `ValueError` as `read_tokens`."""
+    pieces = isinstance(plain, dict) and plain.get("kind") == "sentencepiece"
+    stored = (StoredPieces if pieces else StoredTokens).parse(plain, path)
     try:
-        tokens = BpeTokens([_pair(merge) for merge in stored.merges], stored.pattern)
+        tokens = stored.tokens()
     except ValueError as error:
-        raise ValueError(f"{path}: {StoredTokens.WHAT} that is damaged ({error}); {stored.REMEDY}") from None
+        raise ValueError(f"{path}: {stored.WHAT} that is damaged ({error}); {stored.REMEDY}") from None
     if (tokens.digest, tokens.size) != (stored.digest, stored.vocab_size):
         raise ValueError(f"{path}: edited since it was written, its digest does not match; {stored.REMEDY}")
     return tokens
+
+
+def lay_beside(path: Path, folder: Path) -> None:
+    """A copy of what `read_tokens` reads, as ``tokenizer.json`` in a folder."""
+    if path.suffix == ".model":
+        StoredPieces.of(read_model(path).tokens).write(folder / TOKENIZER)
+        return
+    with replacing(folder / TOKENIZER) as beside:
+        shutil.copyfile(path, beside)
 
 
 def _pair(merge: str) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spider.data import encode
+from spider.data import encode, writing
 from spider.data.encode import encode_part
 from spider.data.split import document_key, hash_keys, is_validation, split_masks
 from spider.files import read_json
@@ -117,7 +117,7 @@ def test_the_batch_size_changes_nothing(tmp_path, monkeypatch, batch_bytes):
 
 
 def test_document_larger_than_a_batch_and_than_a_piece(tmp_path):
-    texts = ["small", "é" * (2 * encode.PIECE + 1), "x" * (3 * encode.BATCH_BYTES), "small again"]
+    texts = ["small", "é" * (2 * writing.PIECE + 1), "x" * (3 * encode.BATCH_BYTES), "small again"]
     encode_part(write(tmp_path / "a.parquet", texts), tmp_path / "out", "000", dataset(validation=0))
     check(tmp_path / "out", texts, None, 0)
 
@@ -337,7 +337,7 @@ def test_a_second_encode_of_a_part_replaces_the_first(tmp_path):
 def test_an_old_record_does_not_vouch_for_a_shard_that_failed(tmp_path, monkeypatch):
     """If the process dies between the shard and its record, no record stands."""
     encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", dataset())
-    monkeypatch.setattr(encode, "write_json", lambda *a: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(writing, "write_json", lambda *a: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     with pytest.raises(OSError, match="make room"):
         encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000", dataset())
     assert not list((tmp_path / "out").rglob("*.json"))

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spider.data.headered import HEADER_INTS, HEADER_MAGIC
 from spider.data.loader import BLOCK, DEPTH, ROUNDS, Loader, permute
-from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards
+from spider.data.shards import Shards
 
 
 def shards_of(folder: Path, lengths: list[int]) -> tuple[Shards, np.ndarray]:

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.data.encode import encode_part
+from spider.data.headered import HEADER_INTS, HEADER_MAGIC
 from spider.data.loader import Loader
 from spider.data.metadata import build_metadata, load_metadata
-from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards, inspect, verify
+from spider.data.shards import Shards, inspect, verify
 from spider.files import digest
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset
