@@ -337,7 +337,9 @@ def test_a_second_encode_of_a_part_replaces_the_first(tmp_path):
 def test_an_old_record_does_not_vouch_for_a_shard_that_failed(tmp_path, monkeypatch):
     """If the process dies between the shard and its record, no record stands."""
     encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", dataset())
-    monkeypatch.setattr(writing, "write_json", lambda *a: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(
+        writing, "write_json", lambda *a: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+    )
     with pytest.raises(OSError, match="make room"):
         encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000", dataset())
     assert not list((tmp_path / "out").rglob("*.json"))
