@@ -77,6 +77,26 @@ def test_one_dataset_scored_to_two_lengths_counts_as_two_texts(tmp_path):
     assert summary.runs["b"].stages["s"]["text"] == "pydocs (9,000 bytes)"
 
 
+def test_figures_of_text_that_a_tokenizer_left_are_marked_wherever_they_stand_and_no_others(tmp_path):
+    copies = {"length": 50, "copied": 0.1, "searched": 1.0, "fresh_bytes": 9, "bpb": 1.31}
+    plain = demo(tmp_path / "runs")
+    paths = [*plain, *demo(tmp_path / "runs", "sp", -0.9, sha="b" * 64, lossless=False, copies=copies)]
+    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    assert list(summary.compressors_by_data) == ["pydocs (500,000 bytes)", "pydocs† (500,000 bytes)"]
+    table, page = ((tmp_path / "report" / name).read_text() for name in ("table.md", "table.html"))
+    first, second = table.split("## Held-out text of pydocs†")
+    assert "| sp / anneal | 1.1500† | 1.3100† | 128 to 256 | 1.1600† |" in second
+    assert "| xz -9 | 2.3900† |" in second and "| xz -9 | 2.3900 |" in first and "†" not in first
+    said = "† of the decoded text: the tokenizer does not keep newlines and runs of spaces"
+    assert said in second and said in page and "<td>1.1500†</td>" in page
+    assert 'class="best"><td>sp / anneal' in page
+    for name in ("bpb.svg", "loss.svg"):
+        drawn = (tmp_path / "report" / name).read_text()
+        assert "sp†" in drawn and "demo†" not in drawn and "(† of decoded text)" in drawn
+    compare(plain, benchmarks=None, output=tmp_path / "plain")
+    assert not [path for path in (tmp_path / "plain").iterdir() if "†" in path.read_text()]
+
+
 def test_markdown_is_a_wellformed_table_with_stages_and_compressors(tmp_path):
     compare(demo(tmp_path / "runs"), benchmarks=None, output=tmp_path / "report")
     lines = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if ln.startswith("|")]

@@ -60,6 +60,19 @@ def test_the_page_says_what_the_files_say(made):
     assert f"<dd>{quantity(work, 'FLOP')}<small>forward" in page
 
 
+def test_scores_on_text_that_a_tokenizer_left_are_marked(copied):
+    config, results = copied
+    assert "†" not in render(config, results, "small")
+    paths = [results.stage("small", stage).evaluation for stage in ("first", "second")]
+    for path in paths:
+        write_json(path, read_json(path) | {"lossless": False})
+    page, found = render(config, results, "small"), read_json(paths[1])
+    for path in paths:
+        assert f"<b>{read_json(path)['bpb']:.4f}†</b>" in section(page, "scores")
+    assert f"<strong>{found['bpb']:.3f}†</strong>" in page and f"{found['bpb_strict']:.4f}†" in page
+    assert "† of the decoded text: the tokenizer does not keep newlines" in section(page, "scores")
+
+
 def test_every_digest_from_the_raw_file_to_the_checkpoint_is_there(made):
     config, results = made
     shown = section(render(config, results, "small"), "provenance")

@@ -39,6 +39,19 @@ def test_it_says_all_a_newcomer_needs(tmp_path):
         assert needed in text, needed
 
 
+def test_a_score_on_text_that_a_tokenizer_left_has_its_mark(tmp_path):
+    text = shown(tmp_path, lossless=False)
+    for marked in (
+        "2.050† bits per byte",
+        "demo (this model)  2.050†",
+        "xz                 2.390†",
+        "3.020†",
+    ):
+        assert marked in text, marked
+    assert "† of the decoded text: the tokenizer does not keep newlines" in text
+    assert "†" not in shown(tmp_path / "plain")
+
+
 def test_rows_are_ranked_and_the_longest_bar_is_the_worst(tmp_path):
     lines = [ln for ln in shown(tmp_path, shift=0.35).splitlines() if "█" in ln]
     assert [ln.split()[1] for ln in lines] == ["bz2", "xz", "demo", "zstd", "zlib"]

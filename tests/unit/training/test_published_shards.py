@@ -1,0 +1,53 @@
+"""From published shards to a scored model: what was imported is trained on, evaluated and exported."""
+
+import pytest
+
+from spider import load_model
+from spider.checkpoints.export import export
+from spider.config import load_config
+from spider.data.shards import Shards
+from spider.evaluation.artifact import Evaluation
+from spider.evaluation.evaluate import evaluate
+from spider.evaluation.generate import generate
+from spider.report.compare import compare
+from spider.tokens.stored import read_tokens
+from spider.training.stage import train
+from tests.unit.data.foreign import bring, config_of, publish
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Of shards whose text was normalised: their folder, the stage's, and its evaluation."""
+    folder = tmp_path_factory.mktemp("published")
+    publish(folder, normalizer="nmt_nfkc")
+    bring(folder)
+    spec = load_config(config_of(folder)).stage("r", "a")
+    train(spec, folder / "r/a", folder / "shards")
+    return (
+        folder,
+        folder / "r/a",
+        evaluate(folder / "r/a/train.json", spec, folder / "shards", folder / "r/a"),
+    )
+
+
+def test_what_is_scored_is_the_shards_own_text_and_its_figures_are_marked(made):
+    folder, stage, measured = made
+    assert not measured.lossless and Evaluation.read(stage / "evaluation.json") == measured
+    view = Shards(folder / "shards", "validation")
+    ids_N = view.read(0, view.tokens)
+    text = view.alphabet.raw(ids_N)[: measured.bytes]
+    assert 400 <= measured.bytes < 416 and measured.targets["byte"] == measured.bytes == len(text)
+    assert measured.yardsticks and min(one.bpb for one in measured.yardsticks) > 1, "of the decoded text"
+    compare([stage / "evaluation.json"], benchmarks=None, output=folder / "report")
+    assert f"{measured.bpb:.4f}†" in (folder / "report/table.md").read_text()
+
+
+def test_the_model_carries_the_pieces_and_writes_in_them(made, tmp_path):
+    folder, stage, _ = made
+    digest = read_tokens(folder / "m.model").digest
+    export(stage, tmp_path / "exported")
+    for place in (stage, tmp_path / "exported"):
+        model, _ = load_model(place)
+        assert model.tokens.digest == digest and not model.tokens.lossless
+        written = list(generate(model, "of the\nin", max_bytes=12, temperature=1.0, seed=1))
+        assert 0 < len(model.tokens.raw(written)) <= 12 and max(written) < model.tokens.size
