@@ -42,7 +42,8 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None, artifa
         tracking.log_evaluation(results.root, run, stage, plain, outputs, dataset=card, curves=curves)
         job.metric("bpb", measured.bpb)
     best, rate = min(measured.compressors.items(), key=lambda item: item[1])
-    log.info("%.3f bits per byte (%s: %.3f)", measured.bpb, best, rate)
+    of = "" if measured.lossless else " of the decoded text"
+    log.info("%.3f bits per byte%s (%s: %.3f)", measured.bpb, of, best, rate)
 
 
 def _evaluate_artifact(session: Session, run: str, stage: str, threads: int | None) -> None:
