@@ -127,7 +127,10 @@ class TokensSource(Source):
         return _ids(vocab_size)
 
     def items(self) -> list[str]:
-        return [*_expand(self.train), *_expand(self.validation)]
+        train, held_out = _expand(self.train), _expand(self.validation)
+        if both := sorted({*train} & {*held_out}):
+            raise ConfigError(f"datasets: {both[0]} is both in source.train and in source.validation")
+        return [*train, *held_out]
 
     def split(self, part: str) -> str:
         """Which a part is of."""

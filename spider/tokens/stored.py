@@ -89,9 +89,9 @@ class StoredPieces(_Stored):
 
 
 def read_tokens(path: Path) -> BpeTokens | SentencePieceTokens:
-    """The alphabet in a ``tokenizer.json``, or of a SentencePiece ``.model``; `ValueError` where that is
-    missing, damaged or edited."""
-    if path.suffix == ".model":
+    """The alphabet in a ``tokenizer.json``, or of a SentencePiece model, which has another suffix;
+    `ValueError` where that is missing, damaged or edited."""
+    if path.suffix != ".json":
         return read_model(path).tokens
     return tokens_of(read_json(path), path)
 
@@ -111,7 +111,7 @@ def tokens_of(plain: Any, path: Path) -> BpeTokens | SentencePieceTokens:
 
 def lay_beside(path: Path, folder: Path) -> None:
     """A copy of what `read_tokens` reads, as ``tokenizer.json`` in a folder."""
-    if path.suffix == ".model":
+    if path.suffix != ".json":
         StoredPieces.of(read_model(path).tokens).write(folder / TOKENIZER)
         return
     with replacing(folder / TOKENIZER) as beside:

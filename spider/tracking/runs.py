@@ -264,6 +264,7 @@ def log_evaluation(
     scores = records.flatten({name: value for name, value in evaluation.items() if name in SCORES})
     scores |= {"ttt.bpb": ttt["bpb"]} if (ttt := evaluation.get("ttt")) else {}
     scores |= {f"tasks.{one['task']}": one["by_byte"] for one in evaluation.get("tasks", ())}
+    scores |= {} if evaluation.get("lossless", True) else {"lossless": 0}  # no figures beside those of others
     metrics = {k.replace(".", "/"): v for k, v in scores.items() if type(v) in (int, float)}
     log_scores(results, run, stage, metrics, artifacts, dataset=dataset, curves=curves)
 

@@ -167,6 +167,13 @@ def test_what_stands_there_is_scored_as_it_stands_and_the_same_text_in_bytes(tmp
     assert BYTES.raw(bytes_N) == view.alphabet.raw(ids_N) == text[:size]
 
 
+def test_what_is_trained_on_is_not_held_out(tmp_path):
+    publish(tmp_path)
+    source = load_config(config_of(tmp_path, train=[f"{tmp_path}/*.bin"])).datasets["web"].source
+    with pytest.raises(ConfigError, match=r"val_000\.bin is both in source.train and in source.validation"):
+        source.items()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
