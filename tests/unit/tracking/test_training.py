@@ -81,6 +81,7 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
         evaluation = {"format": 1, "run": "demo", "bpb": bpb, "bpb_strict": bpb + 0.01, "bytes": 1000}
         evaluation |= {"compressors": {"xz": 2.4}, "sample": "The ", "settings": {"ok": True}}
         evaluation |= {"ttt": {"bpb": 2.0, "seconds": 1.0, "settings": {"chunk": 8}}}
+        evaluation |= {"lossless": stage == "warmup"}
         sample = results / "runs/demo" / stage / "sample.txt"
         sample.write_text("The quick")
         log_evaluation(results, "demo", stage, evaluation, [sample], dataset=DATA)
@@ -96,8 +97,10 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
     assert [m.name for m in models] == ["demo-main", "demo-warmup"]
     best = models[0]
     scores = {m.key: m.value for m in best.metrics}
+    assert scores.pop("val/lossless") == 0, "of a text that its tokenizer did not keep; 1 is not said"
     shown = {"val/bytes": 1000, "val/compressors/xz": 2.4, "val/ttt/bpb": 2.0}
     assert scores == {"bpb": 2.1, "bpb_strict": 2.11, **shown}
+    assert "val/lossless" not in {m.key for m in models[1].metrics}
     assert {(m.dataset_name, m.dataset_digest) for m in best.metrics} == {DATA[:2]}
     assert best.params["path"] == "runs/demo/main/checkpoints/step-1" and best.params["global_step"] == "6"
     assert best.tags["spider.digest"] == "weights of main" and str(best.status) == "READY"
