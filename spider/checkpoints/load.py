@@ -26,6 +26,7 @@ from spider.checkpoints.records import (
     Exported,
     Manifest,
     Receipt,
+    TensorFile,
     read_manifest,
     steps,
 )
@@ -42,6 +43,7 @@ from spider.tokens import BYTES, Tokens
 from spider.tokens.stored import TOKENIZER, read_tokens
 
 if TYPE_CHECKING:
+    from spider.compress.artifact import Pressed
     from spider.memory.proposer import Proposer
 
 log = logging.getLogger(__name__)
@@ -95,8 +97,6 @@ class Checkpoint:
     @classmethod
     def _verified(cls, path: Path, quick: bool = False) -> Checkpoint:
         if path.suffix == PRESSED:
-            from spider.compress.checkpoint import PressedCheckpoint
-
             return PressedCheckpoint.open(path)
         manifest = read_manifest(path)
         if damaged := damage(path, manifest, quick=quick):
@@ -252,6 +252,38 @@ class Checkpoint:
                     part, where = own_part(tensors[name])
                     if part.numel():  # of few rows, some processes have none
                         part.copy_(file.get_slice(name)[where] if where else file.get_tensor(name))
+
+
+@dataclass(frozen=True)
+class PressedCheckpoint(Checkpoint):
+    """A pressed model: what loads, evaluates, generates and verifies need not know which it is. Raises as
+    `spider.compress.artifact.read` does."""
+
+    pressed: Pressed
+
+    @classmethod
+    def open(cls, path: Path) -> PressedCheckpoint:
+        from spider.compress.artifact import read
+
+        pressed = read(path)
+        told = {name: pressed.header.get(name) for name in Exported.model_fields}
+        told |= {"format": Exported.FORMAT, "step": told["global_step"], "best_loss": None}
+        told["files"] = {path.name: TensorFile(size=path.stat().st_size, sha256=files.sha256(path))}
+        return cls(path, Exported.model_validate(told), pressed)
+
+    @property
+    def tokens(self) -> Tokens:
+        return self.pressed.tokens
+
+    @property
+    def tokenizer(self) -> bytes | None:
+        return self.pressed.tokenizer
+
+    def model(self, device: str | torch.device = "cpu") -> Model:
+        return self.pressed.model(device)
+
+    def saved(self) -> dict[str, list[int]]:
+        raise CheckpointError(f"{self.path}: a pressed model, not one to go on training from")
 
 
 def damage(path: Path, manifest: Manifest | Exported, *, quick: bool = False) -> list[str]:

@@ -8,7 +8,6 @@
     parts       a model's tensors, split into what becomes integers and what stays
     fit         the coarsest step whose file is no larger than it may be
     press       all of that, for one checkpoint
-    checkpoint  the file as any other checkpoint
 
 Importing a module of this package, but `rans`, imports torch.
 """

@@ -147,12 +147,16 @@ class Pressed:
     sections: dict[str, bytes]
 
     @property
+    def tokenizer(self) -> bytes | None:
+        """Its ``tokenizer.json``, where it has one."""
+        packed = self.sections["tokenizer"]
+        return lzma.decompress(packed) if packed else None
+
+    @property
     def tokens(self) -> Tokens:
         """What the ids of its model stand for."""
-        if not self.sections["tokenizer"]:
-            return BYTES
-        plain = json.loads(lzma.decompress(self.sections["tokenizer"]))
-        return tokens_of(plain, self.path)
+        written = self.tokenizer
+        return BYTES if written is None else tokens_of(json.loads(written), self.path)
 
     def model(self, device: str | torch.device = "cpu") -> Model:
         """The model in evaluation mode. `CheckpointError` where the file is of another version or lies."""

@@ -33,7 +33,7 @@ logging.getLogger("lm_eval").setLevel(logging.ERROR)
 datasets.disable_progress_bars()
 
 #: Ids that are written where a task names no limit: the harness's own.
-_LONGEST = 256
+_LONGEST = 1 << 8
 
 
 class HarnessModel(LM):
