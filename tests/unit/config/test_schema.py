@@ -92,6 +92,11 @@ def changed(path: str, value) -> dict:
         ),
         (
             "runs.demo.optimizer",
+            {"kind": "adamw", "muon_rows": True},
+            "runs.demo.optimizer.muon_rows: kind: adamw has no Muon; set kind: muon, or leave it out",
+        ),
+        (
+            "runs.demo.optimizer",
             {"kind": "adamw", "muon_beta2": 0.95},
             "runs.demo.optimizer.muon_beta2: kind: adamw has no Muon; set kind: muon, or leave it out",
         ),

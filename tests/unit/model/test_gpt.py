@@ -373,6 +373,14 @@ def test_weights_begin_as_the_seeds_also_by_way_of_the_meta_device(switch):
     assert here.embedding.std().item() == pytest.approx(std, rel=0.05)
 
 
+def test_matrices_may_begin_orthogonal():
+    model = build_gpt(busy=False, hidden=64, start="orthogonal")
+    for block in model.blocks:
+        for part in (block.attention.q, block.ffn.up):
+            w = part.weight.detach()
+            torch.testing.assert_close(w.T @ w, torch.eye(64), atol=1e-5, rtol=0)
+
+
 # -------------------------------------------------------------------------------------- arithmetic and loss
 
 

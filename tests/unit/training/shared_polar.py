@@ -27,6 +27,7 @@ LONE = "lone"
 WAYS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
     "plain": ({}, torch.float32),
     "evened": ({"muon_beta2": 0.9}, torch.float32),
+    "rows": ({"muon_rows": True}, torch.float32),
     "bf16": ({}, torch.bfloat16),
     LONE: ({"muon_beta2": 0.9}, torch.float32),
 }

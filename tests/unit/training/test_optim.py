@@ -222,6 +222,26 @@ def test_normuon_of_a_stack_is_that_of_its_matrices_one_by_one(shape):
     check_a_stack_moves_like_its_matrices(shape, beta2=0.9)
 
 
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24)])
+def test_rows_come_to_one_length_before_the_polar_factor(shape, monkeypatch):
+    entered, plain = [], optim.polar
+    monkeypatch.setattr(optim, "polar", lambda g: entered.append(g.clone()) or plain(g))
+    p = nn.Parameter(torch.randn(*shape))
+    p.grad = torch.randn(*shape) * torch.logspace(0, -6, shape[0])[:, None]
+    Optimizer([muon_group([p], rows=True)]).step()
+    (g_1rc,) = entered
+    torch.testing.assert_close(g_1rc[0].norm(dim=1), torch.ones(shape[0]))
+    check_a_stack_moves_like_its_matrices(shape, rows=True)
+
+
+def test_rows_without_a_gradient_stay_where_they_are():
+    p = nn.Parameter(torch.ones(8, 4))
+    p.grad = torch.zeros(8, 4)
+    p.grad[0] = 1.0
+    Optimizer([muon_group([p], rows=True)]).step()
+    assert torch.equal(p[1:], torch.ones(7, 4)) and (p[0] < 1).all()
+
+
 def test_normuon_of_what_has_no_gradient_yet_stays_where_it_is():
     p = nn.Parameter(torch.ones(8, 4))
     p.grad = torch.zeros(8, 4)
