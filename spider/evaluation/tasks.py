@@ -40,9 +40,11 @@ class Continuations(NamedTuple):
 
 class _Row(NamedTuple):
     ids: np.ndarray
+    """Of context and choice, all of them: a memory looks back on what does not fit into the window."""
+    first: int
+    """Of those that are read."""
     begin: int
     """First id of the choice."""
-    cropped: bool
 
 
 def run_task(model: Model, task: Task, *, window: int, batch: int, **reading: Any) -> TaskResult:
@@ -77,7 +79,7 @@ def continuations(
     rows = [_row(model, context, choice, window) for context, choice in pairs]
     nats_R, greedy_R = _read(model, rows, batch, **reading)
     ids_R = np.array([len(row.ids) - row.begin for row in rows])
-    return Continuations(nats_R, greedy_R, ids_R, sum(row.cropped for row in rows))
+    return Continuations(nats_R, greedy_R, ids_R, sum(row.first > 0 for row in rows))
 
 
 def _right(questions: Sequence[Question], cost_R: np.ndarray, greedy_R: np.ndarray) -> float:
@@ -96,8 +98,8 @@ def _row(model: Model, context: bytes, choice: bytes, window: int) -> _Row:
     ids = tokens.encode(context + choice)[:-1]
     ends = np.cumsum(tokens.bytes_of[ids], dtype=np.int64)
     begin = max(1, int(np.searchsorted(ends, len(kept), side="right")))
-    over = max(0, len(ids) - 1 - window)
-    return _Row(ids[over:], max(1, begin - over), over > 0)
+    first = max(0, len(ids) - 1 - window)
+    return _Row(ids, first, max(first + 1, begin))
 
 
 def _read(
@@ -106,7 +108,8 @@ def _read(
     """Nats of each row's choice, and whether each of its ids was the likeliest; rows of like length
     together."""
     nats_R, greedy_R = np.zeros(len(rows)), np.zeros(len(rows), bool)
-    order, device = np.argsort([len(row.ids) for row in rows], kind="stable"), next(model.parameters()).device
+    order = np.argsort([len(row.ids) - row.first for row in rows], kind="stable")
+    device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     try:
@@ -131,17 +134,18 @@ def _read(
 
 def _padded(model: Model, rows: Sequence[_Row]) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Inputs, the labels of choices, and what a memory proposes, (B, T) each."""
-    T = max(len(row.ids) for row in rows) - 1
+    T = max(len(row.ids) - row.first for row in rows) - 1
     inputs_BT = np.full((len(rows), T), model.tokens.pad, np.int64)
     labels_BT = np.full((len(rows), T), IGNORED, np.int64)
     for inputs_T, labels_T, row in zip(inputs_BT, labels_BT, rows, strict=True):
-        count = len(row.ids) - 1
-        inputs_T[:count] = row.ids[:-1]
-        labels_T[row.begin - 1 : count] = row.ids[row.begin :]
+        count, begin = len(row.ids) - 1 - row.first, row.begin - row.first
+        inputs_T[:count] = row.ids[row.first : -1]
+        labels_T[begin - 1 : count] = row.ids[row.begin :]
     given = {}
     if (proposer := model.proposer) is not None:
         known_BTW = np.zeros((len(rows), T, proposer.layout.width), np.uint8)
         for known_TW, row in zip(known_BTW, rows, strict=True):
-            known_TW[: len(row.ids) - 1] = proposer.after(row.ids, 0, len(row.ids) - 1)
+            end = len(row.ids) - 1
+            known_TW[: end - row.first] = proposer.after(row.ids, row.first, end)
         given["proposals_BTW"] = torch.from_numpy(known_BTW)
     return torch.from_numpy(inputs_BT), torch.from_numpy(labels_BT), given

@@ -292,6 +292,20 @@ def test_a_preempted_training_is_requeued_by_slurm_and_goes_on(cluster, slurm):
 
 
 @pytest.mark.long
+def test_a_stage_of_a_tokenizers_packed_rows_runs_on_slurm(prepared, tmp_path, slurm):
+    cluster = copied(prepared, tmp_path)
+    cluster.config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
+    cluster.config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 300}}
+    first = cluster.run["stages"][0] | {"max_steps": 5, "packing": "best_fit"}
+    model = {"preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}
+    cluster.config["runs"]["bpe"] = {**cluster.run, "data": "text-bpe", "model": model, "stages": [first]}
+    output = cluster("results/runs/bpe/first/train.json", patience=2 * PATIENCE)
+    for rule in ("tokenizer", "encode", "pack", "train"):
+        assert re.search(rf"rule_{rule}/", output), f"{rule} was no job of Slurm"
+    assert read_json(tmp_path / "results/runs/bpe/first/train.json")["global_step"] == 5
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_smoke_preset_runs_on_slurm(tmp_path, slurm):
     cluster = Cluster(tmp_path)
