@@ -3,15 +3,15 @@
     python benchmarks/torture.py [--family spider|gpt] [--quick] [--kills N] [--seed N] [--json FILE]
 
 A run of two stages and their evaluations is done once undisturbed: of a Spider with a memory, or of a GPT on
-a tokenizer's ids that first reads text and then learns the answers of conversations, in packed rows. Then it
-lives again and again in copies of its folder: the Spider's hold the data and nothing trained, the GPT's hold
-the raw text alone. Each fault of a shuffled deck strikes whatever that life has to do next, by `spider
-train`, `spider evaluate` or a whole `snakemake`, which also makes data; the life then goes on by the same
-command, as a person or a scheduler would, until both stages are evaluated. A life that ends is compared with
-the undisturbed run: every tensor file (weights, optimizer, average), position, losses, gradient norms,
-scores and sample; every file of tokenizer, shards and packed rows. The benchmark goes on until so many
-SIGKILLs have hit that the last life ends; 1 is its exit status if any life differed, or a command failed
-that should not have.
+a tokenizer's ids that first reads text and then learns the answers of conversations, in packed rows, and is
+pressed into a file at the end. Then it lives again and again in copies of its folder: the Spider's hold the
+data and nothing trained, the GPT's hold the raw text alone. Each fault of a shuffled deck strikes whatever
+that life has to do next, by `spider train`, `spider evaluate`, `spider compress` or a whole `snakemake`,
+which also makes data; the life then goes on by the same command, as a person or a scheduler would, until all
+is done. A life that ends is compared with the undisturbed run: every tensor file (weights, optimizer,
+average), position, losses, gradient norms, scores and sample; every file of tokenizer, shards and packed
+rows; the pressed file and its scores. The benchmark goes on until so many SIGKILLs have hit that the last
+life ends; 1 is its exit status if any life differed, or a command failed that should not have.
 
 Where a kill fell is read off what it left: the hidden folder of a save, or the hidden file of a job that
 makes data, bears the dead process's number, and a manifest in a save says that only the rename was missing.
@@ -43,10 +43,13 @@ import yaml
 from common import parser, report
 
 from spider.files import read_json, sha256
+from spider.results import ArtifactFolder
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 RUN, STAGES = "smoke", ("first", "second")
+#: Verbs that are told a run and a stage.
+_OF_STAGE = ("train", "evaluate", "compress")
 #: A job that takes so many seconds hangs.
 PATIENCE = 600
 #: Room on a memory disk when it is not full.
@@ -85,6 +88,7 @@ def configuration(family: str, steps: int) -> dict[str, Any]:
     run["model"] = {"preset": "gpt-cpu", "hidden": 64, "windows": "SSSL", "short_window": 8}
     run["model"]["value_embeddings"] = "alternate"
     run["evaluation"]["data"] = "talk"
+    run["compress"] = {"cap": 1_000_000, "windows": 16}
     answers = {"packing": "best_fit", "attend": "document", "learn": "assistant"}
     run["stages"][1] |= {"data": "talk", **answers}
     return config
@@ -107,6 +111,9 @@ class Life:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.results = folder / "results"
+        self.artifact = ArtifactFolder(self.stage(STAGES[-1]) / "artifact")
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        self.presses = "compress" in config["runs"][RUN]
 
     def stage(self, name: str) -> Path:
         return self.results / "runs" / RUN / name
@@ -132,7 +139,9 @@ class Life:
             return [("prepare", "")]
         made = {"train": "train.json", "evaluate": "evaluation.json"}
         jobs = [(verb, stage) for stage in STAGES for verb in made]
-        return [(verb, stage) for verb, stage in jobs if not (self.stage(stage) / made[verb]).exists()]
+        jobs = [(verb, stage) for verb, stage in jobs if not (self.stage(stage) / made[verb]).exists()]
+        pressed = not self.presses or self.artifact.receipt.exists()
+        return jobs if pressed else [*jobs, ("compress", STAGES[-1])]
 
     def written(self, pid: int | str = "*") -> set[Path]:
         """Hidden files of data and warm-ups that a process has begun to write."""
@@ -187,6 +196,10 @@ class Life:
             found[f"{stage}, curve"] = [[row["step"], *(row["metrics"][n] for n in curve)] for row in rows]
             for name in ("weights", "nats", "bpb", "bpb_strict", "loops", "figures", "sample"):
                 found[f"{stage}, evaluation, {name}"] = evaluation[name]
+        if self.presses:
+            scored = read_json(self.artifact.evaluation)
+            found["artifact"] = sha256(self.artifact.model)
+            found |= {f"artifact, {name}": scored[name] for name in ("weights", "nats", "bpb", "sample")}
         return found
 
 
@@ -226,6 +239,12 @@ def kill(process: subprocess.Popen[str]) -> bool:
 def phase(life: Life, verb: str, stage: str, pid: int) -> str:
     """What the killed process of a job was at, told from what it left."""
     folder = life.stage(stage)
+    if verb == "compress":
+        if life.artifact.receipt.exists():
+            return "pressed, leaving"
+        began = life.log(verb, stage).exists() and "windows" in life.log(verb, stage).read_text()
+        whole = life.artifact.model.exists()
+        return "file written, receipt not" if whole else "pressing" if began else "starting to press"
     if verb == "evaluate":
         if (folder / "evaluation.json").exists():
             return "evaluated, leaving"
@@ -260,7 +279,7 @@ def jobs_of(process: subprocess.Popen[str]) -> list[tuple[str, str, int]]:
                 words = child.cmdline()
                 if len(words) > 1 and Path(words[1]).name == "spider" and "--log" in words:
                     verb, *rest = words[words.index("--log") + 2 :]
-                    found.append((verb, rest[verb in ("train", "evaluate")], child.pid))
+                    found.append((verb, rest[verb in _OF_STAGE], child.pid))
     return sorted(found, key=lambda job: job[0] != "train")
 
 
@@ -272,7 +291,7 @@ def phase_of_workflow(life: Life, running: list[tuple[str, str, int]]) -> str:
     if not running:
         return "workflow, between two jobs"
     verb, stage, pid = running[0]
-    return phase(life, verb, stage, pid) if verb in ("train", "evaluate") else verb
+    return phase(life, verb, stage, pid) if verb in _OF_STAGE else verb
 
 
 # --------------------------------------------------------------------------------------------------- faults
@@ -284,7 +303,7 @@ class Card:
 
     name: str
     fault: Callable[[Life, str, str], str | None]
-    verbs: tuple[str, ...] = ("train", "evaluate")
+    verbs: tuple[str, ...] = _OF_STAGE
 
 
 class Faults:
@@ -322,7 +341,7 @@ class Faults:
             *[Card("SIGKILL while saving", self.kill_saving, ("train",))] * 4,
             *[Card("SIGKILL while working", self.kill_working)] * 2,
             Card("SIGKILL at any moment", self.kill_anywhen),
-            Card("SIGKILL of a whole workflow", self.kill_workflow, ("prepare", "train", "evaluate")),
+            Card("SIGKILL of a whole workflow", self.kill_workflow, ("prepare", *_OF_STAGE)),
             *[Card("SIGKILL, newest checkpoint damaged", self.damage, ("train",))] * 2,
             Card("full disk", self.fill),
         ]
@@ -471,9 +490,10 @@ def undisturbed_life(folder: Path, family: str, steps: int) -> tuple[Life, dict[
     began = time.monotonic()
     finish(life.begin_all())
     seconds = {"workflow": time.monotonic() - began}
-    for verb in ("train", "evaluate"):
-        tables = (folder / "results/benchmarks" / verb).rglob("*.tsv")
-        seconds[verb] = max(float(table.read_text().splitlines()[1].split("\t")[0]) for table in tables)
+    for verb in _OF_STAGE:
+        tables = [*(folder / "results/benchmarks" / verb).rglob("*.tsv")]
+        took = [float(table.read_text().splitlines()[1].split("\t")[0]) for table in tables]
+        seconds |= {verb: max(took)} if took else {}
     return life, seconds
 
 
