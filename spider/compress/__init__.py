@@ -3,7 +3,8 @@
     calibrate   what enters each matrix, on training text
     gptq        weights to small integers: rounded, or rounded so that what a matrix makes stays close
     rans        small integers to bytes, near their entropy
-    artifact    the file: what is in it, written and read; reading needs this, `rans` and the model
+    classes     rows of like spread, which share a table
+    artifact    the file: what is in it, written and read; reading needs these three and the model
     code        the source that a process needs to read one, counted with it
     parts       a model's tensors, split into what becomes integers and what stays
     fit         the coarsest step whose file is no larger than it may be

@@ -4,13 +4,14 @@
     length of the header          uint32, little-endian
     sha256 of the header          the first 8 bytes
     header                        JSON, packed by zlib: what the model is, and of what sections are made
-    sections                      tokenizer, tables, steps, exact, stream; the header has their sizes, and
-                                  the sha256 of all of them
+    sections                      tokenizer, classes, tables, steps, exact, stream; the header has their
+                                  sizes, and the sha256 of all of them
 
 A weight is its step times a small integer, in fp32, so that every machine reads the same bits; the digest of
 all weights is checked as of a checkpoint. A tensor of two axes is a matrix whose rows are what it makes, one
-of three a stack of them stored the other way round. Each has its own table (`spider.compress.rans`), and a
-step for each row, or one for all. What is small or no matrix stays as it was, or in float16.
+of three a stack of them stored the other way round. Each has its own table (`spider.compress.rans`), or one
+for each class of its rows (`spider.compress.classes`), and a step for each row, or one for all. What is small
+or no matrix stays as it was, or in float16.
 
 Nothing is allocated by a number that was not compared with what is there: a header by the size of the file,
 sections by the same, tensors by those of the architecture, built without memory.
@@ -37,6 +38,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from spider.compress import rans
+from spider.compress.classes import MOST, dealt, joined, split
 from spider.config.block import ConfigError
 from spider.config.model import family_block
 from spider.errors import CheckpointError
@@ -48,7 +50,7 @@ from spider.tokens.stored import tokens_of
 
 MAGIC = b"SPIDERQ1"
 _HEAD = len(MAGIC) + 4 + 8
-_SECTIONS = ("tokenizer", "tables", "steps", "exact", "stream")
+_SECTIONS = ("tokenizer", "classes", "tables", "steps", "exact", "stream")
 #: Of a header, unpacked; and weights of a byte of a file: an eighth of a bit each.
 _LONGEST_HEADER, _MOST_WEIGHTS = 1 << 24, 64
 _EXACT = {"float16": torch.float16, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
@@ -103,15 +105,17 @@ def pressed(
         tokenizer: its ``tokenizer.json``; empty for bytes.
         expected: the model's tensors, which say names, shapes and types.
     """
-    runs = {name: _symbols(one) for name, one in quantized.items()}
-    tables = [rans.table(np.bincount(run, minlength=2 * _reach(quantized[n]) + 1)) for n, run in runs.items()]
-    lanes = rans.lanes_for(sum(map(len, runs.values())))
+    coded = {name: _Coded.of(one) for name, one in quantized.items()}
+    runs = [run for one in coded.values() for run in one.runs]
+    tables = [table for one in coded.values() for table in one.tables]
+    lanes = rans.lanes_for(sum(map(len, runs)))
     sections = {
         "tokenizer": lzma.compress(tokenizer, preset=9) if tokenizer else b"",
+        "classes": zlib.compress(b"".join(o.class_R.tobytes() for o in coded.values() if len(o.runs) > 1), 9),
         "tables": zlib.compress(b"".join(one.astype("<u2").tobytes() for one in tables), 9),
         "steps": b"".join(one.step_EO1.cpu().numpy().astype("<f2").tobytes() for one in quantized.values()),
         "exact": b"".join(one.cpu().contiguous().numpy().tobytes() for one in exact.values()),
-        "stream": rans.encode(list(runs.values()), tables, lanes) if runs else b"",
+        "stream": rans.encode(runs, tables, lanes) if runs else b"",
     }
     rest = b"".join(sections.values())
     tensors = {f"model.{name}": t for name, t in restored(expected, quantized, exact).items()}
@@ -119,7 +123,9 @@ def pressed(
         "format": 1,
         **about,
         "weights": weights_digest(tensors),
-        "quantized": [[name, one.bits, one.step_EO1.shape[1]] for name, one in quantized.items()],
+        "quantized": [
+            [n, one.bits, one.step_EO1.shape[1], len(coded[n].runs)] for n, one in quantized.items()
+        ],
         "exact": [[name, str(one.dtype).removeprefix("torch.")] for name, one in exact.items()],
         "lanes": lanes,
         "sections": [len(sections[name]) for name in _SECTIONS],
@@ -130,12 +136,20 @@ def pressed(
     return head + rest, {"header": len(head), **{name: len(part) for name, part in sections.items()}}
 
 
-def _reach(one: Quantized) -> int:
-    return (1 << one.bits - 1) - 1
+class _Coded(NamedTuple):
+    """A tensor's integers as what is coded: a run and a table for each class of its rows."""
 
+    class_R: np.ndarray
+    runs: list[np.ndarray]
+    tables: list[np.ndarray]
 
-def _symbols(one: Quantized) -> np.ndarray:
-    return (one.q_EOI.cpu().flatten().to(torch.int16) + _reach(one)).to(torch.uint8).numpy()
+    @classmethod
+    def of(cls, one: Quantized) -> _Coded:
+        reach = (1 << one.bits - 1) - 1
+        symbol_RI = (one.q_EOI.cpu().flatten(0, 1).to(torch.int16) + reach).to(torch.uint8).numpy()
+        class_R = dealt(symbol_RI, reach)
+        runs = split(symbol_RI, class_R, int(class_R.max()) + 1)
+        return cls(class_R, runs, [rans.table(np.bincount(r, minlength=2 * reach + 1)) for r in runs])
 
 
 @dataclass(frozen=True)
@@ -185,21 +199,17 @@ class Pressed:
         quantized, exact = self.header["quantized"], self.header["exact"]
         if sorted(name for name, *_ in [*quantized, *exact]) != sorted(expected):
             raise self._lies("its tensors are not those of its architecture")
-        sizes = [expected[name].numel() for name, *_ in quantized]
-        try:
-            runs = rans.decode(self.sections["stream"], sizes, self._tables(), self.header["lanes"])
-        except ValueError as error:
-            raise self._lies(str(error)) from None
+        symbols = self._symbols({name: matrices(expected[name]).shape for name, *_ in quantized})
         steps_S = np.frombuffer(self.sections["steps"], "<f2")
         values, found, at = self.sections["exact"], dict[str, Quantized](), 0
-        for (name, bits, rows), run in zip(quantized, runs, strict=True):
+        for name, bits, rows, _ in quantized:
             shape = matrices(expected[name]).shape
             end = at + shape[0] * rows
             if rows not in (1, shape[1]) or end > len(steps_S):
                 raise self._lies(f"{name} has not {rows} steps")
             step_EO1 = torch.from_numpy(steps_S[at:end].copy()).view(shape[0], rows, 1)
             reach, at = (1 << bits - 1) - 1, end
-            q_EOI = (torch.from_numpy(run).to(torch.int16) - reach).to(torch.int8).view(shape)
+            q_EOI = (torch.from_numpy(symbols[name]).to(torch.int16) - reach).to(torch.int8).view(shape)
             found[name] = Quantized(q_EOI, step_EO1, bits)
         kept, begin = dict[str, Tensor](), 0
         for name, kind in exact:
@@ -214,18 +224,55 @@ class Pressed:
             raise self._lies("it holds more than its tensors")
         return restored(expected, found, kept)
 
+    def _symbols(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+        """Each tensor's integers, (R, I) uint8."""
+        class_N, at, found = self._classes(shapes), 0, {}
+        sizes = [
+            np.bincount(class_N[n], minlength=c) * shapes[n][-1] for n, _, _, c in self.header["quantized"]
+        ]
+        try:
+            flat = [int(size) for one in sizes for size in one]
+            runs = rans.decode(self.sections["stream"], flat, self._tables(), self.header["lanes"])
+        except ValueError as error:
+            raise self._lies(str(error)) from None
+        for name, _, _, count in self.header["quantized"]:
+            found[name] = joined(runs[at : at + count], class_N[name], shapes[name][-1])
+            at += count
+        return found
+
+    def _classes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+        """Each tensor's rows' classes."""
+        rows = {name: prod(shape[:-1]) for name, shape in shapes.items()}
+        counts = {name: count for name, _, _, count in self.header["quantized"]}
+        wanted = sum(rows[name] for name, count in counts.items() if count > 1)
+        flat_R = np.frombuffer(_inflated(self.sections["classes"], wanted), np.uint8)
+        if len(flat_R) != wanted or not all(1 <= count <= MOST for count in counts.values()):
+            raise self._lies("the classes of its rows are not those of its tensors")
+        found, at = {}, 0
+        for name, count in counts.items():
+            end = at + rows[name] * (count > 1)
+            found[name], at = (flat_R[at:end] if count > 1 else np.zeros(rows[name], np.uint8)), end
+            if (found[name] >= count).any():
+                raise self._lies(f"{name} has rows of a class that there is not")
+        return found
+
     def _tables(self) -> list[np.ndarray]:
-        alphabets = [bits for _, bits, _ in self.header["quantized"]]
-        if not all(2 <= bits <= 8 for bits in alphabets):
+        quantized = self.header["quantized"]
+        if not all(2 <= bits <= 8 for _, bits, _, _ in quantized):
             raise self._lies("its integers are not of 2 to 8 bits")
-        widths = [(1 << bits) - 1 for bits in alphabets]
-        raw = zlib.decompressobj().decompress(self.sections["tables"], 2 * sum(widths) + 1)
+        widths = [(1 << bits) - 1 for _, bits, _, count in quantized for _ in range(count)]
+        raw = _inflated(self.sections["tables"], 2 * sum(widths))
         if len(raw) != 2 * sum(widths):
             raise self._lies("its tables are not of its alphabets")
         return np.split(np.frombuffer(raw, "<u2"), np.cumsum(widths)[:-1])
 
     def _lies(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {what}; copy it again from where it was made")
+
+
+def _inflated(packed: bytes, size: int) -> bytes:
+    """At most a byte more than so many."""
+    return zlib.decompressobj().decompress(packed, size + 1)
 
 
 def read(path: Path) -> Pressed:
