@@ -54,7 +54,7 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
     ("gptq, 6 bits, clip 8", {"clip": 8.0}),
     ("gptq, 6 bits, clip 20", {"clip": 20.0}),
     ("gptq, 6 bits, one step a matrix", {"clip": 12.85, "scale": "matrix"}),
-    ("the seed's: nearest, 6 bits, clip 2.5", {"method": "nearest", "clip": 2.5, "embedding_clip": 2.5}),
+    ("the seed's, nearest, 6 bits, clip 2.5", {"method": "nearest", "clip": 2.5, "embedding_clip": 2.5}),
 ]  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def main() -> None:
 
     whole = bpb(Checkpoint.at(stage.receipt).model())
     rows, figures, points = [], {"model": {"bpb": whole}}, {}
-    ways = [*WAYS, ("found for 700,000", {"cap": 700_000})] if not asked.quick else WAYS[2:4]
+    ways = [*WAYS, ("found, for 700,000", {"cap": 700_000})] if not asked.quick else WAYS[2:4]
     for number, (label, changes) in enumerate(ways):
         output, began = folder / f"pressed-{number}", time.perf_counter()
         settings = CompressConfig(**{"cap": PLENTY, **changes})
