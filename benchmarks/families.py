@@ -1,6 +1,7 @@
 """Families of models on the same text at equal processor time, in bits per byte, beside compressors.
 
-The runs of presets/arena.yaml, each with its settings there but one stage (a rise of 30 steps, then linearly
+The runs of presets/arena.yaml, or of ``--runs FILE`` (benchmarks/golf.yaml has variants of golf's model,
+which are told apart there), each with its settings there but one stage (a rise of 30 steps, then linearly
 to zero) of as many tokens as take it ``--seconds`` of one core by the measured time of a step, once a seed.
 Scored are the same held-out bytes, cut in bytes, whatever a model reads.
 
@@ -31,18 +32,17 @@ from spider.files import digest, read_json, write_json
 from spider.results import Results, write_config
 
 ROOT = Path(__file__).parents[1]
-ARENA = ROOT / "presets/arena.yaml"
 #: Points of the search: rate, ids of a window, windows of a step.
 GRID = list(itertools.product([4e-3, 8e-3, 16e-3, 32e-3], [(256, 2), (256, 4), (256, 8), (512, 4)]))
 
 
-def configuration(changes: dict[str, Any], tokens: int, seed: int) -> Config:
+def configuration(arena: Path, changes: dict[str, Any], tokens: int, seed: int) -> Config:
     """The arena with every run's stage made one of so many tokens; with a ``switch``, of its GPTs alone."""
-    raw = yaml.safe_load(ARENA.read_text())
+    raw = yaml.safe_load(arena.read_text())
     stage = {"name": "only", "tokens": tokens, "schedule": "linear"}
     defaults = {key: value for key, value in changes.items() if key != "switch"}
     if switch := changes.get("switch"):
-        raw["runs"].pop("spider")
+        raw["runs"].pop("spider", None)
     for run in raw["runs"].values():
         model = run["model"] if isinstance(run["model"], dict) else {"preset": run["model"]}
         run["model"] = merged(model, switch or {})
@@ -51,7 +51,7 @@ def configuration(changes: dict[str, Any], tokens: int, seed: int) -> Config:
     return load_config(raw)
 
 
-def prepare(folder: Path, quick: bool) -> None:
+def prepare(arena: Path, folder: Path, quick: bool) -> None:
     """The corpus once, and what it is written in."""
     from spider.data.encode import encode_part
     from spider.data.metadata import build_metadata
@@ -60,7 +60,7 @@ def prepare(folder: Path, quick: bool) -> None:
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
 
-    config, results = configuration({}, 1, 0), Results(folder)
+    config, results = configuration(arena, {}, 1, 0), Results(folder)
     write_config(folder / "config.yaml", {})
     parts = config.datasets["pydocs"].source.parts()[: 1 if quick else None]
     raws = [results.raw("pydocs", part) for part in parts]
@@ -80,7 +80,7 @@ def prepare(folder: Path, quick: bool) -> None:
 
 
 def train_and_score(
-    folder: Path, name: str, changes: dict[str, Any], tokens: int, seed: int, scored: int
+    arena: Path, folder: Path, name: str, changes: dict[str, Any], tokens: int, seed: int, scored: int
 ) -> dict[str, Any]:
     """One training, unless it was done before: its bits per byte, and the bytes that it read."""
     import torch
@@ -90,7 +90,7 @@ def train_and_score(
     from spider.evaluation.evaluate import validation_stream
     from spider.training.stage import train
 
-    spec = configuration(changes, tokens, seed).stage(name, "only")
+    spec = configuration(arena, changes, tokens, seed).stage(name, "only")
     shards = Results(folder).shards(spec.data)
     stage = Results(folder).stage(digest([spec.identity, scored]), "only").path
     if (done := stage / "score.json").exists():
@@ -106,11 +106,11 @@ def train_and_score(
     return told
 
 
-def token_seconds(folder: Path, changes: dict[str, Any], rounds: int) -> dict[str, float]:
+def token_seconds(arena: Path, folder: Path, changes: dict[str, Any], rounds: int) -> dict[str, float]:
     """Processor seconds of a token of each run with these settings, measured in turn."""
-    kept = folder / f"token-seconds-{digest([changes, yaml.safe_load(ARENA.read_text())['runs']])}.json"
+    kept = folder / f"token-seconds-{digest([changes, yaml.safe_load(arena.read_text())['runs']])}.json"
     if not kept.exists():
-        config = configuration(changes, 1, 0)
+        config = configuration(arena, changes, 1, 0)
         specs = {name: config.stage(name, "only") for name in config.runs}
         took = step_seconds(specs, rounds)
         write_json(kept, {name: took[name] / spec.tokens_per_step for name, spec in specs.items()})
@@ -138,6 +138,7 @@ def compressors(folder: Path, scored: int) -> dict[str, float]:
 def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--search", action="store_true")
+    options.add_argument("--runs", type=Path, default=ROOT / "presets/arena.yaml", help="whose to train")
     options.add_argument("--switch", metavar="KEY=VALUE", help="of the GPTs' model")
     options.add_argument("--folder", type=Path, help="keep trained models here, and go on from them")
     options.add_argument("--seconds", type=float, default=120.0, help="of one core, for each training")
@@ -146,7 +147,7 @@ def main() -> None:
     asked = options.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="families-"))
     seconds, scored, rounds = (2.0, 5_000, 2) if asked.quick else (asked.seconds, 100_000, 9)
-    prepare(folder, asked.quick)
+    prepare(asked.runs, folder, asked.quick)
     points = [{"lr": lr, "seq_len": seq_len, "micro_batch": windows} for lr, (seq_len, windows) in GRID]
     points = points[:2] if asked.quick else points
     points, seeds = (points, range(1)) if asked.search else ([{}], range(1 if asked.quick else asked.seeds))
@@ -154,13 +155,20 @@ def main() -> None:
         key, value = asked.switch.split("=")
         points = [{**point, "switch": {key: yaml.safe_load(value)}} for point in points]
     budget = seconds / 3 if asked.search else seconds
-    costs = [token_seconds(folder, changes, rounds) for changes in points]
+    costs = [token_seconds(asked.runs, folder, changes, rounds) for changes in points]
     names = list(costs[0])
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, mp_context=context) as pool:
         waiting = {
             (name, i, seed): pool.submit(
-                train_and_score, folder, name, changes, round(budget / costs[i][name]), seed, scored
+                train_and_score,
+                asked.runs,
+                folder,
+                name,
+                changes,
+                round(budget / costs[i][name]),
+                seed,
+                scored,
             )
             for seed in seeds
             for i, changes in enumerate(points)

@@ -53,7 +53,18 @@ _HEAD = len(MAGIC) + 4 + 8
 _SECTIONS = ("tokenizer", "classes", "tables", "steps", "exact", "stream")
 #: Of a header, unpacked; and weights of a byte of a file: an eighth of a bit each.
 _LONGEST_HEADER, _MOST_WEIGHTS = 1 << 24, 64
-_EXACT = {"float16": torch.float16, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
+_EXACT = {
+    str(one).removeprefix("torch."): one
+    for one in (
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    )
+}
 
 
 class Quantized(NamedTuple):
