@@ -103,7 +103,7 @@ def attend(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, seen: View) -> Tensor
     if T == 1:
         q_BGRK = q_BTHK.view(B, k_BSGK.shape[2], -1, q_BTHK.shape[3])
         k, v = k_BSGK.transpose(1, 2), v_BSGK.transpose(1, 2)
-        return F.scaled_dot_product_attention(q_BGRK, k, v).reshape(q_BTHK.shape)
+        return _attend_one(q_BGRK, k, v).reshape(q_BTHK.shape)
     if (each := H // k_BSGK.shape[2]) > 1:
         k_BSGK, v_BSGK = (x.repeat_interleave(each, dim=2) for x in (k_BSGK, v_BSGK))
     if (offset_P := seen.offset_P) is not None:
@@ -118,6 +118,15 @@ def attend(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, seen: View) -> Tensor
     if seen.mask is None:
         return causal_attention(q, k, v).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen.mask).transpose(1, 2)
+
+
+def _attend_one(q_BGRK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor) -> Tensor:
+    """Of a single position. On a CPU in wide numbers by two products: SDPA's kernel has no use for several
+    threads there, and reads many keys half as fast (benchmarks/generation.py)."""
+    if q_BGRK.device.type != "cpu" or q_BGRK.dtype == torch.bfloat16:
+        return F.scaled_dot_product_attention(q_BGRK, k_BGSK, v_BGSK)
+    weight_BGRS = (q_BGRK * q_BGRK.shape[-1] ** -0.5 @ k_BGSK.mT).softmax(-1)
+    return weight_BGRS @ v_BGSK
 
 
 class Cache:
