@@ -1,6 +1,6 @@
 """Questions asked of a finished run: how many are right, how long it takes, and how long by the harness.
 
-Of the last stage of a run (default: the default run's, in ``results``): two tasks of 200 questions of four
+Of the last stage of a run (default: the default run's, in ``results``): three tasks of 200 questions of four
 choices, made from its held-out text; then the first of them again as lm-evaluation-harness asks it, from the
 same questions in a file.
 
@@ -23,7 +23,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 from spider.checkpoints.load import Checkpoint
 from spider.config import load_config
-from spider.config.tasks import ClozeTask, InductionTask
+from spider.config.tasks import ClozeTask, CopyTask, InductionTask
 from spider.evaluation.evaluate import validation_stream
 from spider.evaluation.harness import HarnessModel, ask
 from spider.evaluation.overlap import Text
@@ -78,6 +78,7 @@ def main() -> None:
     made = {
         "cloze": ClozeTask(kind="cloze", items=items),
         "induction": InductionTask(kind="induction", items=items),
+        "copy": CopyTask(kind="copy", items=items),
     }
     for name, block in made.items():
         (task,) = tasks(name, block, documents)

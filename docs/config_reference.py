@@ -43,6 +43,7 @@ BLOCKS: list[tuple[str, type[Block]]] = [
     ("runs.NAME.evaluation.ttt", config.TTTConfig),
     ("runs.NAME.evaluation.tasks.NAME, kind: cloze", tasks.ClozeTask),
     ("runs.NAME.evaluation.tasks.NAME, kind: induction", tasks.InductionTask),
+    ("runs.NAME.evaluation.tasks.NAME, kind: copy", tasks.CopyTask),
     ("runs.NAME.evaluation.tasks.NAME, kind: jsonl", tasks.JsonlTask),
     ("runs.NAME.evaluation.tasks.NAME, kind: core", tasks.CoreTask),
     ("runs.NAME.harness", config.HarnessConfig),

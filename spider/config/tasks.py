@@ -44,6 +44,18 @@ class InductionTask(_Made):
     """Bytes of text between."""
 
 
+class CopyTask(_Made):
+    """Which of four passages, all read long before, goes on from a cue: what was read is found again."""
+
+    kind: Literal["copy"]
+    cue: Positive = 24
+    """Bytes of the passage that come again."""
+    choice: Positive = 24
+    """Bytes of it that follow them."""
+    distance: Positive = 1024
+    """Bytes of text between."""
+
+
 class JsonlTask(_Task):
     """Your own questions, a line each: ``query, choices, gold``, ``context_options, continuation, gold``, or
     ``context, continuation``, where the continuation has to be the likeliest."""
@@ -102,4 +114,4 @@ class HarnessConfig(Block):
         return sorted(map(str, Path(self.include).rglob("*.y*ml"))) if self.include else []
 
 
-TaskConfig = Annotated[ClozeTask | InductionTask | JsonlTask | CoreTask, Field(discriminator="kind")]
+TaskConfig = Annotated[ClozeTask | InductionTask | CopyTask | JsonlTask | CoreTask, Field(discriminator="kind")]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from lm_eval import simple_evaluate
+from lm_eval import evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
@@ -34,6 +34,8 @@ datasets.disable_progress_bars()
 
 #: Ids that are written where a task names no limit: the harness's own.
 _LONGEST = 1 << 8
+#: By which answered examples are drawn: the harness's own.
+_SEED = 1234
 
 
 class HarnessModel(LM):
@@ -144,10 +146,13 @@ def ask(
     if unknown:
         where = f"the harness has none of that name, nor has {include}" if include else "name --include DIR"
         raise ValueError(f"{unknown[0]}: no such task; {where}")
-    tasks = [task for name in names for task in _load(manager, name)]
-    told = simple_evaluate(
-        model, tasks=tasks, num_fewshot=shots, limit=items, task_manager=manager, log_samples=False
-    )
+    loaded = manager.load([task for name in names for task in _load(manager, name)])
+    for task in loaded["tasks"].values():
+        own = task.get_config("num_fewshot")  # a task that says 0 means it
+        task.set_config(key="num_fewshot", value=own or 0 if own == 0 or shots is None else shots)
+        task.set_fewshot_seed(seed=_SEED)
+    # Not `simple_evaluate`: that has pip list its packages, for seconds, for a report that nobody reads here.
+    told = evaluate(model, loaded, limit=items, log_samples=False)
     assert told is not None, "only other processes than the first get nothing"
     return HarnessResult(
         format=HarnessResult.FORMAT,

@@ -1,6 +1,6 @@
 """Questions of tasks: each a few ways in which a text may go on, of which one is right.
 
-Made from held-out text by a seed (`cloze`, `induction`), read from lines of JSON, or from a folder laid out
+Made from held-out text by a seed (`cloze`, `induction`, `copy`), read from lines of JSON, or from a folder laid out
 as nanochat's CORE bundle. Nothing here needs a model, nor knows what it reads: questions are bytes.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from spider.config.tasks import ClozeTask, CoreTask, InductionTask, JsonlTask, TaskConfig
+from spider.config.tasks import ClozeTask, CopyTask, CoreTask, InductionTask, JsonlTask, TaskConfig
 
 #: Of letters that made-up words are made of.
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -50,6 +50,8 @@ def tasks(name: str, config: TaskConfig, documents: Sequence[bytes]) -> Iterator
         yield Task(name, list(_cloze(name, config, documents)), 1 / 4)
     elif isinstance(config, InductionTask):
         yield Task(name, list(_induction(name, config, documents)), 1 / 4)
+    elif isinstance(config, CopyTask):
+        yield Task(name, list(_copy(name, config, documents)), 1 / 4)
     elif isinstance(config, JsonlTask):
         path = Path(config.file)
         asked = [_parsed(row, config.delimiter, where) for where, row in _rows(path)]
@@ -103,6 +105,29 @@ def _induction(name: str, config: InductionTask, documents: Sequence[bytes]) -> 
         gap = draw.choice(found)
         context = b" ".join([word, gap, word[:half]])
         yield _shuffled(draw, context, word[half:], [other[half:] for other in others])
+
+
+def _copy(name: str, config: CopyTask, documents: Sequence[bytes]) -> Iterator[Question]:
+    """All four answers stand in the context: it is not enough to have read one, it has to be the one behind
+    the cue. What lies between are other passages."""
+    size = config.cue + config.choice
+    found = _stretches(name, documents, size, config.items)
+    by_cue = {one[: config.cue]: one for one in found}
+    distinct = list({one[config.cue :]: one for one in by_cue.values()}.values())
+    between = -(-config.distance // (size + 1))
+    if len(distinct) < 4 + between:
+        raise ValueError(
+            f"evaluation.tasks.{name}: {len(distinct)} different stretches of {size} bytes in the text that is "
+            f"scored, {4 + between} are needed; raise evaluation.max_bytes, or lower distance"
+        )
+    draw = random.Random(f"{config.seed} copy")
+    for _ in range(config.items):
+        passages = draw.sample(distinct, 4 + between)
+        filler = b"\n".join(passages[4:])[: config.distance]
+        asked = draw.choice(passages[:4])
+        context = b"\n".join([*passages[:4], filler, asked[: config.cue]])
+        others = [one[config.cue :] for one in passages[:4] if one != asked]
+        yield _shuffled(draw, context, asked[config.cue :], others)
 
 
 def _shuffled(draw: random.Random, context: bytes, right: bytes, others: list[bytes]) -> Question:

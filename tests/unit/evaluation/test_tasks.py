@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from spider.config.tasks import ClozeTask, CoreTask, InductionTask, JsonlTask
+from spider.config.tasks import ClozeTask, CopyTask, CoreTask, InductionTask, JsonlTask
 from spider.evaluation.questions import Question, Task, tasks
 from spider.evaluation.tasks import run_task
 from spider.tokens import BYTES
@@ -50,7 +50,13 @@ def ask(model, task, window=512, batch=16):
     "tokens", [BYTES, BpeTokens([(ord("t"), ord("h")), (272, ord("e")), (ord(" "), 273)])]
 )
 @pytest.mark.parametrize(
-    "config", [ClozeTask(kind="cloze", items=40), InductionTask(kind="induction", items=40)]
+    "config",
+    [
+        ClozeTask(kind="cloze", items=40),
+        InductionTask(kind="induction", items=40),
+        CopyTask(kind="copy", items=40, distance=300),
+    ],
+    ids=lambda config: config.kind,
 )
 def test_who_knows_the_answers_is_right_and_who_does_not_guesses(config, tokens):
     (task,) = tasks("it", config, DOCUMENTS)
@@ -61,6 +67,19 @@ def test_who_knows_the_answers_is_right_and_who_does_not_guesses(config, tokens)
     first = np.mean([q.gold == 0 for q in task.questions])
     assert nothing.by_byte == pytest.approx(first, abs=0.2) and abs(first - 0.25) < 0.25
     assert tasks("it", config, DOCUMENTS).__next__() == task, "the same seed asks the same"
+
+
+def test_a_copy_is_asked_for_beside_others_that_were_read_as_long_before():
+    config = CopyTask(kind="copy", items=10, distance=400)
+    (task,) = tasks("it", config, DOCUMENTS)
+    for question in task.questions:
+        (context,) = set(question.contexts)
+        cue, right = context[-config.cue :], question.choices[question.gold]
+        assert context.count(cue) == 2 and cue + right in context
+        ends = [context.index(choice) + len(choice) for choice in question.choices]
+        assert min(len(context) - config.cue - end for end in ends) == config.distance + 2
+    with pytest.raises(ValueError, match=r"tasks\.it: 7 different stretches of 48 bytes .* 25 are needed"):
+        next(tasks("it", CopyTask(kind="copy"), [b"two words " * 12, b"and more! " * 30]))
 
 
 def test_costs_are_the_sums_by_hand_per_byte_and_per_id():
