@@ -3,6 +3,8 @@
 PYTHON ?= python3
 CONFIG ?=
 ARGS ?=
+# More than two cores need: a test of a whole workflow waits for half of its time.
+JOBS ?= 4
 GPU_PYTHON ?= 3.12
 GPU_MACHINE ?= x86_64
 BIN := .venv/bin
@@ -24,7 +26,7 @@ run: .venv/run-ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") $(ARGS)
 
 test: .venv/dev-ready
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: .venv/dev-ready
 	@$(BIN)/python -m pytest -m long $(ARGS)

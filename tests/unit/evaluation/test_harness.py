@@ -122,12 +122,9 @@ def test_writing_ends_at_the_tasks_words_and_after_so_many_ids():
 
 def test_what_there_is_not_is_said(folder, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
-    model = asking(model_of(BYTES))
-    with pytest.raises(ValueError, match=r"chose: no such task; the harness has none .* nor has"):
-        ask(model, ["choose", "chose"], include=folder, label="it", weights="w")
     (folder / "texts.jsonl").unlink()
     with pytest.raises(ValueError, match=r"task roll: cannot be read \(.*texts.jsonl"):
-        ask(model, ["roll"], include=folder, label="it", weights="w")
+        ask(asking(model_of(BYTES)), ["roll"], include=folder, label="it", weights="w")
 
 
 def verb(*words, **environment):
@@ -136,12 +133,18 @@ def verb(*words, **environment):
 
 
 def test_nothing_is_fetched_unless_asked_and_without_the_extra_it_says_what_to_install(tmp_path):
+    """The first names a task that there is not, too: its own list of tasks takes the harness long to read."""
     model, saved = model_of(BYTES), tmp_path / "toy.pt"
     torch.save({"model_state_dict": model.state_dict(), "cfg": model.config.model_dump(mode="json")}, saved)
     stage = import_file(saved, tmp_path / "toy").path
-    done = verb(str(stage), "--tasks", "arc_easy", "--output", str(tmp_path / "out.json"))
+    away = {"task": "away", "dataset_path": "nobody/nothing", "output_type": "multiple_choice"}
+    (tmp_path / "away.yaml").write_text(yaml.safe_dump(away | {"test_split": "test"}))
+    asked = (str(stage), "--output", str(tmp_path / "out.json"), "--include", str(tmp_path), "--tasks")
+    done = verb(*asked, "away")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "task arc_easy: its text is not on this machine; --online" in done.stderr
+    assert "task away: its text is not on this machine; --online" in done.stderr
+    done = verb(*asked, "arc_easy,chose")
+    assert done.returncode == 1 and "chose: no such task; the harness has none" in done.stderr
     (tmp_path / "lm_eval.py").write_text("raise ModuleNotFoundError(\"No module named 'lm_eval'\")")
     done = verb(str(stage), "--output", str(tmp_path / "out.json"), PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 1 and "pip install 'spider[harness]'" in done.stderr
