@@ -3,6 +3,8 @@
 >>> from spider import load_model
 >>> model, config = load_model("results/runs/demo/anneal")
 >>> logits_BTV = model(tokens_BT).logits
+
+After ``import spider``, transformers reads exported folders too (`spider.hf`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spider.hf.announce import announce
 from spider.version import VERSION
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from spider.model.interface import Model
 
 __version__ = VERSION
+announce()
 
 
 def load_model(path: str | Path) -> tuple[Model, ModelConfig]:

@@ -7,6 +7,8 @@ An exported folder is what other programs can read without Spider::
     config.json                    written last: format, architecture, where the weights come from, and the
                                    files' sizes and SHA-256
     tokenizer.json                 what its ids stand for, where that was learned
+    tokenizer_config.json          how transformers reads that, and spider_hf.py, the code with which it reads
+                                   all of it: `spider.hf.exported`
     memory/                        of a model that reads one: the folded memory, as `spider.memory.store` has
                                    it, whose digest config.json names
 
@@ -46,6 +48,7 @@ from spider.checkpoints.save import room, seal
 from spider.config import ConfigError, ModelConfig
 from spider.config.model import family_block
 from spider.errors import CheckpointError
+from spider.hf import exported as hf
 from spider.model import build_model
 from spider.model.weights import model_tensors, weights_digest
 from spider.tokens.stored import TOKENIZER
@@ -81,6 +84,7 @@ def _write(
         "format": Exported.FORMAT,
         "spider": VERSION,
         "model": config.model_dump(mode="json"),
+        **hf.keys(config),
         **told,
         "weights": weights_digest({f"model.{name}": t for name, t in tensors.items()}),
     }
@@ -92,6 +96,8 @@ def _write(
             file.chmod(beside.stat().st_mode & 0o666)
         if tokenizer is not None:
             (beside / TOKENIZER).write_bytes(tokenizer)
+        for name, content in hf.written(tokenizer, told["window"], told.get("conversations")).items():
+            (beside / name).write_bytes(content)
         plain = seal(beside, EXPORTED, described)
         if memory is not None:
             _bring(memory, beside / MEMORY)

@@ -23,6 +23,7 @@ from spider.checkpoints.records import (
     MANIFEST,
     MEMORY,
     PRESSED,
+    WINDOW,
     Exported,
     Manifest,
     Receipt,
@@ -121,8 +122,8 @@ class Checkpoint:
 
     @property
     def window(self) -> int:
-        """Ids to give the model at a time: those it is evaluated with, 1,024 where nobody knows."""
-        return self.manifest.window or 1024
+        """Ids to give the model at a time: those it is evaluated with, `WINDOW` where nobody knows."""
+        return self.manifest.window or WINDOW
 
     @property
     def weights(self) -> str:
@@ -188,18 +189,12 @@ class Checkpoint:
         if (config := self.config.memory) is None:
             return None
         from spider.memory.proposer import Proposer
-        from spider.memory.store import open_memory
 
+        again = "copy the exported folder whole, or export again"
+        remedy = again if self.exported else "run the workflow again, or name its own results"
         try:
-            memory = open_memory(self._memory(config.counted))
-            if memory.description.digest != self.manifest.folded:
-                again = "copy the exported folder whole, or export again"
-                remedy = again if self.exported else "run the workflow again, or name its own results"
-                raise ValueError(
-                    f"{memory.folder}: another memory ({memory.description.digest}) than the model is to be "
-                    f"read with ({self.manifest.folded}); {remedy}"
-                )
-            return Proposer(memory, config, model.tokens)
+            folder = self._memory(config.counted)
+            return Proposer.of(folder, self.manifest.folded, config, model.tokens, remedy)
         except ValueError as error:
             raise CheckpointError(f"{self.path}: the model reads a memory. {error}") from None
 

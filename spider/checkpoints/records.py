@@ -25,6 +25,8 @@ EXPORTED = "config.json"
 PRESSED = ".spider"
 #: Of an exported folder, the folder of the memory that its model reads.
 MEMORY = "memory"
+#: Ids to give a model at a time where nobody knows.
+WINDOW = 1024
 
 
 class TensorFile(BaseModel, frozen=True):

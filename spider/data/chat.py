@@ -29,7 +29,7 @@ def parse(text: bytes | str) -> list[Message]:
         raise ValueError(f"is not valid JSON ({error})") from None
     if not isinstance(plain, list) or not plain:
         raise ValueError("must be a list of messages" + (", and is empty" if plain == [] else ""))
-    messages = [_message(number, message) for number, message in enumerate(plain)]
+    messages = [message(number, one) for number, one in enumerate(plain)]
     turns = [role for role, _ in messages if role != "system"]
     if "system" in [role for role, _ in messages[1:]]:
         raise ValueError("a system speaks after the first message; it may only begin")
@@ -43,7 +43,8 @@ def parse(text: bytes | str) -> list[Message]:
     return messages
 
 
-def _message(number: int, plain: Any) -> Message:
+def message(number: int, plain: Any) -> Message:
+    """Of a conversation that one; `ValueError` says what is wrong with it."""
     where = f"message {number}"
     if not isinstance(plain, dict) or not plain.keys() >= {"role", "content"}:
         raise ValueError(f"{where} must have a role and a content")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from spider.data.shards import Shards
 from spider.memory.contexts import name_of
 from spider.memory.layout import Layout
 from spider.memory.propose import BACK, Span, propose
-from spider.memory.store import Memory
+from spider.memory.store import Memory, open_memory
 from spider.memory.symbols import BEGIN, symbols_of
 from spider.tokens import Tokens
 
@@ -37,6 +38,19 @@ class Proposer:
             )
         self.memory, self.config, self.layout = memory, config, Layout.of(config)
         self.alphabet, self.symbols = alphabet, symbols_of(alphabet)
+
+    @classmethod
+    def of(
+        cls, folder: Path, digest: str | None, config: MemoryConfig, alphabet: Tokens, remedy: str
+    ) -> Proposer:
+        """Of the memory in a folder; `ValueError` where that is missing, damaged, or another than the one of
+        this digest, ends with the ``remedy``."""
+        if (memory := open_memory(folder)).description.digest != digest:
+            raise ValueError(
+                f"{folder}: another memory ({memory.description.digest}) than the model is to be read with "
+                f"({digest}); {remedy}"
+            )
+        return cls(memory, config, alphabet)
 
     def after(self, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:
         """What may follow each of the ids ``lo`` to ``hi`` of a stream: (hi - lo, width) uint8."""

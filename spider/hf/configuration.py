@@ -1,0 +1,65 @@
+"""``config.json`` of an exported folder as transformers reads it: our ``model`` block and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from pydantic import ValidationError
+from transformers.configuration_utils import PreTrainedConfig
+
+from spider.checkpoints.records import EXPORTED, WINDOW, Exported
+from spider.config import ModelConfig
+from spider.config.block import key_path
+from spider.config.model import family_block
+from spider.hf.exported import MODEL_TYPE, keys
+from spider.tokens import BYTES
+
+#: What an export says of a training, which is no longer true of what transformers saves.
+_FOREIGN = {*Exported.model_fields} - {"model", "window", "conversations", "folded"}
+
+
+class SpiderHFConfig(PreTrainedConfig):
+    """See the module's docstring.
+
+    Args:
+        model: a run's ``model`` block, of any family; without one, the default family's.
+        window: ids that the model reads at a time, those that generation keeps of a text.
+        n_loops: how often a looped part runs; without it, as often as in ``model``.
+        conversations: the dataset of conversations that it was last trained on, if it was.
+        folded: digest of the memory that it reads, if it does.
+    """
+
+    model_type = MODEL_TYPE
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    attribute_map: ClassVar[dict[str, str]] = {"max_position_embeddings": "window"}
+    #: Called whenever one is made; `spider.hf.registered` has it.
+    made: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+
+    model: dict[str, Any] | None = None
+    window: int | None = None
+    n_loops: int | None = None
+    conversations: str | None = None
+    folded: str | None = None
+    vocab_size: int | None = None
+    bos_token_id: int | None = BYTES.bos
+    eos_token_id: int | None = BYTES.eos
+    pad_token_id: int | None = BYTES.pad
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.window = self.window or WINDOW
+        ours = keys(self.block)
+        self.vocab_size = ours["vocab_size"]
+        told = {name: value for name, value in kwargs.items() if name not in _FOREIGN}
+        super().__post_init__(**told | {"auto_map": ours["auto_map"]})
+        type(self).made()
+
+    @property
+    def block(self) -> ModelConfig:
+        """The ``model`` block, checked; `ValueError` where this Spider does not know it."""
+        try:
+            return family_block(self.model or {})
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = f"{key_path(('model', *first['loc']))}: {first['msg']}"
+            raise ValueError(f"{EXPORTED}: a model of another version of Spider ({what})") from None

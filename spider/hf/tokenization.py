@@ -1,0 +1,168 @@
+"""`spider.tokens.Tokens` behind the interface of transformers' tokenizers; ids, text and bytes are ours.
+
+Bytes are the ids 0 to 255, as they are, in every alphabet. A text becomes ids with BOS before it, as
+`spider.evaluation.generate` reads it, and no text can make a special id: ``"⟨EOS⟩"`` is nine bytes. What is
+no UTF-8 comes in as Python has it in text, ``raw.decode("utf-8", "surrogateescape")``, and is U+FFFD then.
+
+transformers also has a string for each id. Here that is its bytes, each as a sign that can be printed, by the
+table of GPT-2: ``Ġ`` is a blank.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import BatchEncoding
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.tokenization_python import PreTrainedTokenizer
+
+from spider import files
+from spider.data.chat import message, opening
+from spider.hf.exported import REMOTE, TOKENIZER_MAP, named, remote, special_tokens
+from spider.tokens import Tokens
+from spider.tokens.stored import TOKENIZER, tokens_in
+
+#: Behind the string of an id whose bytes another id has too: pieces of one byte, beside the bytes.
+_SECOND = "′"
+
+
+class SpiderTokenizer(PreTrainedTokenizer):
+    """See the module's docstring.
+
+    Args:
+        vocab_file: the ``tokenizer.json`` of an export, where its alphabet was learned.
+        learned: the digest of that; None for bytes.
+        conversations: the dataset of conversations that the model was trained on; None, and there is no chat.
+
+    Raises:
+        ValueError: that file is missing, damaged, or another.
+    """
+
+    vocab_files_names = {"vocab_file": TOKENIZER}  # noqa: RUF012
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
+    padding_side = "left"
+
+    def __init__(
+        self,
+        vocab_file: str | None = None,
+        learned: str | None = None,
+        conversations: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        folder = Path(vocab_file).parent if vocab_file else Path(kwargs.get("name_or_path", ""))
+        self.alphabet: Tokens = tokens_in(folder, learned)
+        self.stored = (folder / TOKENIZER).read_bytes() if learned else None
+        self.conversations = conversations
+        self._names = _names(self.alphabet)
+        self._ids = {name: i for i, name in enumerate(self._names)}
+        told = special_tokens() | {"special_tokens_pattern": "bos", "auto_map": TOKENIZER_MAP} | kwargs
+        super().__init__(learned=learned, conversations=conversations, vocab_file=vocab_file, **told)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.alphabet.size
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self._ids)
+
+    def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+        if unknown := [str(token) for token in new_tokens or () if str(token) not in self._ids]:
+            raise ValueError(
+                f"{unknown[0]!r} is none of the {self.alphabet.size:,} ids that the model has; this alphabet "
+                "cannot grow"
+            )
+        return super()._add_tokens(new_tokens, special_tokens)
+
+    # ------------------------------------------------------------------------------------- text and ids
+
+    def tokenize(self, text: str, **_: Any) -> list[str]:  # type: ignore[override]
+        """The strings of a text's ids; `ValueError` for what the alphabet cannot write."""
+        ids = self.alphabet.encode(text.encode("utf-8", "surrogateescape"))[1:-1]
+        return [self._names[i] for i in ids]
+
+    def _convert_token_to_id(self, token: str) -> int | None:
+        return self._ids.get(token)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self._names[index]
+
+    def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
+        return self._decode([self._ids[token] for token in tokens])
+
+    def _decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:  # type: ignore[override]
+        ids = [token_ids] if isinstance(token_ids, int) else [int(i) for i in token_ids]
+        shown = {} if skip_special_tokens else {i: name.encode() for i, name in named().items()}
+        raw = b"".join(shown[i] if i in shown else self.alphabet.raw([i]) for i in ids)
+        return raw.decode("utf-8", "replace")
+
+    # ------------------------------------------------------------------------------------ conversations
+
+    def apply_chat_template(  # type: ignore[override]
+        self,
+        conversation: Any,
+        tools: Any = None,
+        documents: Any = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        padding: Any = False,
+        truncation: bool = False,
+        max_length: int | None = None,
+        return_tensors: Any = None,
+        return_dict: bool = True,
+        **_: Any,
+    ) -> Any:
+        """The ids of what was said, as `spider.tokens.turns` has them: no template, so that no message can
+        make believe that somebody else speaks.
+
+        Raises:
+            ValueError: for a model that was trained on no conversations, malformed messages, or what these
+                conversations do not know: tools, documents, another template, a message to go on with.
+        """
+        if self.conversations is None:
+            raise ValueError("this model was never trained on conversations (docs/gpt.md); give it a text")
+        if tools or documents or chat_template or continue_final_message or truncation:
+            raise ValueError(
+                "conversations with Spider's models have no tools, documents, templates or messages that go "
+                "on, and are not truncated: leave that out"
+            )
+        batch = bool(conversation) and not isinstance(conversation[0], dict)
+        said = [
+            [message(number, plain) for number, plain in enumerate(getattr(one, "messages", one))]
+            for one in (conversation if batch else [conversation])
+        ]
+        rows = [opening(one, self.alphabet, answer=add_generation_prompt).tolist() for one in said]
+        if not tokenize:
+            texts = [self._decode(row) for row in rows]
+            return texts if batch else texts[0]
+        padded = self.pad({"input_ids": rows}, padding=padding, max_length=max_length)
+        plain = padded if batch or return_tensors else {key: value[0] for key, value in padded.items()}
+        encoded = BatchEncoding(dict(plain), tensor_type=return_tensors)
+        return encoded if return_dict else encoded["input_ids"]
+
+    # ------------------------------------------------------------------------------------------- saving
+
+    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
+        """What was learned, and the code that reads it."""
+        content = {REMOTE: remote()} | ({} if self.stored is None else {TOKENIZER: self.stored})
+        written = []
+        for name, raw in content.items():
+            path = Path(save_directory) / name
+            with files.replacing(path) as beside:
+                beside.write_bytes(raw)
+            written.append(str(path))
+        return tuple(written)
+
+
+def _names(alphabet: Tokens) -> list[str]:
+    """A string for each id, no two the same."""
+    signs, special = bytes_to_unicode(), named()
+    names: dict[str, None] = {}
+    for i in range(alphabet.size):
+        name = special.get(i) or "".join(signs[byte] for byte in alphabet.raw([i]))
+        names[next(n for n in (name + _SECOND * k for k in itertools.count()) if n not in names)] = None
+    return list(names)
