@@ -192,10 +192,12 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
         strict = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         loaded: Any = super().from_pretrained(str(folder), *args, **kwargs | strict)
         model, info = loaded
-        wrong = [f"it has no {name}" for name in info["missing_keys"]]
+        wrong = [f"it has no {name.removeprefix('model.')}" for name in info["missing_keys"]]
         wrong += [f"this model has no {name}" for name in info["unexpected_keys"]]
         for name, there, here in info["mismatched_keys"]:
-            wrong.append(f"{name} is {list(there)} there and {list(here)} in this model")
+            wrong.append(
+                f"{name.removeprefix('model.')} is {list(there)} there and {list(here)} in this model"
+            )
         if wrong:
             raise CheckpointError(f"{folder}: a checkpoint of another architecture: {some(sorted(wrong))}")
         model._complete(folder)

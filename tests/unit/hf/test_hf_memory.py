@@ -1,0 +1,58 @@
+"""A model that reads a memory takes it along into transformers, and asks it there."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import spider
+from spider.checkpoints.export import export
+from spider.evaluation.generate import generate
+
+PROMPT = "the cat sat on a mat and then "
+
+
+@pytest.fixture(scope="module")
+def folder(results, tmp_path_factory):
+    return export(results.root / "runs/r/a", tmp_path_factory.mktemp("exported") / "out").path
+
+
+def test_scores_and_texts_are_ours(folder, tmp_path):
+    ours, _ = spider.load_model(folder)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    batch = tokenizer([PROMPT, "and"], padding=True, return_tensors="pt")
+    ids = batch.input_ids[:1]
+    known = torch.from_numpy(ours.proposer.after(ids[0].numpy(), 0, ids.shape[1]))[None]
+    with torch.no_grad():
+        logits = model(ids).logits
+        assert torch.equal(logits, ours(ids, proposals_BTW=known).logits)
+        assert torch.equal(model(**batch).logits[0], logits[0])
+        assert not torch.equal(logits, ours(ids, proposals_BTW=torch.zeros_like(known)).logits)
+    made = model.generate(**batch, max_new_tokens=12, do_sample=False)
+    for row, prompt in zip(made[:, ids.shape[1] :].tolist(), [PROMPT, "and"], strict=True):
+        written = list(
+            generate(ours, prompt, max_bytes=12, temperature=0, seed=0, context=model.config.window)
+        )
+        assert row[: len(written)] == written
+    for _ in range(2):
+        model.save_pretrained(tmp_path / "saved")
+        tokenizer.save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(again(ids).logits, logits)
+
+
+def test_a_memory_that_is_missing_or_another_is_refused(folder, results, tmp_path):
+    out = shutil.copytree(folder, tmp_path / "out")
+    shutil.rmtree(out / "memory")
+    with pytest.raises(ValueError, match=r"out/memory"):
+        AutoModelForCausalLM.from_pretrained(out)
+    other = results.memory("toy", spider.load_model(folder)[1].memory.counted).parent
+    shutil.copytree(
+        next(path for path in other.rglob("memory.json") if path.parent.name == "memory").parent,
+        out / "memory",
+    )
+    with pytest.raises(ValueError, match=r"another memory .*copy the exported folder whole, or export again"):
+        AutoModelForCausalLM.from_pretrained(out)

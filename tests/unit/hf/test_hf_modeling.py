@@ -1,0 +1,271 @@
+"""An exported folder in transformers: its logits and its texts are ours, whatever is done there with it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import spider
+from spider import files
+from spider.errors import CheckpointError
+from spider.evaluation.generate import generate
+from spider.hf.modeling import SpiderForCausalLM
+from spider.model.interface import IGNORED
+from spider.model.weights import model_tensors
+from spider.tokens import BYTES
+from spider.tokens.turns import TURN
+from tests.unit.hf.small_exports import BPE, WINDOW, exported, ids
+
+FAMILIES = ["spider", "gpt", "golf", "bpe"]
+PROMPTS = ["the cat", "of th", ""]
+
+
+@pytest.fixture(scope="module")
+def loaded(exports):
+    return {name: AutoModelForCausalLM.from_pretrained(folder) for name, (_, folder) in exports.items()}
+
+
+def written(ours, prompt, count, **how):
+    return list(generate(ours, prompt, max_bytes=count, temperature=0, seed=0, context=WINDOW, **how))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_ours_to_the_bit_and_nothing_was_left_out(exports, name, caplog):
+    ours, folder = exports[name]
+    with caplog.at_level(logging.WARNING):
+        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert type(model) is SpiderForCausalLM and not model.training and not caplog.records
+    assert not any(info.values())
+    x = ids(2, 40)
+    with torch.no_grad():
+        assert torch.equal(model(x).logits, ours(x).logits)
+        assert torch.equal(model(x, n_loops=1).logits, ours(x, n_loops=1).logits)
+    assert model_tensors(model.model).keys() == model_tensors(ours).keys()
+    for (name, mine), (_, theirs) in zip(
+        model.model.named_parameters(), ours.named_parameters(), strict=True
+    ):
+        marks = {key: value for key, value in vars(mine).items() if key != "_is_hf_initialized"}
+        assert marks == vars(theirs), name
+    assert model.model.tokens.digest == ours.tokens.digest
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_loss_is_that_of_the_labels_shifted(exports, loaded, name):
+    ours, model, x = exports[name][0], loaded[name], ids(3, 20)
+    labels = x.clone()
+    labels[0, :5] = IGNORED
+    after = torch.cat([labels[:, 1:], torch.full((3, 1), IGNORED)], 1)
+    output = model(x, labels=labels)
+    assert torch.equal(output.loss, ours(x, after).metrics["cross_entropy"])
+    assert torch.equal(output.logits, ours(x).logits)
+    assert model(x, labels=labels, return_dict=False)[0] == output.loss
+    torch.manual_seed(1)
+    trained = copy.deepcopy(ours).train()(x, after).loss
+    model.train()
+    try:
+        torch.manual_seed(1)
+        loss = model(x, labels=labels).loss
+        assert torch.equal(loss, trained)
+        loss.backward()
+        assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    finally:
+        model.eval()
+        model.zero_grad()
+
+
+@pytest.mark.parametrize("name", ["spider", "golf"])
+def test_padding_is_not_read(exports, loaded, name):
+    model, folder = loaded[name], exports[name][1]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
+    assert batch.attention_mask[1, 0] == 0 and batch.input_ids[1, 0] == BYTES.pad
+    logits = model(**batch).logits
+    alone = [model(**tokenizer(prompt, return_tensors="pt"), labels=None) for prompt in PROMPTS]
+    for row, one in zip(logits, alone, strict=True):
+        assert torch.equal(row[-one.logits.shape[1] :], one.logits[0])
+    behind = tokenizer(PROMPTS, padding=True, padding_side="right", return_tensors="pt")
+    for row, one in zip(model(**behind).logits, alone, strict=True):
+        torch.testing.assert_close(row[: one.logits.shape[1]], one.logits[0], rtol=1e-4, atol=1e-4)
+    each = [tokenizer(prompt, return_tensors="pt") for prompt in PROMPTS]
+    losses = [model(**one, labels=one.input_ids).loss * (one.input_ids.shape[1] - 1) for one in each[:2]]
+    count = sum(one.input_ids.shape[1] - 1 for one in each)
+    for padded in (batch, behind):
+        loss = model(**padded, labels=padded.input_ids).loss
+        torch.testing.assert_close(loss, sum(losses) / count, rtol=1e-4, atol=1e-5)
+    model.train()
+    model(**batch, labels=batch.input_ids).loss.backward()
+    model.eval()
+    model.zero_grad()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_text_is_ours_beyond_the_window_too(exports, loaded, name):
+    (ours, folder), model = exports[name], loaded[name]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
+    made = model.generate(**batch, max_new_tokens=40, do_sample=False)[:, batch.input_ids.shape[1] :]
+    for prompt, row in zip(PROMPTS, made.tolist(), strict=True):
+        expected = written(ours, prompt, 40)
+        assert row[: len(expected)][:40] == expected[:40]
+        assert len(expected) > 10, "it writes something"
+    again = model.generate(**batch, max_new_tokens=12, do_sample=False, use_cache=False)
+    if name != "spider":  # whose patches are those of a window, here of what was written so far
+        assert again[:, -12:].tolist() == made[:, :12].tolist()
+
+
+def test_the_count_of_loops_is_an_option_of_loading_and_of_generating(exports, loaded):
+    ours, folder = exports["golf"]
+    x = torch.from_numpy(BYTES.encode("the")[None, :-1].astype("int64"))
+    expected = written(ours, "the", 10, n_loops=1)
+    assert (
+        loaded["golf"].generate(x, n_loops=1, max_new_tokens=10, do_sample=False)[0, 4:].tolist() == expected
+    )
+    once = AutoModelForCausalLM.from_pretrained(folder, n_loops=1)
+    assert once.generate(x, max_new_tokens=10, do_sample=False)[0, 4:].tolist() == expected
+    with pytest.raises(ValueError, match="n_loops: this model of family gpt has no loops"):
+        loaded["gpt"](x, n_loops=3)
+
+
+def test_beams_and_samples_are_those_of_a_model_that_reads_all_again(loaded):
+    model, x = loaded["golf"], ids(2, 7)
+    how = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 2, "do_sample": False}
+    assert torch.equal(model.generate(x, **how), model.generate(x, use_cache=False, **how))
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append(model.generate(x, max_new_tokens=30, do_sample=True, temperature=3.0, top_k=0))
+    assert torch.equal(*drawn)
+    new = drawn[0][:, 7:]
+    special = set(BYTES.specials.values())
+    assert special & set(new.flatten().tolist()) <= {BYTES.eos, BYTES.pad}
+    model.train()
+    assert torch.equal(model.generate(x, **how), model.eval().generate(x, **how))
+
+
+def test_a_prompt_that_is_longer_than_the_window_is_refused(loaded):
+    x = ids(1, WINDOW + 1)
+    for cached in (True, False):
+        with pytest.raises(
+            ValueError, match=r"the prompt is 25 ids and the model reads 24 at most: give its"
+        ):
+            loaded["gpt"].generate(x, max_new_tokens=2, use_cache=cached)
+    assert loaded["gpt"](x).logits.shape[1] == WINDOW + 1, "scoring has no such bound"
+
+
+def test_a_pipeline_writes_what_we_write(exports):
+    ours, folder = exports["bpe"]
+    pipe = pipeline("text-generation", model=str(folder), max_new_tokens=8, do_sample=False)
+    texts = pipe(PROMPTS[:2], batch_size=2)
+    for prompt, [made] in zip(PROMPTS, texts, strict=False):
+        expected = BPE.decode(BPE.encode(prompt).tolist() + written(ours, prompt, 100)[:8])
+        assert made["generated_text"] == expected
+
+
+def test_a_turn_ends_what_a_model_of_conversations_writes(exports, tmp_path):
+    folder = exported(exports["gpt"][0], tmp_path / "chat", conversations="talks")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.generation_config.eos_token_id == [BYTES.eos, TURN]
+    assert TURN not in model.generation_config.suppress_tokens
+    made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    assert made.generation_config.eos_token_id == [BYTES.eos, TURN]
+    assert not any(p.is_meta for p in made.parameters())
+
+
+# ------------------------------------------------------------------------------------ saving and loading
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_saved_loads_again_whole_or_in_shards(exports, loaded, name, tmp_path):
+    model, x = loaded[name], ids(1, 30)
+    for size in ("20KB", "1GB"):
+        out = tmp_path / size
+        model.save_pretrained(out, max_shard_size=size)
+        AutoTokenizer.from_pretrained(exports[name][1]).save_pretrained(out)
+        shards = sorted(out.glob("*.safetensors"))
+        assert (len(shards) > 1) == (size == "20KB")
+        named = {key: tensor for shard in shards for key, tensor in load_file(shard).items()}
+        assert named.keys() == load_file(exports[name][1] / "model.safetensors").keys()
+        again, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+        assert not any(info.values()) and torch.equal(again(x).logits, model(x).logits)
+        assert again.generation_config.suppress_tokens == model.generation_config.suppress_tokens
+        assert again.model.tokens.digest == model.model.tokens.digest
+        tokenizer = AutoTokenizer.from_pretrained(out)
+        assert tokenizer("the cat").input_ids == model.model.tokens.encode("the cat")[:-1].tolist()
+    assert "files" not in files.read_json(out / "config.json"), "the digests of other weights"
+
+
+def test_a_folder_in_the_cache_of_the_hub_is_found_by_its_name(exports, tmp_path):
+    ours, folder = exports["bpe"]
+    place = tmp_path / "models--acme--small"
+    shutil.copytree(folder, place / "snapshots" / ("1" * 40))
+    (place / "refs").mkdir()
+    (place / "refs/main").write_text("1" * 40)
+    there = {"cache_dir": tmp_path, "local_files_only": True}
+    model = AutoModelForCausalLM.from_pretrained("acme/small", **there)
+    x = ids(1, 9)
+    assert torch.equal(model(x).logits, ours(x).logits) and model.model.tokens.digest == BPE.digest
+    assert AutoTokenizer.from_pretrained("acme/small", **there)("the").input_ids == [BYTES.bos, 273]
+
+
+def copied(exports, name, tmp_path):
+    return shutil.copytree(exports[name][1], tmp_path / name)
+
+
+def test_damaged_weights_are_refused(exports, tmp_path):
+    folder = copied(exports, "gpt", tmp_path)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match=r"model.safetensors: its contents do not match"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"model.safetensors: missing"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"value_embeddings": "none"}, r"another architecture: this model has no blocks.1.attention.gate.w"),
+        ({"softcap": None, "tied": False, "skips": True}, r"another architecture: it has no skips.0.gate; "),
+        ({"hidden": 64}, r"another architecture: .* is \[.*\] there and \[.*\] in this model"),
+        ({"width": 64}, r"another version of Spider \(model.width"),
+    ],
+)
+def test_a_config_of_another_architecture_is_refused(exports, tmp_path, change, message):
+    folder = copied(exports, "gpt", tmp_path)
+    plain = files.read_json(folder / "config.json")
+    plain["model"] |= change
+    files.write_json(folder / "config.json", plain)
+    with pytest.raises(ValueError, match=message):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_weights_of_another_model_are_refused_where_nothing_else_says_so(exports, tmp_path):
+    """As transformers saves them, without digests."""
+    AutoModelForCausalLM.from_pretrained(exports["gpt"][1]).save_pretrained(tmp_path / "out")
+    file = tmp_path / "out/model.safetensors"
+    named = load_file(file)
+    named["stray"] = named.pop("embedding")
+    save_file(named, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"it has no embedding; this model has no stray"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+def test_narrow_weights_where_a_family_runs_in_them_and_a_reason_where_not(exports):
+    x = ids(1, 9)
+    narrow = AutoModelForCausalLM.from_pretrained(exports["gpt"][1], dtype=torch.bfloat16)
+    assert narrow.dtype == torch.bfloat16 and narrow(x).logits.isfinite().all()
+    with pytest.raises(ValueError, match=r"family spider do not run in torch.bfloat16 .*torch.autocast"):
+        AutoModelForCausalLM.from_pretrained(exports["spider"][1], dtype=torch.bfloat16)
+
+
+def test_our_own_programs_read_the_folder_as_before(exports):
+    ours, folder = exports["bpe"]
+    model, config = spider.load_model(folder)
+    assert config == ours.config and model.tokens.digest == BPE.digest
