@@ -63,3 +63,7 @@ class SpiderHFConfig(PreTrainedConfig):
             first = error.errors()[0]
             what = f"{key_path(('model', *first['loc']))}: {first['msg']}"
             raise ValueError(f"{EXPORTED}: a model of another version of Spider ({what})") from None
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Nothing: the code that goes along is `spider.hf.exported.REMOTE`, not the module of this class."""

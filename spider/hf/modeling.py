@@ -63,6 +63,10 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """Nothing: `build_model` has set them."""
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Nothing: the code that goes along is `REMOTE`, not the module of this class."""
+
     # ------------------------------------------------------------------------------------------ reading
 
     def forward(

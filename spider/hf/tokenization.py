@@ -61,6 +61,10 @@ class SpiderTokenizer(PreTrainedTokenizer):
         told = special_tokens() | {"special_tokens_pattern": "bos", "auto_map": TOKENIZER_MAP} | kwargs
         super().__init__(learned=learned, conversations=conversations, vocab_file=vocab_file, **told)
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Nothing: the code that goes along is `REMOTE`, not the module of this class."""
+
     @property
     def vocab_size(self) -> int:
         return self.alphabet.size

@@ -21,6 +21,7 @@ from spider import files
 from spider.checkpoints import export as exporting
 from spider.checkpoints.export import export, import_file
 from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.records import Exported
 from spider.cli import cli
 from spider.errors import CheckpointError
 from spider.model import build_model
@@ -70,13 +71,35 @@ def test_exporting_what_was_exported_gives_the_same_bytes(stage, tmp_path):
     export(tmp_path / "first", tmp_path / "second")
     import_file(tmp_path / "first", tmp_path / "third")
     import_file(tmp_path / "first/model.safetensors", tmp_path / "fourth")
-    assert content(tmp_path / "first").keys() == {"config.json", "model.safetensors"}
+    assert content(tmp_path / "first").keys() == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "spider_hf.py",
+        "tokenizer_config.json",
+    }
     assert (
         content(tmp_path / "first")
         == content(tmp_path / "second")
         == content(tmp_path / "third")
         == content(tmp_path / "fourth")
     )
+
+
+def test_an_export_of_before_transformers_could_read_it_is_read_and_becomes_one_of_now(stage, tmp_path):
+    export(stage, tmp_path / "now")
+    old = shutil.copytree(tmp_path / "now", tmp_path / "old")
+    card = files.read_json(old / "config.json")
+    for name in list(card["files"].keys() - {"model.safetensors"}):
+        del card["files"][name]
+        (old / name).unlink()
+    known = {*Exported.model_fields}
+    files.write_json(old / "config.json", {key: value for key, value in card.items() if key in known})
+    assert digest(old) == digest(tmp_path / "now")
+    export(old, tmp_path / "again")
+    assert content(tmp_path / "again") == content(tmp_path / "now")
+    export(tmp_path / "now", old)
+    assert content(old) == content(tmp_path / "now")
 
 
 def test_an_export_needs_no_spider_to_be_read_and_says_where_it_comes_from(stage, tmp_path, config):
@@ -441,3 +464,7 @@ def test_verify_finds_a_damaged_export(stage, tmp_path):
     shutil.copy(stage / "train.json", tmp_path / "out/model.safetensors")
     said = say("checkpoint", "verify", tmp_path / "out")
     assert said.exit_code == 1 and f"{tmp_path / 'out/model.safetensors'}: " in said.output
+    export(stage, tmp_path / "edited")
+    (tmp_path / "edited/spider_hf.py").write_text("import os")
+    said = say("checkpoint", "verify", tmp_path / "edited")
+    assert said.exit_code == 1 and "spider_hf.py: " in said.output

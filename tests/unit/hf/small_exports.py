@@ -32,12 +32,14 @@ def models() -> dict[str, Model]:
     return {name: model.eval() for name, model in made.items()}
 
 
-def exported(model: Model, folder: Path, window: int | None = WINDOW, **told: Any) -> Path:
+def exported(
+    model: Model, folder: Path, window: int | None = WINDOW, memory: Path | None = None, **told: Any
+) -> Path:
     """As `spider checkpoint export` writes it."""
     known = {"window": window, "run": "r", "stage": "a", "step": 1, "best_loss": None} | told
     tokenizer = TOKENIZER if model.tokens is BPE else None
     tensors = {name: tensor.clone() for name, tensor in model_tensors(model, "").items()}
-    return exporting._write(folder, model.config, tensors, known, None, tokenizer).path
+    return exporting._write(folder, model.config, tensors, known, memory, tokenizer).path
 
 
 def ids(*shape: int) -> torch.Tensor:

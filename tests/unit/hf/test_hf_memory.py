@@ -9,15 +9,21 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import spider
-from spider.checkpoints.export import export
 from spider.evaluation.generate import generate
+from spider.memory.store import open_memory
+from tests.unit.hf.small_exports import exported
+from tests.unit.memory.small_memory import CONFIG
+from tests.unit.model.small_gpt import build_gpt
 
 PROMPT = "the cat sat on a mat and then "
 
 
 @pytest.fixture(scope="module")
-def folder(results, tmp_path_factory):
-    return export(results.root / "runs/r/a", tmp_path_factory.mktemp("exported") / "out").path
+def folder(memories, tmp_path_factory):
+    model = build_gpt(memory=CONFIG.model_dump(mode="json"))
+    digest = open_memory(memories["folded"]).description.digest
+    out = tmp_path_factory.mktemp("exported") / "out"
+    return exported(model, out, window=48, memory=memories["folded"], folded=digest)
 
 
 def test_scores_and_texts_are_ours(folder, tmp_path):
@@ -44,15 +50,11 @@ def test_scores_and_texts_are_ours(folder, tmp_path):
     assert torch.equal(again(ids).logits, logits)
 
 
-def test_a_memory_that_is_missing_or_another_is_refused(folder, results, tmp_path):
+def test_a_memory_that_is_missing_or_another_is_refused(folder, memories, tmp_path):
     out = shutil.copytree(folder, tmp_path / "out")
     shutil.rmtree(out / "memory")
     with pytest.raises(ValueError, match=r"out/memory"):
         AutoModelForCausalLM.from_pretrained(out)
-    other = results.memory("toy", spider.load_model(folder)[1].memory.counted).parent
-    shutil.copytree(
-        next(path for path in other.rglob("memory.json") if path.parent.name == "memory").parent,
-        out / "memory",
-    )
+    shutil.copytree(memories["memory"], out / "memory")
     with pytest.raises(ValueError, match=r"another memory .*copy the exported folder whole, or export again"):
         AutoModelForCausalLM.from_pretrained(out)
