@@ -9,6 +9,7 @@ is made, which is what every ``Auto...`` class begins with.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,15 +18,24 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
+log = logging.getLogger(__name__)
+
 _REGISTRY = "transformers.models.auto.configuration_auto"
 
 
 def announce() -> None:
     """Register now, where transformers' registry is there, else as soon as it is."""
     if _REGISTRY in sys.modules:
-        import_module("spider.hf.registered")
+        _register()
     elif not any(isinstance(one, _Watcher) for one in sys.meta_path):
         sys.meta_path.insert(0, _Watcher())
+
+
+def _register() -> None:
+    try:
+        import_module("spider.hf.registered")
+    except ImportError as error:  # whoever imports transformers may want something else of it
+        log.warning("transformers will not know Spider's models, they need its version 5 (%s)", error)
 
 
 class _Watcher(MetaPathFinder):
@@ -42,7 +52,7 @@ class _Watcher(MetaPathFinder):
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
-            import_module("spider.hf.registered")
+            _register()
 
         setattr(spec.loader, "exec_module", execute_and_register)  # noqa: B010
         return spec
