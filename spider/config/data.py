@@ -243,11 +243,32 @@ class Dataset(Block):
     """Another dataset: its files, downloaded once, and its settings; but for ``tokenizer`` and ``memory``."""
     tokenizer: str | None = None
     """Which of ``tokenizers`` it is written in (null: bytes)."""
+    license: Annotated[str | None, Field(exclude=True)] = None
+    """Of its text, by the hub's name: ``cc-by-4.0``. For the model card; it decides nothing, so no digest has
+    it."""
+    language: Annotated[str | None, Field(exclude=True)] = None
+    """Of its text, for the model card: ``en``, ``code``, ``multilingual``."""
+
+    @field_validator("license")
+    @classmethod
+    def _names_a_license(cls, license: str | None) -> str | None:
+        if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
+            wanted = "must be the name that the hub has for a licence, in lower case: cc-by-4.0, apache-2.0"
+            raise ValueError(f"{wanted}; `other` for one that it does not know (got {license!r})")
+        return license
+
+    @field_validator("language")
+    @classmethod
+    def _names_a_language(cls, language: str | None) -> str | None:
+        if language is not None and not re.fullmatch(r"[a-z]{2,3}|code|multilingual", language):
+            wanted = "must be a language by its two or three letters (en), code or multilingual"
+            raise ValueError(f"{wanted} (got {language!r})")
+        return language
 
     @model_validator(mode="after")
     def _shards_are_as_they_are(self) -> Dataset:
         if isinstance(self.source, TokensSource):
-            for key in sorted(self.model_fields_set - {"source", "like"}):
+            for key in sorted(self.model_fields_set - {"source", "like", "license", "language"}):
                 why = "are in the ids of their model" if key == "tokenizer" else "have no rows of text"
                 raise wrong_key(key, f"shards that others have written {why}; leave it out")
         return self
