@@ -9,11 +9,13 @@ An exported folder is what other programs can read without Spider::
     tokenizer.json                 what its ids stand for, where that was learned
     tokenizer_config.json          how transformers reads that, and spider_hf.py, the code with which it reads
                                    all of it: `spider.hf.exported`
+    README.md                      the model card (`spider.report.card`), for people, who may edit it: it is
+                                   carried along and never verified, and one that was edited is never replaced
     memory/                        of a model that reads one: the folded memory, as `spider.memory.store` has
                                    it, whose digest config.json names
 
-It holds no optimizer state, and equal weights give equal bytes. Written beside its place, flushed and
-renamed, it is read like a checkpoint (`spider.checkpoints.load.Checkpoint`).
+It holds no optimizer state, and equal weights and records give equal bytes. Written beside its place, flushed
+and renamed, it is read like a checkpoint (`spider.checkpoints.load.Checkpoint`).
 
 Import reads the ``.pt`` layout of the first Spider (``model_state_dict``, ``optimizer_state_dict``, ``step``,
 ``epoch``, ``cfg``, ``best_loss``) and writes such a folder, if the tensors are a model's by name and shape. A
@@ -25,6 +27,7 @@ here an empty stand-in takes its place, and the class is never imported.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import re
@@ -43,16 +46,22 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from spider import files
 from spider.checkpoints.load import Checkpoint, some
-from spider.checkpoints.records import EXPORTED, MEMORY, Exported
+from spider.checkpoints.records import CARD, EXPORTED, MEMORY, Exported
 from spider.checkpoints.save import room, seal
 from spider.config import ConfigError, ModelConfig
 from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.hf import exported as hf
 from spider.model import build_model
+from spider.model.interface import Model
 from spider.model.weights import model_tensors, weights_digest
+from spider.report.card import Subject, card, is_edited
+from spider.results import ArtifactFolder, Results, root_of
+from spider.tokens import BYTES
 from spider.tokens.stored import TOKENIZER
 from spider.version import VERSION
+
+log = logging.getLogger(__name__)
 
 _SHARD_BYTES = 5_000_000_000
 #: What DDP and torch.compile put before the names of a state dict.
@@ -70,15 +79,40 @@ def export(source: Path, output: Path) -> Checkpoint:
     told = {name: getattr(manifest, name) for name in Exported.model_fields if name in known}
     told |= {"window": manifest.window}
     memory = model.proposer.memory.folder if model.proposer else None
-    return _write(output, model.config, model_tensors(model, ""), told, memory, checkpoint.tokenizer)
+    text = _card_of(checkpoint, model)
+    return _write(output, model.config, model_tensors(model, ""), told, text, memory, checkpoint.tokenizer)
+
+
+def _card_of(checkpoint: Checkpoint, model: Model) -> str:
+    """The model card: that of a folder exported before, as it is there, else a new one."""
+    manifest, path = checkpoint.manifest, checkpoint.path
+    if (carried := _read_card(path)) is not None:
+        return carried
+    results = Results(root) if (root := root_of(path)) else None
+    stage = results.stage(manifest.run, manifest.stage) if results and manifest.stage else None
+    if path.is_file() and results:
+        stage = ArtifactFolder(path.parent)
+    size = sum(p.numel() for p in model.parameters())
+    return card(Subject(manifest, checkpoint.weights, model.config, size, model.tokens, stage, results))
+
+
+def _read_card(folder: Path) -> str | None:
+    """The card in an exported folder; `CheckpointError` where it is no text."""
+    try:
+        return (folder / CARD).read_bytes().decode("utf-8") if (folder / CARD).is_file() else None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{folder / CARD}: is not UTF-8 ({error}); save it so, or delete it") from None
 
 
 def _write(
     output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any],
-    memory: Path | None = None, tokenizer: bytes | None = None,
+    text: str, memory: Path | None = None, tokenizer: bytes | None = None,
 ) -> Checkpoint:  # fmt: skip
-    """Make the folder ``output`` of these tensors, what is known of them, the memory that they read, and the
-    tokenizer that their ids are of."""
+    """Make the folder ``output`` of these tensors, what is known of them, their card, the memory that they
+    read, and the tokenizer that their ids are of."""
+    if (there := _read_card(output)) is not None and there != text and is_edited(there):
+        log.warning("%s: was edited and is kept as it is; delete it to have it written anew", output / CARD)
+        text = there
     beside, old = (output.with_name(f".{output.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     described = {
         "format": Exported.FORMAT,
@@ -99,6 +133,7 @@ def _write(
         for name, content in hf.written(tokenizer, told["window"], told.get("conversations")).items():
             (beside / name).write_bytes(content)
         plain = seal(beside, EXPORTED, described)
+        files.write_bytes(beside / CARD, text.encode())
         if memory is not None:
             _bring(memory, beside / MEMORY)
         # A kill between the two renames leaves the old one under its hidden name: a directory cannot be
@@ -133,7 +168,7 @@ def _bring(memory: Path, folder: Path) -> None:
 def _strange(output: Path) -> set[str]:
     """Names in an exported folder that no export wrote."""
     exported = Exported.read(output / EXPORTED)
-    present = {file.name for file in output.glob("*")} - {EXPORTED, *exported.files}
+    present = {file.name for file in output.glob("*")} - {EXPORTED, CARD, *exported.files}
     if exported.folded is None or not (output / MEMORY).is_dir():
         return present
     from spider.memory.store import names_in
@@ -182,7 +217,16 @@ def import_file(source: Path, output: Path) -> Checkpoint:
     numbers = {name: _number(saved.get(name)) for name in ("step", "epoch", "best_loss")}
     # Copied: tensors that were tied there share their memory, and a file would hold one of them only.
     tensors = {name: state[name].to(t.dtype, copy=True) for name, t in expected.items()}
-    return _write(output, config, tensors, {"window": None, "run": source.name, "stage": None, **numbers})
+    told = {"window": None, "run": source.name, "stage": None, **numbers}
+    return _write(output, config, tensors, told, _card_of_import(config, tensors, told))
+
+
+def _card_of_import(config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any]) -> str:
+    """Of a file of which little is known."""
+    weights = weights_digest({f"model.{name}": t for name, t in tensors.items()})
+    plain = {"format": Exported.FORMAT, "spider": VERSION, "model": None, "weights": weights, "files": {}}
+    size = sum(t.numel() for t in tensors.values())
+    return card(Subject(Exported.model_validate(plain | told), weights, config, size, BYTES))
 
 
 def _check_complete(source: Path, state: dict[str, Tensor], expected: dict[str, Tensor], whose: str) -> None:

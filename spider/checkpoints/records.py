@@ -21,6 +21,8 @@ MANIFEST = "manifest.json"
 #: Which tensor lies in which file.
 INDEX = "model.safetensors.index.json"
 EXPORTED = "config.json"
+#: Of an exported folder, for people: they may edit it, so no digest in `EXPORTED` is of it.
+CARD = "README.md"
 #: How the file of a pressed model ends (`spider.compress.artifact`).
 PRESSED = ".spider"
 #: Of an exported folder, the folder of the memory that its model reads.

@@ -39,7 +39,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFolder
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, get_session
 from tqdm import tqdm
 
 from spider.files import fsync_dir, read_json, replacing, sha256, write_json
@@ -77,10 +77,15 @@ class Patience:
     attempts: int = 9
     backoff: float = 1.0
 
-    def call(self, file: HubFile, attempt: Callable[[], T]) -> T:
+    def call(
+        self,
+        what: Any,
+        attempt: Callable[[], T],
+        refused: Callable[[Exception, Any], ValueError] | None = None,
+    ) -> T:
         """Run ``attempt`` until it succeeds; an error of the network or the server is retried.
 
-        Raises `DownloadError` where that did not help, or cannot.
+        Raises `DownloadError`, or what ``refused`` makes of the error, where that did not help, or cannot.
         """
         failures = 0
         while True:
@@ -89,13 +94,13 @@ class Patience:
             except (HTTPError, HFValidationError, FileNotFoundError, ConnectionError, TimeoutError) as error:
                 cause = cause_of(error)
                 hopeless = isinstance(cause, (HFValidationError, FileNotFoundError))
-                if status := _status(cause):
+                if status := status_of(cause):
                     hopeless = status not in RETRIED_STATUS
                 failures += 1
                 if hopeless or failures >= self.attempts:
-                    raise DownloadError(explain(cause, file)) from None
+                    raise (refused or _refused)(cause, what) from None
                 wait = min(MAX_WAIT, self.backoff * 2 ** (failures - 1)) * random.uniform(0.5, 1.0)
-                log.warning("%s: %s; trying again in %.1f s", file, _brief(cause), wait)
+                log.warning("%s: %s; trying again in %.1f s", what, brief(cause), wait)
                 time.sleep(wait)
 
 
@@ -251,19 +256,23 @@ def cause_of(error: Exception) -> Exception:
     return inner if isinstance(inner, HTTPError) and not isinstance(error, HTTPError) else error
 
 
-def _status(error: Exception) -> int:
+def status_of(error: Exception) -> int:
     return getattr(getattr(error, "response", None), "status_code", 0)
 
 
-def _brief(error: Exception) -> str:
-    if _status(error):
-        return f"the hub answers {_status(error)}"
+def brief(error: Exception) -> str:
+    if status_of(error):
+        return f"the hub answers {status_of(error)}"
     return f"{type(error).__name__}: {(str(error).strip() or 'no details').splitlines()[0]}"
+
+
+def _refused(error: Exception, file: HubFile) -> DownloadError:
+    return DownloadError(explain(error, file))
 
 
 def explain(error: Exception, file: HubFile) -> str:
     """One line on an error of the library: the file, what is wrong, the remedy."""
-    page, status = f"{constants.ENDPOINT}/datasets/{file.repo}", _status(error)
+    page, status = f"{constants.ENDPOINT}/datasets/{file.repo}", status_of(error)
     if isinstance(error, GatedRepoError) or status == 403:
         wrong = f"access is gated ({status}); accept the terms at {page} and set HF_TOKEN to your token"
     elif isinstance(error, RepositoryNotFoundError):
@@ -288,7 +297,7 @@ def explain(error: Exception, file: HubFile) -> str:
         wrong = f"the hub still answers {status}; run again later, what is here so far is kept"
     else:
         wrong = (
-            f"cannot reach {constants.ENDPOINT} ({_brief(error)}); check the network, the proxy and "
+            f"cannot reach {constants.ENDPOINT} ({brief(error)}); check the network, the proxy and "
             "HF_ENDPOINT, then run again: what is here so far is kept"
         )
     return f"{file}: {wrong}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def render(config: Config, results: Results, run: str) -> str:
         costs=costs(results, run, [stage.name for stage in stages], names, jobs),
         commits=_commits(jobs),
         versions=_versions(results, run, stages),
-        config=_config(config, run, names) if run in config.runs else None,
+        config=settings_of(config, run, names) if run in config.runs else None,
         commands=_commands(config, run) if run in config.runs else [],
     )
 
@@ -149,11 +149,17 @@ def _versions(results: Results, run: str, stages: list[StageRecord]) -> dict[str
     return versions | ({"torch": trained[-1]} if trained else {})
 
 
-def _config(config: Config, run: str, datasets: list[str]) -> str:
-    """The part of the configuration that made this run, as YAML; secrets removed."""
-    written = config.written
-    used = {name: written["datasets"][name] for name in datasets if name in written["datasets"]}
-    kept = spool.redact({"datasets": used, "runs": {run: written["runs"][run]}})
+def settings_of(config: Config, run: str, datasets: Iterable[str]) -> str:
+    """The part of the configuration that made a run on these datasets, as YAML; secrets removed."""
+    written, used = config.written, dict.fromkeys(datasets)
+    tokenizers = {config.datasets[name].tokenizer for name in used if name in config.datasets} - {None}
+    learned = {name: one for name, one in written.get("tokenizers", {}).items() if name in tokenizers}
+    used |= dict.fromkeys(one["data"] for one in learned.values())
+    likes = [config.datasets[name].like for name in used if name in config.datasets]
+    used |= dict.fromkeys(like for like in likes if like)
+    plain: dict[str, Any] = {"datasets": {k: one for k, one in written["datasets"].items() if k in used}}
+    plain |= {"tokenizers": learned} if learned else {}
+    kept = spool.redact({**plain, "runs": {run: written["runs"][run]}})
     text, escaped = (yaml.safe_dump(kept, sort_keys=False, allow_unicode=plainly, width=100)
                      for plainly in (True, False))  # fmt: skip
     return text if printable(text) == text else escaped
