@@ -5,9 +5,9 @@ one, whole. What has arrived is not sent again: the hub is asked by each large f
 each piece's), so a push that was killed, or that the hub refused, goes on where it stopped when the same
 command is run again; one that has nothing to say makes no commit.
 
-Whatever lies in the folder goes along, hidden files apart. Files of weights of an earlier push that this model
-does not have are deleted in the same commit; anything else in the repository stays. A model card that was
-edited there is kept, unless the folder's own was edited too. What a commit replaces stands in those before it.
+Whatever lies in the folder goes along, hidden files apart. Weights of an earlier push that this model does
+not have are deleted in the same commit; anything else in the repository stays. A model card that was edited
+there is kept, unless the folder's own was edited too. What a commit replaces stands in those before it.
 
 Every failure is a `CheckpointError` of one line that names the repository and the remedy. The library's own
 settings count: ``HF_ENDPOINT``, and ``HF_TOKEN`` or the token of ``hf auth login``; no token is taken in any
@@ -33,10 +33,14 @@ from huggingface_hub import (
     ModelInfo,
     constants,
     get_token,
-    hf_hub_url,
 )
-from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+from huggingface_hub.errors import (
+    HFValidationError,
+    HTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, validate_repo_id
 
 from spider.checkpoints.export import export
 from spider.checkpoints.load import Checkpoint
@@ -81,6 +85,10 @@ def push(
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise CheckpointError(f"{repo}: not a repository, it is named by its owner and its name: acme/small")
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise CheckpointError(f"{repo}: not a name that the hub takes ({_first(error)})") from None
     if constants.HF_HUB_OFFLINE:
         raise CheckpointError(f"{repo}: HF_HUB_OFFLINE is set; unset it to push")
     checkpoint = Checkpoint.at(source)
@@ -144,7 +152,7 @@ def _theirs(repo: str, there: ModelInfo, card: Path, patience: Patience) -> bool
         return False
 
     def read() -> str:
-        url = hf_hub_url(repo, CARD, revision=there.sha)
+        url = f"{constants.ENDPOINT}/{repo}/resolve/{there.sha}/{CARD}"
         answer = get_session().get(url, headers=build_hf_headers(), timeout=60.0, follow_redirects=True)
         hf_raise_for_status(answer)
         return answer.content.decode("utf-8", "replace")
@@ -162,8 +170,7 @@ def _ask(repo: str, patience: Patience, attempt: Callable[[], T]) -> T:
             if isinstance(cause := cause_of(error), HTTPError):
                 raise cause from None
             raise CheckpointError(_said(repo, f"cannot be sent ({_first(error)}); {_AGAIN}")) from None
-        except ValueError as error:
-            # Of the card's front matter, which is checked first; names of repositories are checked above.
+        except ValueError as error:  # of the card's front matter, which the library has checked first
             if "README.md" not in str(error):
                 raise
             wrong = "; ".join(line.strip("- ") for line in str(error).splitlines()[1:])

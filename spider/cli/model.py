@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def boundaries(
 
 @click.group()
 def checkpoint() -> None:
-    """Checkpoints on disk: list, verify, export, import."""
+    """Checkpoints on disk: list, verify, export, import, push to a hub."""
 
 
 _QUICK = click.option("--quick", is_flag=True, help="Compare sizes, not the SHA-256 of every byte.")
@@ -155,24 +156,54 @@ def checkpoint_verify(path: Path, quick: bool) -> None:
 @click.argument("path", type=FILE)
 @click.argument("output", type=FILE)
 def checkpoint_export(path: Path, output: Path) -> None:
-    """Write the model at PATH into the folder OUTPUT, as safetensors and config.json.
+    """Write the model at PATH into the folder OUTPUT, as safetensors and config.json, with a model card.
 
-    PATH is a checkpoint, a stage's folder, its train.json, or a folder exported before.
+    PATH is a checkpoint, a stage's folder, its train.json, or a folder exported before. A README.md in OUTPUT
+    that was edited is kept.
     """
     from spider.checkpoints.export import export
 
-    tracked: AbstractContextManager[tracking.Job | None] = nullcontext()
-    if root := root_of(path):  # the results folder that PATH lies in, which need not be the configuration's
-        snapshot, receipt = root / "config.yaml", StageFolder(path).receipt
-        tracking.configure(yaml.safe_load(snapshot.read_text("utf-8")) if snapshot.is_file() else {})
-        inputs = [receipt if receipt.is_file() else path]
-        name = path.resolve().relative_to(root).as_posix()
-        tracked = tracking.job("export", name, results=root, inputs=inputs, outputs=[output])
-    with tracked as job:
+    with _tracked("export", path, outputs=[output]) as job:
         made = export(path, output)
         if job:
             job.tag("spider.digest", made.manifest.weights)
     log.info("%s: %s, weights %s", output, made.label, made.manifest.weights)
+
+
+@checkpoint.command("push")
+@click.argument("path", type=FILE)
+@click.argument("repo", metavar="OWNER/NAME")
+@click.option("--public/--private", default=False, show_default=True, help="Of a repository that is new.")
+@click.option("--revision", help="Branch to commit to (default: main).")
+def checkpoint_push(path: Path, repo: str, public: bool, revision: str | None) -> None:
+    """Bring the model at PATH, with its card, into the repository OWNER/NAME of the Hugging Face hub.
+
+    PATH is a folder exported before, or anything that can be exported. A push that failed goes on where it
+    stopped. The token is that of `hf auth login`, or HF_TOKEN.
+    """
+    from spider.checkpoints.push import push
+
+    params = {"repo": repo, "public": public, "revision": revision}
+    with _tracked("push", path, params) as job:
+        made = push(path, repo, public=public, revision=revision)
+        if job:
+            job.tag("spider.digest", made.weights)
+            job.tag("hub.commit", made.url)
+    log.info("%s: weights %s, %s", made.url, made.weights, "private" if made.private else "public")
+
+
+def _tracked(
+    rule: str, path: Path, params: dict[str, Any] | None = None, outputs: Sequence[Path] = ()
+) -> AbstractContextManager[tracking.Job | None]:
+    """A job on what lies at a path, recorded in the results folder around it, where there is one: that need
+    not be the configuration's."""
+    if (root := root_of(path)) is None:
+        return nullcontext()
+    snapshot, receipt = root / "config.yaml", StageFolder(path).receipt
+    tracking.configure(yaml.safe_load(snapshot.read_text("utf-8")) if snapshot.is_file() else {})
+    inputs = [receipt if receipt.is_file() else path]
+    name = path.resolve().relative_to(root).as_posix()
+    return tracking.job(rule, name, results=root, params=params, inputs=inputs, outputs=outputs)
 
 
 @checkpoint.command("import")

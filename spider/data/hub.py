@@ -39,7 +39,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFolder
-from huggingface_hub.utils import build_hf_headers, get_session
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 from tqdm import tqdm
 
 from spider.files import fsync_dir, read_json, replacing, sha256, write_json
@@ -47,6 +47,8 @@ from spider.files import fsync_dir, read_json, replacing, sha256, write_json
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+#: What an error of the library, and what was asked for, come to.
+Refused = Callable[[Exception, Any], ValueError]
 CHUNK_BYTES = 16 << 20
 """Bytes a request; what a killed process loses at most."""
 RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
@@ -77,12 +79,7 @@ class Patience:
     attempts: int = 9
     backoff: float = 1.0
 
-    def call(
-        self,
-        what: Any,
-        attempt: Callable[[], T],
-        refused: Callable[[Exception, Any], ValueError] | None = None,
-    ) -> T:
+    def call(self, what: Any, attempt: Callable[[], T], refused: Refused | None = None) -> T:
         """Run ``attempt`` until it succeeds; an error of the network or the server is retried.
 
         Raises `DownloadError`, or what ``refused`` makes of the error, where that did not help, or cannot.

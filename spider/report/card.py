@@ -174,9 +174,11 @@ def _front_matter(of: Subject) -> ModelCardData:
     """What a hub shows and searches by."""
     used = [of.run.datasets[name] for name in _datasets(of) if of.run and name in of.run.datasets]
     licenses = list(dict.fromkeys(one.license for one in used if one.license))
-    many: dict[str, Any] = (
-        {"license": "other", "license_name": "-and-".join(licenses)} if len(licenses) > 1 else {}
-    )
+    license: dict[str, Any] = {}
+    if used and all(one.license for one in used):
+        license = {"license": licenses[0]}
+        if len(licenses) > 1:
+            license = {"license": "other", "license_name": "-and-".join(licenses)}
     repos = [one.source.repo for one in used if isinstance(one.source, HubSource | StreamSource)]
     results = list(_results(of))
     return ModelCardData(

@@ -53,10 +53,13 @@ class Hub:
 
 
 @contextmanager
-def serving(files: dict[str, bytes], **faults: Any) -> Iterator[Hub]:
-    hub = Hub(files, **faults)
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def serving(
+    files: dict[str, bytes], hub: type[Any] = Hub, handler: type[Any] | None = None, **faults: Any
+) -> Iterator[Any]:
+    """Such a hub, or another of its kind, while the block runs."""
+    hub = hub(files, **faults)
+    served = type("Handler", (handler or _Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), served)
     server.daemon_threads = True
     hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
@@ -186,9 +189,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
 
-    def _json(self, value: Any) -> None:
+    def _json(self, value: Any, status: int = 200) -> None:
         body = json.dumps(value).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -1,0 +1,309 @@
+"""Pushes by the real library to a hub on loopback that refuses, stalls and drops the line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner
+from huggingface_hub import constants
+from huggingface_hub.utils import _http
+
+from spider import files
+from spider.checkpoints import export as exporting
+from spider.checkpoints.export import import_file
+from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.push import push
+from spider.cli import cli
+from spider.config.model import family_block
+from spider.data.hub import Patience
+from spider.errors import CheckpointError
+from spider.model import build_model
+from tests.unit.data.hub_server import closed_port
+from tests.unit.data.model_hub import TOKEN, Repository, serving_models
+
+REPO = "acme/small"
+SIZES = {"family": "gpt", "preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}
+ONCE = Patience(1, 0.0)
+
+
+def export_of(tmp_path, seed, shard_bytes):
+    """A folder with a model of random weights."""
+    torch.manual_seed(seed)
+    config = family_block(SIZES)
+    saved = {"model_state_dict": build_model(config).state_dict(), "cfg": config.model_dump()}
+    torch.save(saved, tmp_path / f"{seed}.pt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "_SHARD_BYTES", shard_bytes)
+        return import_file(tmp_path / f"{seed}.pt", tmp_path / f"model{seed}").path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """An exported model, its weights in several files."""
+    return export_of(tmp_path_factory.mktemp("made"), 0, 20_000)
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "model")
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub to which a person has the token; retries do not wait."""
+    monkeypatch.setattr(_http, "time", SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None}))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with serving_models() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        yield server
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def fails(folder, patience=ONCE, **options):
+    """The message of a push that cannot be done, of one line that names the repository."""
+    with pytest.raises(CheckpointError) as caught:
+        push(folder, REPO, patience=patience, **options)
+    message = str(caught.value)
+    assert message.startswith(f"{REPO}: ") and "\n" not in message and TOKEN not in message
+    return message
+
+
+def uploads(hub):
+    return sum(line.startswith("PUT") for line in hub.asked)
+
+
+# --------------------------------------------------------------------------------------------- what arrives
+
+
+def test_the_whole_folder_arrives_in_one_commit_and_is_private(hub, folder):
+    (folder / ".hidden").write_text("mine")
+    (folder / "LICENSE").write_text("yours")
+    done = push(folder, REPO)
+    repo = hub.repositories[REPO]
+    assert repo.private and done.private and len(repo.branches["main"]) == 2
+    assert repo.files() == {k: v for k, v in content(folder).items() if k != ".hidden"}
+    assert done.url == f"{hub.endpoint}/{REPO}/commit/{repo.commit('main')}"
+    assert hub.validated == [(folder / "README.md").read_text()], "the card is checked before all else"
+    assert len(hub.uploaded) == len(list(folder.glob("*.safetensors"))) > 2
+
+
+def test_what_came_back_is_the_model(hub, folder, tmp_path):
+    push(folder, REPO)
+    (tmp_path / "got").mkdir()
+    for name, data in hub.repositories[REPO].files().items():
+        (tmp_path / "got" / name).write_bytes(data)
+    assert Checkpoint.at(tmp_path / "got").weights == Checkpoint.at(folder).weights
+
+
+def test_pushing_again_sends_and_commits_nothing(hub, folder):
+    push(folder, REPO)
+    before = len(hub.uploaded)
+    push(folder, REPO)
+    assert len(hub.uploaded) == before and len(hub.repositories[REPO].branches["main"]) == 2
+
+
+def test_another_model_takes_its_place_and_leaves_no_weights_of_the_one_before(hub, folder, tmp_path):
+    push(folder, REPO)
+    hub.repositories[REPO].files()["notes.txt"] = b"theirs"
+    other = export_of(tmp_path, 1, 10**9)
+    push(other, REPO)
+    files_now = hub.repositories[REPO].files()
+    assert files_now == {**content(other), "notes.txt": b"theirs"}
+
+
+def test_a_branch_is_made_and_committed_to(hub, folder):
+    push(folder, REPO, revision="second")
+    repo = hub.repositories[REPO]
+    assert repo.files() == {} and repo.files("second").keys() == content(folder).keys()
+
+
+# --------------------------------------------------------------------------------------- private and public
+
+
+def test_nothing_is_published_unasked(hub, folder):
+    hub.repositories[REPO] = Repository(private=False)
+    assert "is public, and nothing is published unasked; push with --public" in fails(folder)
+    assert hub.repositories[REPO].files() == {} and not hub.uploaded
+    push(folder, REPO, public=True)
+    assert hub.repositories[REPO].files().keys() == content(folder).keys()
+
+
+def test_public_is_what_is_asked_for_and_of_new_repositories_only(hub, folder, caplog):
+    assert not push(folder, "acme/open", public=True).private and not hub.repositories["acme/open"].private
+    hub.repositories[REPO] = Repository(private=True)
+    assert push(folder, REPO, public=True).private and hub.repositories[REPO].private
+    assert f"{REPO}: is private and stays so" in caplog.text
+
+
+# ----------------------------------------------------------------------------------------------- the card
+
+
+def test_a_card_that_was_edited_there_is_kept(hub, folder, tmp_path, caplog):
+    push(folder, REPO)
+    theirs = b"---\nlicense: mit\n---\n\n# My words\n"
+    hub.repositories[REPO].files()["README.md"] = theirs
+    other = export_of(tmp_path, 1, 20_000)
+    push(other, REPO)
+    now = hub.repositories[REPO].files()
+    assert now["README.md"] == theirs and now["config.json"] == (other / "config.json").read_bytes()
+    assert f"{REPO}: its README.md was edited there and is kept" in caplog.text
+    (other / "README.md").write_text("# My other words\n")
+    push(other, REPO)
+    assert hub.repositories[REPO].files()["README.md"] == b"# My other words\n", (
+        "that of the folder is theirs"
+    )
+
+
+def test_front_matter_that_the_hub_refuses_is_said_before_anything_is_sent(hub, folder):
+    (folder / "README.md").write_text("---\nlicense: my own\nlanguage: [Klingon]\n---\n# A\n")
+    message = fails(folder)
+    assert (
+        'refuses the front matter of README.md ("license" must be one of' in message and "Klingon" in message
+    )
+    assert not uploads(hub)
+
+
+# ---------------------------------------------------------------------------------- what a hub may answer
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said", "message"),
+    [
+        ("/repos/create", 401, "Invalid username or password.", "refuses your token (401: Invalid"),
+        (
+            "/repos/create",
+            403,
+            "no rights",
+            "may not write there (403: no rights); take a token that may",
+        ),
+        ("/commit/", 401, "expired", "refuses your token (401: expired"),
+        ("/commit/", 403, "Storage limit reached", "may not write there (403: Storage limit reached)"),
+        ("/commit/", 409, "another commit", "something else is changing it (409: another commit); wait"),
+        ("/commit/", 412, "moved", "something else is changing it (412: moved); wait for that, then run"),
+        ("/commit/", 503, "busy", "the hub answers 503: busy; run the same command again, what has arrived"),
+        ("/preupload/", 503, "busy", "the hub answers 503: busy; run the same command again"),
+        ("/lfs/objects", 403, "no storage", "may not write there (403: no storage)"),
+        ("/commit/", 0, "", "check the network, the proxy and HF_ENDPOINT, then run the same command again"),
+        ("/repos/create", 0, "", "cannot reach http://127.0.0.1:"),
+        ("PUT", 0, "", "cannot reach http://127.0.0.1:"),
+        ("PUT", 503, "busy", "the hub answers 503"),
+        ("/commit/", 418, "teapot", "the hub answers 418: teapot; run the same command again"),
+    ],
+)
+def test_a_refusal_is_a_sentence_and_the_next_push_goes_on(hub, folder, path, status, said, message):
+    """Nothing of the folder is changed, nothing half done is in the repository, and what arrived is kept."""
+    before, first = content(folder), sorted(folder.glob("*.safetensors"))[0]
+    hub.fails = {f"/lfs/{files.sha256(first)}" if path == "PUT" else path: [(status, said)] * 40}
+    assert message in fails(folder)
+    assert all(repo.files() == {} for repo in hub.repositories.values()) and content(folder) == before
+    arrived = sum(hub.uploaded)
+    hub.fails, hub.uploaded = {}, []
+    push(folder, REPO)
+    assert hub.repositories[REPO].files() == before
+    total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert sum(hub.uploaded) == total - arrived, "what had arrived was sent again"
+    assert arrived or path not in ("PUT", "/commit/")
+
+
+def test_a_busy_hub_is_waited_for(hub, folder):
+    hub.fails = {p: [(503, "busy"), (0, "")] for p in ("/repos/create", "/preupload/", "/commit/")}
+    hub.cut_uploads = 2
+    push(folder, REPO, patience=Patience(4, 0.0))
+    assert hub.repositories[REPO].files() == content(folder) and not any(hub.fails.values())
+    assert len(hub.repositories[REPO].branches["main"]) == 2
+
+
+def test_a_commit_whose_answer_is_lost_is_not_made_twice(hub, folder):
+    hub.lost_commits = 1
+    done = push(folder, REPO, patience=Patience(3, 0.0))
+    repo = hub.repositories[REPO]
+    assert len(repo.branches["main"]) == 2 and done.url.endswith(repo.commit("main"))
+
+
+def test_without_a_token_it_says_where_to_get_one(hub, folder, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    message = fails(folder)
+    assert "wants to know who you are (401); `hf auth login`, or set HF_TOKEN" in message
+    assert f"{hub.endpoint}/settings/tokens" in message
+
+
+def test_no_network_and_offline(hub, folder, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed_port()}")
+    assert "cannot reach http://127.0.0.1:" in fails(folder)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set; unset it to push" in fails(folder)
+
+
+@pytest.mark.parametrize("name", ["small", "a/b/c", "acme/", "acme/a b", "https://huggingface.co/acme/small"])
+def test_a_name_that_is_none(hub, folder, name):
+    with pytest.raises(CheckpointError, match="named by its owner and its name: acme/small"):
+        push(folder, name)
+    assert not hub.asked
+
+
+@pytest.mark.parametrize("name", ["acme/-x", "acme/a--b", "acme/a..b", "acme/" + "a" * 97])
+def test_a_name_that_the_hub_does_not_have(hub, folder, name):
+    with pytest.raises(CheckpointError, match=f"^{name}: not a name that the hub takes"):
+        push(folder, name)
+
+
+def test_a_damaged_export_is_not_pushed(hub, folder):
+    weights = next(folder.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=weights.name):
+        push(folder, REPO)
+    assert not hub.asked
+
+
+# --------------------------------------------------------------------------------------------- command line
+
+
+def test_a_killed_push_is_continued_by_the_next_one(hub, folder):
+    """In processes of their own, set up by the environment alone, as a person's are."""
+    env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+    spider = [sys.executable, "-m", "spider.cli", "checkpoint", "push", str(folder), REPO]
+    hub.fails["/commit/"] = [(503, "busy")] * 99
+    process = subprocess.Popen(spider, env=env, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not any("/commit/" in line for line in hub.asked):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    sent, hub.fails = len(hub.uploaded), {}
+    done = subprocess.run(spider, env=env, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(hub.uploaded) == sent and hub.repositories[REPO].files() == content(folder)
+    assert f"{hub.endpoint}/{REPO}/commit/" in done.stderr and "private" in done.stderr
+    assert TOKEN not in done.stderr
+
+
+def test_a_push_of_a_stage_is_a_job_that_keeps_no_secret(hub, folder, tmp_path, caplog):
+    """A folder in a results folder is recorded there; a refusal too."""
+    (tmp_path / "spider.json").write_text(json.dumps({"format": 1, "spider": "0"}))
+    (tmp_path / "config.yaml").write_text("tracking: {uri: file:nowhere}")
+    hub.fails["/repos/create"] = [(403, f"{TOKEN} may not")]
+    caplog.set_level(logging.INFO)
+    refused = CliRunner().invoke(cli, ["checkpoint", "push", str(folder), REPO])
+    assert isinstance(refused.exception, CheckpointError) and TOKEN not in str(refused.exception)
+    assert CliRunner().invoke(cli, ["checkpoint", "push", str(folder), REPO]).exit_code == 0
+    (path,) = (tmp_path / "tracking/jobs").glob("*.json")
+    record = json.loads(path.read_text())
+    assert record["params"] == {"repo": REPO, "public": False, "revision": None} and record["attempt"] == 2
+    assert record["tags"]["spider.rule"] == "push" and record["status"] == "finished"
+    assert record["tags"]["hub.commit"].startswith(f"{hub.endpoint}/{REPO}/commit/")
+    assert not [p for p in tmp_path.rglob("*.json") if TOKEN in p.read_text()] and TOKEN not in caplog.text
