@@ -170,6 +170,10 @@ def _ask(repo: str, patience: Patience, attempt: Callable[[], T]) -> T:
             if isinstance(cause := cause_of(error), HTTPError):
                 raise cause from None
             raise CheckpointError(_said(repo, f"cannot be sent ({_first(error)}); {_AGAIN}")) from None
+        except ConnectionError as error:  # of hf_xet, which tells an answer in its text alone
+            if 400 <= _status(error) < 500:
+                raise _refused(error, repo) from None
+            raise
         except ValueError as error:  # of the card's front matter, which the library has checked first
             if "README.md" not in str(error):
                 raise
@@ -188,9 +192,15 @@ def _ask(repo: str, patience: Patience, attempt: Callable[[], T]) -> T:
 _AGAIN = "run the same command again, what has arrived is not sent again"
 
 
+def _status(error: Exception) -> int:
+    """Of the hub's answer; 0: there was none."""
+    found = re.search(r"HTTP status \w+ error \((\d{3})", str(error))
+    return int(found[1]) if found else status_of(error)
+
+
 def _refused(error: Exception, repo: str) -> CheckpointError:
     """One line on an error of the library: the repository, what is wrong, the remedy."""
-    status, said = status_of(error), getattr(error, "server_message", None)
+    status, said = _status(error), getattr(error, "server_message", None)
     told = f"{status}: {said}" if said else str(status)
     tokens = f"{constants.ENDPOINT}/settings/tokens"
     if status == 401 and not get_token():
@@ -205,6 +215,8 @@ def _refused(error: Exception, repo: str) -> CheckpointError:
         wrong = (
             f"no such repository, or one that your token does not see ({told}); check the name, and {tokens}"
         )
+    elif status == 404:
+        wrong = "this hub takes no large files as `hf_xet` sends them; set HF_HUB_DISABLE_XET=1, push again"
     elif status in (409, 412):
         wrong = f"something else is changing it ({told}); wait for that, then {_AGAIN}"
     elif status:

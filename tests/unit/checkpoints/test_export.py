@@ -72,6 +72,7 @@ def test_exporting_what_was_exported_gives_the_same_bytes(stage, tmp_path):
     import_file(tmp_path / "first", tmp_path / "third")
     import_file(tmp_path / "first/model.safetensors", tmp_path / "fourth")
     assert content(tmp_path / "first").keys() == {
+        "README.md",
         "config.json",
         "generation_config.json",
         "model.safetensors",

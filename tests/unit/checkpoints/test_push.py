@@ -241,6 +241,22 @@ def test_without_a_token_it_says_where_to_get_one(hub, folder, monkeypatch):
     assert f"{hub.endpoint}/settings/tokens" in message
 
 
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([], "takes no large files as `hf_xet` sends them; set HF_HUB_DISABLE_XET=1, push again"),
+        ([(403, "")] * 9, "you may not write there (403)"),
+        ([(401, "")] * 9, "refuses your token (401)"),
+    ],
+)
+def test_what_hf_xet_is_refused(hub, folder, monkeypatch, answers, message):
+    """The library's own way to send large files, which is how they go unless it is switched off."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    hub.fails = {"/xet-write-token": answers}
+    assert message in fails(folder, patience=Patience(3, 60.0))
+    assert hub.repositories[REPO].files() == {}
+
+
 def test_no_network_and_offline(hub, folder, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed_port()}")
     assert "cannot reach http://127.0.0.1:" in fails(folder)
@@ -292,18 +308,20 @@ def test_a_killed_push_is_continued_by_the_next_one(hub, folder):
     assert TOKEN not in done.stderr
 
 
-def test_a_push_of_a_stage_is_a_job_that_keeps_no_secret(hub, folder, tmp_path, caplog):
-    """A folder in a results folder is recorded there; a refusal too."""
+def test_a_push_from_a_results_folder_is_a_job_that_keeps_no_secret(
+    hub, folder, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setenv("SPIDER_WORKFLOW", "elsewhere")  # its sender sends the records
     (tmp_path / "spider.json").write_text(json.dumps({"format": 1, "spider": "0"}))
-    (tmp_path / "config.yaml").write_text("tracking: {uri: file:nowhere}")
     hub.fails["/repos/create"] = [(403, f"{TOKEN} may not")]
     caplog.set_level(logging.INFO)
     refused = CliRunner().invoke(cli, ["checkpoint", "push", str(folder), REPO])
     assert isinstance(refused.exception, CheckpointError) and TOKEN not in str(refused.exception)
-    assert CliRunner().invoke(cli, ["checkpoint", "push", str(folder), REPO]).exit_code == 0
     (path,) = (tmp_path / "tracking/jobs").glob("*.json")
+    assert json.loads(path.read_text())["status"] == "failed" and TOKEN not in path.read_text()
+    assert CliRunner().invoke(cli, ["checkpoint", "push", str(folder), REPO]).exit_code == 0
     record = json.loads(path.read_text())
-    assert record["params"] == {"repo": REPO, "public": False, "revision": None} and record["attempt"] == 2
+    assert record["params"] == {"repo": REPO, "public": False, "revision": None}
     assert record["tags"]["spider.rule"] == "push" and record["status"] == "finished"
     assert record["tags"]["hub.commit"].startswith(f"{hub.endpoint}/{REPO}/commit/")
-    assert not [p for p in tmp_path.rglob("*.json") if TOKEN in p.read_text()] and TOKEN not in caplog.text
+    assert TOKEN not in path.read_text() + caplog.text

@@ -97,6 +97,23 @@ def test_a_dataset_is_described_as_it_always_was():
     assert repr(dataset.described()).startswith("{'source': {'kind': 'pydocs', 'pieces': 2}, 'text_column'")
 
 
+def test_a_licence_and_a_language_are_in_no_digest():
+    """They are for the model card; a stream's stage holds its dataset whole."""
+    source = {"kind": "stream", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}
+    said, plain = {"license": "mit", "language": "en"}, {"datasets": {"d": {"source": source}}}
+    plain["datasets"]["held"] = {"source": {"kind": "pydocs"}}
+    stages = [{"name": "a", "max_steps": 2}]
+    run = {"data": "d", "model": "tiny", "stages": stages, "evaluation": {"data": "held"}}
+    plain["runs"] = {"r": run}
+    with_it = {**plain, "datasets": {name: one | said for name, one in plain["datasets"].items()}}
+    before, after = load_config(plain), load_config(with_it)
+    assert after.datasets["d"].license == "mit"
+    assert before.stage("r", "a").identity == after.stage("r", "a").identity
+    for name in ("d", "held"):
+        assert before.datasets[name].described() == after.datasets[name].described()
+        assert before.datasets[name].encoding() == after.datasets[name].encoding()
+
+
 def test_what_an_earlier_version_wrote_down_whole_is_the_same_training():
     spec = load_config(ROOT / "presets/smoke.yaml").stage("smoke", "main")
     whole = spec.model_dump(mode="json", exclude={"evaluation", "format", "parallel", "processes"})

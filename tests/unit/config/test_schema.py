@@ -64,6 +64,17 @@ def changed(path: str, value) -> dict:
             {"column": "url", "pattern": "(["},
             "datasets.docs.split_by.pattern: is no regular expression: unterminated character set",
         ),
+        (
+            "datasets.docs.license",
+            "CC BY 4.0",
+            "datasets.docs.license: must be the name that the hub has for a licence, in lower case: cc-by-4.0",
+        ),
+        (
+            "datasets.docs.language",
+            "english",
+            "datasets.docs.language: must be a language by its two or three letters (en), code or",
+        ),
+        ("datasets.docs.language", False, "datasets.docs.language: must be text (got False)"),  # `no`
         ("datasets.docs.memory", 1, "datasets.docs.memory: must be below 1.0 (got 1)"),
         ("datasets.docs.memory", -0.1, "datasets.docs.memory: must be at least 0.0 (got -0.1)"),
         (

@@ -2,8 +2,8 @@
 
 It speaks ``POST /api/repos/create``, ``/api/validate-yaml``, ``/api/models/{repo}/preupload/{rev}``,
 ``.../branch/{rev}``, ``.../commit/{rev}``, ``/{repo}.git/info/lfs/objects/batch``, ``PUT /lfs/{oid}``, and
-reads of a repository; it counts what large files brought. Without ``hf_xet`` (HF_HUB_DISABLE_XET), which would
-look for a storage of its own.
+reads of a repository, and counts what large files brought. It has no Xet storage: ``hf_xet`` is refused, and
+plain uploads are for who sets HF_HUB_DISABLE_XET.
 """
 
 from __future__ import annotations
@@ -157,6 +157,8 @@ class _ModelHandler(_Handler):
             return self._commit(repo, branch, [json.loads(line) for line in said.splitlines()], name)
         if kind == "resolve":
             return self._send(repo.files(branch)[inner])
+        if kind == "xet-write-token":
+            return self._refuse(404, {})
         siblings = [{"rfilename": one} for one in repo.files(branch)]
         told = {"id": name, "sha": repo.commit(branch), "private": repo.private}
         self._json({**told, "siblings": siblings, "tags": []})

@@ -1,0 +1,307 @@
+"""The card in an export: what it says and does not say, that a hub takes it, that a person's words stay."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard, constants
+from huggingface_hub.repocard_data import model_index_to_eval_results
+
+from spider import files
+from spider.checkpoints.export import export, import_file
+from spider.checkpoints.inventory import examine
+from spider.config import load_config
+from spider.config.model import family_block
+from spider.errors import CheckpointError
+from spider.evaluation.artifact import Copies, TaskResult
+from spider.evaluation.harness_result import HarnessMetric, HarnessResult, HarnessTask
+from spider.model import build_model
+from spider.report.card import is_edited
+from spider.results import Results
+from spider.training.stage import train
+from tests.unit.data.model_hub import problems_of_card, serving_models
+from tests.unit.evaluation.stages import write_stage
+from tests.unit.small_training import DEFAULTS, MODEL
+
+HOSTILE = "</table><img src=x> | `a` \\ \x1b[31m\nline"
+
+
+def config_of(results):
+    """Two stages on two datasets, one from a hub, as a person writes it."""
+    hub = {"kind": "hub", "repo": "acme/texts", "revision": "r1"}
+    hub["files"] = ["https://me:pass_word_1@host/a.parquet"]
+    toy = {"source": {"kind": "local", "files": ["000.parquet"]}, "validation": 0.1}
+    run = {
+        "data": "toy",
+        "model": MODEL,
+        "precision": "fp32",
+        "defaults": {**DEFAULTS, "max_steps": 2},
+        "stages": [{"name": "a"}, {"name": "b", "data": "web"}],
+    }
+    datasets = {
+        "toy": {**toy, "license": "cc-by-4.0", "language": "en"},
+        "web": {"source": hub, "license": "odc-by", "language": "en"},
+        "unused": {"source": {"kind": "pydocs"}, "license": "mit"},
+    }
+    return {"results": str(results), "datasets": datasets, "runs": {"small": run, "other": run}}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, shards):
+    """A results folder with both stages, scored: the scores are written here, the training is real."""
+    torch.set_num_threads(1)
+    results = Results(tmp_path_factory.mktemp("card") / "results")
+    config = load_config(plain := config_of(results.root))
+    files.write_json(results.root / "spider.json", {"format": 1, "spider": "0"})
+    files.write_text(results.root / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+    before = None
+    for name in ("a", "b"):
+        folder = results.stage("small", name)
+        train(config.stage("small", name), folder.path, shards, previous=before)
+        before = folder.receipt
+        score(results, name)
+    tags = {"spider.rule": "train", "spider.name": "small/b", "git.commit": "0123abc-dirty"}
+    files.write_json(results.root / "tracking/jobs/x.json", {"kind": "job", "tags": tags})
+    return results
+
+
+def score(results, stage, **changed):
+    """Write an evaluation.json of a stage's own weights."""
+    folder = results.stage("small", stage)
+    receipt, scratch = files.read_json(folder.receipt), results.root.parent / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    task = {"task": "cloze", "items": 40, "chance": 0.25, "by_sum": 0.4, "by_byte": 0.425, "by_token": 0.4}
+    task |= {"centered": 0.2, "standard_error": 0.08, "cropped": 0}
+    copies = Copies(length=50, copied=0.1, searched=1, fresh_bytes=9, bpb=2.5)
+    told = {
+        "data": "web",
+        "weights": receipt["weights"],
+        "flops_per_token": 1e6,
+        "copies": copies.model_dump(),
+        "tasks": [TaskResult(**task).model_dump()],
+        **changed,
+    }
+    path = write_stage(scratch, "small", stage, 0, 2.125, global_step=receipt["global_step"], **told)
+    shutil.copy(path, folder.evaluation)
+
+
+@pytest.fixture
+def results(made, tmp_path):
+    return Results(shutil.copytree(made.root, tmp_path / "results"))
+
+
+def stage(results, name="b"):
+    return results.stage("small", name).path
+
+
+def text(folder):
+    return (folder / "README.md").read_bytes().decode()
+
+
+def sections(card):
+    return re.findall(r"^#+ (.*)", re.sub(r"(?s)```.*?```", "", card.partition("\n---\n")[2]), re.M)
+
+
+# ------------------------------------------------------------------------------------------- what it says
+
+
+def test_it_says_what_the_run_knows(made, tmp_path):
+    export(stage(made), tmp_path / "out")
+    card, receipt = text(tmp_path / "out"), files.read_json(made.stage("small", "b").receipt)
+    first = files.read_json(made.stage("small", "a").receipt)
+    for said in (
+        "# small, stage b",
+        "parameters over bytes, family `spider`, trained on",
+        "It reads up to 32 ids at a time.",
+        "AutoModelForCausalLM.from_pretrained(REPO, trust_remote_code=True)",
+        "pip install 'spider[hf]'",
+        'spider.load_model("FOLDER")',
+        f"| toy | local files | cc-by-4.0 | en | `{first['data_digest']}` |",
+        f"| web | acme/texts at r1 | odc-by | en | `{receipt['data_digest']}` |",
+        "On 500,000 bytes of held-out text of web (90 documents):",
+        "| **this model** | **2.1250** | 2.5000 | 128 to 256 |",
+        "| bzip2 -9 | 2.3100 |  | all before |",
+        "| cloze | 40 | 42.5% ± 8.0 | 25% |",
+        f"| weights | `{receipt['weights']}` |",
+        "at commit `0123abc` with changes that are not committed.",
+        "snakemake --cores all --configfile run.yaml runs/small",
+    ):
+        assert said in card, said
+    assert f"| all | 4 | {receipt['bytes'] + first['bytes']} B |" in card and "| 2.56e+08" not in card
+    assert str(made.root) not in card and "pass_word_1" not in card and "not in this folder" not in card
+    assert sections(card) == ["small, stage b", "Use", "Data", "Scores", "Tasks", "Costs", "Digests",
+                              "Make it again", "Limits"]  # fmt: skip
+
+
+def test_the_configuration_in_it_makes_the_same_run(made, tmp_path):
+    export(stage(made), tmp_path / "out")
+    plain = yaml.safe_load(re.search(r"(?s)```yaml\n(.*?)```", text(tmp_path / "out"))[1])
+    again, config = load_config(plain), load_config(made.root / "config.yaml")
+    assert again.datasets.keys() == {"toy", "web"} and again.runs.keys() == {"small"}
+    for name in ("a", "b"):
+        assert again.stage("small", name).identity == config.stage("small", name).identity
+
+
+def test_a_hub_takes_its_front_matter_and_reads_the_scores(made, results, tmp_path, monkeypatch):
+    export(stage(made), tmp_path / "out")
+    card = ModelCard.load(tmp_path / "out/README.md")
+    with serving_models() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        card.validate()
+        assert hub.validated == [str(card)]
+    data = yaml.safe_load(text(tmp_path / "out").split("---\n")[1])
+    assert data["license"] == "other" and data["license_name"] == "cc-by-4.0-and-odc-by"
+    assert data["language"] == ["en"] and data["datasets"] == ["acme/texts"]
+    assert (data["library_name"], data["pipeline_tag"]) == ("transformers", "text-generation")
+    assert data["tags"] == ["spider", "byte-level"]
+    name, (bits, cloze) = model_index_to_eval_results(data["model-index"])
+    assert name == "small" and (bits.metric_type, bits.metric_value) == ("bits_per_byte", 2.125)
+    assert (bits.dataset_type, bits.dataset_name) == ("acme/texts", "web, held out")
+    assert (cloze.dataset_type, cloze.metric_type, cloze.metric_value) == ("cloze", "accuracy", 0.425)
+
+
+def test_that_hub_refuses_what_the_real_one_does():
+    """Else the test above says nothing."""
+    wrong = {
+        "license: CC BY": '"license" must be one of',
+        "language: [english]": "ISO 639",
+        "datasets: [a b]": "ids of datasets",
+        "pipeline_tag: text": "pipeline_tag",
+        "model-index: [{results: []}]": "name",
+        "model-index: [{name: a, results: [{task: {}, dataset: {}, metrics: []}]}]": "task.type",
+        "a: [": "YAML",
+    }
+    for head, said in wrong.items():
+        assert said in "".join(problems_of_card(f"---\n{head}\n---\n# A\n")), head
+
+
+@pytest.mark.parametrize(
+    ("of_toy", "of_web", "said"),
+    [
+        ("mit", "mit", {"license": "mit"}),
+        ("mit", None, {}),
+        (None, None, {}),
+        ("other", "mit", {"license": "other", "license_name": "other-and-mit"}),
+    ],
+)
+def test_the_licence_is_that_of_all_its_data_or_none(results, tmp_path, of_toy, of_web, said):
+    plain = config_of(results.root)
+    plain["datasets"]["toy"]["license"], plain["datasets"]["web"]["license"] = of_toy, of_web
+    files.write_text(results.root / "config.yaml", yaml.safe_dump(plain))
+    export(stage(results), tmp_path / "out")
+    data = yaml.safe_load(text(tmp_path / "out").split("---\n")[1])
+    assert {k: v for k, v in data.items() if "license" in k} == said
+    assert ("not said" in text(tmp_path / "out")) == (of_web is None)
+
+
+def test_scores_of_other_weights_do_not_stand_in_it(results, tmp_path):
+    score(results, "b", weights="another")
+    export(stage(results), tmp_path / "out")
+    card = text(tmp_path / "out")
+    assert "Of these weights no scores are kept." in card and "model-index" not in card
+    assert not {"Scores", "Tasks"} & {*sections(card)} and "2.1250" not in card
+
+
+def test_decoded_text_and_the_harness_and_names_that_would_be_markup(results, tmp_path):
+    score(results, "b", lossless=False, compressor_settings={"zlib": HOSTILE})
+    weights = files.read_json(results.stage("small", "b").receipt)["weights"]
+    metrics = {"acc": HarnessMetric(value=0.5, standard_error=0.1)}
+    tasks = (HarnessTask(task=HOSTILE, items=7, shots=0, version="1", metrics=metrics),)
+    told = {"label": "x", "weights": weights, "cropped": 3, "window": 32, "overlap": 0.5, "items": 7}
+    HarnessResult(format=1, tasks=tasks, shots=None, harness="0.4", **told).write(
+        results.stage("small", "b").harness
+    )
+    export(stage(results), tmp_path / "out")
+    card = text(tmp_path / "out")
+    assert "| **this model** | **2.1250†** | 2.5000† |" in card and "† of the decoded text" in card
+    shown = "&lt;/table>&lt;img src=x> \\| 'a' \\\\ �[31m line"
+    assert f"| {shown} | 7 | 0 | acc 0.5000 ± 0.1000 |" in card and f"| {shown} | 2.7000†" in card
+    assert "of each task the first 7 items at most; 3 prompts did not fit" in card
+    results_read = model_index_to_eval_results(yaml.safe_load(card.split("---\n")[1])["model-index"])[1]
+    assert results_read[-1].metric_type == "acc" and not problems_of_card(card)
+
+
+def test_a_checkpoint_of_no_results_folder_says_less_and_has_no_empty_headings(made, tmp_path):
+    shutil.copytree(next(stage(made).glob("checkpoints/*")), tmp_path / "step-2")
+    export(tmp_path / "step-2", tmp_path / "out")
+    card = text(tmp_path / "out")
+    assert sections(card) == ["small, stage b", "Use", "Data", "Costs", "Digests", "Limits"]
+    assert "| b | 2 |" in card and "license" not in card and not problems_of_card(card)
+
+
+def test_an_imported_file_says_what_it_is(tmp_path):
+    config = family_block({"family": "gpt", "preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2})
+    saved = {"model_state_dict": build_model(config).state_dict(), "cfg": config.model_dump()}
+    torch.save(saved, tmp_path / "a.pt")
+    import_file(tmp_path / "a.pt", tmp_path / "out")
+    card = text(tmp_path / "out")
+    assert sections(card) == ["a.pt", "Use", "Digests", "Limits"] and "family `gpt`" in card
+    assert not problems_of_card(card)
+
+
+def test_a_configuration_that_cannot_be_read_costs_a_part_of_the_card(results, tmp_path, caplog):
+    files.write_text(results.root / "config.yaml", "runs: {small: 3}")
+    export(stage(results), tmp_path / "out")
+    assert "config.yaml: cannot be read, the model card will say less" in caplog.text
+    card = text(tmp_path / "out")
+    assert "Scores" in sections(card) and "Make it again" not in sections(card)
+
+
+def test_a_damaged_record_is_named(results, tmp_path):
+    results.stage("small", "b").evaluation.write_text("{")
+    with pytest.raises(ValueError, match=r"evaluation.json: not valid JSON"):
+        export(stage(results), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# -------------------------------------------------------------------------------------------- whose words
+
+
+def test_equal_records_give_equal_cards_and_an_export_carries_its_own(made, tmp_path):
+    for source, output in ((stage(made), "one"), (stage(made), "two"), (tmp_path / "one", "three")):
+        export(source, tmp_path / output)
+    assert text(tmp_path / "one") == text(tmp_path / "two") == text(tmp_path / "three")
+    assert not is_edited(text(tmp_path / "one"))
+    exported = json.loads((tmp_path / "one/config.json").read_text())
+    assert "README.md" not in exported["files"]
+
+
+def test_an_edited_card_is_kept_verified_and_carried_along(made, tmp_path, caplog):
+    out = tmp_path / "out"
+    export(stage(made, "a"), out)
+    export(stage(made), out)
+    assert "# small, stage b" in text(out) and "edited" not in caplog.text, "nobody's words, written anew"
+    mine = text(out).replace("## Limits", "## My thoughts\r\n\r\nÜber.\n\n## Limits")
+    (out / "README.md").write_bytes(mine.encode())
+    assert examine(out)["good"]
+    export(stage(made, "a"), out)
+    assert text(out) == mine and f"{out / 'README.md'}: was edited and is kept" in caplog.text
+    assert json.loads((out / "config.json").read_text())["stage"] == "a", "the model was replaced"
+    export(out, tmp_path / "again")
+    assert text(tmp_path / "again") == mine
+    (out / "README.md").unlink()
+    assert examine(out)["good"]
+    export(stage(made), out)
+    assert "# small, stage b" in text(out)
+
+
+def test_an_export_of_before_cards_gets_one(made, tmp_path):
+    export(stage(made), tmp_path / "old")
+    (tmp_path / "old/README.md").unlink()
+    export(tmp_path / "old", tmp_path / "new")
+    assert sections(text(tmp_path / "new")) == ["small, stage b", "Use", "Digests", "Limits"]
+    export(stage(made), tmp_path / "old")
+    assert "Scores" in sections(text(tmp_path / "old"))
+
+
+def test_a_card_that_is_no_text_is_named_and_left(made, tmp_path):
+    export(stage(made), out := tmp_path / "out")
+    (out / "README.md").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"README.md: is not UTF-8 .* save it so, or delete it"):
+        export(stage(made), out)
+    assert (out / "README.md").read_bytes() == b"\xff\xfe"
