@@ -1,11 +1,13 @@
-"""Make the pictures of MLflow's pages that docs/tracking.md shows, from a finished results folder.
+"""Make the pictures of MLflow's pages that docs/tracking.md shows, and of the model card that
+docs/checkpoints.md shows, from a finished results folder.
 
-    python docs/screenshots.py RESULTS [FOLDER]
+    python docs/screenshots.py RESULTS [FOLDER] [--card-only]
 
-Run it where the workflow ran; RESULTS needs two runs or more (`runs:` in the configuration). The pages are
-the real ones: `spider track ui` serves them, a headless Chromium opens them, and what is photographed is what
-a person sees. Playwright and Debian's Chromium come with the tests: ``pip install -e '.[dev]'``,
-``apt-get install chromium``.
+Run it where the workflow ran; for MLflow's pages RESULTS needs two runs or more (`runs:` in the
+configuration). The pages are the real ones: `spider track ui` serves them, a headless Chromium opens them,
+and what is photographed is what a person sees. The card is that of an export of the last stage of the first
+run, its Markdown made HTML as a hub does. Playwright, markdown-it and Debian's Chromium come with the tests:
+``pip install -e '.[dev]'``, ``apt-get install chromium``.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from mlflow import MlflowClient
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -92,13 +95,51 @@ def jobs(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None
     page.get_by_role("link", name="train ").first.wait_for()
 
 
+CARD_STYLE = """
+body { font: 14px/1.5 "DejaVu Sans", sans-serif; margin: 28px 36px; color: #1f2328; columns: 2 }
+body { column-gap: 48px } h1 { column-span: all; margin: 0 0 12px } h2, h3 { margin: 16px 0 8px }
+h2 { border-bottom: 1px solid #d1d9e0 } h2, h3 { break-after: avoid } p, table { break-inside: avoid }
+table { border-collapse: collapse; font-size: 12px } td, th { border: 1px solid #d1d9e0; padding: 3px 8px }
+code { font: 12px/1.5 "DejaVu Sans Mono", monospace; background: #f6f8fa; padding: 1px 4px }
+pre { background: #f6f8fa; padding: 8px 10px; border-radius: 6px } pre code { padding: 0 }
+"""
+
+
+def model_card(results: Path) -> str:
+    """The page of a card, without its front matter."""
+    from markdown_it import MarkdownIt
+
+    from spider.checkpoints.export import export
+    from spider.config import load_config
+
+    config = load_config(results / "config.yaml")
+    run, block = next(iter(config.runs.items()))
+    with TemporaryDirectory() as folder:
+        made = export(results / "runs" / run / block.stages[-1].name, Path(folder) / "model")
+        text = (made.path / "README.md").read_text(encoding="utf-8").split("\n---\n", 1)[1]
+    # A hub shows no HTML of a card as it is; here it is escaped.
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text.rpartition("<!--")[0])
+    return f"<!doctype html><meta charset=utf-8><style>{CARD_STYLE}</style>{body}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs/img")
+    parser.add_argument("--card-only", action="store_true", help="leave MLflow's pages out")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    with pages(options.results) as address, chromium() as browser:
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1360, "height": 720})
+        page.set_content(model_card(options.results))
+        shoot(page, options.folder / "model-card.png", full_page=True)
+        if not options.card_only:
+            tracking(browser, options.results, options.folder)
+
+
+def tracking(browser: Browser, results: Path, folder: Path) -> None:
+    """MLflow's pages."""
+    with pages(results) as address:
         client = MlflowClient(address)
         ids = {e.name.split("/")[-1]: e.experiment_id for e in client.search_experiments()}
         runs = [run.info.run_id for run in client.search_runs([ids["Training"]])]
@@ -108,9 +149,13 @@ def main() -> None:
             page.add_init_script(SEEN)
             photograph(page, address, ids, runs)
             page.wait_for_timeout(3000)  # columns are measured, charts move into place
-            page.screenshot(path=options.folder / f"mlflow-{photograph.__name__}.png")
-            print(options.folder / f"mlflow-{photograph.__name__}.png")
-            page.close()
+            shoot(page, folder / f"mlflow-{photograph.__name__}.png")
+
+
+def shoot(page: Page, path: Path, **options: bool) -> None:
+    page.screenshot(path=path, **options)
+    print(path)
+    page.close()
 
 
 if __name__ == "__main__":

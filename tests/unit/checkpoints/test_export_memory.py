@@ -86,7 +86,7 @@ def test_what_was_exported_is_exported_and_imported_again_with_the_same_bytes(ex
     for name in ("second", "third", "fourth"):
         assert content(tmp_path / name) == whole, name
     export(exported, exported)
-    assert content(exported) == whole and len(whole) == 5 + 2 * len(CONFIG.contexts) + 3
+    assert content(exported) == whole and len(whole) == 6 + 2 * len(CONFIG.contexts) + 3
     assert not list(tmp_path.glob(".*"))
 
 

@@ -67,7 +67,7 @@ def changed(path: str, value) -> dict:
         (
             "datasets.docs.license",
             "CC BY 4.0",
-            "datasets.docs.license: must be the name that the hub has for a licence, in lower case: cc-by-4.0",
+            "datasets.docs.license: must be the name that the hub has for a licence, in lower case: cc-by-4",
         ),
         (
             "datasets.docs.language",
