@@ -142,7 +142,7 @@ def _commit(
         message = f"Model of {checkpoint.label}, weights {checkpoint.weights}"
         return api.create_commit(repo, [*adding, *stale], commit_message=message, revision=revision)
 
-    # The library waits for half a minute itself before it gives up on a request.
+    # The library waits itself before it gives up on a request, half a minute, with hf_xet two.
     return _ask(repo, replace(patience, attempts=min(3, patience.attempts)), commit)
 
 
@@ -215,7 +215,7 @@ def _refused(error: Exception, repo: str) -> CheckpointError:
         wrong = (
             f"no such repository, or one that your token does not see ({told}); check the name, and {tokens}"
         )
-    elif status == 404:
+    elif status == 404 and isinstance(error, ConnectionError):
         wrong = "this hub takes no large files as `hf_xet` sends them; set HF_HUB_DISABLE_XET=1, push again"
     elif status in (409, 412):
         wrong = f"something else is changing it ({told}); wait for that, then {_AGAIN}"

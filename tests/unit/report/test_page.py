@@ -11,7 +11,7 @@ from spider.config import load_config
 from spider.files import read_json, write_json
 from spider.report.figures import draw_stage
 from spider.report.formatting import quantity
-from spider.report.page import render
+from spider.report.page import render, settings_of
 from spider.report.provenance import chain, read_datasets
 from spider.report.stages import read_stages
 from spider.results import Results, StageFolder
@@ -174,6 +174,20 @@ def test_the_configuration_on_the_page_trains_the_same_run(made):
     for stage in ("first", "second"):
         assert again.stage("small", stage).identity == config.stage("small", stage).identity
         assert again.stage("small", stage).evaluation == config.stage("small", stage).evaluation
+
+
+def test_settings_hold_what_a_dataset_is_like_and_what_its_tokenizer_was_learned_from():
+    source = {"source": {"kind": "mock"}}
+    run = {"data": "cut", "model": "gpt-cpu", "stages": [{"name": "a", "max_steps": 1}]}
+    plain = {
+        "datasets": {"text": source, "other": source, "cut": {"like": "text", "tokenizer": "t"}},
+        "tokenizers": {"t": {"data": "text", "vocab_size": 300}},
+        "runs": {"small": run},
+    }
+    config = load_config(plain)
+    again = load_config(yaml.safe_load(settings_of(config, "small", ["cut"])))
+    assert again.datasets.keys() == {"text", "cut"}
+    assert again.stage("small", "a").identity == config.stage("small", "a").identity
 
 
 def test_energy_is_given_where_a_gpu_counted_it_and_nowhere_else(copied):
