@@ -109,7 +109,8 @@ class Subject:
     @cached_property
     def stages(self) -> list[StageRecord]:
         """Those of its run that led to it, as they were trained."""
-        if self.results is None or self.run is None or not isinstance(self.told, Manifest):
+        here = isinstance(self.told, Manifest) or isinstance(self.stage, ArtifactFolder)
+        if self.results is None or self.run is None or not here:
             return []
         stages = read_stages(self.run, self.results, self.told.run)
         names = [stage.name for stage in stages]
@@ -295,12 +296,14 @@ _Stage = tuple[str, Receipt | Manifest, float | None]
 
 def _trained(of: Subject) -> list[_Stage]:
     """Each stage that led to it: its name, what it came to, and a token's FLOPs where those are known."""
-    if not isinstance(told := of.told, Manifest):
-        return []
-    before = [(stage, stage.receipt or stage.manifest) for stage in of.stages if stage.name != told.stage]
-    done: list[_Stage] = [(stage.name, one, _work(stage.evaluation)) for stage, one in before if one]
-    last = next((stage.evaluation for stage in of.stages if stage.name == told.stage), None)
-    return [*done, (told.stage, told, _work(last))]  # which need not be at its stage's end
+    told, stages = of.told, of.stages
+    if not isinstance(told, Manifest):  # pressed, from what its stage ended with
+        done = [(stage, stage.receipt) for stage in stages]
+        return [(stage.name, one, _work(stage.evaluation)) for stage, one in done if one]
+    before = [(stage, stage.receipt or stage.manifest) for stage in stages if stage.name != told.stage]
+    led = [(stage.name, one, _work(stage.evaluation)) for stage, one in before if one]
+    last = next((stage.evaluation for stage in stages if stage.name == told.stage), None)
+    return [*led, (told.stage, told, _work(last))]  # which need not be at its stage's end
 
 
 def _work(one: Evaluation | None) -> float | None:

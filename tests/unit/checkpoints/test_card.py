@@ -22,7 +22,7 @@ from spider.evaluation.artifact import Copies, TaskResult
 from spider.evaluation.harness_result import HarnessMetric, HarnessResult, HarnessTask
 from spider.model import build_model
 from spider.report.card import is_edited
-from spider.results import Results
+from spider.results import ArtifactFolder, Results
 from spider.training.stage import train
 from tests.unit.data.model_hub import problems_of_card, serving_models
 from tests.unit.evaluation.stages import write_stage
@@ -197,6 +197,22 @@ def test_the_licence_is_that_of_all_its_data_or_none(results, tmp_path, of_toy, 
     data = yaml.safe_load(text(tmp_path / "out").split("---\n")[1])
     assert {k: v for k, v in data.items() if "license" in k} == said
     assert ("not said" in text(tmp_path / "out")) == (of_web is None)
+
+
+def test_what_its_stage_was_pressed_into_stands_below_it(results, tmp_path):
+    folder = ArtifactFolder(results.stage("small", "b").artifact)
+    folder.path.mkdir()
+    scored = files.read_json(results.stage("small", "b").evaluation) | {"bpb": 2.2, "weights": "pressed"}
+    files.write_json(folder.evaluation, scored)
+    counts = dict.fromkeys(("bytes", "code_bytes", "cap", "clip", "windows", "tokens", "seconds"), 1)
+    rest = {"settings": {}, "parts": {}, "matrices": {}, "rounded": [], "modules": [], "sha256": "x"}
+    receipt = files.read_json(results.stage("small", "b").receipt)
+    files.write_json(folder.receipt, receipt | {"artifact": {**counts, **rest, "total_bytes": 1234567}})
+    export(stage(results), tmp_path / "out")
+    assert "| pressed into 1,234,567 bytes | 2.2000 | 2.5000 | 128 to 256 |" in text(tmp_path / "out")
+    files.write_json(folder.evaluation, scored | {"text_sha256": "of another text"})
+    export(stage(results), tmp_path / "out")
+    assert "pressed into" not in text(tmp_path / "out")
 
 
 def test_scores_of_other_weights_do_not_stand_in_it(results, tmp_path):
