@@ -15,6 +15,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from spider import files
 from spider.checkpoints.export import export, import_file
 from spider.checkpoints.inventory import examine
+from spider.checkpoints.push import push
 from spider.config import load_config
 from spider.config.model import family_block
 from spider.errors import CheckpointError
@@ -24,7 +25,7 @@ from spider.model import build_model
 from spider.report.card import is_edited
 from spider.results import ArtifactFolder, Results
 from spider.training.stage import train
-from tests.unit.data.model_hub import problems_of_card, serving_models
+from tests.unit.data.model_hub import TOKEN, problems_of_card, serving_models
 from tests.unit.evaluation.stages import write_stage
 from tests.unit.small_training import DEFAULTS, MODEL
 
@@ -321,3 +322,20 @@ def test_a_card_that_is_no_text_is_named_and_left(made, tmp_path):
     with pytest.raises(CheckpointError, match=r"README.md: is not UTF-8 .* save it so, or delete it"):
         export(stage(made), out)
     assert (out / "README.md").read_bytes() == b"\xff\xfe"
+
+
+def test_a_stage_is_pushed_with_its_card_and_what_is_pushed_again_is_there(made, tmp_path, monkeypatch):
+    """By way of an export in a folder of its own, that is gone after."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "room"))
+    (tmp_path / "room").mkdir()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    export(stage(made), tmp_path / "out")
+    with serving_models() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        push(stage(made), "acme/small")
+        push(stage(made), "acme/small")
+        repo = hub.repositories["acme/small"]
+    assert repo.files() == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert len(repo.branches["main"]) == 2 and len(hub.uploaded) == 1
+    assert not [*(tmp_path / "room").iterdir()]
