@@ -4,38 +4,23 @@
     data       datasets          run    runs and stages       model    families of models
     spec       a stage, resolved: what a job reads
     settings   a setting by its path; grids, which make many runs of one block
+    names      what is imported from here
     schema     all of it, from a file and settings given beside it to a checked `Config`
 
 A configuration names datasets and runs. A run trains one model through a list of stages; settings shared by
 its stages stand in ``defaults`` and any stage may override any of them. ``Config.stage`` resolves that into a
-`StageSpec`. Nothing here imports torch: the Snakefile loads it at every parse.
+`StageSpec`. Nothing here imports torch: the Snakefile loads it at every parse. The package's own names
+(`names`) are found when they are asked for: whoever reads a model needs a family's block, not the schema.
 """
 
-from spider.config.block import FORMAT, Block, ConfigError, nearest
-from spider.config.compress import CompressConfig
-from spider.config.data import (
-    Dataset,
-    HubSource,
-    LocalSource,
-    MockSource,
-    PydocsSource,
-    StreamSource,
-    TokenizerConfig,
-    TokensSource,
-)
-from spider.config.model import ModelConfig, families, family_config, merged, presets
-from spider.config.run import (
-    EmaConfig,
-    EvaluationConfig,
-    Fp8Recipe,
-    OptimizerConfig,
-    Resources,
-    Run,
-    Stage,
-    StageSettings,
-    TrackingConfig,
-    TTTConfig,
-)
-from spider.config.schema import Config, Given, load_config, with_settings
-from spider.config.spec import StageSpec
-from spider.config.tasks import HarnessConfig
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spider.config.names import *
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(import_module("spider.config.names"), name)

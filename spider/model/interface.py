@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spider.config import ModelConfig
+from spider.config.model import ModelConfig
 from spider.tokens import BYTES, Tokens
 
 if TYPE_CHECKING:

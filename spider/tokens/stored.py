@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
@@ -17,7 +17,9 @@ from spider.artifacts import Artifact
 from spider.files import read_json, replacing
 from spider.tokens import BYTES, Tokens
 from spider.tokens.bpe import BpeTokens
-from spider.tokens.sentencepiece import SentencePieceTokens, read_model
+
+if TYPE_CHECKING:  # whoever reads a tokenizer of merges needs none of it
+    from spider.tokens.sentencepiece import SentencePieceTokens
 
 TOKENIZER = "tokenizer.json"
 
@@ -84,6 +86,8 @@ class StoredPieces(_Stored):
         )
 
     def tokens(self) -> SentencePieceTokens:
+        from spider.tokens.sentencepiece import SentencePieceTokens
+
         pieces = list(zip(self.pieces, self.scores, strict=True))
         return SentencePieceTokens(pieces, self.whole, fallback=self.fallback, lossless=self.lossless)
 
@@ -92,6 +96,8 @@ def read_tokens(path: Path) -> BpeTokens | SentencePieceTokens:
     """The alphabet in a ``tokenizer.json``, or of a SentencePiece model, which has another suffix;
     `ValueError` where that is missing, damaged or edited."""
     if path.suffix != ".json":
+        from spider.tokens.sentencepiece import read_model
+
         return read_model(path).tokens
     return tokens_of(read_json(path), path)
 
@@ -112,6 +118,8 @@ def tokens_of(plain: Any, path: Path) -> BpeTokens | SentencePieceTokens:
 def lay_beside(path: Path, folder: Path) -> None:
     """A copy of what `read_tokens` reads, as ``tokenizer.json`` in a folder."""
     if path.suffix != ".json":
+        from spider.tokens.sentencepiece import read_model
+
         StoredPieces.of(read_model(path).tokens).write(folder / TOKENIZER)
         return
     with replacing(folder / TOKENIZER) as beside:

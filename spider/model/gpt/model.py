@@ -41,7 +41,6 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels.embedding import embedding
 from spider.model import interface
-from spider.model.candidates import CandidateHead
 from spider.model.gpt.attend import Cache, View, attend, view, view_behind
 from spider.model.gpt.config import GPTConfig
 from spider.model.gpt.inspector import GPTInspector
@@ -243,6 +242,8 @@ class GPT(interface.Model):
         self.skips = nn.ModuleList(Skip(c.hidden) for _ in range(count))
         self.head = None if c.tied else Linear(c.hidden, V, std=0.001)
         if c.memory is not None:
+            from spider.model.candidates import CandidateHead  # not of the source of a model without one
+
             self.memory = CandidateHead(c.hidden, c.memory, self.tokens)
 
     def init_weights(self) -> None:

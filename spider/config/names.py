@@ -1,0 +1,30 @@
+"""What the rest of Spider imports from `spider.config`."""
+
+from spider.config.block import FORMAT, Block, ConfigError, nearest
+from spider.config.compress import CompressConfig
+from spider.config.data import (
+    Dataset,
+    HubSource,
+    LocalSource,
+    MockSource,
+    PydocsSource,
+    StreamSource,
+    TokenizerConfig,
+    TokensSource,
+)
+from spider.config.model import ModelConfig, families, family_config, merged, presets
+from spider.config.run import (
+    EmaConfig,
+    EvaluationConfig,
+    Fp8Recipe,
+    OptimizerConfig,
+    Resources,
+    Run,
+    Stage,
+    StageSettings,
+    TrackingConfig,
+    TTTConfig,
+)
+from spider.config.schema import Config, Given, load_config, with_settings
+from spider.config.spec import StageSpec
+from spider.config.tasks import HarnessConfig
