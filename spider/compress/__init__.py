@@ -3,8 +3,9 @@
     calibrate   what enters each matrix, on training text
     gptq        weights to small integers: rounded, or rounded so that what a matrix makes stays close
     rans        small integers to bytes, near their entropy
-    classes     rows of like spread, which share a table
-    artifact    the file: what is in it, written and read; reading needs these three and the model
+    classes     rows alike, which share a table
+    artifact    the file: what is in it, and read; reading needs these three and the model
+    writer      the same, written
     code        the source that a process needs to read one, counted with it
     parts       a model's tensors, split into what becomes integers and what stays
     fit         the coarsest step whose file is no larger than it may be

@@ -10,8 +10,9 @@
 A weight is its step times a small integer, in fp32, so that every machine reads the same bits; the digest of
 all weights is checked as of a checkpoint. A tensor of two axes is a matrix whose rows are what it makes, one
 of three a stack of them stored the other way round. Each has its own table (`spider.compress.rans`), or one
-for each class of its rows (`spider.compress.classes`), and a step for each row, or one for all. What is small
-or no matrix stays as it was, or in float16.
+for each class of its rows, of which those of the first are what they differ from one
+(`spider.compress.classes`), and a step for each row, or one for all. What is small or no matrix stays as it
+was, or in float16.
 
 Nothing is allocated by a number that was not compared with what is there: a header by the size of the file,
 sections by the same, tensors by those of the architecture, built without memory.
@@ -38,7 +39,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from spider.compress import rans
-from spider.compress.classes import MOST, dealt, joined, split
+from spider.compress.classes import MOST, back, joined
 from spider.config.block import ConfigError
 from spider.config.model import family_block
 from spider.errors import CheckpointError
@@ -48,9 +49,9 @@ from spider.model.weights import model_tensors, weights_digest
 from spider.tokens import BYTES, Tokens
 from spider.tokens.stored import tokens_of
 
-MAGIC = b"SPIDERQ1"
+MAGIC, FORMAT = b"SPIDERQ1", 2
 _HEAD = len(MAGIC) + 4 + 8
-_SECTIONS = ("tokenizer", "classes", "tables", "steps", "exact", "stream")
+SECTIONS = ("tokenizer", "classes", "tables", "steps", "exact", "stream")
 #: Of a header, unpacked; and weights of a byte of a file: an eighth of a bit each.
 _LONGEST_HEADER, _MOST_WEIGHTS = 1 << 24, 64
 _EXACT = {
@@ -87,11 +88,6 @@ def matrices(tensor: Tensor) -> Tensor:
     return tensor[None] if tensor.ndim == 2 else tensor.mT
 
 
-def narrowed(tensor: Tensor) -> Tensor:
-    """What is no matrix, as it is kept: of more than 64 numbers in float16."""
-    return tensor.half() if tensor.is_floating_point() and tensor.numel() > 64 else tensor
-
-
 def restored(
     expected: Mapping[str, Tensor], quantized: Mapping[str, Quantized], exact: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
@@ -100,67 +96,6 @@ def restored(
         name: (quantized[name].weights(t.shape) if name in quantized else exact[name]).to(t.dtype)
         for name, t in expected.items()
     }
-
-
-def pressed(
-    about: Mapping[str, Any],
-    tokenizer: bytes,
-    expected: Mapping[str, Tensor],
-    quantized: Mapping[str, Quantized],
-    exact: Mapping[str, Tensor],
-) -> tuple[bytes, dict[str, int]]:
-    """The file's bytes, and how many each part of it takes.
-
-    Args:
-        about: what the header says of the model, in plain JSON.
-        tokenizer: its ``tokenizer.json``; empty for bytes.
-        expected: the model's tensors, which say names, shapes and types.
-    """
-    coded = {name: _Coded.of(one) for name, one in quantized.items()}
-    runs = [run for one in coded.values() for run in one.runs]
-    tables = [table for one in coded.values() for table in one.tables]
-    lanes = rans.lanes_for(sum(map(len, runs)))
-    sections = {
-        "tokenizer": lzma.compress(tokenizer, preset=9) if tokenizer else b"",
-        "classes": zlib.compress(b"".join(o.class_R.tobytes() for o in coded.values() if len(o.runs) > 1), 9),
-        "tables": zlib.compress(b"".join(one.astype("<u2").tobytes() for one in tables), 9),
-        "steps": b"".join(one.step_EO1.cpu().numpy().astype("<f2").tobytes() for one in quantized.values()),
-        "exact": b"".join(one.cpu().contiguous().numpy().tobytes() for one in exact.values()),
-        "stream": rans.encode(runs, tables, lanes) if runs else b"",
-    }
-    rest = b"".join(sections.values())
-    tensors = {f"model.{name}": t for name, t in restored(expected, quantized, exact).items()}
-    header = {
-        "format": 1,
-        **about,
-        "weights": weights_digest(tensors),
-        "quantized": [
-            [n, one.bits, one.step_EO1.shape[1], len(coded[n].runs)] for n, one in quantized.items()
-        ],
-        "exact": [[name, str(one.dtype).removeprefix("torch.")] for name, one in exact.items()],
-        "lanes": lanes,
-        "sections": [len(sections[name]) for name in _SECTIONS],
-        "sha256": hashlib.sha256(rest).hexdigest(),
-    }
-    packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), 9)
-    head = MAGIC + len(packed).to_bytes(4, "little") + hashlib.sha256(packed).digest()[:8] + packed
-    return head + rest, {"header": len(head), **{name: len(part) for name, part in sections.items()}}
-
-
-class _Coded(NamedTuple):
-    """A tensor's integers as what is coded: a run and a table for each class of its rows."""
-
-    class_R: np.ndarray
-    runs: list[np.ndarray]
-    tables: list[np.ndarray]
-
-    @classmethod
-    def of(cls, one: Quantized) -> _Coded:
-        reach = (1 << one.bits - 1) - 1
-        symbol_RI = (one.q_EOI.cpu().flatten(0, 1).to(torch.int16) + reach).to(torch.uint8).numpy()
-        class_R = dealt(symbol_RI, reach)
-        runs = split(symbol_RI, class_R, int(class_R.max()) + 1)
-        return cls(class_R, runs, [rans.table(np.bincount(r, minlength=2 * reach + 1)) for r in runs])
 
 
 @dataclass(frozen=True)
@@ -237,33 +172,37 @@ class Pressed:
 
     def _symbols(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
         """Each tensor's integers, (R, I) uint8."""
-        class_N, at, found = self._classes(shapes), 0, {}
-        sizes = [
-            np.bincount(class_N[n], minlength=c) * shapes[n][-1] for n, _, _, c in self.header["quantized"]
-        ]
+        dealt, quantized, at, found = self._classes(shapes), self.header["quantized"], 0, {}
+        sizes = [np.bincount(dealt[n][0], minlength=c) * shapes[n][-1] for n, _, _, c in quantized]
         try:
             flat = [int(size) for one in sizes for size in one]
             runs = rans.decode(self.sections["stream"], flat, self._tables(), self.header["lanes"])
         except ValueError as error:
             raise self._lies(str(error)) from None
-        for name, _, _, count in self.header["quantized"]:
-            found[name] = joined(runs[at : at + count], class_N[name], shapes[name][-1])
+        for name, bits, _, count in quantized:
+            class_R, base_I = dealt[name]
+            found[name] = joined(runs[at : at + count], class_R, shapes[name][-1])
+            if count > 1:
+                found[name] = back(found[name], class_R, base_I, (1 << bits - 1) - 1)
             at += count
         return found
 
-    def _classes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
-        """Each tensor's rows' classes."""
-        rows = {name: prod(shape[:-1]) for name, shape in shapes.items()}
+    def _classes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Each tensor's rows' classes, and what those of the first are coded against."""
         counts = {name: count for name, _, _, count in self.header["quantized"]}
-        wanted = sum(rows[name] for name, count in counts.items() if count > 1)
-        flat_R = np.frombuffer(_inflated(self.sections["classes"], wanted), np.uint8)
-        if len(flat_R) != wanted or not all(1 <= count <= MOST for count in counts.values()):
+        sizes = {name: (prod(shapes[name][:-1]), shapes[name][-1]) for name in counts}
+        wanted = sum(sum(sizes[name]) for name, count in counts.items() if count > 1)
+        flat = np.frombuffer(_inflated(self.sections["classes"], wanted), np.uint8)
+        if len(flat) != wanted or not all(1 <= count <= MOST for count in counts.values()):
             raise self._lies("the classes of its rows are not those of its tensors")
-        found, at = {}, 0
+        found = {}
         for name, count in counts.items():
-            end = at + rows[name] * (count > 1)
-            found[name], at = (flat_R[at:end] if count > 1 else np.zeros(rows[name], np.uint8)), end
-            if (found[name] >= count).any():
+            rows, width = sizes[name]
+            if count == 1:
+                found[name] = np.zeros(rows, np.uint8), flat[:0]
+                continue
+            found[name], flat = (flat[:rows], flat[rows : rows + width]), flat[rows + width :]
+            if (found[name][0] >= count).any():
                 raise self._lies(f"{name} has rows of a class that there is not")
         return found
 
@@ -304,10 +243,10 @@ def read(path: Path) -> Pressed:
         version, sizes = header["format"], header["sections"]
     except (ValueError, zlib.error, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: its header cannot be read ({error}); {again}") from None
-    if version != 1:
-        raise CheckpointError(f"{path}: of format {version!r}, this Spider reads 1")
+    if version != FORMAT:
+        raise CheckpointError(f"{path}: of format {version!r}, this Spider reads {FORMAT}")
     if sum(sizes) != len(rest) or hashlib.sha256(rest).hexdigest() != header["sha256"]:
         raise CheckpointError(f"{path}: damaged: it does not match its SHA-256; {again}")
     ends = np.cumsum([0, *sizes]).tolist()
     parts = [rest[begin:end] for begin, end in itertools.pairwise(ends)]
-    return Pressed(path, header, dict(zip(_SECTIONS, parts, strict=True)))
+    return Pressed(path, header, dict(zip(SECTIONS, parts, strict=True)))

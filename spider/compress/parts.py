@@ -11,8 +11,9 @@ from torch import Tensor
 
 from spider.checkpoints.pressed import MatrixRecord
 from spider.compress import rans
-from spider.compress.artifact import Quantized, matrices, narrowed
+from spider.compress.artifact import Quantized, matrices
 from spider.compress.gptq import error, gptq, most, nearest, steps
+from spider.compress.writer import narrowed
 from spider.config.compress import CompressConfig
 from spider.errors import CheckpointError
 

@@ -24,11 +24,12 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.pressed import ArtifactReceipt, MatrixRecord, PressedRecord
 from spider.checkpoints.records import Receipt
 from spider.compress import code
-from spider.compress.artifact import Quantized, pressed
+from spider.compress.artifact import Quantized
 from spider.compress.artifact import read as read_pressed
 from spider.compress.calibrate import inputs
 from spider.compress.fit import MOST, fill
 from spider.compress.parts import Part, quantized, split
+from spider.compress.writer import pressed
 from spider.config import StageSpec
 from spider.config.compress import CompressConfig
 from spider.data.shards import Shards
