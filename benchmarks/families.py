@@ -11,6 +11,8 @@ Scored are the same held-out bytes, cut in bytes, whatever a model reads.
 ids of a window, windows of a step), and prints the best of each: so the preset's settings were found.
 ``--switch value_embeddings=alternate`` trains the GPTs alone, with that key of their model: what a part is
 worth at equal time.
+``--tokens N`` trains each on so many ids, to compare at equal steps; ``--only NAME ...`` trains some of the
+runs. ``--press CLIP`` presses each, and prints the bytes of its file and the bits per byte read back from it.
 What was trained is kept in ``--folder``, and not trained again.
 """
 
@@ -80,9 +82,11 @@ def prepare(arena: Path, folder: Path, quick: bool) -> None:
 
 
 def train_and_score(
-    arena: Path, folder: Path, name: str, changes: dict[str, Any], tokens: int, seed: int, scored: int
-) -> dict[str, Any]:
-    """One training, unless it was done before: its bits per byte, and the bytes that it read."""
+    arena: Path, folder: Path, name: str, changes: dict[str, Any], tokens: int, seed: int, scored: int,
+    clip: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """One training, unless it was done before: its bits per byte, and the bytes that it read; with a ``clip``
+    also the bytes of its file, and the bits per byte of that."""
     import torch
 
     from spider import load_model
@@ -93,17 +97,25 @@ def train_and_score(
     spec = configuration(arena, changes, tokens, seed).stage(name, "only")
     shards = Results(folder).shards(spec.data)
     stage = Results(folder).stage(digest([spec.identity, scored]), "only").path
-    if (done := stage / "score.json").exists():
-        return read_json(done)
     torch.set_num_threads(1)
-    receipt = train(spec, stage, shards)
-    model, _ = load_model(stage)
-    tokens_N, _ = validation_stream(shards, scored, model.tokens)
-    result = score(model, tokens_N, seq_len=spec.window, overlap=spec.evaluation.overlap)
-    told = {"bpb": result.bpb, "bytes": receipt.bytes, "seconds": receipt.seconds, "parameters": 0}
-    told["parameters"] = model.num_parameters()
-    write_json(done, told)
-    return told
+
+    def bpb(path: Path) -> float:
+        model, _ = load_model(path)
+        tokens_N, _ = validation_stream(shards, scored, model.tokens)
+        return score(model, tokens_N, seq_len=spec.window, overlap=spec.evaluation.overlap).bpb
+
+    if not (done := stage / "score.json").exists():
+        receipt = train(spec, stage, shards)
+        told = {"bpb": bpb(stage), "bytes": receipt.bytes, "seconds": receipt.seconds}
+        write_json(done, {**told, "parameters": load_model(stage)[0].num_parameters()})
+    if clip is not None and not (pressed := stage / f"pressed-{clip:g}.json").exists():
+        from spider.compress.press import press
+        from spider.config import CompressConfig
+
+        asked, output = CompressConfig(cap=10**9, clip=clip), stage / f"pressed-{clip:g}"
+        file = press(stage / "train.json", spec, asked, shards, output, "cpu").artifact
+        write_json(pressed, {"file_bytes": file.bytes, "pressed_bpb": bpb(output / "model.spider")})
+    return read_json(done) | ({} if clip is None else read_json(pressed))
 
 
 def token_seconds(arena: Path, folder: Path, changes: dict[str, Any], rounds: int) -> dict[str, float]:
@@ -142,6 +154,9 @@ def main() -> None:
     options.add_argument("--switch", metavar="KEY=VALUE", help="of the GPTs' model")
     options.add_argument("--folder", type=Path, help="keep trained models here, and go on from them")
     options.add_argument("--seconds", type=float, default=120.0, help="of one core, for each training")
+    options.add_argument("--tokens", type=int, help="for each training, instead of seconds")
+    options.add_argument("--only", nargs="+", metavar="NAME", help="of the runs")
+    options.add_argument("--press", type=float, metavar="CLIP", help="press each at so many deviations")
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     asked = options.parse_args()
@@ -155,8 +170,10 @@ def main() -> None:
         key, value = asked.switch.split("=")
         points = [{**point, "switch": {key: yaml.safe_load(value)}} for point in points]
     budget = seconds / 3 if asked.search else seconds
-    costs = [token_seconds(asked.runs, folder, changes, rounds) for changes in points]
-    names = list(costs[0])
+    names = asked.only or list(configuration(asked.runs, points[0], 1, 0).runs)
+    # Of a token, and how many then are trained.
+    costs = [{} if asked.tokens else token_seconds(asked.runs, folder, one, rounds) for one in points]
+    tokens = [{name: asked.tokens or round(budget / cost[name]) for name in names} for cost in costs]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, mp_context=context) as pool:
         waiting = {
@@ -166,9 +183,10 @@ def main() -> None:
                 folder,
                 name,
                 changes,
-                round(budget / costs[i][name]),
+                tokens[i][name],
                 seed,
                 scored,
+                asked.press,
             )
             for seed in seeds
             for i, changes in enumerate(points)
@@ -184,6 +202,9 @@ def main() -> None:
         bpb = [told[name, best, seed]["bpb"] for seed in seeds]
         one = told[name, best, 0]
         found = " ".join(f"{key} {value}" for key, value in points[best].items())
+        if asked.press is not None:
+            files = [told[name, best, seed] for seed in seeds]
+            found += f"{one['file_bytes']:,} bytes: {spread([file['pressed_bpb'] for file in files])}"
         rows.append(
             [name, f"{one['parameters'] / 1e6:.2f}M", f"{one['bytes'] / 1e6:.2f}", spread(bpb), found]
         )
@@ -193,8 +214,10 @@ def main() -> None:
         for name, rate in compressors(folder, scored).items():
             rows.append([name, "", "", f"{rate:.3f}", ""])
             figures[name] = {"bpb": [rate]}
-    title = f"{budget:.0f} s of one core each, {len(seeds)} seeds, {scored:,} held-out bytes"
-    report(title, ["family", "params", "MB read", "bits per byte", "best"], rows, figures, asked, ["torch"])
+    much = f"{asked.tokens:,} tokens" if asked.tokens else f"{budget:.0f} s of one core"
+    title = f"{much} each, {len(seeds)} seeds, {scored:,} held-out bytes"
+    columns = ["family", "params", "MB read", "bits per byte", "best, pressed"]
+    report(title, columns, rows, figures, asked, ["torch"])
 
 
 if __name__ == "__main__":

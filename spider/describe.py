@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from spider.config import Config, StageSpec
+from spider.config import CompressConfig, Config, StageSpec
 from spider.config.memory import MemoryConfig
 from spider.data.metadata import load_metadata
 from spider.model.interface import Model
@@ -61,6 +61,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         "optimizer": block.optimizer.kind,
         "stages": stages,
         "counted_text": _counted(block.model.memory),
+        "pressed": _pressed(model, block.compress),
     }
 
 
@@ -71,6 +72,15 @@ def _counted(config: MemoryConfig | None) -> list[dict[str, float]]:
     from spider.memory.cost import cost  # compiles
 
     return [cost(config, size)._asdict() for size in _TEXTS]
+
+
+def _pressed(model: Model, asked: CompressConfig | None) -> dict[str, Any] | None:
+    """What its file will be, where it is to be pressed (`spider.compress.predict`)."""
+    if asked is None:
+        return None
+    from spider.compress.predict import predict
+
+    return predict(model, asked)
 
 
 def _bytes_per_token(config: Config, spec: StageSpec) -> float | None:
@@ -149,6 +159,14 @@ def render(run: dict[str, Any]) -> None:
             f"Its memory of {quantity(one['text'], 'B')} of text: {quantity(one['disk'], 'B')} on disk, "
             f"{one['seconds'] / 3600:.1f} processor hours to count and merge, {one['look_up']:,} bytes read "
             "for each byte (extrapolated from 24 MB)."
+        )
+    if (file := run["pressed"]) is not None:
+        fits = file["total_bytes"] <= file["cap"]
+        at = "no clip fits" if file["clip"] is None else f"clip {file['clip']:.3g}"
+        sizes = ", ".join(f"{name} {size:,}" for name, size in file["bytes"].items() if size)
+        console.print(
+            f"Pressed: {file['total_bytes']:,} bytes, cap {file['cap']:,}{'' if fits else ', does not fit'} "
+            f"({at}): {sizes} (Gaussian weights, before it is trained: an estimate)."
         )
 
 

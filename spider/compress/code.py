@@ -1,7 +1,7 @@
 """The source that a process needs to read a pressed model and predict with it: what is counted with a file.
 
 A fresh process reads the file, predicts once, and says which of our modules it imported. Those of libraries
-are not counted, as a decompressor's C library is not.
+are not counted, as a decompressor's C library is not. Of a model that is yet to be trained, it builds one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,26 @@ from pathlib import Path
 
 import spider
 
-#: Read a file, predict, and list the modules that are ours.
+#: Read a file and predict, or build a model where none is; and list the modules that are ours.
 _READ = """
 import json, sys
 from pathlib import Path
 import torch
 from spider.compress.artifact import read
-pressed = read(Path(sys.argv[1]))
-pressed.model()(torch.zeros(1, 8, dtype=torch.long))
-ours = {"spider", "kernels", pressed.header["model"]["family"].partition(".")[0]}
+model = read(Path(sys.argv[1])).model()
+model(torch.zeros(1, 8, dtype=torch.long))
+"""
+_BUILD = """
+import json, sys
+import torch
+import spider.compress.artifact
+from spider.config.model import family_block
+from spider.model import build_model
+with torch.device("meta"):
+    model = build_model(family_block(json.loads(sys.argv[1])))
+"""
+_LIST = """
+ours = {"spider", "kernels", model.config.family.partition(".")[0]}
 loaded = {name: getattr(m, "__file__", None) for name, m in sys.modules.items()}
 print(json.dumps({name: file for name, file in loaded.items() if file and name.partition(".")[0] in ours}))
 """
@@ -31,16 +42,25 @@ print(json.dumps({name: file for name, file in loaded.items() if file and name.p
 
 def needed(path: Path) -> dict[str, Path]:
     """The modules that reading the file at ``path`` imports, by name, and where their source lies."""
+    return _imported(_READ, str(path.resolve()))
+
+
+def needed_by(config: str) -> dict[str, Path]:
+    """Those that building a model of this configuration, in JSON, imports."""
+    return _imported(_BUILD, config)
+
+
+def _imported(program: str, given: str) -> dict[str, Path]:
     root = str(Path(spider.__file__).parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-c", _READ, path.resolve()],
+        [sys.executable, "-c", program + _LIST, given],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
     if done.returncode:
-        raise ValueError(f"{path}: a fresh process cannot read it:\n{done.stderr.strip()}")
+        raise ValueError(f"a fresh process cannot read {given}:\n{done.stderr.strip()}")
     found = json.loads(done.stdout.splitlines()[-1])
     return {name: Path(found[name]) for name in sorted(found)}
 

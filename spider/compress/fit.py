@@ -12,6 +12,21 @@ LEAST, MOST = 4.0, 96.0
 _TRIES = 4
 
 
+def first_clip(cap: int, estimate: Callable[[float], float]) -> float:
+    """The clip at which so many bytes are estimated, or `LEAST`; `ValueError`: not even the coarsest fits."""
+    target = cap * (1 - SLACK / 2)
+    if (coarsest := estimate(MOST)) > cap:
+        raise ValueError(
+            f"artifact: {coarsest:,.0f} bytes even at clip {MOST:g}; cap is {cap:,}: fewer parameters, "
+            "fewer bits, or a larger cap"
+        )
+    low, high = math.log(LEAST), math.log(MOST)
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if estimate(math.exp(middle)) > target else (low, middle)
+    return math.exp(high) if high > math.log(LEAST) + 2e-4 else LEAST
+
+
 def fill(
     cap: int, weights: int, estimate: Callable[[float], float], made: Callable[[float], int]
 ) -> tuple[float, int]:
@@ -26,17 +41,8 @@ def fill(
     Raises:
         ValueError: not even the coarsest fits.
     """
-    target = cap * (1 - SLACK / 2)
-    if (coarsest := estimate(MOST)) > cap:
-        raise ValueError(
-            f"artifact: {coarsest:,.0f} bytes even at clip {MOST:g}; cap is {cap:,}: fewer parameters, "
-            "fewer bits, or a larger cap"
-        )
-    low, high = math.log(LEAST), math.log(MOST)
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (middle, high) if estimate(math.exp(middle)) > target else (low, middle)
-    clip, fitting = math.exp(high) if high > math.log(LEAST) + 2e-4 else LEAST, list[tuple[float, int]]()
+    target, fitting = cap * (1 - SLACK / 2), list[tuple[float, int]]()
+    clip = first_clip(cap, estimate)
     for _ in range(_TRIES):
         total = made(clip)
         if total <= cap:

@@ -59,10 +59,11 @@ class Part:
 def split(
     tensors: Mapping[str, Tensor], tables: set[str], asked: CompressConfig
 ) -> tuple[list[Part], dict[str, Tensor]]:
-    """What becomes integers, and what stays. `CheckpointError` names a tensor that is not finite."""
+    """What becomes integers, and what stays; of tensors on the meta device also, for their sizes.
+    `CheckpointError` names one that is not finite."""
     parts, exact = list[Part](), dict[str, Tensor]()
     for name, t in tensors.items():
-        if not torch.isfinite(t).all():
+        if not t.is_meta and not torch.isfinite(t).all():
             raise CheckpointError(f"{name} holds numbers that are not finite: its training has diverged")
         if t.ndim not in (2, 3) or t.numel() < _SMALL or not t.is_floating_point():
             exact[name] = narrowed(t)

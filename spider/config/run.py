@@ -28,6 +28,10 @@ class OptimizerConfig(Block):
     """AdamW's."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Decoupled; of matrices only."""
+    decay_embeddings: bool = False
+    """Of embeddings too, and of other tables."""
+    cautious_decay: bool = True
+    """Muon's matrices decay only where that pulls the same way as their update; false: everywhere."""
     weight_decay_end: Annotated[float, Field(ge=0)] | None = None
     """It goes there linearly over each stage; with ``max_hours``, as the rate falls (null: stays)."""
     muon_lr_ratio: Annotated[float, Field(gt=0)] = 4.0
@@ -56,7 +60,7 @@ class OptimizerConfig(Block):
 
     @model_validator(mode="after")
     def _only_muons(self) -> OptimizerConfig:
-        for key in ("muon_beta2", "muon_momentum_start", "muon_rows"):
+        for key in ("muon_beta2", "muon_momentum_start", "muon_rows", "cautious_decay"):
             if self.kind != "muon" and getattr(self, key) != type(self).model_fields[key].default:
                 raise wrong_key(key, f"kind: {self.kind} has no Muon; set kind: muon, or leave it out")
         return self

@@ -14,8 +14,9 @@ The polar factor comes from Polar Express (Amsel et al., arXiv:2505.16932): five
 Matrix products only, so they run in bf16 wherever the run's own products do. All matrices of one shape, a
 stack of experts (E, in, out) as E of them, go through it as one batch, cut to bound the scratch memory.
 
-Weight decay is decoupled, for matrices also cautious (Chen et al., arXiv:2510.12402): only where it pulls the
-same way as the update. Vectors, and tables of which a batch touches few rows, are not decayed.
+Weight decay is decoupled, for Muon's matrices also cautious (Chen et al., arXiv:2510.12402): only where it
+pulls the same way as the update, unless ``cautious_decay: false``. Vectors are not decayed, and tables, of
+which a batch touches few rows, only with ``decay_embeddings``.
 
 With ``muon_rows`` the rows of a momentum, its outputs, come to one length before the polar factor (MuonEq,
 arXiv:2603.28254). With ``muon_beta2`` polar factors are evened out as in NorMuon (Li et al.,
@@ -199,7 +200,7 @@ class Optimizer:
         updates = u_Nrc.view(len(params), *local(pattern).shape).unbind()
         for p, u in zip(map(local, params), updates, strict=True):
             if decay:
-                p.sub_(p * (u * p > 0), alpha=lr * decay)
+                p.sub_(p * (u * p > 0) if group.get("cautious", True) else p, alpha=lr * decay)
             p.sub_(u, alpha=lr * gain)
 
 
@@ -310,18 +311,19 @@ def build_optimizer(
     world: World = ALONE,
 ) -> Optimizer | LowBitAdamW:
     """Deal every trainable parameter to one group: what `matrix_ids` does not name and what is marked
-    ``_no_weight_decay`` goes to AdamW and is not decayed. What is marked ``_lr_scale`` trains at so many
-    times its kind's rate (a schedule and a log tell that of scale 1). ``compute`` is the dtype of Muon's
-    products, which the processes of ``world`` share; where the update is torchao's it may be ``compiled``
-    too."""
+    ``_no_weight_decay`` goes to AdamW and is not decayed, but tables where that is asked for. What is marked
+    ``_lr_scale`` trains at so many times its kind's rate (a schedule and a log tell that of scale 1).
+    ``compute`` is the dtype of Muon's products, which the processes of ``world`` share; where the update is
+    torchao's it may be ``compiled`` too."""
     matrices = matrix_ids(model)
     dealt: dict[tuple[bool, bool, float], list[Tensor]] = defaultdict(list)
     for p in model.parameters():
         if p.requires_grad:
-            decayed = id(p) in matrices and not getattr(p, "_no_weight_decay", False)
+            matrix = id(p) in matrices and not getattr(p, "_no_weight_decay", False)
+            decayed = matrix or (config.decay_embeddings and getattr(p, "_is_embedding", False))
             scale = float(getattr(p, "_lr_scale", 1))
             assert 0 < scale < math.inf, f"a parameter {tuple(p.shape)} is marked with _lr_scale {scale}"
-            dealt[decayed and config.kind == "muon", decayed, scale].append(p)
+            dealt[matrix and config.kind == "muon", decayed, scale].append(p)
     groups: list[dict[str, Any]] = [
         {
             "params": params,
@@ -332,6 +334,7 @@ def build_optimizer(
             "momentum": config.muon_momentum,
             "beta2": config.muon_beta2,
             "rows": config.muon_rows,
+            "cautious": config.cautious_decay,
             "compute": compute,
             "betas": config.betas,
             "eps": config.eps,
