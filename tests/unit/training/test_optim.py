@@ -75,14 +75,15 @@ def test_a_stack_of_experts_is_updated_like_its_matrices_one_by_one():
     check_a_stack_moves_like_its_matrices((24, 8), weight_decay=0.1)
 
 
-def test_cautious_decay_shrinks_only_where_the_update_does():
+@pytest.mark.parametrize("cautious", [True, False])
+def test_cautious_decay_shrinks_only_where_the_update_does(cautious):
     p = nn.Parameter(torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
-    optimizer = Optimizer([muon_group([p], weight_decay=0.5, peak_lr=0.1)])
+    optimizer = Optimizer([muon_group([p], weight_decay=0.5, peak_lr=0.1, cautious=cautious)])
     p.grad = torch.tensor([[1.0, 0.0], [0.0, -1.0]])
     before, update = p.detach().clone(), polar(p.grad[None])[0]
     optimizer.step()
-    expected = before - 0.1 * update
-    expected[0, 0] -= 0.1 * 0.5 * before[0, 0]
+    decayed = torch.tensor([[1.0, 0.0], [0.0, 0.0]]) if cautious else torch.ones(2, 2)
+    expected = before - 0.1 * update - 0.1 * 0.5 * decayed * before
     torch.testing.assert_close(p.detach(), expected)
 
 
@@ -126,6 +127,20 @@ def test_every_parameter_of_the_model_is_in_one_group_and_no_vector_or_table_is_
             assert (group["weight_decay"] == 0) == bool(spared), names[id(p)]
             assert not (group["muon"] and spared), names[id(p)]
     assert any(g["muon"] for g in optimizer.param_groups) == (kind == "muon")
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
+def test_tables_decay_where_that_is_asked_for_and_stay_with_adamw(model, kind):
+    dealt = build_optimizer(model, OptimizerConfig(kind=kind, decay_embeddings=True), lr=1e-3).param_groups
+    tables = {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
+    for group in dealt:
+        for p in group["params"]:
+            if id(p) in tables:
+                assert group["weight_decay"] == 0.1 and group["decayed"] and not group["muon"]
+            elif p.ndim < 2 or getattr(p, "_no_weight_decay", False):
+                assert group["weight_decay"] == 0
+    with pytest.raises(ValueError, match=r"cautious_decay\n.*has no Muon"):
+        OptimizerConfig(kind="adamw", cautious_decay=False)
 
 
 def test_muon_takes_the_expert_stacks(model):
