@@ -2,7 +2,7 @@
 
 The runs named of ``--runs FILE`` (benchmarks/golf.yaml, or presets/arena.yaml) are trained on so many
 ``--tokens`` each as by benchmarks/families.py, or were by it in the same ``--folder``. Each is scored on the
-same held-out bytes, and scored again learning, at every rate and chunk; the cost is processor time of learning
+same held-out bytes, and again learning, at every rate and chunk; the cost is processor time of learning
 and scoring over that of scoring, in one thread.
 
     python benchmarks/adapt.py [--runs FILE] [--only NAME ...] [--quick] [--json FILE] [--folder FOLDER]
