@@ -39,7 +39,8 @@ def dealt(symbol_RI: np.ndarray, reach: int) -> tuple[np.ndarray, np.ndarray]:
         class_R = np.zeros(len(symbol_RI), np.uint8)
         class_R[~near_R] = 1 + _by_spread(symbol_RI[~near_R], reach)
         ways.append((class_R, base_I))
-    return min(ways, key=lambda way: _cost(less(symbol_RI, *way, reach), way[0]) + (way[1] != reach).sum())
+    costs = [_cost(less(symbol_RI, c, base, reach), c) + np.count_nonzero(base != reach) for c, base in ways]
+    return ways[int(np.argmin(costs))]
 
 
 def _by_spread(symbol_RI: np.ndarray, reach: int) -> np.ndarray:

@@ -8,7 +8,6 @@ are of several lengths, to less. What the code takes is measured, as it is of a 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from spider.tokens import BYTES
 
 #: Bytes that a merge of a tokenizer takes, packed; and a tensor in the header, its table and its classes.
 _MERGE, _TENSOR = 3, 70
+_CODE: dict[str, int] = {}
 
 
 def gaussian_bits(clip: float, bits: int) -> float:
@@ -48,7 +48,7 @@ def predict(model: Model, asked: CompressConfig) -> dict[str, Any]:
         "exact": sum(t.numel() * t.itemsize for t in exact.values()),
         "tokenizer": 0 if ids is None else _MERGE * (ids - BYTES.size),
         "rest": _TENSOR * (len(parts) + len(exact)),
-        "code": _code(model.config.model_dump_json()),
+        "code": _code(model),
     }
     matrices = [part for part in parts if part.clip is None]
 
@@ -74,6 +74,8 @@ def _steps(part: Part) -> int:
     return 1 if part.shared or width < SHORT else rows
 
 
-@lru_cache
-def _code(config: str) -> int:
-    return code.size(code.needed_by(config))
+def _code(model: Model) -> int:
+    """Asked once of a family, whose configurations differ in little of it."""
+    if (family := model.config.family) not in _CODE:
+        _CODE[family] = code.size(code.needed_by(model.config.model_dump_json()))
+    return _CODE[family]
