@@ -21,8 +21,8 @@ from spider.model.interface import Model
 from spider.model.weights import model_tensors
 from spider.tokens import BYTES
 
-#: Bytes that a merge of a tokenizer takes, packed; and a tensor in the header, its table and its classes.
-_MERGE, _TENSOR = 3, 70
+#: Bytes that a tokenizer takes, packed, and a merge of it; and a tensor in the header, its table and classes.
+_TOKENIZER, _MERGE, _TENSOR = 340, 3, 45
 _CODE: dict[str, int] = {}
 
 
@@ -46,7 +46,7 @@ def predict(model: Model, asked: CompressConfig) -> dict[str, Any]:
         "tables": sum(_bytes(part, part.clip) for part in parts if part.clip is not None),
         "steps": sum(2 * part.w_EOI.shape[0] * _steps(part) for part in parts),
         "exact": sum(t.numel() * t.itemsize for t in exact.values()),
-        "tokenizer": 0 if ids is None else _MERGE * (ids - BYTES.size),
+        "tokenizer": 0 if ids is None else _TOKENIZER + _MERGE * (ids - BYTES.size),
         "rest": _TENSOR * (len(parts) + len(exact)),
         "code": _code(model),
     }

@@ -162,6 +162,8 @@ def _memory_problems(config: Config, run: Run) -> Iterator[str]:
     dataset = config.datasets.get(run.data)
     if run.model.memory is None or dataset is None:
         return
+    if run.compress is not None:
+        yield "compress: the model reads a memory, many times as large as any file; leave one of them out"
     if dataset.memory == 0:
         why = f"datasets.{run.data}.memory is 0, no document is kept for it"
         yield f"model.memory: {why}; set that to the share of documents to count, such as 0.8"

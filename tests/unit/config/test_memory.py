@@ -56,6 +56,13 @@ def test_a_dataset_must_keep_documents_for_it():
     ) in str(error.value)
 
 
+def test_a_model_with_one_is_not_pressed():
+    plain = config({})
+    plain["runs"]["demo"]["compress"] = {}
+    with pytest.raises(ConfigError, match=r"runs.demo.compress: the model reads a memory"):
+        load_config(plain)
+
+
 def test_no_stage_trains_on_another_dataset():
     with pytest.raises(ConfigError) as error:
         load_config(config({}, stage={"data": "other"}))

@@ -181,6 +181,12 @@ def changed(path: str, value) -> dict:
             {"tokens": 1000, "keep_every": 100, "ckpt_minutes": 10},
             "runs.demo.stages[0].keep_every: counts steps, and ckpt_minutes saves by the clock; leave one",
         ),
+        ("runs.demo.compress", {"bits": 9}, "runs.demo.compress.bits: must be at most 8 (got 9)"),
+        ("runs.demo.compress", {"bits": 1}, "runs.demo.compress.bits: must be at least 2 (got 1)"),
+        ("runs.demo.compress", {"clip": 0}, "runs.demo.compress.clip: must be positive (got 0)"),
+        ("runs.demo.compress", {"cap": 0}, "runs.demo.compress.cap: must be positive (got 0)"),
+        ("runs.demo.compress", {"method": "rtn"}, "compress.method: must be one of 'gptq' or 'nearest'"),
+        ("runs.demo.compress", {"clips": 9}, 'runs.demo.compress.clips: unknown key; did you mean "clip"'),
         ("runs.demo.evaluation", {"ttt": {"lr": -0.1}}, "runs.demo.evaluation.ttt.lr: must be at least 0"),
         ("runs.demo.evaluation", {"ttt": {"momentum": 1}}, "evaluation.ttt.momentum: must be below 1"),
         (
