@@ -34,7 +34,7 @@ from spider.data.metadata import build_metadata
 from spider.data.pydocs import write_pydocs
 from spider.data.tokenizer import learn
 from spider.evaluation.bpb import score
-from spider.evaluation.evaluate import validation_stream
+from spider.evaluation.held_out import validation_stream
 from spider.model.interface import Model
 from spider.report.charts import MARKERS, Axis, Chart, Level, Series
 from spider.report.formatting import bits as bits_label

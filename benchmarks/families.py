@@ -91,7 +91,7 @@ def train_and_score(
 
     from spider import load_model
     from spider.evaluation.bpb import score
-    from spider.evaluation.evaluate import validation_stream
+    from spider.evaluation.held_out import validation_stream
     from spider.training.stage import train
 
     spec = configuration(arena, changes, tokens, seed).stage(name, "only")
@@ -133,7 +133,7 @@ def compressors(folder: Path, scored: int) -> dict[str, float]:
     """Bits per byte of the same text: xz alone, PPMd given the training text."""
     from spider.data.shards import Shards
     from spider.evaluation.compressors import Ppmd, bits
-    from spider.evaluation.evaluate import validation_stream
+    from spider.evaluation.held_out import validation_stream
     from spider.tokens import BYTES
 
     shards = Results(folder).shards("pydocs")

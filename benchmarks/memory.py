@@ -26,7 +26,7 @@ from common import parser, report, show
 from spider.config.memory import MemoryConfig
 from spider.data.metadata import DTYPE, Metadata, load_metadata
 from spider.data.shards import Shards
-from spider.evaluation.evaluate import validation_stream
+from spider.evaluation.held_out import validation_stream
 from spider.memory import store, table
 from spider.memory.contexts import name_of
 from spider.memory.count import runs_of, write_runs

@@ -24,8 +24,8 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 from spider.checkpoints.load import Checkpoint
 from spider.config import load_config
 from spider.config.tasks import ClozeTask, CopyTask, InductionTask
-from spider.evaluation.evaluate import validation_stream
 from spider.evaluation.harness import HarnessModel, ask
+from spider.evaluation.held_out import validation_stream
 from spider.evaluation.overlap import Text
 from spider.evaluation.questions import Task, tasks
 from spider.evaluation.tasks import run_task

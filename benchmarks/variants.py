@@ -209,7 +209,7 @@ def run(task: Task, root: Path, precision: str, scored_bytes: int) -> dict[str, 
 
     from spider import load_model
     from spider.evaluation.bpb import score
-    from spider.evaluation.evaluate import validation_stream
+    from spider.evaluation.held_out import validation_stream
     from spider.training.allocator import keep_freed_memory
     from spider.training.stage import train
 

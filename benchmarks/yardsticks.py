@@ -31,7 +31,7 @@ EVERYTHING = 1 << 50
 def in_full(config: Config, run: str, limit: int) -> tuple[list[list[str]], dict[str, Any]]:
     """Every compressor, given ``limit`` bytes of text."""
     from spider.data.shards import Shards
-    from spider.evaluation.evaluate import validation_stream
+    from spider.evaluation.held_out import validation_stream
     from spider.evaluation.overlap import Text
     from spider.evaluation.training_text import learned_from, training_texts
     from spider.evaluation.yardsticks import measure

@@ -30,7 +30,7 @@ import filelock
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, steps
-from spider.checkpoints.save import clean
+from spider.checkpoints.save import clean, name_best
 from spider.config import StageSpec
 from spider.errors import CheckpointError, TrainingError
 from spider.results import StageFolder
@@ -105,6 +105,7 @@ def claim(folder: Path, origin: Origin) -> Checkpoint | None:
         aside = path.with_name(f"corrupt-{path.name}")
         shutil.rmtree(aside, ignore_errors=True)
         log.warning("%s: damaged, kept as %s", path, path.rename(aside).name)
+    name_best(stage.checkpoints)
     if good is not None:
         log.info("%s: going on from %s", folder, good.path.name)
     elif bad:

@@ -16,6 +16,7 @@ from spider.checkpoints.records import (
     PRESSED,
     Exported,
     Manifest,
+    best,
     read_manifest,
     steps,
 )
@@ -44,7 +45,8 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
 
     Returns, as plain JSON: run and stage by folder names, the run's step, the ``bytes`` of text that the
     stage had trained on, the ``size`` on disk, whether it is final, the stage's lowest logged cross entropy
-    (nats per byte), what is wrong with its files. What its manifest does not say, or cannot, is None.
+    (nats per byte), its own bits per byte where it was validated and whether those are the stage's ``best``,
+    what is wrong with its files. What its manifest does not say, or cannot, is None.
     """
     try:
         if path.suffix == PRESSED:
@@ -55,7 +57,8 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
         manifest, problems = None, [str(error)]
     folder = path.resolve() if Exported.lies_in(path) else path.resolve().parents[1]
     known = vars(manifest) if manifest else {}
-    step = known.get("global_step")
+    step, validated = known.get("global_step"), known.get("validated")
+    chosen = best(path.resolve().parent) if validated else None
     return {
         "path": str(path),
         "stage": "/".join(folder.parts[-2:]),
@@ -64,6 +67,8 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
         "size": sum(file.stat().st_size for file in path.glob("*") if file.is_file()),
         "final": bool(known.get("final")),
         "best_loss": known.get("best_loss"),
+        "val_bpb": validated.bpb if validated else None,
+        "best": chosen is not None and chosen[0] == path.resolve(),
         "problems": problems,
         "good": not problems,
     }
@@ -82,6 +87,8 @@ def _examine_pressed(path: Path) -> dict[str, Any]:
         "size": path.stat().st_size,
         "final": True,
         "best_loss": None,
+        "val_bpb": None,
+        "best": False,
         "problems": [],
         "good": True,
     }
@@ -112,6 +119,8 @@ def render(entries: list[dict[str, Any]]) -> None:
     numbers = (("step", 1, ",.0f"), ("bytes", 1e6, ",.2f"), ("size", 1e6, ",.1f"), ("best_loss", 1, ".3f"))
     for entry in entries:
         cells = ["?" if (n := entry[name]) is None else f"{n / unit:{form}}" for name, unit, form in numbers]
-        state = "good, final" if entry["final"] else "good"
+        state = ", ".join(["good", *(word for word in ("final", "best") if entry[word])])
+        if entry["val_bpb"] is not None:
+            state += f", {entry['val_bpb']:.4f} bits per byte held out"
         table.add_row(entry["stage"], *cells, state if entry["good"] else "[red]damaged[/]")
     Console(highlight=False).print(table)

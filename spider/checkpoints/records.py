@@ -7,6 +7,7 @@ Nothing here imports torch: reports read these files without it.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -18,6 +19,8 @@ from spider.config import Fp8Recipe, StageSpec
 from spider.errors import CheckpointError, TrainingError
 
 MANIFEST = "manifest.json"
+#: The link beside a stage's checkpoints to the best of them.
+BEST = "best"
 #: Which tensor lies in which file.
 INDEX = "model.safetensors.index.json"
 EXPORTED = "config.json"
@@ -47,6 +50,15 @@ class SavedPrecision(BaseModel, frozen=True):
     recipe: Fp8Recipe | None
 
 
+class Validated(BaseModel, frozen=True):
+    """What a validation on the way found."""
+
+    bpb: float
+    """Bits per byte."""
+    of: str
+    """Digest of what was read and how: only figures of the same compare."""
+
+
 class Trained(Artifact):
     """What a receipt repeats of the final checkpoint's manifest."""
 
@@ -58,6 +70,7 @@ class Trained(Artifact):
     bytes: int
     seconds: float
     checkpoint_seconds: float
+    validation_seconds: float = 0.0
     skipped: int
     weights: str
     averaged_weights: str | None
@@ -112,6 +125,8 @@ class Manifest(Trained):
     end: int | None
     streak: int
     means: dict[str, Any]
+    validated: Validated | None = None
+    """Of the weights as they are in it; None where they were not."""
     files: dict[str, TensorFile]
     digest: str
     """Of all the rest."""
@@ -194,3 +209,15 @@ def steps(root: Path) -> list[Path]:
 def step_of(path: Path) -> int:
     """The run's step, by a checkpoint's name."""
     return int(path.name.removeprefix("step-"))
+
+
+def best(root: Path) -> tuple[Path, Manifest] | None:
+    """Of the checkpoints below ``root`` that were validated on the same text as the newest such one, that
+    with the fewest bits per byte, the first of equals; what is damaged is left out."""
+    known: list[tuple[Path, Manifest]] = []
+    for path in steps(root):
+        with contextlib.suppress(CheckpointError):
+            known.append((path, Manifest.read(path / MANIFEST)))
+    validated = [(one.validated, path, one) for path, one in known if one.validated]
+    alike = [(it.bpb, path, one) for it, path, one in validated if it.of == validated[-1][0].of]
+    return min(alike, key=lambda found: found[0])[1:] if alike else None

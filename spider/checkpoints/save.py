@@ -6,6 +6,7 @@
         model.safetensors.index.json        which tensor lies in which file
         tokenizer.json                      what its ids stand for, where that was learned
         manifest.json                       written last: step, spec, ..., the hashes of the files and its own
+    checkpoints/best                        a link to that which validated best, which is kept
 
 Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``; where a stage averages its
 weights, the average stands in a third file as ``ema.{parameter}``, and is what is evaluated. One process
@@ -26,6 +27,7 @@ slow one: it allocates and pins all of it, for each tensor up to the next power 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -40,13 +42,15 @@ from torch import Tensor
 
 from spider import files
 from spider.checkpoints.load import AVERAGE, Checkpoint
-from spider.checkpoints.records import INDEX, MANIFEST, Manifest, step_of, steps
+from spider.checkpoints.records import BEST, INDEX, MANIFEST, Manifest, best, step_of, steps
 from spider.config import StageSettings
 from spider.errors import CheckpointError
 from spider.model.weights import weights_digest
 from spider.processes.parallel import whole
 from spider.processes.world import ALONE, World
 from spider.tokens.stored import TOKENIZER
+
+log = logging.getLogger(__name__)
 
 _FILE_BYTES = 2 << 30
 
@@ -70,7 +74,7 @@ class Saver:
     ) -> None:
         self.newest = newest
         self.begun: int | None = newest.manifest.global_step if newest else None
-        self._root, self._settings, self._world, self._tokenizer = root, settings, world, tokenizer
+        self.root, self._settings, self._world, self._tokenizer = root, settings, world, tokenizer
         self._copies: dict[str, Tensor] = {}
         # It takes what the steps leave of the processor. A Linux thread has a priority of its own; elsewhere
         # ``nice`` would slow the whole process.
@@ -96,9 +100,9 @@ class Saver:
         self._pending = self._thread.submit(self._save, copies, record)
 
     def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> Checkpoint:
-        saved = save(self._root, tensors, record, self._tokenizer)
+        saved = save(self.root, tensors, record, self._tokenizer)
         began = record["global_step"] - record["step"]
-        retain(self._root, self._settings.keep_last, self._settings.keep_every, began)
+        retain(self.root, self._settings.keep_last, self._settings.keep_every, began)
         return saved
 
     def settle(self, *, wait: bool = True) -> None:
@@ -195,11 +199,29 @@ def _remove(path: Path) -> None:
 
 
 def retain(root: Path, keep_last: int, keep_every: int | None = None, began: int = 0) -> None:
-    """Delete all but the newest ``keep_last`` checkpoints and every ``keep_every``-th step's, counted from
-    ``began``, the run's step at which the stage began, as saving does."""
+    """Delete all but the newest ``keep_last`` checkpoints, the `best`, and every ``keep_every``-th step's,
+    counted from ``began``, the run's step at which the stage began, as saving does."""
+    kept = name_best(root)
     for path in steps(root)[:-keep_last]:
-        if not keep_every or (step_of(path) - began) % keep_every:
+        if path != kept and (not keep_every or (step_of(path) - began) % keep_every):
             _remove(path)
+
+
+def name_best(root: Path) -> Path | None:
+    """Have the link ``best`` point at the `best` checkpoint, and return that; none where there is none. The
+    manifests decide: a link that a kill left behind is put right with the next checkpoint or start."""
+    link, beside = root / BEST, root / f".{BEST}.tmp"
+    path = found[0] if (found := best(root)) else None
+    try:
+        if path is None:
+            link.unlink(missing_ok=True)
+        elif not link.is_symlink() or os.readlink(link) != path.name:
+            beside.unlink(missing_ok=True)
+            beside.symlink_to(path.name)
+            os.replace(beside, link)
+    except OSError as error:
+        log.warning("%s: not made (%s); `spider checkpoint ls` tells which it is", link, error.strerror)
+    return path
 
 
 def clean(root: Path) -> None:

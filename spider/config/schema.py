@@ -212,10 +212,25 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     elif s.keep_every and s.keep_every % s.ckpt_every:
         got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
         yield f".keep_every: must be a multiple of ckpt_every, only what is saved can be kept {got}"
+    yield from _validation_problems(config, spec)
     if not spec.model.looped and spec.loops != 1:
         yield f".n_loops: this model of family {spec.model.family} has no loops; leave it out"
     if spec.data not in config.datasets:
         yield f".data: {none_such('dataset', spec.data, config.datasets)}"
+
+
+def _validation_problems(config: Config, spec: StageSpec) -> Iterator[str]:
+    """What keeps a stage from being validated as asked; as often as by default it is where it can be."""
+    s, dataset = spec.settings, config.datasets.get(spec.data)
+    if not s.val_every or dataset is None:
+        return
+    if s.ckpt_minutes is None and s.val_every % s.ckpt_every and s.ckpt_every % s.val_every:
+        got = f"(got {s.val_every}, ckpt_every is {s.ckpt_every})"
+        yield f".val_every: must be a multiple or a divisor of ckpt_every, or the best is never saved {got}"
+    if spec.stream is not None:
+        yield f".val_every: {spec.data} is a stream and has no validation split; leave it out"
+    elif dataset.validation == 0:
+        yield f".val_every: datasets.{spec.data}.validation is 0: raise it, or leave val_every out"
 
 
 def _row_problems(config: Config, spec: StageSpec) -> Iterator[str]:

@@ -85,19 +85,30 @@ def clip_stream(tokens_N: np.ndarray, max_bytes: int, alphabet: Tokens = BYTES) 
     return prefix_N
 
 
+def count_windows(ids: int, seq_len: int, overlap: float) -> int:
+    """Windows in which a stream of so many ids is read."""
+    stride = seq_len - int(seq_len * overlap)
+    return 1 + max(0, -(-(ids - 1 - seq_len) // stride)) if ids > 1 else 0
+
+
 def windows(
-    tokens_N: np.ndarray, seq_len: int, overlap: float, batch: int, pad: int = BYTES.pad
+    tokens_N: np.ndarray,
+    seq_len: int,
+    overlap: float,
+    batch: int,
+    pad: int = BYTES.pad,
+    only: np.ndarray | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Batches of ``(inputs_BT, labels_BT)``, int64; over all of them the labels that are not `IGNORED` are
-    exactly ``tokens_N[1:]``, in order."""
+    exactly ``tokens_N[1:]``, in order; with ``only``, those of the windows of these numbers."""
     assert seq_len >= 1 and batch >= 1 and 0 <= overlap < 1, "checked where they are set"
     targets = len(tokens_N) - 1
     context = int(seq_len * overlap)
     stride = seq_len - context
-    count = 1 + max(0, -(-(targets - seq_len) // stride)) if targets > 0 else 0
+    chosen = np.arange(count_windows(len(tokens_N), seq_len, overlap)) if only is None else only
     column_T = np.arange(seq_len)
-    for first in range(0, count, batch):
-        start_B1 = np.arange(first, min(first + batch, count))[:, None] * stride
+    for first in range(0, len(chosen), batch):
+        start_B1 = chosen[first : first + batch, None] * stride
         at_BT = start_B1 + column_T
         inside_BT = at_BT < targets
         scored_BT = inside_BT & ((column_T >= context) | (start_B1 == 0))
@@ -212,10 +223,12 @@ def _check(tokens_N: np.ndarray, alphabet: Tokens) -> None:
 class Reading:
     """A stream as a model reads it: its windows, on the model's device, with what a memory proposes."""
 
-    def __init__(self, model: Model, tokens_N: np.ndarray) -> None:
+    def __init__(self, model: Model, tokens_N: np.ndarray, proposer: Proposer | None = None) -> None:
+        """Of another memory than the model's own, where its ``proposer`` is given."""
         self.tokens_N, self.pad = tokens_N, model.tokens.pad
         self.device = next(model.parameters()).device
-        self.proposals = _Proposals(model.proposer, tokens_N) if model.proposer else None
+        proposer = proposer or model.proposer
+        self.proposals = _Proposals(proposer, tokens_N) if proposer else None
 
     def batches(
         self, seq_len: int, overlap: float, batch: int, start: int = 0, end: int | None = None
@@ -230,6 +243,18 @@ class Reading:
             at += stride * len(inputs_BT)
             inputs, labels = (torch.from_numpy(ids_BT).to(self.device) for ids_BT in (inputs_BT, labels_BT))
             yield labels_BT, (inputs, labels), given
+
+    def spread(
+        self, seq_len: int, overlap: float, count: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """So many of its `windows`, evenly over the stream: ids (B, T), labels, and what is proposed."""
+        stride, known = seq_len - int(seq_len * overlap), count_windows(len(self.tokens_N), seq_len, overlap)
+        chosen_B = ((np.arange(count) + 0.5) * known / count).astype(np.int64)
+        (found,) = windows(self.tokens_N, seq_len, overlap, count, self.pad, chosen_B)
+        if self.proposals is None:
+            return *found, None
+        one_by_one = [self.proposals.windows(at_1, seq_len) for at_1 in stride * chosen_B[:, None]]
+        return *found, torch.cat(one_by_one).numpy()
 
 
 class _Proposals:

@@ -28,11 +28,11 @@ from spider.checkpoints.records import Receipt
 from spider.config import StageSpec, TTTConfig
 from spider.data.chat import opening
 from spider.data.metadata import load_metadata
-from spider.data.shards import Shards
 from spider.evaluation.adapt import adapt
 from spider.evaluation.artifact import Evaluation, LoopsCurve, TaskResult, Training
 from spider.evaluation.bpb import Score, bits_by_byte, clip_stream, score
 from spider.evaluation.generate import generate, stream_text
+from spider.evaluation.held_out import validation_stream
 from spider.evaluation.overlap import COPIED, Text
 from spider.evaluation.questions import tasks
 from spider.evaluation.segments import cut
@@ -42,7 +42,7 @@ from spider.evaluation.yardsticks import Measured, beside, measure_given
 from spider.model import choose_kernels
 from spider.model.interface import Model
 from spider.results import StageFolder
-from spider.tokens import BYTES, Tokens
+from spider.tokens import Tokens
 from spider.tokens.turns import TURN, learned
 
 log = logging.getLogger(__name__)
@@ -252,34 +252,3 @@ def _loops_curve(model: Model, tokens_N: np.ndarray, spec: StageSpec, **reading:
     begin_N = clip_stream(tokens_N, spec.evaluation.loops_bytes, model.tokens)
     curve = [score(model, begin_N, n_loops=n, **reading).bpb for n in range(1, 2 * spec.loops + 1)]
     return LoopsCurve(bytes=len(model.tokens.raw(begin_N)), trained=spec.loops, bpb=curve)
-
-
-def validation_stream(data: Path, max_bytes: int, tokens: Tokens = BYTES) -> tuple[np.ndarray, str]:
-    """The first ``max_bytes`` bytes of the validation split as a uint16 stream of a model's ``tokens``, and
-    the dataset's digest; `ValueError` where there is no validation text.
-
-    The text is cut in bytes and then encoded, whatever the shards are written in: so with every alphabet the
-    same text is scored, and as many bytes. Special ids are the same in all and stay where they are. Of shards
-    that others have written the text is cut behind an id of theirs, and is scored in their alphabet as the
-    ids that stand there, for another might cut it otherwise.
-    """
-    metadata = load_metadata(data)
-    split = metadata.splits.get("validation")
-    if split is None or not split.bytes:
-        raise ValueError(
-            f"{data}: has no validation text to score; raise `validation` in datasets.{metadata.dataset} "
-            "(the share of documents held out) and encode again"
-        )
-    shards = Shards(data, "validation")
-    # A document of n bytes is n + 2 ids at most, and encoding drops empty ones: three a byte are enough.
-    count = min(shards.tokens, 3 * max_bytes)
-    written = metadata.alphabet
-    stream_N = clip_stream(np.asarray(shards.read(0, count)), max_bytes, written)
-    if written.digest == tokens.digest and (written.digest is None or metadata.imported):
-        return stream_N, metadata.digest
-    left, pieces = len(written.raw(stream_N)) if metadata.imported else max_bytes, []
-    for run_N in np.split(stream_N, np.flatnonzero(np.diff(written.bytes_of[stream_N] > 0)) + 1):
-        text = written.raw(run_N)[:left]
-        left -= len(text)
-        pieces.append(tokens.encode(text)[1:-1] if text else run_N)
-    return np.concatenate(pieces), metadata.digest

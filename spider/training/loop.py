@@ -16,7 +16,6 @@ optimizer's kernels are then queued together with the next forward pass, so the 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -45,15 +44,17 @@ from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import TOKENIZER
 from spider.training import compilecache
+from spider.training.chance import draw_depth, seed_of
 from spider.training.determinism import one_order
 from spider.training.measurements import Warmup
-from spider.training.memory import check_fits
+from spider.training.memory import check_fits, out_of_memory
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, compiles, decide, device_name
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
 from spider.training.state import Ema, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, counted, progress_bar, show
+from spider.training.validation import Validation
 
 if TYPE_CHECKING:
     from spider.memory.store import Memory
@@ -70,7 +71,8 @@ class Trainer:
         parent: receipt of the stage before, or what is resumed; None to start from nothing.
         good: checkpoint of this stage to go on from, None to begin.
         world: the processes that train together, each with a trainer.
-        memory: what the model reads, if it reads one; no text that is trained on is in it.
+        memories: what the model reads, if it reads one: while it trains, without the text that is trained on,
+            and whenever it is measured.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Trainer:
         good: Checkpoint | None,
         warmup: Path | None,
         world: World = ALONE,
-        memory: Memory | None = None,
+        memories: tuple[Memory, Memory] | None = None,
     ) -> None:
         self.spec, self.settings = spec, spec.settings
         self.world, self.device = world, world.device
@@ -99,10 +101,10 @@ class Trainer:
         torch.manual_seed(seed_of(spec.seed, "weights"))
         alphabet = BYTES if spec.stream else load_metadata(data).alphabet
         self.model = build_model(spec.model, alphabet).to(self.device)
-        if spec.model.memory is not None and memory is not None:
+        if spec.model.memory is not None and memories is not None:
             from spider.memory.proposer import Proposer  # numba: half a second of each start
 
-            self.model.proposer = Proposer(memory, spec.model.memory, self.model.tokens)
+            self.model.proposer = Proposer(memories[0], spec.model.memory, self.model.tokens)
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)
         self.called: nn.Module = self.model
@@ -134,6 +136,9 @@ class Trainer:
         flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / world.size
         known = device_name(self.device), self.precision.kind, flops, alphabet.digest is not None
         self.telemetry = Telemetry(self.device, *known)
+        folded = memories[1] if memories else None
+        read = spec, data, self.model, world, self.precision, self.ema, folded
+        self.validation = Validation(*read, compiled=compiled)
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
         """Train to the stage's end and return its final checkpoint, in the process that saved it."""
@@ -160,16 +165,22 @@ class Trainer:
                     bar.update()
                     decided = self._end_in_time(bar)
                     done = progress.step == progress.end
+                    saved = self._save_is_due() or decided or done
+                    with watchdog.step(progress.global_step), together():
+                        validated = self.validation.after(progress, saved=saved)
                     if progress.step % self.settings.log_every == 0 or done:
-                        self._log(window, bar)
+                        self._log(window, bar, validated)
                         window = Window()
-                    if self._save_is_due() or decided or done:
+                    elif validated and self.metrics is not None:
+                        self.metrics.write(progress.global_step, validated)
+                    if saved:
                         self._save(final=done)
                     if on_step is not None:
                         on_step(progress.step)
         finally:
             self.loader.close()
             self.saver.close()
+        self.validation.tell(progress, self.saver.root)
         return self.saver.newest
 
     def _step(self, window: Window) -> None:
@@ -199,7 +210,7 @@ class Trainer:
                 progress.streak = 0
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-                raise TrainingError(self._out_of_memory(error)) from error
+                raise TrainingError(out_of_memory(self.spec, progress.global_step, error)) from error
             raise
         self.model.after_step(updated=finite)
         self.optimizer.zero_grad()
@@ -209,6 +220,7 @@ class Trainer:
         progress.tokens += self.spec.tokens_per_step
         progress.bytes += bytes_
         progress.position = batch.position
+        progress.validated = None
         if not finite:
             self._skip()
 
@@ -318,7 +330,7 @@ class Trainer:
             self.world.from_first(self.saver.settle)
         self.progress.checkpoint_seconds += time.perf_counter() - began
 
-    def _log(self, window: Window, bar: tqdm) -> None:
+    def _log(self, window: Window, bar: tqdm, validated: dict[str, float]) -> None:
         means, self.means = self.means, Means()
         if self.metrics is None:
             return
@@ -336,7 +348,7 @@ class Trainer:
         if means.count:
             progress.loss = loss = row.get("train/cross_entropy", row["train/loss"])
             progress.best_loss = min(loss, loss if progress.best_loss is None else progress.best_loss)
-        self.metrics.write(progress.global_step, row)
+        self.metrics.write(progress.global_step, row | validated)
         show(row, progress.step, progress.step + left, bar, self.model.shown)
 
     def _decide_precision(self, warmup: Path | None) -> Precision:
@@ -376,23 +388,3 @@ class Trainer:
         from spider.data.stream import StreamLoader
 
         return StreamLoader(self.spec.stream, **place, position=position)
-
-    def _out_of_memory(self, error: BaseException) -> str:
-        s, model = self.settings, self.spec.model
-        more = model.most_recomputed if model.recomputes else "true"
-        hint = f" or set model.{model.RECOMPUTE}: {more}" if model.recomputing() else ""
-        return (
-            f"out of memory at step {self.progress.global_step} with micro_batch {s.micro_batch}, seq_len "
-            f"{s.seq_len}, grad_accum {s.grad_accum}: halve micro_batch and double grad_accum (the same "
-            f"batch in more pieces), or lower seq_len{hint} ({error})"
-        )
-
-
-def seed_of(*parts: object) -> int:
-    """A 63-bit seed from a list of names and numbers; unlike sums of them, no two lists meet."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
-
-
-def draw_depth(spec: StageSpec) -> int:
-    """Loops of one step's forward passes: the stage's, or drawn from torch's RNG with the stage's as mean."""
-    return int(torch.randint(1, 2 * spec.loops, ())) if spec.model.samples_loops else spec.loops

@@ -133,5 +133,17 @@ def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:
     return "nothing that leaves the model as it is would fit: take a smaller model, or a larger GPU"
 
 
+def out_of_memory(spec: StageSpec, step: int, error: BaseException) -> str:
+    """What to say of a step that took more than there was."""
+    s, model = spec.settings, spec.model
+    more = model.most_recomputed if model.recomputes else "true"
+    hint = f" or set model.{model.RECOMPUTE}: {more}" if model.recomputing() else ""
+    return (
+        f"out of memory at step {step} with micro_batch {s.micro_batch}, seq_len {s.seq_len}, grad_accum "
+        f"{s.grad_accum}: halve micro_batch and double grad_accum (the same batch in more pieces), or lower "
+        f"seq_len{hint} ({error})"
+    )
+
+
 def _changed(spec: StageSpec, **blocks: Any) -> StageSpec:
     return StageSpec.model_validate(merged(spec.model_dump(), blocks))

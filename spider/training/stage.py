@@ -169,12 +169,12 @@ def train(
     with contextlib.ExitStack() as held, StopSignals() as stop:
         world.from_first(lambda: held.enter_context(hold(folder)))
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
-        memory = None
+        read = None
         if spec.model.memory is not None:
             from spider.memory.store import open_memory
 
             assert memories is not None, "planned with the rest"
-            memory, folded = (open_memory(path) for path in memories)
+            read = memory, folded = open_memory(memories[0]), open_memory(memories[1])
             for one, splits in ((memory, ["memory"]), (folded, ["memory", "train"])):
                 one.check(origin["data_digest"], splits)
             origin |= {"memory": memory.description.digest, "folded": folded.description.digest}
@@ -191,7 +191,7 @@ def train(
             good = world.from_first(lambda: claim(folder, own))
             if good is None or not good.training.final:
                 parent = resume or previous
-                trainer = Trainer(spec, folder, data, origin, parent, good, warmup, world, memory)
+                trainer = Trainer(spec, folder, data, origin, parent, good, warmup, world, read)
                 good = trainer.run(stop, on_step)
 
             def finish() -> Receipt:

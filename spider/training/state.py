@@ -7,9 +7,10 @@ optimizer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -76,6 +77,8 @@ class Progress:
     """Training time of this stage over all its restarts, without work that was lost."""
     checkpoint_seconds: float = 0.0
     """How long training stood still for checkpoints."""
+    validation_seconds: float = 0.0
+    """And for validations."""
     skipped: int = 0
     """Steps whose gradient was not finite."""
     streak: int = 0
@@ -86,15 +89,18 @@ class Progress:
     position: dict[str, Any] | None = None
     """The loader's: which sample of which order of which data comes next."""
     means: dict[str, Any] = field(default_factory=lambda: Means().plain())
+    validated: dict[str, Any] | None = None
+    """What a validation found after this very step, if there was one."""
 
     @property
     def spent(self) -> float:
         """Seconds of this stage in all."""
-        return self.seconds + self.checkpoint_seconds
+        return self.seconds + self.checkpoint_seconds + self.validation_seconds
 
     @classmethod
     def saved(cls, manifest: Manifest) -> Self:
-        return cls(**{name: getattr(manifest, name) for name in cls.__dataclass_fields__})
+        plain = manifest.model_dump(include=set(cls.__dataclass_fields__))
+        return cls(**plain)
 
 
 class Ema:
@@ -126,6 +132,20 @@ class Ema:
             torch._foreach_lerp_(averages, weights, 1 - self._config.decay)
         else:
             self.begin()
+
+    @contextlib.contextmanager
+    @torch.no_grad()
+    def in_place(self) -> Iterator[None]:
+        """In here the model has its average, if that has begun; then its weights again, to the bit."""
+        own = {name: local(self._parameters[name].detach()) for name in self._averages}
+        kept = {name: weight.clone() for name, weight in own.items()}
+        try:
+            for name, weight in own.items():
+                weight.copy_(local(self._averages[name]))
+            yield
+        finally:
+            for name, weight in own.items():
+                weight.copy_(kept[name])
 
     def tensors(self) -> dict[str, Tensor]:
         """The live averages as ``ema.{parameter}``: save them, or copy saved ones into them."""

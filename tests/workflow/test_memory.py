@@ -8,7 +8,7 @@ import pytest
 from spider import load_model
 from spider.errors import CheckpointError
 from spider.evaluation.bpb import clip_stream, score
-from spider.evaluation.evaluate import validation_stream
+from spider.evaluation.held_out import validation_stream
 from spider.files import read_json
 from spider.memory.store import open_memory
 

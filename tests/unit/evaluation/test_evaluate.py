@@ -23,7 +23,8 @@ from spider.evaluation import compressors
 from spider.evaluation.adapt import adapt
 from spider.evaluation.artifact import COMPRESSORS
 from spider.evaluation.bpb import clip_stream, score
-from spider.evaluation.evaluate import evaluate, validation_stream
+from spider.evaluation.evaluate import evaluate
+from spider.evaluation.held_out import validation_stream
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.spider.config import BoundaryConfig
