@@ -70,7 +70,6 @@ class Trained(Artifact):
     bytes: int
     seconds: float
     checkpoint_seconds: float
-    validation_seconds: float = 0.0
     skipped: int
     weights: str
     averaged_weights: str | None
@@ -125,6 +124,7 @@ class Manifest(Trained):
     end: int | None
     streak: int
     means: dict[str, Any]
+    validation_seconds: float = 0.0
     validated: Validated | None = None
     """Of the weights as they are in it; None where they were not."""
     files: dict[str, TensorFile]

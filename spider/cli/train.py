@@ -41,7 +41,7 @@ def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
 
 #: What a variable of the name in capitals sets as well, where the command line does not.
 _VARIABLES = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "ckpt_every", "target_tokens")
-_FLAGS = ("max_steps", "precision", "fp8_recipe", "parallel", "compile", "kernels")
+_FLAGS = ("max_steps", "val_every", "precision", "fp8_recipe", "parallel", "compile", "kernels")
 #: The path that a flag stands for; one that begins with ``no_`` sets false.
 ALIASES = {name: name for name in (*_VARIABLES, *_FLAGS)} | {
     "target_tokens": "tokens",

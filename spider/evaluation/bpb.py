@@ -253,8 +253,8 @@ class Reading:
         (found,) = windows(self.tokens_N, seq_len, overlap, count, self.pad, chosen_B)
         if self.proposals is None:
             return *found, None
-        one_by_one = [self.proposals.windows(at_1, seq_len) for at_1 in stride * chosen_B[:, None]]
-        return *found, torch.cat(one_by_one).numpy()
+        alone = [self.proposals.window(at, seq_len) for at in (stride * chosen_B).tolist()]
+        return *found, np.stack(alone)
 
 
 class _Proposals:
@@ -267,6 +267,13 @@ class _Proposals:
     def __init__(self, proposer: Proposer, tokens_N: np.ndarray) -> None:
         self.proposer, self.tokens_N = proposer, tokens_N
         self.first, self.known_NW = 0, np.zeros((0, proposer.layout.width), np.uint8)
+
+    def window(self, at: int, T: int) -> np.ndarray:
+        """Of one window alone, whatever comes before and after: (T, W)."""
+        end = min(at + T, len(self.tokens_N) - 1)
+        known_TW = np.zeros((T, self.proposer.layout.width), np.uint8)
+        known_TW[: end - at] = self.proposer.after(self.tokens_N, at, end)
+        return known_TW
 
     def windows(self, at_B: np.ndarray, T: int) -> torch.Tensor:
         """Of windows that begin there: (B, T, W); zeros in padding."""

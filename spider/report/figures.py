@@ -17,7 +17,7 @@ from spider.evaluation.artifact import Evaluation, Histogram, LoopsCurve, Note
 from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, Level, Series
 from spider.report.formatting import bits, bytes_label, number, percent, plain
 from spider.report.render import picture
-from spider.report.stages import Log, StageRecord, read_log, smoothed
+from spider.report.stages import Log, StageRecord, read_log, smoothed, validated
 from spider.report.text_view import write_page
 from spider.results import StageFolder
 
@@ -51,7 +51,8 @@ def draw_stage(folder: StageFolder) -> list[Path]:
 def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart:
     """Training loss over bytes trained: raw faintly, smoothed on top, held-out bpb as marks at stage ends.
 
-    Stages are shaded where there is one run; with several, each run's stage ends are its marks.
+    Where there is one run its stages are shaded, and what it validated on the way is a line; with several,
+    each run's stage ends are its marks.
     """
     runs = list(dict.fromkeys(log.run for log in logs))
     alone = len(runs) == 1
@@ -68,6 +69,10 @@ def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart
             Series(names[0], x_S.tolist(), smoothed(y_S).tolist(), colour),
             Series(names[1], ends, bpb, 1 if alone else colour, "dots", marker),
         ]
+        if alone:
+            parts = zip(*(log.points(validated) for log in own), strict=True)
+            x_V, y_V = (np.concatenate(part).tolist() for part in parts)
+            series.append(Series("validation", x_V, y_V, 1, dashed=True))
     return Chart(
         title,
         _BYTES,

@@ -36,6 +36,11 @@ def bits_per_byte(metrics: dict[str, float]) -> float:
     return metrics.get("train/bpb", metrics.get("train/loss", math.nan) / math.log(2))
 
 
+def validated(metrics: dict[str, float]) -> float:
+    """What a validation on the way found; NaN in a row without."""
+    return metrics.get("val/bpb", math.nan)
+
+
 @dataclass(frozen=True)
 class Log:
     """What one stage's training logged."""
@@ -53,6 +58,13 @@ class Log:
     @property
     def end(self) -> float:
         return self.begin + self.span.bytes
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The run's step that validated best, and its bits per byte; None where none did."""
+        found = [(row.step, validated(row.metrics)) for row in self.rows]
+        finite = [one for one in found if math.isfinite(one[1])]
+        return min(finite, key=lambda one: one[1]) if finite else None
 
     def points(
         self, read: Callable[[dict[str, float]], float] = bits_per_byte

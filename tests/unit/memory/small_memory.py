@@ -100,5 +100,10 @@ def results(
     root.mkdir()
     write_config(root / "config.yaml", {})
     made = make_memories(shards, root / "memory/toy" / CONFIG.counted)
-    train(make_spec(max_steps=2), root / "runs/r/a", shards, memories=(made["memory"], made["folded"]))
+    train(
+        make_spec(max_steps=2, val_every=1, val_bytes=10**6),
+        root / "runs/r/a",
+        shards,
+        memories=(made["memory"], made["folded"]),
+    )
     return Results(root)

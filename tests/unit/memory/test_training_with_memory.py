@@ -16,6 +16,7 @@ from spider.errors import CheckpointError
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate
+from spider.evaluation.held_out import validation_stream
 from spider.memory.proposer import Proposer
 from spider.memory.store import open_memory
 from spider.model import build_model
@@ -23,6 +24,7 @@ from spider.model.weights import model_tensors
 from spider.results import Results
 from spider.tokens import BYTES
 from spider.training import warmup
+from spider.training.metrics import read_rows
 from spider.training.stage import train
 from tests.unit.memory.small_memory import CONFIG
 from tests.unit.training.disturb import Stop, crash_at
@@ -235,3 +237,13 @@ def test_what_is_learned_from_while_scoring_has_the_proposals_that_it_is_scored_
         size = min(64, 96 - start % 96)
         assert np.array_equal(ids[:size], tokens[start : start + size])
         assert np.array_equal(proposed[:size], known[start : start + size])
+
+
+def test_on_the_way_it_is_validated_with_the_memory_that_it_is_evaluated_with(results, shards, make_spec):
+    """The one in which the training text is folded, by the document before each window."""
+    spec, stage = make_spec(), results.stage("r", "a")
+    model = Checkpoint.at(stage.path).model()
+    tokens_N, _ = validation_stream(shards, spec.evaluation.max_bytes)
+    reading = spec.evaluation.model_dump(include={"overlap", "batch"}) | {"n_loops": spec.loops}
+    expected = score(model, tokens_N, seq_len=spec.window, **reading).bpb
+    assert read_rows(stage.metrics)[-1].metrics["val/bpb"] == pytest.approx(expected, rel=1e-6)

@@ -57,6 +57,7 @@ def run_together(processes, jobs, scratch):
 @pytest.fixture(scope="module")
 def specs(make_spec):
     shared = {"micro_batch": 2, "grad_accum": 4, "ckpt_every": 2, "log_every": 1, "max_steps": 6}
+    shared |= {"val_every": 1, "val_bytes": 100}
     return {name: make_spec(**{**shared, **changes}) for name, changes in SPECS.items()}
 
 

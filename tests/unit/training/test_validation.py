@@ -1,0 +1,262 @@
+"""Validation on the way: it finds what the evaluation would, decides nothing, and the best is kept."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.records import MANIFEST, Manifest, best, steps
+from spider.cli import cli
+from spider.config import ConfigError, EvaluationConfig, load_config
+from spider.data.encode import encode_part
+from spider.data.metadata import build_metadata
+from spider.errors import TrainingError
+from spider.evaluation.bpb import score
+from spider.evaluation.held_out import validation_stream
+from spider.training import loop
+from spider.training.stage import train
+from spider.training.state import Progress
+from spider.training.validation import SHARE, Validation
+from tests.unit.small_datasets import dataset
+from tests.unit.training.disturb import Stop, crash_at
+from tests.unit.training.outcomes import outcome, rows
+
+ALL = 10**9
+EMA = {"decay": 0.5, "start_step": 2}
+
+
+def curve(folder):
+    """Of the rows that have one, by step."""
+    return {r["step"]: b for r in rows(folder) if (b := r["metrics"].get("val/bpb")) is not None}
+
+
+def measured(spec, folder, data):
+    """By the evaluation's own way."""
+    model = Checkpoint.at(folder).model()
+    tokens_N, _ = validation_stream(data, spec.evaluation.max_bytes, model.tokens)
+    reading = spec.evaluation.model_dump(include={"overlap", "batch"})
+    return score(model, tokens_N, seq_len=spec.window, n_loops=spec.loops, **reading).bpb
+
+
+def evaluated(spec, **changes):
+    asked = EvaluationConfig(**{**spec.evaluation.model_dump(), **changes})
+    return spec.model_copy(update={"evaluation": asked})
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory, make_spec, shards):
+    """A stage that averages its weights, validated on all there is, every 5 steps of 20."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("validated")
+    spec = evaluated(make_spec(val_every=5, val_bytes=ALL, ema=EMA), max_bytes=800)
+    train(spec, folder, shards)
+    return spec, folder
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def test_it_finds_what_the_evaluation_will_of_the_averaged_weights_in_the_memory_of_none(validated, shards):
+    spec, folder = validated
+    found = curve(folder)
+    assert list(found) == [5, 10, 15, 20]
+    assert found[20] == pytest.approx(measured(spec, folder, shards), rel=1e-6)
+    # A row of its own where no other is due, and one with it where one is.
+    assert [(r["step"], "train/loss" in r["metrics"]) for r in rows(folder)] == [
+        *((3, True), (5, False), (6, True), (9, True), (10, False)),
+        *((12, True), (15, True), (18, True), (20, True)),
+    ]
+
+
+def test_the_ids_of_a_tokenizer_are_scored_in_bytes(tmp_path, talk, talk_spec):
+    """Of a GPT on packed conversations."""
+    settings = talk_spec.settings.model_copy(update={"val_every": 12, "val_bytes": ALL})
+    spec = talk_spec.model_copy(update={"settings": settings})
+    train(spec, tmp_path, talk)
+    assert curve(tmp_path) == {12: pytest.approx(measured(spec, tmp_path, talk), rel=1e-6)}
+
+
+def test_a_part_of_the_text_is_spread_over_all_of_it(tmp_path, make_spec, shards):
+    validation = trainer_of(make_spec(val_every=5, val_bytes=300), tmp_path, shards).validation
+    validation.tokens_N = text_N = np.random.default_rng(0).integers(0, 256, 3001).astype(np.uint16)
+    validation._read()
+    text = text_N.tobytes()
+    read = [row.numpy().astype(np.uint16) for one in validation._batches for row in one.inputs_BT]
+    places = [text.index(row.tobytes()) // 2 for row in read]
+    assert len(places) == validation.windows and 250 < validation.bytes < 600
+    apart = np.diff([0, *places, 3000])
+    assert (apart >= 0).all() and apart.max() < 2 * 3000 / len(places)
+
+
+# ----------------------------------------------------------------------------------------- decides nothing
+
+
+def test_it_changes_no_bit_of_the_weights_and_no_other_figure(tmp_path, validated, make_spec, shards):
+    spec, folder = validated
+    without = make_spec(val_every=0, ema=EMA)
+    assert without.identity == spec.identity == make_spec(ema=EMA).identity and without.shape == spec.shape
+    train(without, tmp_path, shards)
+    one, other = outcome(tmp_path), outcome(folder)
+    assert not curve(tmp_path) and one["tensors"] == other["tensors"]
+    plain = [row for row in other["rows"] if "train/loss" in row["metrics"]]
+    for row in plain:
+        row["metrics"].pop("val/bpb", None)
+    assert plain == one["rows"]
+
+
+@pytest.mark.parametrize("crash", [6, 15])
+def test_what_crashes_and_goes_on_has_the_same_curve_and_the_same_best(
+    tmp_path, validated, shards, crash, caplog
+):
+    caplog.set_level("INFO")
+    spec, folder = validated
+    with pytest.raises(Stop):
+        train(spec, tmp_path, shards, on_step=crash_at(crash))
+    train(spec, tmp_path, shards)
+    assert outcome(tmp_path) == outcome(folder)
+    assert os.readlink(tmp_path / "checkpoints/best") == os.readlink(folder / "checkpoints/best")
+    assert "validation took" in caplog.text and "best checkpoint: step-" in caplog.text
+    manifest = Manifest.read(steps(tmp_path / "checkpoints")[-1] / MANIFEST)
+    assert manifest.validation_seconds > 0
+    assert Progress.saved(manifest).spent > manifest.seconds + manifest.checkpoint_seconds
+
+
+# --------------------------------------------------------------------------------------------- how often
+
+
+def trainer_of(spec, folder, shards):
+    return loop.Trainer(spec, folder, shards, {"data_digest": ""}, None, None, None)
+
+
+def test_by_default_it_comes_as_often_as_it_may_cost_and_with_checkpoints(tmp_path, make_spec, shards):
+    spec = make_spec(val_bytes=1, ckpt_every=20)
+    train(spec, tmp_path, shards)
+    assert list(curve(tmp_path)) == [20]
+    assert make_spec(val_bytes=1).identity == make_spec().identity
+    for every, settings in {
+        20: {"ckpt_every": 20},
+        18: {"ckpt_every": 6},
+        17: {"ckpt_every": 50, "ckpt_minutes": 1},
+        25: {"ckpt_every": 75},
+    }.items():
+        validation = trainer_of(make_spec(val_bytes=1, **settings), tmp_path, shards).validation
+        assert validation.windows == 1 and validation.every == every
+        assert validation.cost / validation.every <= SHARE
+
+
+def test_a_stage_too_short_to_pay_for_one_has_none_and_the_clock_s_checkpoints_are_validated(
+    tmp_path, make_spec, shards
+):
+    def due(step, saved=False, end=100, **settings):
+        progress = Progress(step=step, end=end)
+        return trainer_of(make_spec(**settings), tmp_path, shards).validation.is_due(progress, saved=saved)
+
+    cheap = {"val_bytes": 1, "ckpt_every": 20}
+    assert due(40, **cheap) and due(45, end=45, **cheap) and not due(45, saved=True, **cheap)
+    assert not due(19, end=19, **cheap) and due(19, end=19, **cheap, val_every=40)
+    assert due(45, saved=True, **cheap, ckpt_minutes=1) and not due(45, **cheap, ckpt_minutes=1)
+    assert not due(40, **cheap | {"val_every": 0})
+
+
+# ---------------------------------------------------------------------------------------- the best is kept
+
+
+@dataclass
+class Told:
+    """What validations are told to find, in their order."""
+
+    bpb: list[float]
+
+    def __call__(self, validation):
+        validation.digest, validation.bytes = "d", 1
+        return self.bpb.pop(0)
+
+
+def test_the_best_checkpoint_is_kept_named_and_listed(tmp_path, make_spec, shards, monkeypatch, caplog):
+    told = Told([3.0, 1.0, 2.0, float("nan"), 2.5, 2.25])
+    monkeypatch.setattr(Validation, "_score", lambda self: told(self))
+    spec, root = make_spec(val_every=5, max_steps=30), tmp_path / "checkpoints"
+    train(spec, tmp_path, shards)
+    assert [path.name[-2:] for path in steps(root)] == ["10", "25", "30"]
+    assert Checkpoint.at(root / "best").manifest.step == 10 and os.readlink(root / "best") == "step-00000010"
+    assert list(curve(tmp_path)) == [5, 10, 15, 25, 30] and "loss of the held-out text is not" in caplog.text
+    assert Checkpoint.at(tmp_path).manifest.step == 30  # as ever
+    said = CliRunner().invoke(cli, ["checkpoint", "ls", str(tmp_path)]).output.splitlines()
+    assert ["best" in line for line in said[1:]] == [True, False, False]
+    assert said[1].endswith("good, best, 1.0000 bits per byte held out")
+
+    # A kill may have come before the link, and what is damaged is the best no longer.
+    (root / "best").unlink()
+    train(spec, tmp_path, shards)
+    assert os.readlink(root / "best") == "step-00000010"
+    (root / "step-00000010" / MANIFEST).write_text("{")
+    assert best(root)[0].name == "step-00000030"
+    train(spec, tmp_path, shards)
+    assert os.readlink(root / "best") == "step-00000030"
+
+
+def test_figures_of_another_text_are_not_compared(tmp_path, make_spec, shards, monkeypatch):
+    found = iter([("a", 1.0), ("b", 3.0), ("b", 2.0), ("b", 2.5)])
+
+    def told(validation):
+        validation.bytes = 1
+        validation.digest, bpb = next(found)
+        return bpb
+
+    monkeypatch.setattr(Validation, "_score", told)
+    train(make_spec(val_every=5, keep_every=5), tmp_path, shards)
+    assert [path.name[-2:] for path in steps(tmp_path / "checkpoints")] == ["05", "10", "15", "20"]
+    assert os.readlink(tmp_path / "checkpoints/best") == "step-00000015"
+
+
+# ------------------------------------------------------------------------------------------------ refused
+
+
+def test_a_split_smaller_than_a_window_or_none_is_an_error_where_it_is_asked_for(
+    tmp_path, make_spec, shards, caplog
+):
+    caplog.set_level("INFO")
+    small = {"seq_len": 100_000}
+    with pytest.raises(TrainingError, match=r"val_every: .*is [\d,]+ ids, less than one window of 100,000"):
+        train(evaluated(make_spec(val_every=5), **small), tmp_path / "a", shards)
+    bare = dataset(validation=0.0)
+    encode_part(shards.parent / "000.parquet", nothing := tmp_path / "shards", "000", bare)
+    build_metadata(nothing, "toy", bare, source={"kind": "local", "files": []}, parts=["000"])
+    with pytest.raises(TrainingError, match=r"val_every: .*has no validation text to score; raise `valid"):
+        train(make_spec(val_every=5), tmp_path / "a", nothing)
+    for spec, data in (
+        (evaluated(make_spec(max_steps=2), **small), shards),
+        (make_spec(max_steps=2), nothing),
+    ):
+        caplog.clear()
+        train(spec, tmp_path / data.parent.name, data)
+        assert caplog.text.count("no validation on the way: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ({"val_every": 30}, "val_every: must be a multiple or a divisor of ckpt_every"),
+        ({"val_every": 25, "data": "crawl"}, "val_every: crawl is a stream and has no validation split"),
+        ({"val_every": 25, "data": "bare"}, "val_every: datasets.bare.validation is 0: raise it, or"),
+        ({"val_every": -1}, "val_every: must be at least 0"),
+        ({"val_bytes": 0}, "val_bytes: must be positive"),
+    ],
+)
+def test_what_cannot_be_validated_is_refused_before_it_begins(stage, said):
+    crawl = {"source": {"kind": "stream", "repo": "a/b", "revision": "0" * 40, "files": ["a.parquet"]}}
+    data = {"toy": {"source": {"kind": "pydocs"}}, "crawl": crawl}
+    data["bare"] = {"source": {"kind": "pydocs"}, "validation": 0.0}
+    run = {"data": "toy", "model": "tiny", "stages": [{"name": "a", "max_steps": 9, **stage}]}
+    with pytest.raises(ConfigError) as refused:
+        load_config({"datasets": data, "runs": {"r": run}})
+    assert said in str(refused.value)
+    if "data" in stage:
+        stage = {"name": "a", "max_steps": 9, "data": stage["data"]}
+        load_config({"datasets": data, "runs": {"r": {**run, "stages": [stage]}}})
