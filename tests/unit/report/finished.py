@@ -38,7 +38,15 @@ def config_of(results: Path) -> dict[str, Any]:
         "model": model,
         "precision": "fp32",
         "optimizer": {"kind": "muon"},
-        "defaults": {"seq_len": 32, "micro_batch": 4, "lr": 1e-3, "log_every": 2, "ckpt_every": 5},
+        "defaults": {
+            "seq_len": 32,
+            "micro_batch": 4,
+            "lr": 1e-3,
+            "log_every": 2,
+            "ckpt_every": 5,
+            "val_every": 5,
+            "val_bytes": 600,
+        },
         "stages": [
             {"name": "first", "max_steps": 20, "schedule": "constant", "warmup_steps": 5},
             {"name": "second", "max_steps": 10, "schedule": "linear", "warmup_steps": 0},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import xml.etree.ElementTree as ElementTree
@@ -32,6 +33,12 @@ def log(run="demo", stage="main", begin=0.0, n=50, held_out: float | None = 2.2)
     return Log(run, stage, rows, span, begin, held_out)
 
 
+def validated(one: Log) -> Log:
+    """With rows of their own for what was validated, as training writes them."""
+    rows = [Row(20, 0.0, {"val/bpb": 3.0}), Row(50, 0.0, {"val/bpb": 2.3})]
+    return dataclasses.replace(one, rows=sorted([*one.rows, *rows], key=lambda row: row.step))
+
+
 def drawn(*shown, folder, title="a <title>") -> tuple[str, list[str]]:
     """The file of figures side by side, and all text in it."""
     picture(folder / "figure.svg", [(1, [one]) for one in shown], 800, 440, title)
@@ -46,6 +53,7 @@ def drawn(*shown, folder, title="a <title>") -> tuple[str, list[str]]:
     ("make", "needed"),
     [
         (lambda: figures.loss([log(), log(stage="anneal", begin=1e6)], "t"), ["training", "anneal"]),
+        (lambda: figures.loss([validated(log())], "t"), ["training", "validation", "held-out text"]),
         (lambda: figures.loss([log(), log(run="wide")], "t"), ["demo: training", "wide: held-out"]),
         (lambda: figures.loss([log(n=1)], "t"), ["training"]),
         (lambda: figures.loops({"main": LOOPS}), ["2.400", "2.060", "trained with", "4"]),

@@ -15,6 +15,7 @@ from spider.report.page import render, settings_of
 from spider.report.provenance import chain, read_datasets
 from spider.report.stages import read_stages
 from spider.results import Results, StageFolder
+from spider.training.metrics import read_rows
 from tests.unit.report.finished import config_of, encode_text, finished_run, left_by_job, train_stage
 
 
@@ -50,6 +51,14 @@ def test_the_page_says_what_the_files_say(made):
             assert f"{bits:.3f}" in section(page, "scores")
     assert "not finished" not in page and "digest" not in section(page, "costs")
     assert section(page, "training").count("<figure") == 4
+    for stage, steps in (("first", (5, 10, 15, 20)), ("second", (25, 30))):
+        rows = {
+            row.step: row.metrics.get("val/bpb") for row in read_rows(results.stage("small", stage).metrics)
+        }
+        assert tuple(step for step, bpb in rows.items() if bpb is not None) == steps
+        lowest = min(steps, key=rows.__getitem__)
+        assert f"{stage} <b>{rows[lowest]:.4f}</b> after step {lowest}" in section(page, "training")
+        assert f"{rows[steps[0]]:.3f} bits per byte at" in section(page, "training")
     experts = found["figures"][2]["values"]
     assert section(page, "inside").count('<rect class="cell"') == sum(len(row) for row in experts)
     assert f"<dd>{quantity(found['parameters'], '')}<small>parameters" in page

@@ -21,6 +21,8 @@ def train(results, spec, steps, weights="w"):
         with open(folder / "metrics.jsonl", "a") as f:
             for step in steps:
                 f.write(json.dumps({"step": step, "time": 1e9 + step, "metrics": {"train/loss": 1.0}}) + "\n")
+            found = {"val/bpb": 2.0 + 1 / (1 + steps[-1])}
+            f.write(json.dumps({"step": steps[-1] + 1, "time": 2e9, "metrics": found}) + "\n")
         written = receipt(
             weights=weights, global_step=steps[-1] + 1, checkpoint="checkpoints/step-1", loss=1.5
         )
@@ -47,6 +49,8 @@ def test_stages_and_restarts_are_one_run_with_one_curve(results, store, make_spe
     assert sync(results).error is None
     (run,) = runs_of(store())
     assert steps_of(store(), run) == list(range(9))
+    validated = store().client.get_metric_history(run.info.run_id, "val/bpb")
+    assert [(m.step, m.value) for m in validated] == [(5, 2.2), (9, 2.0 + 1 / 9)]
     assert run.info.status == "FINISHED" and run.info.run_name == "demo"
     assert (
         run.data.params["warmup.settings.tokens"] == "1000" and run.data.params["main.settings.lr"] == "0.001"
