@@ -133,7 +133,7 @@ class StageSettings(Block):
     """Also keep those whose step in the stage is a multiple of this, a multiple of ``ckpt_every``."""
     val_every: Annotated[int, Field(ge=0)] | None = None
     """Steps between validations, a multiple or a divisor of ``ckpt_every`` (null: as often as they cost a
-    200th of the training's FLOPs; 0: none)."""
+    400th of the training's FLOPs; 0: none)."""
     val_bytes: Positive = 16_384
     """Of the text that the evaluation scores, so much is scored each time, spread evenly over it."""
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Of the training's FLOPs, what validations may take by default.
-SHARE = 1 / 200
+SHARE = 1 / 400
 
 
 class Validation:
