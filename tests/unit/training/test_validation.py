@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch._dynamo
 from click.testing import CliRunner
 
 from spider.checkpoints.load import Checkpoint
@@ -19,6 +21,7 @@ from spider.data.metadata import build_metadata
 from spider.errors import TrainingError
 from spider.evaluation.bpb import score
 from spider.evaluation.held_out import validation_stream
+from spider.processes.parallel import compile_forward
 from spider.training import loop
 from spider.training.stage import train
 from spider.training.state import Progress
@@ -125,6 +128,23 @@ def test_what_crashes_and_goes_on_has_the_same_curve_and_the_same_best(
     manifest = Manifest.read(steps(tmp_path / "checkpoints")[-1] / MANIFEST)
     assert manifest.validation_seconds > 0
     assert Progress.saved(manifest).spent > manifest.seconds + manifest.checkpoint_seconds
+
+
+def test_what_is_compiled_is_not_compiled_once_more_for_it(tmp_path, shards, monkeypatch):
+    """By dynamo, whose graphs are then run as they are."""
+    monkeypatch.setattr(loop, "compile_forward", partial(compile_forward, backend="eager"))
+    stages = [{"name": "a", "max_steps": 10}]
+    settings = {"seq_len": 32, "micro_batch": 4, "ckpt_every": 5, "val_bytes": 300}
+    run = {"data": "toy", "model": {"family": "tests.families.toy"}, "precision": "fp32", "compile": True}
+    found = []
+    for every in (0, 5):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        block = run | {"defaults": {**settings, "val_every": every}, "stages": stages}
+        config = load_config({"datasets": {"toy": {"source": {"kind": "pydocs"}}}, "runs": {"r": block}})
+        receipt = train(config.stage("r", "a"), tmp_path / str(every), shards)
+        found.append((receipt.weights, torch._dynamo.utils.counters["stats"]["unique_graphs"]))
+    assert found[0] == found[1] == (receipt.weights, 1) and len(curve(tmp_path / "5")) == 2
 
 
 # --------------------------------------------------------------------------------------------- how often
