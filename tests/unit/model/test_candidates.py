@@ -131,7 +131,7 @@ def test_a_counts_worth_is_that_of_its_candidate_whatever_the_slot(head):
         after.copy_(before.flip(1))
     different = [len(set(chosen(row))) == LAYOUT.candidates for row in proposed]
     a, b = head(logits, h, proposed), head(logits, h, turned)
-    torch.testing.assert_close(a[different], b[different])
+    torch.testing.assert_close(a[different], b[different], rtol=1e-3, atol=1e-3)  # another order of sums
     assert sum(different) > 10
 
 
