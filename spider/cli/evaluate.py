@@ -92,7 +92,11 @@ def compare(session: Session, output: Path) -> None:
     evaluations, artifacts = session.evaluations(session.config.runs), session.artifacts()
     with session.tracked("compare", "report", {}, [*evaluations, *artifacts], [output]) as job:
         benchmarks = session.results.root / "benchmarks"
-        compare(evaluations, artifacts=artifacts, benchmarks=benchmarks, output=output.parent)
+        summary = compare(evaluations, artifacts=artifacts, benchmarks=benchmarks, output=output.parent)
+        for run, compared in summary.runs.items():
+            if best := compared.best:
+                of = {name: compared.stages[best][name] for name in ("weights", "bpb", "text_sha256")}
+                tracking.log_choice(session.results.root, run, best, **of)
         for name in ("summary.json", "table.md", "bpb.svg", "loss.svg"):
             job.artifact(output.parent / name)
 

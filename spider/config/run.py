@@ -290,6 +290,10 @@ class TrackingConfig(Block):
     """Whose runs these are, on a store of several people: ada logs to ada/Training and ada/Pipeline."""
     enabled: bool = True
     """false: nothing is recorded."""
+    registry: bool = True
+    """Every run is a registered model in MLflow, every stage a version of it."""
+    copy_weights: bool = False
+    """true: the store gets a copy of each stage's weights, for who cannot read the results folder."""
 
     @model_validator(mode="after")
     def _names(self) -> TrackingConfig:

@@ -55,6 +55,14 @@ class ComparedRun(BaseModel, frozen=True):
     def last(self) -> dict[str, Any]:
         return self.stages[self.order[-1]]
 
+    @property
+    def best(self) -> str | None:
+        """The stage of the least bpb, of those scored on the text that the last was; None where that is not
+        what was written."""
+        text = self.last["text_sha256"]
+        like = [name for name in self.order[::-1] if self.stages[name]["text_sha256"] == text]
+        return None if mark(self.last) else min(like, key=lambda name: self.stages[name]["bpb"])
+
 
 class Summary(Artifact):
     """``summary.json``, for programs."""
@@ -107,6 +115,7 @@ def compare(
                 "copies": one.copies and one.copies.model_dump(),
                 "artifact": small[run, one.stage](one) if (run, one.stage) in small else None,
                 **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights", "prompt", "sample"}),
+                "text_sha256": one.text_sha256,
                 **({} if one.lossless else {"lossless": False}),
             }
             for _, one in own

@@ -11,6 +11,7 @@ from spider.tracking.runs import (
     close_pipeline,
     job,
     log_checkpoint,
+    log_choice,
     log_evaluation,
     log_scores,
     open_pipeline,

@@ -237,6 +237,20 @@ class Evaluation(Record):
     artifacts: list[Shown] = []
 
 
+class Choice(Record):
+    """The best of a run's stages, by comparison: those scored on one text, none of which a tokenizer left."""
+
+    kind: Literal["choice"] = "choice"
+    run: str
+    stage: str
+    weights: str  # digest of what was scored
+    bpb: float
+    text_sha256: str
+
+    def means(self, stage: str, weights: str) -> bool:
+        return (stage, weights) == (self.stage, self.weights)
+
+
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
     if not isinstance(value, dict):

@@ -31,7 +31,7 @@ from spider.files import digest, read_json
 from spider.results import Results, StageFolder
 from spider.tracking import records, spool, target
 from spider.tracking.machine import Sampler
-from spider.tracking.records import Checkpoint, Evaluation, Run, Status, file_list
+from spider.tracking.records import Checkpoint, Choice, Evaluation, Run, Status, file_list
 from spider.tracking.sync import Sender, rows_were_replaced
 from spider.tracking.target import configure, one_line
 
@@ -303,3 +303,10 @@ def log_scores(
         artifacts=records.shown(results, artifacts),
     )
     spool.write(results, record)
+
+
+def log_choice(results: Path, run: str, stage: str, *, weights: str, bpb: float, text_sha256: str) -> None:
+    """Record which of a run's stages is the best: its weights, and what they scored on which text."""
+    if target.enabled():
+        scored = {"weights": weights, "bpb": bpb, "text_sha256": text_sha256}
+        spool.write(results, Choice(identity=digest(run), run=run, stage=stage, **scored))

@@ -7,6 +7,7 @@ One file a record (`records`), each whole or absent, each overwritten in place a
     tracking/jobs/{identity}.json         one rule job; a rerun of the same job is the same file
     tracking/models/{identity}.json       one checkpoint
     tracking/evaluations/{identity}.json  the scores of one checkpoint
+    tracking/choices/{identity}.json      the best of a run's stages
 
 Trade-off: a file a record costs a directory scan a sync (milliseconds for thousands), and buys that no two
 processes ever write the same file and that a person can read, copy or delete a record with plain tools.

@@ -31,6 +31,7 @@ from spider.files import read_json, replacing, sha256, write_json
 from spider.tracking import spool
 from spider.tracking.records import Checkpoint, Dataset, Evaluation, Record, RefusedError, Run, Shown, flatten
 from spider.tracking.target import is_server, prefix, store_key, store_uri
+from spider.tracking.versions import RANKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"}
-RANKING = ("bpb", "bpb_strict")  # metrics by which checkpoints are compared
 #: Answers that blame the record and not the store: the others may still be sent.
 REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
 
@@ -123,7 +123,7 @@ class Store:
             check_database(uri)
         import mlflow
 
-        # Only create_external_model needs the global URI; mlflow also puts it into the environment, where
+        # Making a model, or a version of one, needs the global URI; mlflow also puts it into the environment, where
         # `store_uri` would take it for the user's wish.
         wished = {k: v for k, v in os.environ.items() if k == "MLFLOW_TRACKING_URI"}
         mlflow.set_tracking_uri(uri)

@@ -24,12 +24,22 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, TypeAdapter
 
-from spider.files import read_json, write_json
+from spider.files import digest, read_json, write_json
 from spider.results import Results
 from spider.tracking import spool
-from spider.tracking.records import relative
+from spider.tracking.records import RefusedError, relative
+from spider.tracking.registry import Registry
 from spider.tracking.store import REFUSALS, Point, Store
-from spider.tracking.target import enabled, explain, one_line, store_key, store_uri
+from spider.tracking.target import (
+    copies_weights,
+    enabled,
+    explain,
+    one_line,
+    registers,
+    store_key,
+    store_uri,
+)
+from spider.tracking.versions import lines
 from spider.training.metrics import parse_row
 
 log = logging.getLogger(__name__)
@@ -37,6 +47,7 @@ log = logging.getLogger(__name__)
 POLL, SLOWEST_POLL, LONGEST_ATTEMPT = 5.0, 60.0, 60.0  # seconds, of a process that sends in the background
 #: Of a processor, that it takes at most.
 SHARE = 0.1
+REGISTRY = "model registry"  # what is sent last, as one item
 
 
 class SyncReport(NamedTuple):
@@ -66,6 +77,10 @@ class Sent(BaseModel):
     fingerprint: Any = None
     records: dict[str, list[int]] = {}
     curves: dict[str, Curve] = {}
+    registry: str | None = None
+    """State of all records of which models are registered."""
+    registered: dict[str, str] = {}
+    """Of each run, `Line.digest`."""
 
 
 _EVERYWHERE = TypeAdapter(dict[str, Sent])
@@ -145,7 +160,7 @@ class Syncer:
                 except Exception as failure:
                     if getattr(failure, "error_code", None) not in REFUSALS:
                         raise
-                    refusal = spool.redact(f"{item.name}: {one_line(failure)}")
+                    refusal = spool.redact(f"{item.name}: {_said(failure)}")
                     if refusal not in self._complained:
                         self._complained.add(refusal)
                         log.warning("not accepted by the store: %s", refusal)
@@ -156,6 +171,9 @@ class Syncer:
 
 def _deliver(store: Store, item: Item, known: Sent) -> Iterator[tuple[str, int]]:
     """Send an item piece by piece, noting each as known; yields what it was and how many."""
+    if item.kind == REGISTRY:
+        yield from _register(store, known)
+        return
     if not item.key:
         state = _state(item.path)  # before reading: a later change is sent next time
         store.send(spool.KINDS[item.kind].read(item.path))
@@ -167,6 +185,37 @@ def _deliver(store: Store, item: Item, known: Sent) -> Iterator[tuple[str, int]]
         store.log_points(run_id, points)
         known.curves[item.name] = Curve(key=item.key, offset=offset, head=_head(item.path))
         yield "points", len(points)
+
+
+def _register(store: Store, known: Sent) -> Iterator[tuple[str, int]]:
+    """Register the models of all runs of which something is new. One that is refused is tried again at the
+    next sync; `RefusedError` says why, after the others are done, or at once where it is no matter of one."""
+    results, registry, refusal = store.results, Registry(store), ""
+    state = _registry_state(results)
+    models = ((relative(results, path), path) for _, path in spool.records(results, ["models"]))
+    unsent = {path.stem for name, path in models if known.records.get(name) != _state(path)}
+    for line in lines(results):
+        told = digest([line.digest, copies_weights()])
+        if known.registered.get(line.run) == told:
+            continue
+        try:
+            if unsent & {version.record.identity for version in line.versions}:
+                raise RefusedError("a checkpoint's record was not accepted")
+            registry.publish(line)
+        except Exception as failure:
+            if getattr(failure, "error_code", None) not in REFUSALS:
+                raise RefusedError(registry.explain(failure)) from failure
+            refusal = f"run {line.run}: {_said(failure)}"
+            continue
+        known.registered[line.run] = told
+        yield "registered models", 1
+    if refusal:
+        raise RefusedError(refusal)
+    known.registry = state
+
+
+def _said(failure: Exception) -> str:
+    return str(failure) if isinstance(failure, RefusedError) else one_line(failure)
 
 
 def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, list[Point]]]:
@@ -214,7 +263,15 @@ def _unsent(results: Path, known: Sent) -> list[Item]:
             with open(path, "rb") as f:
                 f.seek(_offset(item, known))
                 items += [item] if f.readline().endswith(b"\n") else []
+    if registers() and known.registry != _registry_state(results):
+        items.append(Item(REGISTRY, results, REGISTRY))
     return items
+
+
+def _registry_state(results: Path) -> str | None:
+    """Of the records from which models are registered, and of how; None where there are none."""
+    there = [_state(path) for _, path in spool.records(results, ("models", "evaluations", "choices"))]
+    return digest([there, copies_weights()]) if there else None
 
 
 def _state(path: Path) -> list[int]:

@@ -24,6 +24,16 @@ def enabled() -> bool:
     return os.environ.get("SPIDER_TRACKING", "").lower() != "off"
 
 
+def registers() -> bool:
+    """Whether models are registered."""
+    return os.environ.get("SPIDER_TRACKING_REGISTRY", "").lower() != "off"
+
+
+def copies_weights() -> bool:
+    """Whether the store gets a copy of the weights of each stage."""
+    return os.environ.get("SPIDER_TRACKING_COPY_WEIGHTS", "").lower() == "on"
+
+
 def workflow() -> str | None:
     """The invocation of the workflow that this process is a job of."""
     return os.environ.get("SPIDER_WORKFLOW") or None
@@ -58,6 +68,8 @@ def configure(config: Any) -> None:
     block = to_jsonable_python(config).get("tracking") or {}
     told = {"_URI": block.get("uri"), "_EXPERIMENT": block.get("experiment")}
     told[""] = "" if block.get("enabled", True) else "off"
+    told["_REGISTRY"] = "" if block.get("registry", True) else "off"
+    told["_COPY_WEIGHTS"] = "on" if block.get("copy_weights") else ""
     for name, value in told.items():
         if value:
             os.environ.setdefault(f"SPIDER_TRACKING{name}", value)

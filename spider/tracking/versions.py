@@ -1,0 +1,170 @@
+"""What the model registry is told: of each run its checkpoints, with all their scores and which is best, from
+the spool's records; and the words in which its pages say so.
+
+MLflow's pages show Markdown of up to `_LONGEST` letters, and drop a picture that is written into it. One that
+is an artifact of a run they fetch from their own server, whatever its address.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from spider.files import digest
+from spider.tracking import spool
+from spider.tracking.records import Checkpoint, Choice, Evaluation
+
+RANKING = ("bpb", "bpb_strict")  # metrics by which checkpoints are compared
+_BITS = ("bits per byte", "strict")
+_PICTURE = "loss.svg"
+_LONGEST = 5000  # letters that every database holds
+_EXAMPLE = """\
+    import mlflow
+
+    model = mlflow.pyfunc.load_model("models:/{}")
+    model.predict(["The "], params={{"max_bytes": 100}})
+"""
+
+
+class Version(NamedTuple):
+    """A checkpoint with all its scores."""
+
+    record: Checkpoint
+    scores: dict[str, float]
+    pictured: bool
+    """Whether its training run has the picture of its losses."""
+
+    @property
+    def run(self) -> str:
+        return self.record.tags["spider.run"]
+
+    @property
+    def stage(self) -> str:
+        return self.record.tags["spider.stage"]
+
+    @property
+    def weights(self) -> str:
+        """Digest of what is loaded."""
+        return str(self.record.params.get("averaged_weights") or self.record.params["weights"])
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of a pressed model with the code that it needs; None for any other."""
+        size = self.scores.get("artifact/bytes")
+        return None if size is None else int(size)
+
+    def score(self, name: str) -> float | None:
+        return self.scores.get(name, self.scores.get(f"artifact/{name}"))
+
+    def under(self, group: str) -> dict[str, float]:
+        """Scores named ``{group}/...``, by what follows."""
+        start = f"{group}/"
+        return {n.removeprefix(start): value for n, value in self.scores.items() if n.startswith(start)}
+
+    def tags(self) -> dict[str, str]:
+        """What it is found by and shows beside its description."""
+        told = {"spider.step": self.record.step, "spider.path": self.record.params["path"]}
+        told |= {name: self.score(name) for name in RANKING} | {"bytes": self.size}
+        told |= {f"tasks.{name}": value for name, value in self.under("tasks").items()}
+        return self.record.tags | {name: str(value) for name, value in told.items() if value is not None}
+
+
+class Line(NamedTuple):
+    """A run: its checkpoints in the order of training, and the best of its stages."""
+
+    run: str
+    versions: list[Version]
+    choice: Choice | None
+
+    @property
+    def digest(self) -> str:
+        """Of all that is told of it."""
+        told = [[one.record.plain(), one.scores, one.pictured] for one in self.versions]
+        return digest([told, self.choice and self.choice.plain()])
+
+
+def lines(results: Path) -> Iterator[Line]:
+    """All runs of which a checkpoint is recorded; raises `RefusedError` for a record that is damaged."""
+    scored = defaultdict[str, list[Evaluation]](list)
+    for _, path in spool.records(results, ["evaluations"]):
+        one = Evaluation.read(path)
+        scored[one.model or one.identity].append(one)
+    choices = {one.run: one for one in (Choice.read(path) for _, path in spool.records(results, ["choices"]))}
+    runs = defaultdict[str, list[Version]](list)
+    for _, path in spool.records(results, ["models"]):
+        record = Checkpoint.read(path)
+        own = scored[record.identity]
+        scores = {name: value for one in own for name, value in one.metrics.items()}
+        pictured = any(Path(file.path).name == _PICTURE for one in own for file in one.artifacts)
+        runs[record.tags["spider.run"]].append(Version(record, scores, pictured))
+    for run, versions in runs.items():
+        versions.sort(key=lambda one: (one.record.step, one.record.name))
+        yield Line(run, versions, choices.get(run))
+
+
+def about_version(version: Version, uri: str, training: str | None) -> str:
+    """The description of a version that is loaded as ``uri``; ``training`` is its run in MLflow."""
+    path, stage = version.record.params["path"], version.stage + _pressed(version)
+    heading = f"Stage **{stage}** of run **{version.run}**, step {version.record.step:,}"
+    rows = [[label, _bits(version.score(name))] for name, label in zip(RANKING, _BITS, strict=True)]
+    if version.scores.get("lossless") == 0:
+        rows.append(["of text", "as its tokenizer left it: to be compared with its like alone"])
+    if version.size is not None:
+        rows.append(["with the code it needs", f"{version.size:,} bytes"])
+    if others := version.under("compressors"):
+        rows.append([f"for comparison: {min(others, key=others.__getitem__)}", _bits(min(others.values()))])
+    rows += [["weights", f"{version.weights}, at `{path}`"]]
+    rows += [[f"task {name}", f"{value:.3f}"] for name, value in version.under("tasks").items()]
+    rows += [[f"harness {name}", f"{value:.3f}"] for name, value in version.under("harness").items()]
+    return _joined(heading, ["", ""], rows, _picture(version, training), _EXAMPLE.format(uri))
+
+
+def about_run(line: Line, there: Sequence[tuple[str, str, Version]], name: str, best: str | None) -> str:
+    """The description of a registered model of this name; ``there`` are the numbers of its versions, their
+    runs in MLflow, and what they are of; ``best`` is one of the numbers."""
+    heading = f"Run **{line.run}**" + ("; in bold the alias `best`, by bits per byte" if best else "")
+    tasks = list(dict.fromkeys(task for *_, one in there for task in one.under("tasks")))
+    header = ["version", "stage", "step", *_BITS, *(f"task {task}" for task in tasks), "bytes, with code"]
+    rows = []
+    for number, _, one in reversed(there):
+        scores = one.under("tasks")
+        cells = [number, one.stage + _pressed(one), f"{one.record.step:,}"]
+        cells += [_bits(one.score(name)) for name in RANKING]
+        cells += [f"{scores[task]:.3f}" if task in scores else "" for task in tasks]
+        cells += ["" if one.size is None else f"{one.size:,}"]
+        rows.append([f"**{cell}**" if cell and number == best else cell for cell in cells])
+    whole = [item for item in there if item[2].size is None]
+    below = [
+        (_picture(one, training), _EXAMPLE.format(f"{name}@best" if best else f"{name}/{number}"))
+        for number, training, one in whole
+        if number == (best or whole[-1][0])
+    ]
+    return _joined(heading, header, rows, *(below[0] if below else ()))
+
+
+def _joined(heading: str, header: list[str], rows: list[list[str]], *below: str) -> str:
+    """With as many rows as there is room for."""
+    while True:
+        # MLflow sets the columns of a table side by side, without a gap.
+        lines = [header, ["---"] * len(header), *rows]
+        table = "\n".join(f"| {'&emsp; | '.join(cells)} |" for cells in lines).replace("---&emsp;", "---")
+        said = "\n\n".join(part for part in (heading, table, *below) if part)
+        if len(said) <= _LONGEST or not rows:
+            return said[:_LONGEST]
+        rows = rows[:-1]
+
+
+def _picture(version: Version, training: str | None) -> str:
+    if not (version.pictured and training):
+        return ""
+    return f"![Training loss](get-artifact?path={version.stage}/{_PICTURE}&run_uuid={training})"
+
+
+def _pressed(version: Version) -> str:
+    return "" if version.size is None else ", pressed"
+
+
+def _bits(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
