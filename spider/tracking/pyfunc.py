@@ -35,9 +35,9 @@ _COLUMNS = {"text": "string", "log_probability": "double", "bytes": "long", "bit
 
 
 def describe(folder: Path, made: LoggedModel, **told: str) -> None:
-    """Write the ``MLmodel`` of a checkpoint, which `_load_pyfunc` is told: whose it is (``model``: run/stage),
-    the digest of its ``weights``, and where they are: ``copied``, a path in the model's own folder, goes
-    before ``checkpoint``, one of this machine."""
+    """Write the ``MLmodel`` of a checkpoint, with what `_load_pyfunc` is told: whose it is (``model``:
+    run/stage), the digest of its ``weights``, and where they are: ``copied``, a path in the model's own
+    folder, goes before ``checkpoint``, one of this machine."""
     from mlflow.models import Model, ModelSignature
     from mlflow.pyfunc import add_to_model
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
@@ -64,9 +64,9 @@ def _load_pyfunc(path: str, model_config: dict[str, Any]) -> Predictor:
     place, copied = Path(model_config["checkpoint"]), Path(path) / model_config["copied"]
     place = copied if model_config["copied"] and copied.exists() else place
     ways_out = (
-        "If they lie elsewhere now, name the checkpoint, its stage's folder or an export: load_model(..., "
-        "model_config={'checkpoint': PATH}). After the results folder was moved, delete tracking/sent.json in "
-        "it and run `spider track sync`. With `tracking: {copy_weights: true}` the store keeps them itself"
+        "Name the checkpoint, its stage's folder or an export, where it is now: load_model(..., model_config="
+        "{'checkpoint': PATH}). Of a results folder that was moved, delete tracking/sent.json, then `spider "
+        "track sync`. With `tracking: {copy_weights: true}` the store keeps the weights itself"
     )
     if not place.exists():
         raise CheckpointError(
@@ -96,9 +96,9 @@ class Predictor:
 
         Args:
             params: of `PARAMS`. ``task`` generate: ``text``, how the model goes on, in ``max_bytes`` at most,
-                drawn at ``temperature`` by ``seed``, reading ``context`` ids (0: as evaluated). score: ``log_probability``, in nats, of the given
-                ``bytes``, and ``bits_per_byte``; with ``each``, ``log_probabilities`` of its ids one by one.
-                both: both.
+                drawn at ``temperature`` by ``seed``, reading ``context`` ids (0: as evaluated). score:
+                ``log_probability``, in nats, of the given ``bytes``, and ``bits_per_byte``; with ``each``,
+                ``log_probabilities`` of its ids one by one. both: both.
 
         Raises:
             ValueError: no such task, what is not text, or a text to go on from that exceeds the window.

@@ -308,5 +308,7 @@ def log_scores(
 def log_choice(results: Path, run: str, stage: str, *, weights: str, bpb: float, text_sha256: str) -> None:
     """Record which of a run's stages is the best: its weights, and what they scored on which text."""
     if target.enabled():
-        scored = {"weights": weights, "bpb": bpb, "text_sha256": text_sha256}
-        spool.write(results, Choice(identity=digest(run), run=run, stage=stage, **scored))
+        choice = Choice(
+            identity=digest(run), run=run, stage=stage, weights=weights, bpb=bpb, text_sha256=text_sha256
+        )
+        spool.write(results, choice)

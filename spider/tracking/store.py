@@ -123,8 +123,8 @@ class Store:
             check_database(uri)
         import mlflow
 
-        # Making a model, or a version of one, needs the global URI; mlflow also puts it into the environment, where
-        # `store_uri` would take it for the user's wish.
+        # Models, and versions of them, are made with the global URI; mlflow also puts it into the
+        # environment, where `store_uri` would take it for the user's wish.
         wished = {k: v for k, v in os.environ.items() if k == "MLFLOW_TRACKING_URI"}
         mlflow.set_tracking_uri(uri)
         os.environ.pop("MLFLOW_TRACKING_URI", None)

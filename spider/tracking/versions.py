@@ -121,7 +121,9 @@ def about_version(version: Version, uri: str, training: str | None) -> str:
     return _joined(heading, ["", ""], rows, _picture(version, training), _EXAMPLE.format(uri))
 
 
-def about_run(line: Line, there: Sequence[tuple[str, str, Version]], name: str, best: str | None) -> str:
+def about_run(
+    line: Line, there: Sequence[tuple[str, str | None, Version]], name: str, best: str | None
+) -> str:
     """The description of a registered model of this name; ``there`` are the numbers of its versions, their
     runs in MLflow, and what they are of; ``best`` is one of the numbers."""
     heading = f"Run **{line.run}**" + ("; in bold the alias `best`, by bits per byte" if best else "")

@@ -1,0 +1,379 @@
+"""The model registry of a real MLflow: what is registered, what stays as people left it, what is loaded."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import mlflow
+import pandas
+import pytest
+import torch
+
+from spider.checkpoints.load import Checkpoint as Loaded
+from spider.checkpoints.records import Receipt
+from spider.checkpoints.save import save
+from spider.config.model import family_block
+from spider.evaluation.bpb import score
+from spider.evaluation.generate import generate, stream_text
+from spider.files import write_json
+from spider.model import build_model
+from spider.model.weights import model_tensors
+from spider.results import ArtifactFolder, Results
+from spider.tracking import log_checkpoint, log_choice, log_evaluation, log_scores, sync
+from spider.tracking.records import Checkpoint, Choice
+from spider.tracking.store import Store
+from spider.tracking.versions import Line, Version, about_run
+from tests.unit.records import receipt, saved
+from tests.unit.small_training import MODEL
+
+DATA = ("text", "0123456789abcdef", "local")
+BPB = {"warmup": 2.5, "main": 2.1}
+SCORE = {"task": "score"}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A checkpoint for each stage, of models as they begin: (folder, digest)."""
+    root, config = tmp_path_factory.mktemp("weights"), family_block(MODEL)
+    spec = {"model": config.model_dump(mode="json"), "settings": {"seq_len": 32}}
+    spec["evaluation"] = {"seq_len": None}
+    made = {}
+    for step, stage in enumerate(BPB, start=1):
+        torch.manual_seed(step)
+        tensors = model_tensors(build_model(config))
+        checkpoint = save(root / stage, tensors, saved(step, stage=stage, spec=spec))
+        made[stage] = checkpoint.path, checkpoint.weights
+    return made
+
+
+def train(results, stage, weights, run="demo", step=None):
+    """What a training leaves, with the checkpoint of one that was done."""
+    folder = Results(results).stage(run, stage)
+    path, digest = weights[stage]
+    shutil.copytree(path, folder.checkpoints / path.name, dirs_exist_ok=True)
+    step = step or 1 + list(BPB).index(stage)
+    told = {"stage": stage, "global_step": step, "checkpoint": f"checkpoints/{path.name}"}
+    write_json(folder.receipt, receipt(run=run, weights=digest, **told))
+    log_checkpoint(results, run, stage, Receipt.read(folder.receipt))
+
+
+def measure(results, stage, run="demo", **more):
+    picture = Results(results).stage(run, stage).path / "loss.svg"
+    picture.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    measured = {"bpb": BPB[stage], "bpb_strict": BPB[stage] + 0.01, "compressors": {"xz": 2.4, "zlib": 2.9}}
+    measured["tasks"] = [{"task": "cloze", "by_byte": 0.25}]
+    log_evaluation(results, run, stage, measured | more, [picture], dataset=DATA)
+
+
+def choose(results, weights, stage="main", run="demo"):
+    scored = {"bpb": BPB[stage], "text_sha256": "0" * 64}
+    log_choice(results, run, stage, weights=weights[stage][1], **scored)
+
+
+def fill(results, weights):
+    """A run of two stages, scored and compared; nothing of it is sent."""
+    for stage in BPB:
+        train(results, stage, weights)
+        measure(results, stage)
+    choose(results, weights)
+
+
+@pytest.fixture
+def demo(results, weights, in_workflow):
+    fill(results, weights)
+    return results
+
+
+@pytest.fixture
+def client(results):
+    """Looks at the registry."""
+    return mlflow.MlflowClient(f"sqlite:///{results}/mlflow.db")
+
+
+def send_again(results):
+    (results / "tracking/sent.json").unlink(missing_ok=True)
+    report = sync(results)
+    assert (report.error, report.pending) == (None, 0)
+
+
+def versions(client, name="demo"):
+    """Version to stage."""
+    found = client.search_model_versions(f"name = '{name}'")
+    return {str(one.version): one.tags["spider.stage"] for one in found}
+
+
+def best_of(client, name="demo"):
+    return client.get_registered_model(name).aliases.get("best")
+
+
+# ------------------------------------------------------------------------------------- what is registered
+
+
+def test_a_run_is_a_registered_model_its_stages_are_versions_and_none_comes_twice(demo, client, weights):
+    assert sync(demo).sent["registered models"] == 1
+    assert sync(demo).sent == {} and sync(demo).pending == 0
+    send_again(demo)
+    there = client
+    (model,) = there.search_registered_models()
+    assert (model.name, versions(there)) == ("demo", {"1": "warmup", "2": "main"})
+    assert str(best_of(there)) == "2"
+    main = there.get_model_version("demo", "2")
+    (of,) = there.search_logged_models(
+        [there.get_experiment_by_name("Training").experiment_id], "name = 'demo-main'"
+    )
+    assert (main.source, main.run_id) == (f"models:/{of.model_id}", of.source_run_id)
+    shown = {"bpb": "2.1", "tasks.cloze": "0.25", "spider.step": "2", "spider.digest": weights["main"][1]}
+    shown["spider.path"] = "runs/demo/main/checkpoints/step-00000002"
+    assert shown.items() <= main.tags.items()
+    for description in (main.description, model.description):
+        assert "2.1000" in description and "0.250" in description and len(description) < 5000
+        assert f"![Training loss](get-artifact?path=main/loss.svg&run_uuid={main.run_id})" in description
+    assert "for comparison: xz&emsp; | 2.4000" in main.description
+    assert (
+        "**2**&emsp; | **main**" in model.description
+        and 'load_model("models:/demo@best")' in model.description
+    )
+
+
+def test_scores_that_come_later_are_added_and_a_stage_trained_anew_is_a_version(
+    results, client, weights, in_workflow
+):
+    train(results, "warmup", weights)
+    assert sync(results).pending == 0
+    assert best_of(client) is None and "bpb" not in client.get_model_version("demo", "1").tags
+    measure(results, "warmup", lossless=False)
+    sync(results)
+    described = client.get_model_version("demo", "1").description
+    assert "2.5000" in described and "as its tokenizer left it" in described
+    train(results, "warmup", {"warmup": weights["main"]}, step=3)
+    train(results, "warmup", {"warmup": weights["main"]}, step=3)
+    sync(results)
+    assert versions(client) == {"1": "warmup", "2": "warmup"}
+
+
+def test_a_pressed_model_is_a_version_with_its_bytes_and_never_the_best(demo, client, weights):
+    folder = ArtifactFolder(Results(demo).stage("demo", "main").artifact)
+    told = {"stage": "main", "weights": "of the pressed", "checkpoint": "model.spider", "global_step": 2}
+    write_json(folder.receipt, receipt(**told))
+    metrics = {"artifact/bpb": 2.15, "artifact/bpb_strict": 2.16, "artifact/bytes": 123456}
+    log_scores(demo, "demo", "main", metrics, of="artifact", folder=folder)
+    assert sync(demo).pending == 0
+    pressed = client.get_model_version("demo", "3")
+    assert (pressed.tags["bytes"], pressed.tags["bpb"]) == ("123456", "2.15")
+    assert "123,456 bytes" in pressed.description
+    assert "main, pressed" in client.get_registered_model("demo").description
+    assert str(best_of(client)) == "2"
+
+
+def test_nothing_is_registered_where_nobody_wants_it(demo, client, monkeypatch):
+    monkeypatch.setenv("SPIDER_TRACKING_REGISTRY", "off")
+    assert sync(demo).pending == 0
+    assert client.search_registered_models() == []
+    monkeypatch.delenv("SPIDER_TRACKING_REGISTRY")
+    assert sync(demo).sent == {"registered models": 1}, "a store of before is filled"
+
+
+def test_a_long_line_of_versions_fits_what_a_database_holds(demo):
+    record = Checkpoint.read(next((demo / "tracking/models").glob("*.json")))
+    there = [(str(n), "run", Version(record, {"bpb": 2.0}, pictured=True)) for n in range(1, 200)]
+    said = about_run(Line("demo", [one for *_, one in there], None), there, "demo", "199")
+    assert len(said) <= 5000 and "| **199**" in said and "get-artifact" in said and "load_model" in said
+    assert "\n| 198&emsp;" in said and "\n| 1&emsp;" not in said
+
+
+# ---------------------------------------------------------------------------------- what people did there
+
+
+def test_what_people_changed_there_stays(demo, client, caplog):
+    sync(demo)
+    there = client
+    there.set_registered_model_alias("demo", "best", "1")
+    there.update_registered_model("demo", "Ada's own words")
+    there.rename_registered_model("demo", "favourite")
+    send_again(demo)
+    assert "favourite: the alias best was moved to version 1 in MLflow and stays there" in caplog.text
+    (model,) = there.search_registered_models()
+    assert (model.name, model.description) == ("favourite", "Ada's own words")
+    assert str(best_of(there, "favourite")) == "1"
+    there.delete_registered_model_alias("favourite", "best")
+    send_again(demo)
+    assert str(best_of(there, "favourite")) == "2"
+
+
+def test_what_people_deleted_there_stays_deleted(demo, client, caplog):
+    sync(demo)
+    there = client
+    there.delete_model_version("demo", "2")
+    with caplog.at_level(logging.INFO):
+        send_again(demo)
+    assert versions(there) == {"1": "warmup"} and best_of(there) is None
+    assert "its version of demo-main was deleted in MLflow, and stays so" in caplog.text
+    assert "its best stage by comparison, main, is no version of it" in caplog.text
+    there.delete_registered_model("demo")
+    send_again(demo)
+    assert there.search_registered_models() == []
+    (experiment,) = {e.experiment_id for e in there.search_experiments() if e.name == "Training"}
+    for model in there.search_logged_models([experiment]):
+        there.delete_logged_model(model.model_id)
+    (demo / "tracking/choices").rename(demo / "moved")  # something is new
+    assert sync(demo).pending == 0
+
+
+def test_two_people_on_one_store_have_models_of_their_own(
+    results, tmp_path, weights, in_workflow, monkeypatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{results}/mlflow.db")
+    for name in ("ada", "bob"):
+        train(tmp_path / name, "main", weights)
+        assert sync(tmp_path / name).error is None
+    monkeypatch.setenv("SPIDER_TRACKING_EXPERIMENT", "lab")
+    send_again(tmp_path / "bob")
+    bob = Store(tmp_path / "bob")
+    names = [model.name for model in bob.client.search_registered_models()]
+    assert sorted(names) == sorted(["demo", f"demo-{bob.folder[:6]}", "lab.demo"])
+    assert all(versions(bob.client, name) == {"1": "main"} for name in names)
+
+
+# ------------------------------------------------------------------------------------- when it is refused
+
+
+@pytest.fixture(params=[403, 404, "read-only"])
+def refusing(request, results, tmp_path):
+    """The address of a registry that takes nothing, and what is said of it."""
+    if request.param == "read-only":
+        shutil.copy(results / "mlflow.db", tmp_path / "registry.db")
+        yield f"sqlite:///file:{tmp_path}/registry.db?mode=ro&uri=true", "readonly database"
+        return
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(request.param)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", f"({request.param})"
+    server.shutdown()
+
+
+def test_a_registry_that_takes_nothing_costs_the_rest_nothing(demo, client, refusing, monkeypatch, caplog):
+    uri, said = refusing
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
+    report = sync(demo)
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI")
+    assert report.sent == {"training": 1, "models": 2, "evaluations": 2} and report.pending == 1
+    assert said in report.error and "`spider track sync` registers the models later" in report.error
+    assert caplog.text.count("no model registry") == 1
+    assert sync(demo).sent == {"registered models": 1}
+    assert str(best_of(client)) == "2"
+
+
+def test_a_damaged_record_is_named_and_the_rest_is_sent(demo, client):
+    (path,) = (demo / "tracking/choices").glob("*.json")
+    path.write_text("{")
+    report = sync(demo)
+    assert report.sent["models"] == 2 and report.pending == 1 and str(path) in report.error
+    path.unlink()
+    assert sync(demo).sent == {"registered models": 1}
+
+
+def test_a_choice_of_weights_that_were_never_recorded_moves_nothing(demo, client, weights, caplog):
+    log_choice(demo, "demo", "main", weights="others", bpb=1.0, text_sha256="0")
+    assert sync(demo).pending == 0
+    assert best_of(client) is None and "main, is no version of it" in caplog.text
+    assert Choice.read(next((demo / "tracking/choices").glob("*"))).bpb == 1.0
+
+
+# ----------------------------------------------------------------------------------------- what is loaded
+
+
+@pytest.fixture(scope="module")
+def sent(weights, empty_database, tmp_path_factory):
+    """The same run, in a store; MLflow loads nothing by a path with ``#`` in it."""
+    folder = tmp_path_factory.mktemp("results")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    fill(folder, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        assert sync(folder).pending == 0
+    return folder
+
+
+@pytest.fixture
+def load(sent):
+    mlflow.set_tracking_uri(f"sqlite:///{sent}/mlflow.db")
+    return lambda **more: mlflow.pyfunc.load_model("models:/demo@best", **more)
+
+
+def test_the_best_is_loaded_in_one_line_and_predicts(load, weights):
+    model, texts = Loaded.at(weights["main"][0]).model(), ["The quick brown fox jumps over a dog", "ß"]
+    loaded = load()
+    found = loaded.predict(texts, params=SCORE | {"each": True})
+    for row, text in zip(found.to_dict("records"), texts, strict=True):
+        ids_N = model.tokens.encode(text.encode())[:-1]
+        expected = score(model, ids_N, seq_len=32)
+        assert row["log_probability"] == -expected.nats["byte"] and row["bytes"] == len(text.encode())
+        assert row["bits_per_byte"] == expected.bpb
+        assert row["log_probabilities"] == (-expected.by_target_S).tolist()
+    params = {"max_bytes": 12, "seed": 5}
+    first, again = (loaded.predict(pandas.DataFrame({"t": ["The "]}), params=params) for _ in range(2))
+    assert list(first) == ["text", "log_probability", "bytes", "bits_per_byte"] and first.equals(again)
+    assert len(first["text"][0].encode()) <= 36  # 12 bytes, of which each may be shown as U+FFFD
+    greedy = {"task": "generate", "temperature": 0, "max_bytes": 5}
+    (row,) = loaded.predict("The ", params=greedy).to_dict("records")
+    written = generate(model, "The ", max_bytes=5, temperature=0, seed=0)
+    assert row == {"text": "".join(stream_text(written, model.tokens))}
+    (nothing,) = loaded.predict([""], params=SCORE).to_dict("records")
+    assert (nothing["log_probability"], nothing["bytes"]) == (0, 0) and math.isnan(nothing["bits_per_byte"])
+
+
+def test_what_it_cannot_predict_is_named(load):
+    loaded, long = load(), ["a" * 40]
+    for texts, params, said in (
+        (["a"], {"task": "translate"}, r"task: both, generate or score \(got 'translate'\)"),
+        (long, {}, "the prompt is 40 bytes and the model reads 31 at most"),
+        ([None], SCORE, r"a text is needed in each row \(got None\)"),
+        (["a"], {"max_bytes": -1}, "max_bytes >= 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            loaded.predict(texts, params=params)
+    assert len(loaded.predict(long, params={"context": 64, "max_bytes": 3})) == 1
+
+
+def test_weights_that_are_gone_or_others_are_refused_with_path_digest_and_the_way_out(sent, load, weights):
+    path, digest = sent / "runs/demo/main/checkpoints/step-00000002", weights["main"][1]
+    moved = path.rename(sent / "elsewhere")
+    try:
+        with pytest.raises(ValueError) as error:
+            load()
+        for said in (str(path), digest, "demo/main", "model_config={'checkpoint': PATH}", "copy_weights"):
+            assert said in str(error.value)
+        assert len(load(model_config={"checkpoint": str(moved)}).predict(["a"], params=SCORE)) == 1
+    finally:
+        moved.rename(path)
+    other, others = weights["warmup"]
+    with pytest.raises(ValueError, match=f"other weights, {others}, than those of demo/main, {digest}"):
+        load(model_config={"checkpoint": str(other)})
+
+
+def test_the_store_keeps_the_weights_where_that_is_asked_for(
+    demo, client, monkeypatch, caplog, weights, load
+):
+    before = load().predict(["The fox"], params=SCORE)
+    sync(demo)
+    shutil.rmtree(demo / "runs/demo/warmup/checkpoints")  # somebody made room
+    monkeypatch.setenv("SPIDER_TRACKING_COPY_WEIGHTS", "on")
+    assert sync(demo).sent == {"registered models": 1} and sync(demo).pending == 0
+    assert f"the weights {weights['warmup'][1]} are registered without a copy" in caplog.text
+    shutil.rmtree(demo / "runs")
+    loaded = mlflow.pyfunc.load_model("models:/demo@best", dst_path=demo.parent)
+    assert loaded.predict(["The fox"], params=SCORE).equals(before)
+    assert versions(client) == {"1": "warmup", "2": "main"}
