@@ -1,7 +1,7 @@
 """Make the pictures of MLflow's pages that docs/tracking.md shows, and of the model card that
 docs/checkpoints.md shows, from a finished results folder.
 
-    python docs/screenshots.py RESULTS [FOLDER] [--card-only]
+    python docs/screenshots.py RESULTS [FOLDER] [--only card]
 
 Run it where the workflow ran; for MLflow's pages RESULTS needs two runs or more (`runs:` in the
 configuration). The pages are the real ones: `spider track ui` serves them, a headless Chromium opens them,
@@ -122,28 +122,37 @@ def model_card(results: Path) -> str:
     return f"<!doctype html><meta charset=utf-8><style>{CARD_STYLE}</style>{body}"
 
 
+def registry(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
+    """A run in the model registry: its versions, and the losses of the best."""
+    page.goto(f"{address}/#/models/{MlflowClient(address).search_registered_models()[-1].name}?{MODE}")
+    page.locator("img[src^=get-artifact]").wait_for()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs/img")
-    parser.add_argument("--card-only", action="store_true", help="leave MLflow's pages out")
+    parser.add_argument("--only", help="one of card, curves, checkpoints, jobs, registry")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
-        page = browser.new_page(viewport={"width": 1360, "height": 720})
-        page.set_content(model_card(options.results))
-        shoot(page, options.folder / "model-card.png", full_page=True)
-        if not options.card_only:
-            tracking(browser, options.results, options.folder)
+        if options.only in (None, "card"):
+            page = browser.new_page(viewport={"width": 1360, "height": 720})
+            page.set_content(model_card(options.results))
+            shoot(page, options.folder / "model-card.png", full_page=True)
+        if options.only != "card":
+            tracking(browser, options.results, options.folder, options.only)
 
 
-def tracking(browser: Browser, results: Path, folder: Path) -> None:
-    """MLflow's pages."""
+def tracking(browser: Browser, results: Path, folder: Path, only: str | None) -> None:
+    """MLflow's pages, or one of them."""
     with pages(results) as address:
         client = MlflowClient(address)
         ids = {e.name.split("/")[-1]: e.experiment_id for e in client.search_experiments()}
         runs = [run.info.run_id for run in client.search_runs([ids["Training"]])]
-        for photograph in (curves, checkpoints, jobs):
+        for photograph in (curves, checkpoints, jobs, registry):
+            if only not in (None, photograph.__name__):
+                continue
             page = browser.new_page(viewport={"width": 1500, "height": 720})
             page.set_default_timeout(120_000)
             page.add_init_script(SEEN)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from spider.checkpoints.records import PRESSED
 from spider.errors import CheckpointError
 from spider.files import digest
-from spider.tracking.pyfunc import describe
+from spider.tracking.pyfunc import PARAMS, describe
 from spider.tracking.records import RefusedError
 from spider.tracking.store import Store
 from spider.tracking.target import copies_weights, explain, is_server, prefix
@@ -92,14 +92,14 @@ class Registry:
         place = (self.store.results / version.record.params["path"]).resolve()
         told = {"model": f"{version.run}/{version.stage}", "weights": version.weights}
         told |= {"checkpoint": str(place), "copied": f"weights/{place.name}" if copies_weights() else ""}
-        if model.tags.get(_LOADED) == digest(told):
+        if model.tags.get(_LOADED) == (known := digest([told, PARAMS])):
             return
         with tempfile.TemporaryDirectory() as folder:
             if told["copied"]:
                 _copy(place, Path(folder) / told["copied"], version.weights)
             describe(Path(folder), model, **told)
             self.client.log_model_artifacts(model.model_id, folder)
-        self.client.set_logged_model_tags(model.model_id, {_LOADED: digest(told)})
+        self.client.set_logged_model_tags(model.model_id, {_LOADED: known})
 
     def _identity(self, run: str) -> str:
         return f"{self.store.folder}/{prefix()}{run}"

@@ -178,6 +178,10 @@ def check_all_is_there_once(client, results, whose="lab"):
         assert training.data.tags["spider.spec.only"] and training.data.params["only.settings.lr"] == "0.001"
         files = {f.path for f in client.list_artifacts(training.info.run_id, "only")}
         assert {"only/evaluation.json", "only/sample.txt", "only/loss.svg"} <= files
+        name = f"{whose}.{run}"
+        (version,) = client.search_model_versions(f"name = '{name}'")
+        assert (version.source, version.tags["bpb"]) == (f"models:/{model.model_id}", str(evaluation["bpb"]))
+        assert client.get_model_version_by_alias(name, "best").version == version.version
     return trainings, models
 
 
@@ -187,6 +191,15 @@ def test_a_whole_run_arrives_on_a_server_with_passwords_on_postgresql(small_run,
         [trainings[0].info.experiment_id], "params.`model.recurrence.loops` = '1' and metrics.bpb < 9"
     )
     assert [r.info.run_name for r in found] == ["shallow"]
+
+
+def test_a_model_is_loaded_from_the_server_and_predicts(small_run, client, server):
+    import mlflow
+
+    mlflow.set_tracking_uri(server)
+    model = mlflow.pyfunc.load_model("models:/lab.deep@best")
+    (row,) = model.predict(["Document 7 says: "], params={"max_bytes": 20}).to_dict("records")
+    assert row["text"] and row["bytes"] == 17 and 0 < row["bits_per_byte"] < 9
 
 
 def test_what_is_sent_again_is_there_once(small_run, client, as_ada):
@@ -385,4 +398,12 @@ def test_a_person_finds_the_runs_and_compares_two_checkpoints(pages, browser, sm
         f"{address}/#/experiments/{experiment}/models/{models[0].model_id}?workflowType=machine_learning"
     )
     page.get_by_text("bpb_strict", exact=True).first.wait_for()
+
+    page.goto(f"{address}/#/models/lab.deep?workflowType=machine_learning")
+    picture = page.locator("img[src^=get-artifact]")
+    picture.wait_for()
+    page.wait_for_function("image => image.naturalWidth > 0", arg=picture.element_handle())
+    bpb = read_json(small_run / "runs/deep/only/evaluation.json")["bpb"]
+    page.locator("td", has_text=f"{bpb:.4f}").first.wait_for()
+    page.get_by_text('load_model("models:/lab.deep@best")').wait_for()
     page.close()

@@ -100,6 +100,10 @@ def test_mlflow_holds_the_whole_run(smoke):
     models = mlflow.search_logged_models(experiment_ids=[ids["Training"]], output_format="list")
     scored = {m.name: [x.value for x in m.metrics if x.key == "bpb"] for m in models}
     assert set(scored) == {"smoke-warmup", "smoke-main", "smoke-anneal"} and all(scored.values())
+    assert client.get_model_version_by_alias("smoke", "best").tags["spider.stage"] == "anneal"
+    loaded = mlflow.pyfunc.load_model("models:/smoke@best")
+    (row,) = loaded.predict(["The model"], params={"max_bytes": 10}).to_dict("records")
+    assert row["text"] and 0 < row["bits_per_byte"] < 9
     for stage in ("warmup", "main", "anneal"):
         at_loops = client.get_metric_history(training.info.run_id, f"val/bpb_at_loops/{stage}")
         assert [point.step for point in at_loops] == [1, 2, 3, 4]

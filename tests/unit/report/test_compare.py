@@ -140,3 +140,20 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         compare([old], benchmarks=None, output=tmp_path)
     with pytest.raises(ValueError, match=r"absent\.json: no such file"):
         compare([tmp_path / "absent.json"], benchmarks=None, output=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "stages, best",
+    [
+        ([(2.0, {}), (1.5, {}), (1.6, {})], "1"),
+        ([(1.5, {}), (1.5, {})], "1"),  # of two that are as good, the later
+        ([(1.2, {"sha": "b" * 64}), (1.6, {}), (1.7, {})], "1"),  # the first was scored on another text
+        ([(1.2, {}), (1.1, {"sha": "b" * 64, "lossless": False})], None),
+    ],
+)
+def test_the_best_stage_is_of_those_on_the_last_ones_text_as_it_was_written(tmp_path, stages, best):
+    paths = [
+        write_stage(tmp_path / "runs", "a", str(index), index, bpb, global_step=100, **more)
+        for index, (bpb, more) in enumerate(stages)
+    ]
+    assert compare(paths, benchmarks=None, output=tmp_path / "report").runs["a"].best == best
