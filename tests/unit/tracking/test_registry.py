@@ -297,7 +297,7 @@ def test_a_choice_of_weights_that_were_never_recorded_moves_nothing(demo, client
 
 @pytest.fixture(scope="module")
 def sent(weights, empty_database, tmp_path_factory):
-    """The same run, in a store; MLflow loads nothing by a path with ``#`` in it."""
+    """The same run, in a store; MLflow loads nothing by a path with ``%20`` in it."""
     folder = tmp_path_factory.mktemp("results")
     shutil.copy(empty_database, folder / "mlflow.db")
     fill(folder, weights)
