@@ -114,4 +114,6 @@ class HarnessConfig(Block):
         return sorted(map(str, Path(self.include).rglob("*.y*ml"))) if self.include else []
 
 
-TaskConfig = Annotated[ClozeTask | InductionTask | CopyTask | JsonlTask | CoreTask, Field(discriminator="kind")]
+TaskConfig = Annotated[
+    ClozeTask | InductionTask | CopyTask | JsonlTask | CoreTask, Field(discriminator="kind")
+]

@@ -1,7 +1,7 @@
 """Questions of tasks: each a few ways in which a text may go on, of which one is right.
 
-Made from held-out text by a seed (`cloze`, `induction`, `copy`), read from lines of JSON, or from a folder laid out
-as nanochat's CORE bundle. Nothing here needs a model, nor knows what it reads: questions are bytes.
+Made from held-out text by a seed (`cloze`, `induction`, `copy`), read from lines of JSON, or from a folder
+laid out as nanochat's CORE bundle. Nothing here needs a model, nor knows what it reads: questions are bytes.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _copy(name: str, config: CopyTask, documents: Sequence[bytes]) -> Iterator[Q
     between = -(-config.distance // (size + 1))
     if len(distinct) < 4 + between:
         raise ValueError(
-            f"evaluation.tasks.{name}: {len(distinct)} different stretches of {size} bytes in the text that is "
-            f"scored, {4 + between} are needed; raise evaluation.max_bytes, or lower distance"
+            f"evaluation.tasks.{name}: {len(distinct)} different stretches of {size} bytes in the text that "
+            f"is scored, {4 + between} are needed; raise evaluation.max_bytes, or lower distance"
         )
     draw = random.Random(f"{config.seed} copy")
     for _ in range(config.items):
