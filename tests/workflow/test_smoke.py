@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,26 @@ def test_mlflow_holds_the_whole_run(smoke):
         assert [point.step for point in at_loops] == [1, 2, 3, 4]
         shown = {file.path for file in client.list_artifacts(training.info.run_id, stage)}
         assert {f"{stage}/{name}" for name in (*FIGURES, "sample.txt", "evaluation.json")} <= shown
+
+
+def test_what_others_are_told_to_do_with_a_model_works_as_it_stands(smoke, tmp_path):
+    """Every block of docs/using-a-model.md, in a folder with such results; indented lines need a network."""
+    page = (ROOT / "docs/using-a-model.md").read_text()
+    (tmp_path / "results").symlink_to(smoke[0])
+    for there, here in (("runs/demo", "runs/smoke"), ("models:/demo", "models:/smoke")):
+        page = page.replace(there, here)
+    blocks = re.findall(r"```(bash|python)\n(.*?)```", page, re.DOTALL)
+    assert [kind for kind, _ in blocks].count("python") == 5
+    shell = "\n".join(text for kind, text in blocks if kind == "bash")
+    environment = {**os.environ, "PATH": f"{SNAKEMAKE.parent}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-ec", shell], cwd=tmp_path, env=environment, check=True, timeout=PATIENCE)
+    python = "\n".join(f"exec({text!r}, {{}})" for kind, text in blocks if kind == "python")
+    done = subprocess.run(
+        [sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    assert "generated_text" in done.stdout and "bits_per_byte" in done.stdout
+    assert (tmp_path / "my-model-tuned/model.safetensors").exists()
 
 
 def test_the_runs_page_is_there_and_in_snakemakes_own_report(smoke, tmp_path):
