@@ -26,7 +26,7 @@ _COUNTS = (2, 4, 8, 16)
 MOST = _COUNTS[-1] + 1
 #: Rows that are tried as the one that others lie near, and rows that are looked at for it; how near: this
 #: share of a row's mean square saves it a bit a weight.
-_TRIED, _LOOKED_AT, _NEAR = 256, 4096, 0.25
+_TRIED, _LOOKED_AT, _NEAR = 1 << 8, 1 << 12, 0.25
 
 
 def dealt(symbol_RI: np.ndarray, reach: int) -> tuple[np.ndarray, np.ndarray]:
