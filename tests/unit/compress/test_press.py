@@ -289,7 +289,7 @@ def test_a_header_that_lies_is_refused_before_anything_is_made(files, tmp_path):
         ({"quantized": [[*m, 10**9] for *m, _ in header["quantized"]]}, r"classes of its rows are not those"),
         ({"classes": classes[:-1]}, r"classes of its rows are not those"),
         ({"classes": classes + bytes(10**6)}, r"classes of its rows are not those"),
-        ({"classes": bytes([99]) + classes[1:]}, r"embedding has rows of a class that there is not"),
+        ({"classes": bytes([99]) + classes[1:]}, r"\S+ has rows of a class that there is not"),
         ({"model": model | {"layers": 5}}, r"tensors are not those of its architecture"),
         ({"model": model | {"hidden": 2**20, "heads": 2**14}}, r"too small for the model"),
         ({"weights": "0" * 16}, r"weights are not those of its digest"),
