@@ -40,7 +40,7 @@ def harness(path: Path, tasks: str, online: bool, output: Path, threads: int | N
     try:
         import lm_eval  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error}: install it with `pip install 'spider[harness]'`") from None
+        raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[harness]'`") from None
     root, receipt = root_of(path), path if path.is_file() else StageFolder(path).receipt
     tracked: AbstractContextManager[tracking.Job | None] = nullcontext()
     if root:

@@ -95,8 +95,8 @@ _OF_DATABASE = {
     "an mlflow-artifacts URI": "this experiment was made by an MLflow server, which keeps its files; send to "
     "the server's address instead of its database, or to another experiment: `tracking: {{experiment: "
     "NAME}}`",
-    r"(?<=No module named ')\w+": "the driver {} is not installed; for PostgreSQL: pip install "
-    "'spider[server]'",
+    r"(?<=No module named ')\w+": "the driver {} is not installed; for PostgreSQL, in a checkout "
+    "of Spider: pip install -e '.[server]'",
     "file is not a database|malformed": "the file is damaged or no SQLite database; move it away and sync "
     "again, which makes a new one",
 }

@@ -120,7 +120,7 @@ def test_it_says_what_the_run_knows(made, tmp_path):
         "parameters over bytes, family `spider`, trained on",
         "It reads up to 32 ids at a time.",
         "AutoModelForCausalLM.from_pretrained(REPO, trust_remote_code=True)",
-        "pip install 'spider[hf]'",
+        "pip install -e '.[hf]'",
         'spider.load_model("FOLDER")',
         f"| toy | local files | cc-by-4.0 | en | `{first['data_digest']}` |",
         f"| web | acme/texts at r1 | odc-by | en | `{receipt['data_digest']}` |",

@@ -147,5 +147,5 @@ def test_nothing_is_fetched_unless_asked_and_without_the_extra_it_says_what_to_i
     assert done.returncode == 1 and "chose: no such task; the harness has none" in done.stderr
     (tmp_path / "lm_eval.py").write_text("raise ModuleNotFoundError(\"No module named 'lm_eval'\")")
     done = verb(str(stage), "--output", str(tmp_path / "out.json"), PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert done.returncode == 1 and "pip install 'spider[harness]'" in done.stderr
+    assert done.returncode == 1 and "pip install -e '.[harness]'" in done.stderr
     assert not (tmp_path / "out.json").exists()
