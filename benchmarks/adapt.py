@@ -24,7 +24,7 @@ from spider import load_model
 from spider.config import TTTConfig
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import score
-from spider.evaluation.evaluate import validation_stream
+from spider.evaluation.held_out import validation_stream
 from spider.files import digest
 from spider.results import Results
 
