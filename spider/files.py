@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,14 @@ def digest(value: Any) -> str:
     """Short, stable hash of a JSON-like value: equal content gives equal digests, whatever the key order."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Unpack into the folder, and nowhere else; ``tarfile.TarError`` for what would go elsewhere."""
+    if hasattr(tarfile, "data_filter"):
+        return archive.extractall(folder, filter="data")
+    for member in archive.getmembers():  # Python before 3.11.4
+        inside = not Path(member.name).is_absolute() and ".." not in Path(member.name).parts
+        if not inside or not (member.isfile() or member.isdir()):
+            raise tarfile.TarError(f"{member.name} is no plain file inside")
+    archive.extractall(folder)

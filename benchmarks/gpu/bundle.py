@@ -137,7 +137,8 @@ def once(name: str, content: str, make: Callable[[Path], None]) -> Path:
 
 def unpack_text(bundle: Path, folder: Path) -> None:
     with tarfile.open(bundle / "text.tar.xz") as text:
-        text.extractall(folder, filter="data")
+        checked = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python before 3.11.4
+        text.extractall(folder, **checked)
 
 
 def unpack_wheels(bundle: Path, folder: Path) -> None:

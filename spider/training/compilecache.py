@@ -94,7 +94,7 @@ def unpack(archive: Path) -> None:
             whole = Path(beside) / "whole"
             try:
                 with tarfile.open(archive, "r:gz") as tar:
-                    tar.extractall(whole, filter="data")
+                    files.unpack(tar, whole)
             except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
                 raise ValueError(f"{archive}: damaged ({error}); delete it and warm up again") from None
             with contextlib.suppress(OSError):  # another process was first

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -42,3 +43,21 @@ def test_malformed_json_names_the_file(tmp_path):
 def test_digest_ignores_key_order_and_sees_values():
     assert files.digest({"a": 1, "b": 2}) == files.digest({"b": 2, "a": 1})
     assert files.digest({"a": 1}) != files.digest({"a": 2})
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_an_archive_is_unpacked_inside_its_folder_alone_by_any_python(filtered, tmp_path, monkeypatch):
+    if not filtered:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    (tmp_path / "a").write_text("text")
+    for name, fits in (("a", True), ("b/c", True), ("../d", False), ("b/../../d", False)):
+        with tarfile.open(tmp_path / "one.tar", "w") as tar:
+            tar.add(tmp_path / "a", name)
+        with tarfile.open(tmp_path / "one.tar") as tar:
+            if fits:
+                files.unpack(tar, tmp_path / "folder")
+                assert (tmp_path / "folder" / name).read_text() == "text"
+            else:
+                with pytest.raises(tarfile.TarError):
+                    files.unpack(tar, tmp_path / "folder")
+    assert not (tmp_path / "d").exists()

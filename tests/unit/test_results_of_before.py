@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from spider import files
 from spider.cli import cli
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/results-of-0.1.0.tar.gz"
@@ -20,7 +21,7 @@ FIXTURE = Path(__file__).parents[1] / "fixtures/results-of-0.1.0.tar.gz"
 def before(tmp_path, monkeypatch):
     """The folder, unpacked, as the current one."""
     with tarfile.open(FIXTURE) as tar:
-        tar.extractall(tmp_path, filter="data")
+        files.unpack(tar, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPIDER_TRACKING", "off")
     return tmp_path

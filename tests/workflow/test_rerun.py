@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from spider import files
+
 from .conftest import ROOT, Workflow
 
 
@@ -34,7 +36,7 @@ def test_nothing_is_done_twice(workflow):
 def test_a_folder_that_a_spider_without_tokenizers_made_has_nothing_to_do(tmp_path):
     """Of it are kept what Snakemake remembers, but for commands, and names and times of what was made."""
     with tarfile.open(ROOT / "tests/fixtures/planned-before-tokenizers.tar.gz") as tar:
-        tar.extractall(tmp_path, filter="data")
+        files.unpack(tar, tmp_path)
     before = Workflow(tmp_path)
     before.config = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert "Nothing to be done" in before("--dry-run")

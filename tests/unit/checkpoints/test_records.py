@@ -20,7 +20,7 @@ FIXTURE = Path(__file__).parents[2] / "fixtures/results-of-0.1.0.tar.gz"
 def before(tmp_path_factory):
     folder = tmp_path_factory.mktemp("before")
     with tarfile.open(FIXTURE) as tar:
-        tar.extractall(folder, filter="data")
+        files.unpack(tar, folder)
     return Results(folder / "results")
 
 
