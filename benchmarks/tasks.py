@@ -82,6 +82,8 @@ def main() -> None:
     }
     for name, block in made.items():
         (task,) = tasks(name, block, documents)
+        warm = task._replace(questions=task.questions[:8])  # what a first call loads is no cost of it
+        run_task(model, warm, window=spec.window, batch=BATCH, **checkpoint.reading)
         began = time.perf_counter()
         one = run_task(model, task, window=spec.window, batch=BATCH, **checkpoint.reading)
         seconds = time.perf_counter() - began
