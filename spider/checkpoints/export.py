@@ -34,6 +34,8 @@ import re
 import shutil
 import warnings
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,8 @@ def export(source: Path, output: Path) -> Checkpoint:
     told |= {"window": manifest.window}
     memory = model.proposer.memory.folder if model.proposer else None
     text = _card_of(checkpoint, model)
-    return _write(output, model.config, model_tensors(model, ""), told, text, memory, checkpoint.tokenizer)
+    tensors = model_tensors(model, "")
+    return _write(output, model.config, tensors, told, lambda _: text, memory, checkpoint.tokenizer)
 
 
 def _card_of(checkpoint: Checkpoint, model: Model) -> str:
@@ -106,10 +109,12 @@ def _read_card(folder: Path) -> str | None:
 
 def _write(
     output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any],
-    text: str, memory: Path | None = None, tokenizer: bytes | None = None,
+    card_of: Callable[[str], str], memory: Path | None = None, tokenizer: bytes | None = None,
 ) -> Checkpoint:  # fmt: skip
-    """Make the folder ``output`` of these tensors, what is known of them, their card, the memory that they
-    read, and the tokenizer that their ids are of."""
+    """Make the folder ``output`` of these tensors, what is known of them, the card made
+    for their digest, the memory that they read, and the tokenizer that their ids are of."""
+    weights = weights_digest({f"model.{name}": t for name, t in tensors.items()})
+    text = card_of(weights)
     if (there := _read_card(output)) is not None and there != text and is_edited(there):
         log.warning("%s: was edited and is kept as it is; delete it to have it written anew", output / CARD)
         text = there
@@ -120,7 +125,7 @@ def _write(
         "model": config.model_dump(mode="json"),
         **hf.keys(config),
         **told,
-        "weights": weights_digest({f"model.{name}": t for name, t in tensors.items()}),
+        "weights": weights,
     }
     try:
         beside.mkdir(parents=True)
@@ -218,12 +223,13 @@ def import_file(source: Path, output: Path) -> Checkpoint:
     # Copied: tensors that were tied there share their memory, and a file would hold one of them only.
     tensors = {name: state[name].to(t.dtype, copy=True) for name, t in expected.items()}
     told = {"window": None, "run": source.name, "stage": None, **numbers}
-    return _write(output, config, tensors, told, _card_of_import(config, tensors, told))
+    return _write(output, config, tensors, told, partial(_card_of_import, config, tensors, told))
 
 
-def _card_of_import(config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any]) -> str:
+def _card_of_import(
+    config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any], weights: str
+) -> str:
     """Of a file of which little is known."""
-    weights = weights_digest({f"model.{name}": t for name, t in tensors.items()})
     plain = {"format": Exported.FORMAT, "spider": VERSION, "model": None, "weights": weights, "files": {}}
     size = sum(t.numel() for t in tensors.values())
     return card(Subject(Exported.model_validate(plain | told), weights, config, size, BYTES))

@@ -133,7 +133,7 @@ def verb(*words, **environment):
 
 
 def test_nothing_is_fetched_unless_asked_and_without_the_extra_it_says_what_to_install(tmp_path):
-    """The first names a task that there is not, too: its own list of tasks takes the harness long to read."""
+    """Only the second reads the harness's own list of tasks, which takes long."""
     model, saved = model_of(BYTES), tmp_path / "toy.pt"
     torch.save({"model_state_dict": model.state_dict(), "cfg": model.config.model_dump(mode="json")}, saved)
     stage = import_file(saved, tmp_path / "toy").path
