@@ -10,7 +10,7 @@ Nothing here imports torch: comparing takes a second.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,7 +49,8 @@ class ComparedRun(BaseModel, frozen=True):
     stages: dict[str, dict[str, Any]]
     """Held-out ``bpb`` and ``bpb_strict`` (definitions: spider/evaluation/bpb.py); ``steps``, ``tokens``,
     ``bytes`` and ``seconds`` of training, this stage alone; ``global_step`` of the run so far; ``text``, key
-    of `Summary.compressors_by_data`; window, loops, weights digest, prompt and sample."""
+    of `Summary.compressors_by_data`; window, loops, weights digest, prompt and sample; ``tasks`` that it was
+    asked."""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -117,6 +118,7 @@ def compare(
                 **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights", "prompt", "sample"}),
                 "text_sha256": one.text_sha256,
                 **({} if one.lossless else {"lossless": False}),
+                **({"tasks": [task.model_dump() for task in one.tasks]} if one.tasks else {}),
             }
             for _, one in own
         }
@@ -234,10 +236,22 @@ def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:
         title = f"Held-out text of {text}, {scored[0][1]['scored_bytes']:,} bytes"
         header = "|bits per byte|outside copies|context|strict|steps|MB trained|seconds"
         tables[title] = header, rows
+    if asked := [(name, stage["tasks"]) for name, stage in stages if stage.get("tasks")]:
+        kinds = dict.fromkeys(task["task"] for _, own in asked for task in own)
+        tables["Questions answered right"] = (
+            "|".join(["", *kinds]),
+            [_right(name, own, kinds) for name, own in asked],
+        )
     if summary.seconds_by_rule:
         rows = [[rule, f"{s:,.1f}"] for rule, s in summary.seconds_by_rule.items()]
         tables["Wall time by rule, all jobs together"] = "rule|seconds", rows
     return tables
+
+
+def _right(name: str, tasks: list[dict[str, Any]], kinds: Iterable[str]) -> list[str]:
+    """A stage's share of each task, in percent; empty where it was not asked."""
+    told = {one["task"]: f"{100 * one['by_byte']:.1f}% ± {100 * one['standard_error']:.1f}" for one in tasks}
+    return [name, *(told.get(kind, "") for kind in kinds)]
 
 
 def mark(stage: dict[str, Any]) -> str:

@@ -157,3 +157,23 @@ def test_the_best_stage_is_of_those_on_the_last_ones_text_as_it_was_written(tmp_
         for index, (bpb, more) in enumerate(stages)
     ]
     assert compare(paths, benchmarks=None, output=tmp_path / "report").runs["a"].best == best
+
+
+def test_what_a_stage_was_asked_stands_beside_what_others_were(tmp_path):
+    paths = demo(tmp_path / "runs")
+    told = {"items": 40, "chance": 0.25, "by_byte": 0.425, "by_sum": 0.4, "by_token": 0.4}
+    told |= {"centered": 0.2333, "standard_error": 0.078, "cropped": 0}
+    for path, names in zip(paths[1:], (["cloze"], ["cloze", "copy"]), strict=True):
+        plain = json.loads(path.read_text())
+        path.write_text(json.dumps(plain | {"tasks": [told | {"task": name} for name in names]}))
+    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    assert [task["task"] for task in summary.runs["demo"].stages["anneal"]["tasks"]] == ["cloze", "copy"]
+    table = (tmp_path / "report/table.md").read_text().split("## Questions answered right")[1]
+    assert (
+        "| demo / main | 42.5% ± 7.8 |  |" in table
+        and "| demo / anneal | 42.5% ± 7.8 | 42.5% ± 7.8 |" in table
+    )
+    assert (
+        "demo / warmup" not in table
+        and "Questions answered right" in (tmp_path / "report/table.html").read_text()
+    )
