@@ -1,7 +1,8 @@
-"""What keeps the house small: how long files and functions may be, and that no two files need each other."""
+"""Check the layout of the code: hints about long files and functions, and no circular imports."""
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,29 +11,32 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "spider").rglob("*.py"), *(ROOT / "kernels").glob("*.py")])
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+#: Lines from which a file or a function causes a warning. A readable long file is better than two halves.
+LONG_FILE = 500
+LONG_FUNCTION = 80
 
 
 def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_no_file_is_too_long():
+def test_warn_about_long_files():
     product = [*FILES, *(ROOT / "rules").glob("*.smk"), *(ROOT / "spider/report").glob("page.*")]
-    long = {named(path): n for path in product if (n := len(path.read_text().splitlines())) > LONGEST_FILE}
-    assert not long
+    for path in product:
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > LONG_FILE:
+            warnings.warn(f"{named(path)} has {lines} lines", stacklevel=1)
 
 
-def test_no_function_is_too_long():
-    """Without its docstring, which may teach as long as it likes."""
-    long = {}
+def test_warn_about_long_functions():
+    """A docstring does not count, so it may be as long as it needs to be."""
     for path, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
-                if (node.end_lineno or 0) - first.lineno + 1 > LONGEST_FUNCTION:
-                    long[f"{named(path)}: {node.name}"] = node.end_lineno - first.lineno + 1
-    assert not long
+                lines = (node.end_lineno or 0) - first.lineno + 1
+                if lines > LONG_FUNCTION:
+                    warnings.warn(f"{named(path)}: {node.name} has {lines} lines", stacklevel=1)
 
 
 def file_of(module: str) -> Path | None:
