@@ -2,9 +2,11 @@
 
 An installed Python carries tens of megabytes of edited English: the docstrings of the standard library and
 of every package Spider depends on, and the long descriptions of those packages. `write_pydocs` reads them
-offline, parsing source files and never importing them, and writes FineWeb-Edu's columns. What is harvested
-is the closure of Spider's own requirements, not whatever else is installed, so that two machines with the
-same constraints file get the same corpus.
+offline, parsing source files and never importing them, and writes FineWeb-Edu's columns.
+
+`pydocs.txt` lists the packages and their versions. Other installed packages never enter, so a new requirement
+of Spider leaves the corpus as it is, and two machines with the same versions get the same corpus. A package
+that is missing, or installed in another version, is named in a warning.
 
 A document is one module's docstrings in source order, each under the name it documents, cut between
 docstrings where it exceeds `DOCUMENT_CHARS`. Only paragraphs of English prose are kept, each once:
@@ -41,8 +43,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from spider.files import replacing
 
@@ -80,8 +81,8 @@ SKIPPED |= {"_vendor", "vendor", "vendored", "third_party", "externals", "site-p
 
 #: Names of files that are licences, news or tests.
 UNREAD = re.compile(r"(?i:licen|change|history|news)|(test_.*|.*_test|conftest)\.py$")
-#: Distributions whose docstrings are generated from interface definitions: thousands of near repeats.
-GENERATED = frozenset({"databricks-sdk", "opentelemetry-semantic-conventions"})
+#: The list of packages, one ``name==version`` a line.
+PACKAGES = Path(__file__).with_suffix(".txt")
 
 
 @dataclass(frozen=True)
@@ -94,26 +95,40 @@ class SourceFile:
     bytes: int
 
 
-def requirements() -> dict[str, importlib.metadata.Distribution]:
-    """Installed distributions that Spider needs, directly or not, by normalised name."""
-    needed: dict[str, importlib.metadata.Distribution] = {}
-    seen: set[tuple[str, str]] = set()
-    queue = [("spider", "")]
-    while queue:
-        name, extra = wanted = queue.pop()
-        if wanted in seen:
-            continue
-        seen.add(wanted)
+def listed_packages() -> dict[str, str]:
+    """Return the version of each package of the corpus by normalized name, ``python`` included."""
+    lines = PACKAGES.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def installed_packages() -> dict[str, importlib.metadata.Distribution]:
+    """Return the listed packages that are installed, by name, and warn about every difference from the list.
+
+    A local version label does not count as a difference: ``2.13.0+cpu`` is ``2.13.0``.
+    """
+    listed = listed_packages()
+    python = platform.python_version()
+    wanted_python = listed.pop("python")
+    differences = []
+    if not f"{python}.".startswith(f"{wanted_python}."):
+        differences.append(f"python {python} (listed: {wanted_python})")
+    installed: dict[str, importlib.metadata.Distribution] = {}
+    for name, version in sorted(listed.items()):
         try:
-            needed[name] = importlib.metadata.distribution(name)
+            installed[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
+            differences.append(f"{name} is missing (listed: {version})")
             continue
-        for requirement in map(Requirement, needed[name].requires or []):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                queue += [(canonicalize_name(requirement.name), e) for e in ("", *requirement.extras)]
-    if needed.pop("spider", None) is None:
-        raise ValueError("pydocs: spider is not installed here; run `pip install -e .` in its folder")
-    return dict(sorted(needed.items()))
+        if Version(installed[name].version).public != version:
+            differences.append(f"{name} {installed[name].version} (listed: {version})")
+    if differences:
+        log.warning(
+            "pydocs: the text differs from the one that the quoted figures were measured on, because these "
+            "packages differ from the list: %s. `pip install -c constraints.txt -e .` installs the listed "
+            "versions.",
+            "; ".join(differences),
+        )
+    return installed
 
 
 def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -> Iterator[SourceFile]:
@@ -319,15 +334,15 @@ def no_collection() -> Iterator[None]:
 
 
 def write_pydocs(piece: int, pieces: int, output: Path, form: str = "text") -> dict[str, Any]:
-    """Harvest one piece of the embedded corpus into a parquet of FineWeb-Edu's columns: ``text``, or
-    conversations about it, ``questions``.
+    """Harvest one piece of the embedded corpus into a parquet file with FineWeb-Edu's columns.
 
-    Returns ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written. Raises `ValueError` for
-    a piece out of range, Spider not installed as a package, an unreadable file.
+    ``form`` is ``text``, or ``questions`` for conversations about documented names. Return ``name``,
+    ``documents`` and ``bytes`` (of UTF-8 text) of the written file. Raise `ValueError` for a piece out of
+    range or an unreadable file.
     """
     if not 0 <= piece < pieces:
         raise ValueError(f"pydocs: piece must be between 0 and {pieces - 1} (got {piece})")
-    distributions = {name: d for name, d in requirements().items() if name not in GENERATED}
+    distributions = installed_packages()
     files = share_out(installed_files(distributions), pieces)[piece]
     versions = {"python": platform.python_version(), **{name: d.version for name, d in distributions.items()}}
     harvest = Harvest(form)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from packaging.utils import canonicalize_name
 
 from spider.data import pydocs as corpus
 from spider.data.pydocs import SCHEMA, Harvest, SourceFile, installed_files, share_out, write_pydocs
@@ -132,6 +134,44 @@ def test_an_install_without_a_record_lists_files_that_it_has_not(tmp_path):
     (distribution,) = importlib.metadata.distributions(path=[str(tmp_path)])
     files = [file for file in installed_files({"old": distribution}) if file.package == "old"]
     assert [file.relative for file in files] == ["old.py"]
+
+
+def write_distribution(folder: Path, name: str, version: str) -> None:
+    """Write an installed package ``name`` with one documented module below ``folder``."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text(f"{name}.py,sha256=x{name},9\n")
+    (folder / f"{name}.py").write_text(f'"""{PROSE}"""\n')
+
+
+def test_only_listed_packages_enter_and_differences_are_named(tmp_path, monkeypatch, caplog):
+    for name, version in (("wanted", "1.0+cpu"), ("moved", "2.1"), ("besides", "3.0")):
+        write_distribution(tmp_path / "site", name, version)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    listed = tmp_path / "pydocs.txt"
+    listed.write_text("# a comment\npython==3.1\nwanted==1.0\nmoved==2.0\nabsent==4.0\n")
+    monkeypatch.setattr(corpus, "PACKAGES", listed)
+    found = corpus.installed_packages()
+    assert list(found) == ["moved", "wanted"], "what is installed beside the listed packages never enters"
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert "absent is missing (listed: 4.0)" in message
+    assert "moved 2.1 (listed: 2.0)" in message
+    assert f"python {platform.python_version()} (listed: 3.1)" in message
+    assert "wanted" not in message and "besides" not in message
+
+
+def test_the_list_and_the_constraints_name_the_same_versions():
+    """An upgraded constraint changes the default text, so the list has to be changed on purpose."""
+    pinned = {}
+    for line in (Path(__file__).parents[3] / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.partition(";")[0].split("==")
+            pinned[canonicalize_name(name)] = version.strip()
+    listed = corpus.listed_packages()
+    listed.pop("python")
+    assert listed == {name: pinned.get(name) for name in listed}
 
 
 def test_piece_out_of_range_is_refused(tmp_path):
