@@ -256,7 +256,7 @@ def propose(
     _places(asked, places, rows)
     _contexts(text, hashes, kinds, asked, contexts)
     at, columns = tuple(first for first, _ in layout.parts.values()), max(map(width, tables.kinds)) - 2
-    scratch = _scratch(layout, P, columns)
+    scratch = _scratch(layout, P)
     bounds, after = np.empty((_BLOCK, 2), np.int64), np.empty(_BLOCK, np.uint8)
     lengths = np.empty(_BLOCK, np.int64)
     for a in range(0, len(places), _BLOCK):
@@ -269,16 +269,20 @@ def propose(
         _fill(text, hashes, chains, orders, here, to, known, after, lengths, out_NW, at, scratch)
 
 
-def _scratch(layout: Layout, P: int, columns: int) -> tuple[np.ndarray, ...]:
-    """What `_fill` works in: ``followed``, ``found`` and ``far`` of `_point`; ``slot``, ``symbols`` of
-    `_choose`; a line, and room behind it; powers of the orders. Made here, for what allocates in compiled
-    code takes as long to compile as all the rest."""
+def _scratch(layout: Layout, P: int) -> tuple[np.ndarray, ...]:
+    """Allocate the working memory of `_fill`.
+
+    It holds ``followed``, ``found`` and ``far`` of `_point`, ``slot`` and ``symbols`` of `_choose`, a line of
+    output, and the powers of the orders. The line is longer than a line of output, because `_tell` writes one
+    candidate too many: a row of ``places``, and the first ``contexts`` bytes of that part. Allocation stays
+    outside compiled code, where it would double the time to compile.
+    """
     return (
         np.zeros((P, PLACES), np.uint8),
         *np.zeros((2, P), np.int64),
         np.full(END + 1, layout.candidates),
         np.zeros(layout.candidates + 1, np.uint8),
-        np.zeros(layout.width + max(P + 1, columns), np.uint8),
+        np.zeros(layout.width + max(layout.pointers, layout.contexts), np.uint8),
         np.zeros(P, np.uint64),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spider.memory import propose as module
 from spider.memory.layout import Layout
 from spider.memory.propose import LONGEST, Span, propose
 from spider.memory.symbols import BEGIN, END
@@ -143,6 +144,31 @@ def test_a_match_is_the_last_of_several_and_is_compared_up_to_64_symbols_back():
         last = said(out[-1], layout)
         assert last["symbols"][0] == symbol[0] and last["seen"][-1] == [1, q(length)]
         assert last["places"][0][-1] == 1
+
+
+def test_no_scratch_buffer_is_written_outside_its_bounds(monkeypatch):
+    """The buffers stand between guard bytes, because compiled code does not check the bounds of an array."""
+    guard, guarded, made = 0xA5, [], module._scratch
+
+    def between_guards(*arguments):
+        inner = []
+        for array in made(*arguments):
+            whole = np.full(array.nbytes + 2 * 256, guard, np.uint8)
+            inner.append(whole[256:-256].view(array.dtype).reshape(array.shape))
+            inner[-1][...] = array
+            guarded.append(whole)
+        return tuple(inner)
+
+    monkeypatch.setattr(module, "_scratch", between_guards)
+    document = new_document(0)
+    for orders, candidates in [(range(5, 30), 1), (range(1, 26), 1), ([5], 1), (range(5, 30), 3)]:
+        tables, layout = tables_of(TEXTS[:8], list(orders), 9), Layout(len(orders), 2, candidates)
+        out = np.zeros((len(document), layout.width), np.uint8)
+        propose(document, [Span(0, 0, len(document))], out, layout, tables, [2])
+        assert out.any()
+    assert guarded
+    for whole in guarded:
+        assert (whole[:256] == guard).all() and (whole[-256:] == guard).all()
 
 
 # ------------------------------------------------------------------------------------------------ causality
