@@ -20,6 +20,7 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None, artifa
     """Score a stage's last checkpoint in bits per byte, against compressors; write a sample and figures."""
     if artifact:
         return _evaluate_artifact(session, run, stage, threads)
+    from spider.config.leaks import undecided
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
     from spider.report.figures import FIGURES, draw_stage
@@ -27,6 +28,8 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None, artifa
     results, spec = session.results, session.config.stage(run, stage)
     folder, scored = results.stage(run, stage), spec.evaluation.data or spec.data
     data = results.shards(scored)
+    for line in undecided(session.config, run):
+        log.info("%s", line)
     inputs = [folder.receipt, data / "metadata.json"]
     outputs = [*(folder.path / name for name in FIGURES), folder.sample, folder.evaluation]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.changed(), inputs, outputs) as job:

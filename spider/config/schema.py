@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 
 from spider.config.block import Block, ConfigError, Name, explain, key_path, nearest, none_such
 from spider.config.data import Dataset, StreamSource, TokenizerConfig, expand_likes
+from spider.config.leaks import leak_problems
 from spider.config.run import Run, RunSettings, TrackingConfig
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
@@ -153,6 +154,10 @@ def _problems(config: Config) -> Iterator[str]:
             yield f"{where}: {scored!r} is a stream and has no validation shards; name another"
         elif dataset.validation == 0:
             yield f"datasets.{scored}.validation: must be above 0, runs.{name} is evaluated on it"
+        else:
+            yield from (
+                f"runs.{name}.{one}" for one in leak_problems(config.datasets, config.tokenizers, run)
+            )
     if config.scaling is not None:
         yield from _scaling_problems(config, config.scaling)
 

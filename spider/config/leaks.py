@@ -1,0 +1,194 @@
+"""Refuse a run that learns from the text it is scored on.
+
+The hash of a document's key decides its split (`spider.data.split`). The lowest share of all hashes is held
+out, the next share is kept for the n-gram index, and the rest is trained on. Two datasets that read the same
+file by the same key give a document the same hash. One may then be scored by a model that learned from the
+other, as long as the other learns only from hashes above those that the first one holds out.
+
+A configuration shows this for files of the same kind. It cannot show that files of two sources hold different
+documents, so `undecided` says where the answer stays open. The evaluation counts copied text in any case
+(`spider.evaluation.overlap`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spider.config.block import ConfigError
+from spider.config.data import (
+    Dataset,
+    HubSource,
+    LocalSource,
+    PydocsSource,
+    StreamSource,
+    TokenizerConfig,
+    TokensSource,
+)
+from spider.config.run import Run
+
+if TYPE_CHECKING:
+    from spider.config.schema import Config
+
+Datasets = Mapping[str, Dataset]
+Tokenizers = Mapping[str, TokenizerConfig]
+
+#: Sums of shares are compared up to this rounding error.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """Text that a run learns from: the documents of a dataset whose hash is at least ``limit``."""
+
+    data: str
+    limit: float
+    how: str
+    """A clause for messages: ``stage main trains on it``."""
+    parts: int | None = None
+    """Only the first parts of the dataset, or None for all of them."""
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files behind a dataset; ``origin`` is the place that their names belong to."""
+
+    origin: str
+    names: frozenset[str]
+
+    def shared(self, other: _Files) -> tuple[str, bool] | None:
+        """Return a file that both read, and whether both call it by the same name; None without one. A folder
+        shares the files below it, which it names by their paths inside it."""
+        if self.origin != other.origin:
+            return None
+        if same := self.names & other.names:
+            return min(same), True
+        if self.origin == "local":
+            pairs = ((mine, theirs) for mine in self.names for theirs in other.names)
+            inside = (max(pair, key=len) for pair in pairs if _is_inside(*sorted(pair, key=len)))
+            if (file := min(inside, default=None)) is not None:
+                return file, False
+        return None
+
+
+def leak_problems(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[str]:
+    """Yield a line for each dataset that shares documents to score with what the run learns from."""
+    scored = run.evaluation.data or run.data
+    refused: set[str] = set()
+    for learned in _learned(datasets, tokenizers, run):
+        if scored not in datasets or learned.data in refused:
+            continue
+        if reason := _refusal(datasets, scored, learned):
+            refused.add(learned.data)
+            yield f"evaluation.data: {reason}"
+
+
+def undecided(config: Config, run: str) -> list[str]:
+    """Return a line for each dataset that a run learns from and whose overlap with the scored text the
+    configuration does not show."""
+    block, datasets = config.run(run), config.datasets
+    scored = block.evaluation.data or block.data
+    doubts: dict[str, str] = {}
+    for learned in _learned(datasets, config.tokenizers, block):
+        if doubt := _doubt(datasets, scored, learned):
+            doubts.setdefault(learned.data, f"evaluation.data: {doubt}")
+    source = datasets[block.data].source
+    if isinstance(source, TokensSource):
+        elsewhere = f"the tokenizer {source.model} comes from elsewhere"
+        cannot = f"whether it was learned from documents that {scored!r} holds out"
+        doubts[""] = f"evaluation.data: {elsewhere}; the configuration cannot show {cannot}"
+    return list(doubts.values())
+
+
+def _learned(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[_Learned]:
+    """Yield all text that a run learns from: by its n-gram index, its tokenizer, and each of its stages."""
+    if run.model.memory is not None and run.data in datasets:
+        yield _Learned(run.data, datasets[run.data].validation, "the n-gram index counts it")
+    name = datasets[run.data].tokenizer if run.data in datasets else None
+    if name is not None and name in tokenizers and tokenizers[name].data in datasets:
+        tokenizer = tokenizers[name]
+        limit = datasets[tokenizer.data].validation
+        yield _Learned(tokenizer.data, limit, f"tokenizer {name} is learned from it", tokenizer.parts)
+    for stage in run.stages:
+        data = stage.data or run.defaults.data or run.data
+        if data in datasets:
+            limit = datasets[data].validation + datasets[data].memory
+            yield _Learned(data, limit, f"stage {stage.name} trains on it")
+
+
+def _refusal(datasets: Datasets, scored: str, learned: _Learned) -> str | None:
+    """Return why a run that learns from one dataset must not be scored on another, or None."""
+    held, other = datasets[scored], datasets[learned.data]
+    shared = _held_out_files(held).shared(_learned_files(other, learned.parts))
+    if scored == learned.data or shared is None:
+        return None
+    file, by_one_name = shared
+    share = f"{scored!r} and {learned.data!r} ({learned.how}) share {file}"
+    instead = f"or evaluate on {learned.data!r}"
+    if isinstance(held.source, TokensSource):
+        return f"{share}, which {scored!r} holds out; take it out of one of them"
+    if not by_one_name:
+        differ = "a folder names documents by their paths in it, so the two hold out different documents"
+        return f"{share}, but {differ}; name the same path in both"
+    for key in ("id_column", "split_by"):
+        if getattr(held, key) != getattr(other, key):
+            differ = f"hold out different documents of it, because their {key} differs"
+            return f"{share}, but {differ}; give both the same {key}, {instead}"
+    if learned.limit < held.validation - _ROUNDING:
+        less = f"{learned.data!r} holds out less of it (validation: {other.validation:g}"
+        remedy = f"set datasets.{learned.data}.validation: {held.validation:g}, {instead}"
+        return f"{share}, but {less}, and validation: {held.validation:g} in {scored!r}); {remedy}"
+    return None
+
+
+def _doubt(datasets: Datasets, scored: str, learned: _Learned) -> str | None:
+    """Return why the configuration does not show that two datasets hold different documents, or None."""
+    held, other = datasets[scored], datasets[learned.data]
+    mine, theirs = _held_out_files(held), _learned_files(other, learned.parts)
+    cannot = "; the configuration cannot show whether"
+    by = f"{learned.data!r} ({learned.how})"
+    if scored == learned.data:
+        return None
+    if mine.shared(theirs) is not None:
+        if held.text_column == other.text_column:
+            return None
+        return f"{scored!r} and {by} differ in text_column{cannot} a text without an id is in both"
+    if mine.origin == theirs.origin != "local":
+        return None
+    return f"{scored!r} and {by} come from different files{cannot} these hold the same documents"
+
+
+def _held_out_files(dataset: Dataset) -> _Files:
+    """The files of a dataset that hold documents to score."""
+    if isinstance(dataset.source, TokensSource):
+        return _Files("tokens", _paths(dataset.source.validation))
+    return _learned_files(dataset, None)
+
+
+def _learned_files(dataset: Dataset, parts: int | None) -> _Files:
+    """The files of the first ``parts`` of a dataset, or of all of it."""
+    source = dataset.source
+    if isinstance(source, TokensSource):
+        return _Files("tokens", _paths(source.train))
+    if isinstance(source, HubSource | StreamSource):
+        return _Files(f"hub {source.repo}", frozenset(source.files[:parts]))
+    if isinstance(source, LocalSource):
+        return _Files("local", _paths(source.files, parts))
+    if isinstance(source, PydocsSource):
+        return _Files(f"pydocs {source.form}", frozenset({"the documentation"}))
+    return _Files(source.kind, frozenset({"the made-up text"}))
+
+
+def _paths(patterns: list[str], parts: int | None = None) -> frozenset[str]:
+    """The absolute paths of files; a pattern that matches no file stands for itself, as its own rule says."""
+    try:
+        paths = LocalSource(kind="local", files=patterns).items()
+    except ConfigError:
+        paths = patterns
+    return frozenset(os.path.realpath(path) for path in paths[:parts])
+
+
+def _is_inside(folder: str, path: str) -> bool:
+    return path.startswith(folder.rstrip(os.sep) + os.sep)

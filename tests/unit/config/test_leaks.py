@@ -1,0 +1,197 @@
+"""A run that learns from the text it is scored on is refused, and both datasets are named."""
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+
+from spider.cli import cli
+from spider.config import ConfigError, Dataset, load_config
+from spider.config.leaks import undecided
+from spider.data.split import document_key, hash_keys, split_masks
+
+TOY = {"family": "tests.families.toy", "width": 8}
+HUB = {"kind": "hub", "repo": "a/b", "revision": "r", "files": ["one.parquet", "two.parquet"]}
+PATTERN = "[^/]+"
+
+
+def configuration(datasets, *, model=TOY, stages=None, tokenizers=None, data="docs"):
+    """A run that trains on `data` and is evaluated on `held`."""
+    stages = stages or [{"name": "main", "max_steps": 1}]
+    run = {"data": data, "model": model, "stages": stages, "evaluation": {"data": "held"}}
+    return {"datasets": datasets, "tokenizers": tokenizers or {}, "runs": {"r": run}}
+
+
+def said(plain):
+    """The message of a refusal, or an empty text where the configuration is taken."""
+    try:
+        load_config(plain)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def hub(**settings):
+    return {"source": HUB, **settings}
+
+
+@pytest.mark.parametrize(
+    ("held", "docs", "words"),
+    [
+        ({"validation": 0.1}, {"validation": 0.05}, ("validation: 0.1", "0.05")),
+        ({"split_by": {"column": "url"}}, {}, ("split_by",)),
+        (
+            {"split_by": {"column": "url"}},
+            {"split_by": {"column": "url", "pattern": PATTERN}},
+            ("split_by",),
+        ),
+        ({"id_column": "uuid"}, {}, ("id_column",)),
+    ],
+)
+def test_documents_that_another_dataset_trains_on_are_refused_and_both_are_named(held, docs, words):
+    message = said(configuration({"held": hub(**held), "docs": hub(**docs)}))
+    assert message.startswith("runs.r.evaluation.data: ") and len(message.splitlines()) == 1
+    assert all(word in message for word in ("'held'", "'docs'", "stage main", "one.parquet", *words))
+
+
+def test_a_dataset_of_a_later_stage_and_of_the_defaults_is_compared_as_well():
+    datasets = {"held": hub(validation=0.1), "docs": hub(validation=0.1), "more": hub(validation=0.01)}
+    stages = [{"name": "main", "max_steps": 1}, {"name": "late", "max_steps": 1, "data": "more"}]
+    message = said(configuration(datasets, stages=stages))
+    assert "'more'" in message and "stage late" in message and "'docs'" not in message
+    plain = configuration(datasets)
+    plain["runs"]["r"]["defaults"] = {"data": "more"}
+    assert "stage main" in said(plain)
+
+
+def test_a_stage_that_reads_the_text_of_the_dataset_it_is_scored_on_by_default():
+    datasets = {"docs": hub(validation=0.1), "more": hub(validation=0.0)}
+    stages = [{"name": "main", "max_steps": 1}, {"name": "late", "max_steps": 1, "data": "more"}]
+    plain = configuration(datasets, stages=stages)
+    del plain["runs"]["r"]["evaluation"]
+    assert "'docs'" in said(plain) and "'more'" in said(plain)
+
+
+def test_what_is_held_out_may_be_counted_and_not_trained_on():
+    """Hashes from `validation` to `validation + memory` are counted by an index and never trained on."""
+    datasets = {"held": hub(validation=0.3), "docs": hub(validation=0.1, memory=0.4)}
+    assert said(configuration(datasets)) == ""
+    message = said(configuration(datasets, model={"preset": "tiny", "memory": {}}))
+    assert "n-gram index" in message and "'docs'" in message and "validation: 0.3" in message
+
+
+def test_the_text_of_the_tokenizer_is_compared_part_by_part():
+    later = {**HUB, "files": ["two.parquet"]}
+    datasets = {
+        "held": {"source": later, "validation": 0.1},
+        "docs": {"source": {**HUB, "files": ["three.parquet"]}, "tokenizer": "bpe"},
+        "all": hub(validation=0.01),
+    }
+    plain = configuration(datasets, tokenizers={"bpe": {"data": "all"}})
+    message = said(plain)
+    assert "tokenizer bpe" in message and "'all'" in message and "two.parquet" in message
+    plain["tokenizers"]["bpe"]["parts"] = 1  # one.parquet alone
+    assert said(plain) == ""
+
+
+def test_local_files_are_compared_by_where_they_lie(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").touch()
+
+    def local(*files, **settings):
+        return {"source": {"kind": "local", "files": list(files)}, **settings}
+
+    docs = local(str(tmp_path / "*.jsonl"), validation=0.01)
+    assert "a.jsonl" in said(configuration({"held": local("a.jsonl", validation=0.5), "docs": docs}))
+    assert said(configuration({"held": local("c.jsonl", validation=0.5), "docs": docs})) == ""
+    assert said(configuration({"held": local("a.jsonl", validation=0.01), "docs": docs})) == ""
+    # A folder names documents by their paths in it, so another folder splits them differently.
+    within = {"held": local("texts", validation=0.1), "docs": local(str(tmp_path), validation=0.1)}
+    assert "texts" in said(configuration(within))
+    # A pattern without a match is refused when its dataset is made; it says so itself.
+    assert said(configuration({"held": local("none*.jsonl"), "docs": docs})) == ""
+
+
+def test_shards_of_ids_are_compared_by_file(tmp_path):
+    def tokens(train, validation):
+        source = {"kind": "tokens", "train": train, "validation": validation, "model": "m", "vocab_size": 300}
+        return {"source": source}
+
+    docs, held = tokens(["a.bin", "b.bin"], ["c.bin"]), tokens(["d.bin"], ["b.bin"])
+    message = said(configuration({"held": held, "docs": docs}))
+    assert "b.bin" in message and "'docs'" in message
+    assert said(configuration({"held": tokens(["d.bin"], ["c.bin"]), "docs": docs})) == ""
+
+
+def test_a_stream_is_evaluated_on_what_it_holds_out():
+    stream = {"source": {**HUB, "kind": "stream"}, "validation": 0.1}
+    assert said(configuration({"held": hub(validation=0.1), "docs": stream})) == ""
+    assert "'docs'" in said(configuration({"held": hub(validation=0.2), "docs": stream}))
+
+
+def test_another_revision_of_a_file_is_that_file():
+    older = {"source": {**HUB, "revision": "before"}, "validation": 0.0}
+    assert "one.parquet" in said(configuration({"held": hub(validation=0.1), "docs": older}))
+
+
+@pytest.mark.parametrize(
+    ("held", "docs", "words"),
+    [
+        ({**HUB, "repo": "c/d"}, {}, "different files"),
+        ({"kind": "pydocs", "form": "questions"}, {"source": {"kind": "pydocs"}}, "different files"),
+        (HUB, {"text_column": "body"}, "text_column"),
+        (HUB, {"source": {**HUB, "files": ["three.parquet"]}}, None),
+        (HUB, {}, None),
+    ],
+)
+def test_what_a_configuration_cannot_show_is_said(held, docs, words):
+    plain = configuration({"held": {"source": held}, "docs": hub(**docs) if "source" not in docs else docs})
+    found = undecided(load_config(plain), "r")
+    if words is None:
+        assert found == []
+    else:
+        (line,) = found
+        assert re.search(f"'held'.*'docs'.*{words}", line)
+
+
+def test_a_tokenizer_from_elsewhere_is_mentioned(tmp_path):
+    source = {"kind": "tokens", "train": ["a"], "validation": ["b"], "model": "m", "vocab_size": 300}
+    found = undecided(load_config(configuration({"held": {"source": source}}, data="held")), "r")
+    assert len(found) == 1 and "tokenizer" in found[0]
+
+
+def test_a_refusal_agrees_with_the_split_of_documents():
+    """Over all pairs of settings: what is taken shares no document, what is refused shares some."""
+    rows = [{"id": f"d{i}", "uuid": f"u{i * 7}", "site": f"s{i % 90}"} for i in range(4000)]
+    settings = [
+        {"validation": validation, "memory": memory, **keys}
+        for validation, memory in ((0.1, 0.0), (0.2, 0.0), (0.05, 0.3))
+        for keys in ({}, {"id_column": "uuid"}, {"split_by": {"column": "site"}})
+    ]
+
+    def masks(plain):
+        dataset = Dataset.model_validate(hub(**plain))
+        column = dataset.split_by.column if dataset.split_by else dataset.id_column
+        hashes = hash_keys([document_key(row[column], b"") for row in rows])
+        return split_masks(hashes, dataset.validation, dataset.memory)
+
+    for held, docs in itertools.product(settings, settings):
+        shared = np.any(masks(held)["validation"] & masks(docs)["train"])
+        assert bool(said(configuration({"held": hub(**held), "docs": hub(**docs)}))) == bool(shared), (
+            held,
+            docs,
+        )
+
+
+def test_what_stays_open_is_in_the_log_of_an_evaluation(tmp_path, capsys):
+    plain = configuration({"held": {"source": {"kind": "mock"}}, "docs": hub()})
+    plain["tracking"] = {"enabled": False}
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps({**plain, "results": str(tmp_path / "results")}))
+    with pytest.raises(ValueError, match=r"train\.json"):
+        cli(["--config", str(path), "evaluate", "r", "main"], standalone_mode=False)
+    assert capsys.readouterr().err.count("whether these hold the same documents") == 1
