@@ -8,6 +8,7 @@ One file a record (`records`), each whole or absent, each overwritten in place a
     tracking/models/{identity}.json       one checkpoint
     tracking/evaluations/{identity}.json  the scores of one checkpoint
     tracking/choices/{identity}.json      the best of a run's stages
+    tracking/running/{kind}-{identity}    empty: names a run that has not ended yet
 
 Trade-off: a file a record costs a directory scan a sync (milliseconds for thousands), and buys that no two
 processes ever write the same file and that a person can read, copy or delete a record with plain tools.
@@ -15,14 +16,16 @@ processes ever write the same file and that a person can read, copy or delete a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spider.files import read_json, write_json
+from spider.files import fsync_dir, read_json, write_json
 from spider.tracking.records import Checkpoint, Evaluation, Record, Run
 
 log = logging.getLogger(__name__)
@@ -48,9 +51,18 @@ def put(path: Path, value: Any) -> None:
 
 
 def write(results: Path, record: Record) -> None:
-    """Put a record in the spool, secrets removed."""
+    """Write a record into the spool, without secrets, and keep the list of running runs up to date."""
     kind = record.kind if record.kind == "training" else f"{record.kind}s"
-    put(record_path(results, kind, record.identity), redact(record.plain()))
+    path = record_path(results, kind, record.identity)
+    running = isinstance(record, Run) and record.status == "running"
+    if running:  # listed before it is written: a kill in between leaves no record that is not listed
+        _list_as_running(results, path)
+    put(path, redact(record.plain()))
+    if running:  # once more: `mark_dead` may have removed the entry of the attempt before
+        _list_as_running(results, path)
+    elif isinstance(record, Run):
+        with contextlib.suppress(OSError):  # it may never have been listed
+            (_running_list(results) / _entry(path)).unlink()
 
 
 def read_run(path: Path, *, if_running: bool = False) -> Run | None:
@@ -70,23 +82,69 @@ def records(results: Path, kinds: Iterable[str] = KINDS) -> Iterator[tuple[str, 
 
 
 def mark_dead(results: Path, *, workflow: str | None = None) -> int:
-    """Mark as killed each record that says "running" of a process that is gone; returns how many still run.
+    """Mark as killed each record that says "running" and whose process is gone; return how many still run.
 
-    With ``workflow``, a running job of that invocation on another host counts as gone too: the invocation is
-    over, so its jobs are.
+    Only the records in the list of running runs are read, however many others there are. With ``workflow``, a
+    running job of that invocation on another host counts as gone too: its invocation is over.
     """
     running = 0
-    for _, path in records(results, RUN_KINDS):
+    for path in _running(results):
         if (run := read_run(path, if_running=True)) is None:
             continue
         lives = run.process.alive()
         if lives or (lives is None and (workflow is None or run.workflow != workflow)):
             running += bool(lives)
-        # It may have ended well between our two looks; now that it is gone the file is its last word.
+        # It may have ended well between the two reads; its process is gone now, so this read is final.
         elif run := read_run(path, if_running=True):
             run.end("killed", "the process ended without a word (killed, or the machine stopped)")
             write(results, run)
+            if read_run(path, if_running=True):  # its next attempt has begun meanwhile
+                _list_as_running(results, path)
     return running
+
+
+def _running(results: Path) -> list[Path]:
+    """Return the paths of the records that are listed as running, in a fixed order."""
+    if not (results / "tracking").is_dir():
+        return []
+    try:
+        entries = sorted(name.partition("-") for name in os.listdir(_running_list(results)))
+    except OSError:  # the list cannot be made here: read every record instead
+        return [path for _, path in records(results, RUN_KINDS)]
+    return [record_path(results, kind, identity) for kind, _, identity in entries]
+
+
+def _running_list(results: Path) -> Path:
+    """Return the folder that lists the running runs, one empty file for each.
+
+    A results folder of an earlier version has none. It is made once, from all records, and renamed into place.
+    """
+    listed = results / "tracking" / "running"
+    if not listed.is_dir():
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=listed.parent, prefix=".running.") as beside:
+            (made := Path(beside) / listed.name).mkdir()
+            for _, path in records(results, RUN_KINDS):
+                if read_run(path, if_running=True):
+                    (made / _entry(path)).touch()
+            try:
+                made.rename(listed)
+            except OSError:
+                if not listed.is_dir():  # else another process made it at the same time
+                    raise
+    return listed
+
+
+def _entry(record: Path) -> str:
+    """Return the name by which a record is listed as running."""
+    return f"{record.parent.name}-{record.stem}"
+
+
+def _list_as_running(results: Path, record: Path) -> None:
+    """List a record as running. Where the disk refuses, `put` warns of the record itself."""
+    with contextlib.suppress(OSError):
+        (_running_list(results) / _entry(record)).touch()
+        fsync_dir(_running_list(results))
 
 
 # -------------------------------------------------------------------------------------------------- secrets

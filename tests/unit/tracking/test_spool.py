@@ -143,3 +143,49 @@ def test_a_large_artifact_is_refused_by_name_and_size(tmp_path, in_workflow, cap
 def test_paths_in_the_results_folder_are_recorded_relative_to_it(tmp_path):
     assert relative(tmp_path, tmp_path / "raw" / "x") == "raw/x"
     assert relative(tmp_path, Path("/elsewhere/x")) == "/elsewhere/x"
+
+
+OPENED = """
+import sys
+from pathlib import Path
+from spider import tracking
+opened = []
+sys.addaudithook(lambda event, given: event == "open" and "/tracking/" in str(given[0]) and opened.append(1))
+with tracking.job("encode", "demo/new", results=Path(sys.argv[1])):
+    print(len(opened))
+"""
+
+
+def test_a_job_opens_as_few_files_at_its_start_beside_2000_records_as_beside_20(
+    tmp_path, start_python, in_workflow
+):
+    def opened(records: int) -> int:
+        root = tmp_path / str(records)
+        jobs = root / "tracking/jobs"
+        jobs.mkdir(parents=True)
+        ended = Run(kind="job", identity="i", name="encode", status="finished").model_dump_json()
+        for number in range(records):
+            (jobs / f"{number:016d}.json").write_text(ended)
+        spool.mark_dead(root)  # an earlier version left these records: it is looked through once
+        return int(start_python(OPENED, root).communicate()[0])
+
+    assert opened(2000) == opened(20) < 20
+
+
+def test_a_record_that_an_earlier_version_left_as_running_is_marked_too(tmp_path, start_python):
+    dead = start_python("import psutil; print(psutil.Process().create_time())")
+    created = float(dead.communicate()[0])
+    process = Process(pid=dead.pid, created=created)
+    record = Run(kind="job", identity="i", name="encode", process=process)
+    path = spool.record_path(tmp_path, "jobs", "i")
+    path.parent.mkdir(parents=True)
+    path.write_text(record.model_dump_json())
+    assert spool.mark_dead(tmp_path) == 0
+    assert read_json(path)["status"] == "killed"
+
+
+def test_the_list_of_running_jobs_is_empty_once_they_have_ended(tmp_path, in_workflow):
+    with job("encode", "demo", results=tmp_path) as running:
+        (listed,) = (tmp_path / "tracking/running").iterdir()
+        assert listed.name == f"jobs-{running.identity}"
+    assert not list((tmp_path / "tracking/running").iterdir())
