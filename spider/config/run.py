@@ -297,10 +297,11 @@ class TrackingConfig(Block):
 
     @model_validator(mode="after")
     def _names(self) -> TrackingConfig:
-        if self.uri and re.search(r"://[^/@]*:[^/]*@|[?&]password=", self.uri):
+        if self.uri and re.search(r"://[^/@]*:[^/]*@|[?&]password=|(?i:^https?)://[^/@?#]*@", self.uri):
             raise ValueError(
-                "uri holds a password, which would be copied into the results folder; set it in the "
-                "environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD for a server, PGPASSWORD "
-                "for PostgreSQL, or the whole address in MLFLOW_TRACKING_URI"
+                "uri holds a password or a token, which would be copied into the results folder; set it in "
+                "the environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+                "MLFLOW_TRACKING_TOKEN, for a server, PGPASSWORD for PostgreSQL, or the whole address in "
+                "MLFLOW_TRACKING_URI"
             )
         return self

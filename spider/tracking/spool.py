@@ -117,7 +117,8 @@ def _running(results: Path) -> list[Path]:
 def _running_list(results: Path) -> Path:
     """Return the folder that lists the running runs, one empty file for each.
 
-    A results folder of an earlier version has none. It is made once, from all records, and renamed into place.
+    A results folder of an earlier version has none. It is made once, from all records, and renamed into
+    place.
     """
     listed = results / "tracking" / "running"
     if not listed.is_dir():
@@ -154,6 +155,7 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_TEXT = {
     r"(://)[^/\s:@]*:[^/\s@]*@": r"\1***@",
+    r"(?i)\b(https?://)[^/\s@?#]+@": r"\1***@",  # a token; a database's address may name a user
     r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*": r"\1 ***",
     r"(?i)((?:password|passwd|secret|api_?key|token)[=:]\s*)[^\s&'\",;]+": r"\1***",
     r"\b(?:hf_|gh[pousr]_|github_pat_|sk-|glpat-|xox[bap]-)[\w-]{16,}|\bAKIA[0-9A-Z]{16}\b": "***",

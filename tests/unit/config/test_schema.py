@@ -282,3 +282,25 @@ def test_fsdp_shares_fp32_weights_only():
     plain["runs"]["demo"] |= {"parallel": "fsdp", "precision": "bf16"}
     with pytest.raises(ConfigError, match=r"runs.demo.optimizer.master_weights: parallel: fsdp shares fp32"):
         load_config(plain)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://ada:lovelace@host:5000",
+        "https://sesame-sesame@host/path",
+        "HTTPS://sesame-sesame@host",
+        "postgresql://ada:lovelace@host/mlflow",
+    ],
+)
+def test_a_password_or_token_in_the_address_of_the_store_is_refused(uri):
+    with pytest.raises(ConfigError, match=r"tracking: uri holds a password or a token.*in the environment"):
+        load_config({**BASE, "tracking": {"uri": uri}})
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["https://host/a@b", "http://host?of=a@b", "postgresql://ada@host/mlflow", "sqlite:////data/a@b.db"],
+)
+def test_an_address_of_the_store_without_a_secret_is_taken(uri):
+    assert load_config({**BASE, "tracking": {"uri": uri}}).tracking.uri == uri

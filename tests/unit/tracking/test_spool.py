@@ -50,6 +50,7 @@ SECRETS = {
     "password": 12345,
     "nested": [{"AWS_SECRET_ACCESS_KEY": "abcdefgh"}],
     "uri": "http://ada:lovelace@host:5000/path",
+    "address with a token": "HTTPS://abcdefgh@host/path",
     "header": "Authorization: Bearer abcdefghijkl",
     "command": "download --token=abcdefgh --part 3",
     "text": "the key is hf_abcdefghijklmnopqrstu, yes",
@@ -71,6 +72,8 @@ def test_what_is_no_secret_stays():
         "target_tokens": "10B",
         "keys": ["a", "b"],
         "uri": "http://host:5000/a@b",
+        "address": "http://host?mail=a@b",
+        "database": "postgresql+psycopg2://ada@host/mlflow",
         "text": "tokens: 17, password reset, a token of love",
         "none_token": None,
     }
