@@ -445,3 +445,22 @@ def test_a_column_to_split_by_that_is_not_there_is_named(tmp_path):
     file = write(tmp_path / "a.parquet", MANY, IDS)
     with pytest.raises(ValueError, match=r"no column 'url' \(there are: text, id\); set split_by.column"):
         encode_part(file, tmp_path, "000", dataset(split_by={"column": "url"}))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "url", "group"),
+    [
+        ("[^/]+", "site{}/page", "site{}"),  # no group: the whole match
+        ("//([^/]+)", "https://site{}.org/page", "site{}.org"),  # one group
+        ("//([^/]+)/([^/]+)", "https://site{}.org/page", "site{}.org"),  # of two groups the first
+        ("(www[.])?[a-z]+[0-9]+", "site{}.org", "site{}"),  # a group that takes no part: the whole match
+        ("(w*)[a-z]+[0-9]+", "site{}.org", "site{}"),  # a group that matches nothing: the whole match
+    ],
+)
+def test_the_group_of_a_document_is_what_the_pattern_says(tmp_path, pattern, url, group):
+    """`SplitBy.pattern` documents it: the first group of the pattern, or all that the pattern matches."""
+    sides = encode_by_site(tmp_path / "o", [url.format(i % 23) for i in range(500)], pattern=pattern)
+    held_out = {i for i in range(23) if is_validation(group.format(i).encode(), 0.2)}
+    assert 0 < len(held_out) < 23
+    assert sides["validation"] == {url.format(i) for i in held_out}
+    assert sides["train"] == {url.format(i) for i in set(range(23)) - held_out}

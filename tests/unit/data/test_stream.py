@@ -23,6 +23,7 @@ from spider.tokens import BYTES
 
 FILES = ["sample/0.parquet", "sample/1.parquet"]
 VALIDATION, SEQ_LEN = 0.2, 64
+GROUP = "([0-9])$"
 SCRIPT = """
 import json, sys
 from spider.config import Dataset
@@ -129,11 +130,14 @@ def later(hub, uninterrupted, tmp_path_factory) -> dict[str, list]:
         "resumed": [{"position": at[place], "count": 40} for place in PLACES],
         "ranks": [{"rows": 1, "rank": r, "world": 3, "count": 10} for r in range(3)],
         "cut": [{"max_document_bytes": 20}],
+        "grouped": [{"split_by": {"column": "id", "pattern": GROUP}, "count": 60}],
         "refused": [
             {"position": at[3], "seed": 2},
             {"text_column": "content"},
             {"files": ["sample/2.parquet"]},
             {"validation": 0.9999},
+            {"split_by": {"column": "url"}},
+            {"split_by": {"column": "score"}},
         ],
     }
     found = iter(
@@ -165,12 +169,26 @@ def test_long_documents_are_cut_at_a_character(later):
     assert not any("\ufffd" in d for d in documents)
 
 
+def test_a_held_out_group_is_never_trained_on(later):
+    """The groups are the last digits of the ids; the split is that of `is_validation`, group by group."""
+    (grouped,) = later["grouped"]
+    windows = np.concatenate([rows for rows, _ in grouped])
+    stream = [int(windows[0, 0]), *windows[:, 1:].ravel().tolist()]
+    begins = [i for i, token in enumerate(stream) if token == BYTES.bos]
+    seen = {BYTES.decode(stream[a + 1 : b - 1]).split(":")[0] for a, b in pairwise(begins)}
+    held_out = {digit for digit in "0123456789" if is_validation(digit.encode(), VALIDATION)}
+    assert 0 < len(held_out) < 10
+    assert seen == {str(i) for i in range(130) if str(i)[-1] not in held_out}
+
+
 def test_what_does_not_fit_is_named(later):
-    other_seed, other_column, no_file, no_document = later["refused"]
+    other_seed, other_column, no_file, no_document, no_group, no_text = later["refused"]
     assert "the position to resume has seed = 1, this run has 2" in other_seed
     assert "has no column 'content' (columns: score, text, id)" in other_column
     assert "no such file in the repository; did you mean sample/" in no_file
     assert "holds no document to train on" in no_document
+    assert "has no column 'url' (columns: score, text, id); set split_by.column to one of them" in no_group
+    assert "column 'score' holds float64, not strings; set split_by.column to another" in no_text
 
 
 def test_cut_connection_is_survived_and_no_network_is_said(hub, tmp_path, uninterrupted):
