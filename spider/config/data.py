@@ -295,6 +295,13 @@ class Dataset(Block):
         """Names of the splits that it is encoded into."""
         return ("train", "validation", "memory") if self.memory else ("train", "validation")
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that settings name: the text, the id, and the one that ``split_by`` reads."""
+        names = [self.text_column, self.id_column]
+        names += [self.split_by.column] if self.split_by else []
+        return tuple(dict.fromkeys(names))
+
     def described(self) -> dict[str, Any]:
         return super().described() | {"source": self.source.described()}
 

@@ -40,7 +40,7 @@ import pyarrow.parquet as pq
 
 from spider.config import Dataset
 from spider.data import chat
-from spider.data.split import cut, hash_keys, split_masks
+from spider.data.split import cut, group_key, hash_keys, split_masks
 from spider.data.writing import ShardWriter, writing
 from spider.tokens import BYTES, Tokens
 
@@ -118,7 +118,9 @@ def _split(
         if rows["read"] <= REMEMBERED_ROWS:
             seen.append(hashes)
         if dataset.split_by:
-            hashes = hash_keys(_kin_keys(kin, dataset.split_by.pattern, keys))
+            pattern = re.compile(dataset.split_by.pattern)
+            groups = zip(kin.to_pylist(), keys, strict=True)
+            hashes = hash_keys(group_key(value, pattern, key) for value, key in groups)
         masks = split_masks(hashes, dataset.validation, dataset.memory)
         yield _truncate(texts, dataset.max_document_bytes, rows), masks
 
@@ -201,14 +203,6 @@ def _keys(texts: pa.Array, ids: pa.Array) -> list[bytes]:
     if b"" in keys:
         keys = [key or text for key, text in zip(keys, _bytes(texts), strict=True)]
     return keys
-
-
-def _kin_keys(kin: pa.Array, pattern: str, keys: list[bytes]) -> list[bytes]:
-    """Of documents that belong together what the pattern finds, of any other its own key."""
-    find = re.compile(pattern).search
-    matches = [find(value) if value else None for value in kin.to_pylist()]
-    return [(match[match.re.groups and 1] or match[0]).encode() if match else key
-            for match, key in zip(matches, keys, strict=True)]  # fmt: skip
 
 
 def _truncate(texts: pa.Array, limit: int | None, rows: dict[str, int]) -> pa.Array:

@@ -16,6 +16,7 @@ and missed by few documents.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from hashlib import blake2b
 
@@ -26,6 +27,19 @@ def document_key(id: str | int | None, text: str | bytes) -> bytes:
     """What is hashed for a document: its id in UTF-8 (integers in decimal), its whole text if it has none."""
     chosen = text if id is None or id == "" else id
     return chosen if isinstance(chosen, bytes) else str(chosen).encode("utf-8")
+
+
+def group_key(value: str | None, pattern: re.Pattern[str], key: bytes) -> bytes:
+    """Return the key of the group that a document belongs to under ``split_by``.
+
+    The key is the first group of ``pattern`` in ``value``, or the whole match where that group is empty.
+    A document in which the pattern finds no match keeps its own ``key``.
+    """
+    match = pattern.search(value) if value else None
+    if match is None:
+        return key
+    first: str | None = match[1] if pattern.groups else None
+    return (first or match[0]).encode("utf-8")
 
 
 def is_validation(key: bytes, share: float) -> bool:

@@ -1,10 +1,10 @@
 """Training windows straight from the hub: nothing is downloaded first, nothing is kept.
 
 The documents of the named parquet files come through `datasets` streaming, one after the other; the files
-are put in a new order every epoch, documents keep their order within a file. Held-out documents are left
-out by the hash that encoding uses. The rest become ``[BOS] + bytes + [EOS]``, back to back, and are cut
-into windows of seq_len + 1 tokens that overlap by one; a window may straddle two epochs, so nothing is lost
-at an end.
+are put in a new order every epoch, documents keep their order within a file. The hash that encoding uses
+leaves out the held-out documents, or the held-out groups of ``split_by``. The rest become
+``[BOS] + bytes + [EOS]``, back to back, and are cut into windows of seq_len + 1 tokens that overlap by one.
+A window may straddle two epochs, so nothing is lost at an end.
 
 A position is the state of the stream before the document in which the next window begins, and how far into
 that document it begins: a new process reads that document again and goes on to the byte.
@@ -16,6 +16,7 @@ on their number. Where the same data is trained on more than once, download and 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -28,11 +29,13 @@ from huggingface_hub.errors import HTTPError
 from spider.config import Dataset, StreamSource
 from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience, cause_of, explain, look_up
 from spider.data.loader import Batch, Batches
-from spider.data.split import cut, document_key, is_validation
+from spider.data.split import cut, document_key, group_key, is_validation
 from spider.tokens import BYTES
 
 BREAKS = (OSError, RuntimeError, pa.ArrowInvalid)
 """What `datasets` raises while it opens or reads."""
+TEXT_KINDS = ("string", "large_string", "string_view", "null")
+"""Types, as `datasets` calls them, of a column that holds text."""
 
 
 class StreamLoader(Batches):
@@ -41,7 +44,8 @@ class StreamLoader(Batches):
     ``patience`` is for the hub at the start; once reading, `datasets` itself tries again for minutes.
 
     Raises `ValueError` for a file, revision or repository that is not there or not open to us and no network
-    (`DownloadError`, one line with the remedy), no text column, no document to train on.
+    (`DownloadError`, one line with the remedy), a text column or a column of ``split_by`` that is missing, or
+    no document to train on.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class StreamLoader(Batches):
         self._files = [HubFile(source.repo, source.revision, file) for file in source.files]
         order = source.model_dump(include={"repo", "revision", "files"})
         order |= dataset.model_dump(include={"validation", "max_document_bytes"})
+        if dataset.split_by is not None:
+            order |= dataset.model_dump(include={"split_by"})
         order |= {"seq_len": seq_len, "seed": seed}
         super().__init__("stream", order, position=position, **share)
         self._columns: list[str] | None = None
@@ -116,6 +122,8 @@ class StreamLoader(Batches):
         """Tokens of a document, or None for one that is null, empty or held out."""
         raw = (row[self._dataset.text_column] or "").encode("utf-8")
         key = document_key(row.get(self._dataset.id_column), raw)
+        if (by := self._dataset.split_by) is not None:
+            key = group_key(row[by.column], re.compile(by.pattern), key)
         if not raw or is_validation(key, self._dataset.validation):
             return None
         return BYTES.encode(cut(raw, self._dataset.max_document_bytes))
@@ -136,18 +144,24 @@ class StreamLoader(Batches):
             raise self._broken(error, epoch) from error
 
     def _look_up(self, patience: Patience) -> list[str]:
-        """Check that every file can be had, then the columns to read."""
+        """Check that every file can be read, and return the columns to read."""
         if constants.HF_HUB_OFFLINE:
             raise DownloadError(f"{self._files[0]}: a stream needs the hub; unset HF_HUB_OFFLINE")
         for file in self._files:
             look_up(file, patience)
-        names = list(self._open(0).features or [])
-        text, id = self._dataset.text_column, self._dataset.id_column
-        if text not in names:
-            raise ValueError(
-                f"{self._files[0]}: has no column {text!r} (columns: {', '.join(names)}); set text_column"
-            )
-        return [name for name in (text, id) if name in names]
+        features = self._open(0).features or {}
+        wanted = {"text_column": self._dataset.text_column}
+        if self._dataset.split_by is not None:
+            wanted["split_by.column"] = self._dataset.split_by.column
+        for setting, column in wanted.items():
+            if column not in features:
+                there = f"has no column {column!r} (columns: {', '.join(features)})"
+                raise ValueError(f"{self._files[0]}: {there}; set {setting} to one of them")
+            kind = getattr(features[column], "dtype", "nested values")
+            if kind not in TEXT_KINDS:
+                there = f"column {column!r} holds {kind}, not strings"
+                raise ValueError(f"{self._files[0]}: {there}; set {setting} to another")
+        return [name for name in self._dataset.columns if name in features]
 
     def _broken(self, error: Exception, epoch: int, dataset: Any = None) -> DownloadError:
         if isinstance(cause := cause_of(error), HTTPError):
