@@ -1,6 +1,8 @@
 import os
 import pickle
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -9,11 +11,15 @@ from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import read_manifest, steps
 from spider.checkpoints.save import clean, retain, save
+from spider.config import TokenizerConfig
+from spider.data.tokenizer import learn
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.weights import model_tensors, weights_digest
 from spider.training.stage import train
 from tests.unit.records import saved
+from tests.unit.small_datasets import dataset
+from tests.unit.tokens.texts import texts
 
 
 def write(root, step, value=0.0):
@@ -120,6 +126,36 @@ def test_a_checkpoint_that_carries_code_does_not_run_it(tmp_path):
     with pytest.raises(FileExistsError):  # the payload does work
         proof.mkdir()
         pickle.loads((good.path / ".metadata").read_bytes())
+
+
+def test_a_checkpoint_reads_and_writes_text_as_the_tokenizer_that_was_saved_with_it(tmp_path):
+    pq.write_table(pa.table({"text": texts(100), "id": [str(i) for i in range(100)]}), tmp_path / "0.parquet")
+    learned = tmp_path / "learned.json"
+    config = TokenizerConfig(data="text", vocab_size=300)
+    learn([tmp_path / "0.parquet"], learned, "t", config, dataset(validation=0.1))
+    tensors = {"model.w": torch.zeros(3, 2)}
+    with_one, without = (
+        save(tmp_path / "a", tensors, saved(), learned),
+        save(tmp_path / "b", tensors, saved()),
+    )
+    meaning = [bytes([i]) for i in range(256)] + [b""] * 16  # the bytes, the special ids, then the merges
+    for merge in files.read_json(learned)["merges"]:
+        left, right = map(int, merge.split())
+        meaning.append(meaning[left] + meaning[right])
+    learned.unlink()  # the checkpoint keeps a copy of its own
+
+    text = texts(101)[-1]
+    tokens = Checkpoint.at(with_one.path).tokens
+    ids = tokens.encode(text)[1:-1].tolist()
+    assert tokens.size == len(meaning) == 300 and max(ids) > 271
+    assert b"".join(meaning[i] for i in ids) == text.encode() and tokens.decode(range(300)) == (
+        b"".join(meaning).decode(errors="replace")
+    )
+    assert Checkpoint.at(without.path).tokens.size == 272
+
+    (with_one.path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        Checkpoint(with_one.path, with_one.manifest).tokens  # noqa: B018
 
 
 @pytest.fixture
