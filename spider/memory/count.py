@@ -1,29 +1,24 @@
 """Counting: which symbol follows which context, and how often, in a part of a text (the map of a map-reduce).
 
 Of each kind of contexts a *run*: keys ``hash << 8 | symbol`` (uint64, rising, each once) and how often each
-occurs (uint32). A run is a function of the part's text alone, and `spider.memory.table` adds runs up in
-whatever order they come. A part is counted in pieces of some millions of symbols, a run each, so a job's
-memory is bounded whatever the size of its part.
+occurs (uint32). A run is a function of the part's text alone, and runs are added up in whatever order they
+come (`spider.memory.runs`). A part is counted in pieces of `PIECE` symbols, a run each, so a job's memory is
+bounded whatever the size of its part and of its documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from spider.memory.arrays import save
 from spider.memory.compiled import compiled
-from spider.memory.contexts import contexts_of, name_of
+from spider.memory.contexts import contexts_of, name_of, reach
 from spider.memory.hashes import prefix_hashes
-from spider.memory.symbols import BEGIN
-from spider.memory.table import Run
-
-#: Symbols counted at a time: 0.4 GB of keys, twice while they are made.
-PIECE = 1 << 25
+from spider.memory.runs import save_run
+from spider.memory.symbols import BEGIN, stretches
+from spider.requests import PIECE
 
 
 @compiled
@@ -51,48 +46,24 @@ def _run_lengths(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return keys[: n + 1], counts[: n + 1]
 
 
-def count(text: np.ndarray, kind: int) -> tuple[np.ndarray, np.ndarray]:
-    """The run of one kind of contexts over N symbols: keys (M,) uint64, counts (M,) uint32. What stands
-    before the first document's beginning is not counted."""
-    begins = np.flatnonzero(text == BEGIN)
-    text = text[begins[0] if len(begins) else len(text) :]
-    keys = _keys(text, contexts_of(text, prefix_hashes(text), kind, 0, len(text)))
+def count(text: np.ndarray, kind: int, before: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the run of one kind of contexts over N symbols: keys (M,) uint64, counts (M,) uint32.
+
+    The first ``before`` symbols are not counted: they only stand before those that are.
+    """
+    keys = _keys(text[before:], contexts_of(text, prefix_hashes(text), kind, before, len(text)))
     keys.sort()
     return _run_lengths(keys)
 
 
-def pieces(text: np.ndarray, size: int = PIECE) -> Iterator[np.ndarray]:
-    """A text cut at beginnings of documents into pieces of at least so many symbols, the last apart."""
-    begins, start = np.flatnonzero(text == BEGIN), 0
-    while start < len(text):
-        after = np.searchsorted(begins, start + size)
-        end = int(begins[after]) if after < len(begins) else len(text)
-        yield text[start:end]
-        start = end
+def write_runs(folder: Path, kinds: Sequence[int], piece: int = PIECE) -> None:
+    """Count the symbols of ``folder/text.npy``, and write the runs beside them."""
+    back = max(kind if kind > 0 else reach(~kind) for kind in kinds)
+    for number, stretch in enumerate(stretches(folder / "text.npy", back, piece)):
+        for kind in kinds:
+            save_run(folder, f"{name_of(kind)}.{number:03d}", *count(stretch.text, kind, stretch.before))
 
 
-def write_runs(
-    text: np.ndarray, kinds: Sequence[int], folder: Path, threads: int = 1, piece: int = PIECE
-) -> None:
-    """Count a part's symbols into ``folder``, and keep the symbols beside their counts."""
-
-    def one(job: tuple[int, np.ndarray, int]) -> None:
-        number, part, kind = job
-        for name, array in zip(("keys", "counts"), count(part, kind), strict=True):
-            save(folder / f"{name_of(kind)}.{number:03d}.{name}.npy", array)
-
-    save(folder / "text.npy", text)
-    with ThreadPoolExecutor(threads) as pool:
-        jobs = ((n, part, kind) for n, part in enumerate(pieces(text, piece)) for kind in kinds)
-        for _ in pool.map(one, jobs):
-            pass
-
-
-def runs_of(folder: Path, kind: int) -> list[Run]:
-    """What was written of one kind of contexts."""
-
-    def opened(keys: Path) -> tuple[np.ndarray, np.ndarray]:
-        counts = keys.with_name(keys.name.replace("keys", "counts"))
-        return np.load(keys, mmap_mode="r"), np.load(counts, mmap_mode="r")
-
-    return [partial(opened, keys) for keys in sorted(folder.glob(f"{name_of(kind)}.*.keys.npy"))]
+def runs_of(folder: Path, kind: int) -> list[Path]:
+    """Return the runs of one kind of contexts that lie in a folder, as their files of keys."""
+    return sorted(folder.glob(f"{name_of(kind)}.*.keys.npy"))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import ClassVar
 
 import numpy as np
@@ -28,10 +29,11 @@ from spider.artifacts import Artifact
 from spider.config.memory import MemoryConfig
 from spider.data.metadata import DTYPE, Metadata, check_size, load_metadata
 from spider.memory import table
-from spider.memory.arrays import growing, save
+from spider.memory.arrays import Reader, growing, length_of
 from spider.memory.contexts import kind_of, name_of
 from spider.memory.count import runs_of, write_runs
 from spider.memory.symbols import symbols_of
+from spider.requests import PIECE
 
 MARK = "memory.json"
 
@@ -105,10 +107,17 @@ def count_part(shards: Path, metadata: Metadata, part: str, config: MemoryConfig
         if shard is None:
             raise ValueError(f"{shards}: no part {part!r} in the {split} split")
         check_size(shards / shard.file, shard.tokens * DTYPE.itemsize)
-        tokens = np.fromfile(shards / shard.file, DTYPE)
-        if len(tokens) and tokens.max() >= len(symbols):
-            raise ValueError(f"{shards / shard.file}: holds ids outside the alphabet; encode its part again")
-        write_runs(symbols[tokens], config.contexts, output / split)
+        _write_symbols(shards / shard.file, symbols, output / split / "text.npy")
+        write_runs(output / split, config.contexts)
+
+
+def _write_symbols(shard: Path, symbols: np.ndarray, text: Path) -> None:
+    """Write the symbols of a shard's ids; `ValueError` where there are other ids."""
+    with shard.open("rb") as file, growing(text, np.uint8) as append:
+        while len(tokens := np.fromfile(file, DTYPE, PIECE)):
+            if tokens.max() >= len(symbols):
+                raise ValueError(f"{shard}: holds ids outside the alphabet; encode its part again")
+            append(symbols[tokens])
 
 
 def build(
@@ -128,33 +137,65 @@ def build(
     output.mkdir(parents=True, exist_ok=True)
     (output / MARK).unlink(missing_ok=True)
     folders = [part / split for split in splits for part in counts]
+    unfinished = _Unfinished(output, files.digest([metadata.digest, splits, config.counted]))
 
     def one(kind: int) -> ContextTable:
-        runs = [run for folder in folders for run in runs_of(folder, kind)]
-        least = 1 if 0 < kind < config.rare else 2
-        with growing(output / f"{name_of(kind)}.rows.npy", table.width(kind)) as keep:
-            first, left_out = table.build(runs, kind, least, keep)
-        save(output / f"{name_of(kind)}.first.npy", first)
-        return ContextTable(contexts=int(first[-1]), left_out=left_out)
+        if (made := unfinished.made.get(name_of(kind))) is None:
+            runs = [run for folder in folders for run in runs_of(folder, kind)]
+            held, left_out = table.build(runs, kind, 1 if 0 < kind < config.rare else 2, output)
+            made = ContextTable(contexts=held, left_out=left_out)
+            unfinished.add(name_of(kind), made)
+        return made
 
     with ThreadPoolExecutor(threads) as pool:
         made = dict(zip(map(name_of, config.contexts), pool.map(one, config.contexts), strict=True))
-    text = np.concatenate([np.load(folder / "text.npy") for folder in folders])
-    save(output / "text.npy", text)
-    save(output / "last.npy", table.last_places(text, table.place_bits(len(text))))
+    with growing(output / "text.npy", np.uint8) as append:
+        for folder in folders:
+            with Reader(folder / "text.npy") as part_of_text:
+                for start in range(0, part_of_text.length, PIECE):
+                    append(part_of_text.read(start, start + PIECE))
+    text = length_of(output / "text.npy")
+    with growing(output / "last.npy", np.uint32) as append:
+        for block in table.last_places(output / "text.npy", table.place_bits(text)):
+            append(block)
     names = [f"{name}.{array}.npy" for name in made for array in ("first", "rows")]
     described = MemoryDescription(
         format=MemoryDescription.FORMAT,
         dataset=metadata.dataset,
         data_digest=metadata.digest,
         splits=list(splits),
-        bytes=len(text),
+        bytes=text,
         counted=config.counted,
         contexts=made,
         files={name: _stored(output / name) for name in [*names, "text.npy", "last.npy"]},
         digest="",
     )
-    return described.model_copy(update={"digest": _digest(described)}).write(output / MARK)
+    made_whole = described.model_copy(update={"digest": _digest(described)}).write(output / MARK)
+    unfinished.path.unlink()
+    return made_whole
+
+
+class _Unfinished:
+    """The tables that are finished in a folder that is not, so that an attempt goes on where one ended."""
+
+    def __init__(self, folder: Path, counted: str) -> None:
+        self.path, self._counted, self._lock = folder / "unfinished.json", counted, Lock()
+        self.made: dict[str, ContextTable] = {}
+        with contextlib.suppress(ValueError, KeyError):  # none there, or of a version before
+            before = files.read_json(self.path)
+            if before["counted"] == counted:
+                self.made = {kind: ContextTable(**one) for kind, one in before["made"].items()}
+        self._write()
+
+    def add(self, kind: str, made: ContextTable) -> None:
+        """Note that the table of one kind of contexts is on disk."""
+        with self._lock:
+            self.made[kind] = made
+            self._write()
+
+    def _write(self) -> None:
+        made = {kind: one.model_dump() for kind, one in self.made.items()}
+        files.write_json(self.path, {"counted": self._counted, "made": made})
 
 
 def make_memories(shards: Path, config: MemoryConfig, memory: Path, folded: Path) -> None:

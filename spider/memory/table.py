@@ -8,37 +8,43 @@ bucket (the top bits of the hash; some eight contexts share one). A row is, in b
     4, ...  K pairs (symbol, q(count)), the most frequent first, the smaller symbol first among equals; q = 0
             where there are fewer
 
-q(c) = round(8 log2(1 + c)): a byte holds counts up to four thousand million, to 9 percent. A context that is
-not in the table is taken for another with a chance of some 8 / 65,536 a look-up: noise that the network
+q(c) = round(8 log2(1 + c)), to 9 percent, and 255 for all counts above four thousand million. A context that
+is not in the table is taken for another with a chance of some 8 / 65,536 a look-up: noise that the network
 prices, not a leak.
+
+Rows are numbered in 32 bits, and in 64 bits in a table that has more than four thousand million rows.
 
 Contexts seen less than twice are left out from some order on: there almost all are, and what followed them
 stands in the text itself. ``last`` holds for the hash of `MATCHED` symbols the last place that they stood
 before; who follows it compares the text backwards, so a hash that two contexts share does no harm.
 
 Merging is the reduce of a map-reduce: runs are cut by the hash's top bits into slices of bounded size, and
-each slice is merged, packed and written before the next is read. The buckets come last, by the number of
-rows, so that a table is a function of the text, however it was cut.
+each slice is merged, packed and written before the next is read (`spider.memory.runs`). The size of a bucket
+follows from the number of rows, which is known last: rows are counted in finer buckets, on disk, that are
+joined at the end. So a table is a function of the text, however it was cut, and memory is bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from spider.memory.arrays import Reader, growing
 from spider.memory.compiled import compiled
+from spider.memory.contexts import name_of
 from spider.memory.hashes import appended, mixed, power
-from spider.memory.symbols import BEGIN
+from spider.memory.runs import combined, pairs_in, slices, slices_for
+from spider.memory.symbols import BEGIN, stretches
+from spider.requests import ENTRIES, FAN_IN, PIECE, SLICE
 
 #: Symbols of the contexts that are found again in the text.
 MATCHED = 12
-#: Pairs of key and count that are merged at a time: 12 bytes each, four times while they are.
-SLICE = 1 << 22
-
-#: Keys and counts of one piece of a text; mapped, where they are on disk, only while they are read.
-Run = Callable[[], tuple[np.ndarray, np.ndarray]]
+#: Buckets whose numbers of rows are read at a time.
+_BUCKETS = 1 << 20
 
 
 def successors(kind: int) -> int:
@@ -54,36 +60,9 @@ def width(kind: int) -> int:
 
 
 @compiled
-def _merge(keys_a, counts_a, keys_b, counts_b):  # type: ignore[no-untyped-def]
-    """Two runs as one."""
-    size = len(keys_a) + len(keys_b)
-    keys, counts = np.empty(size, np.uint64), np.empty(size, np.uint32)
-    i = j = n = 0
-    while i < len(keys_a) or j < len(keys_b):
-        if j == len(keys_b) or (i < len(keys_a) and keys_a[i] <= keys_b[j]):
-            keys[n], counts[n] = keys_a[i], counts_a[i]
-            if j < len(keys_b) and keys_b[j] == keys_a[i]:
-                counts[n] += counts_b[j]
-                j += 1
-            i += 1
-        else:
-            keys[n], counts[n] = keys_b[j], counts_b[j]
-            j += 1
-        n += 1
-    return keys[:n], counts[:n]
-
-
-def merge(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Any number of runs as one, two at a time."""
-    todo = list(runs)
-    while len(todo) > 1:
-        todo = [*todo[2:], _merge(*todo[0], *todo[1])]
-    return todo[0] if todo else (np.empty(0, np.uint64), np.empty(0, np.uint32))
-
-
-@compiled
 def quantized(count):  # type: ignore[no-untyped-def]
-    return round(8 * np.log2(1.0 + count))
+    """Return q of a count, which fits a byte whatever the count."""
+    return min(255, round(8 * np.log2(1.0 + count)))
 
 
 @compiled
@@ -127,10 +106,10 @@ def _pack(keys, counts, per, least, contexts, rows):  # type: ignore[no-untyped-
 
 
 @compiled
-def _tally(contexts, shift, buckets):  # type: ignore[no-untyped-def]
-    """Count each context in its bucket."""
+def _tally(contexts, shift, first, buckets):  # type: ignore[no-untyped-def]
+    """Count the contexts of each bucket, of which ``first`` is the number of the first one given."""
     for context in contexts:
-        buckets[context >> np.uint64(shift)] += 1
+        buckets[(context >> np.uint64(shift)) - np.uint64(first)] += 1
 
 
 def bucket_bits(contexts: int) -> int:
@@ -143,55 +122,101 @@ def place_bits(symbols: float) -> int:
     return max(8, min(32, round(np.log2(symbols / 1.5))))
 
 
-def slices(runs: Sequence[Run], size: int) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
-    """Runs cut at the same keys, contexts whole, so that few slices hold more than so many pairs."""
-    total = sum(len(run()[0]) for run in runs)
-    count = 1 << max(0, int(np.ceil(np.log2(max(1, total) / size))))
-    bounds = np.array([np.uint64((i << 64) // count) for i in range(1, count)], np.uint64)
-    cuts = [[0, *np.searchsorted(keys, bounds).tolist(), len(keys)] for keys, _ in (run() for run in runs)]
-    for s in range(count):
-        part = []
-        for run, cut in zip(runs, cuts, strict=True):
-            (keys, counts), inside = run(), slice(cut[s], cut[s + 1])
-            part.append((np.array(keys[inside]), np.array(counts[inside])))
-        yield part
-
-
 def build(
-    runs: Sequence[Run], kind: int, least: int, keep: Callable[[np.ndarray], object], size: int = SLICE
-) -> tuple[np.ndarray, int]:
-    """The table of one kind of contexts: its rows (n, width) uint8 go to ``keep`` as they are ready; returned
-    are ``first`` (buckets + 1,) uint32, and how many contexts were left out."""
-    # How many contexts there are is known last, however the text was cut: buckets are joined then.
-    finest = bucket_bits(sum(len(run()[0]) for run in runs))
-    buckets, left_out = np.zeros(1 << finest, np.uint32), 0
-    for part in slices(runs, size):
-        keys, counts = merge(part)
-        contexts, rows = np.empty(len(keys), np.uint64), np.empty((len(keys), width(kind)), np.uint8)
-        n, left = _pack(keys, counts, successors(kind), least, contexts, rows)
-        _tally(contexts[:n], 56 - finest, buckets)
-        keep(rows[:n])
-        left_out += left
-    bits = bucket_bits(int(buckets.sum()))
-    first = np.zeros((1 << bits) + 1, np.uint32)
-    np.cumsum(buckets.reshape(1 << bits, -1).sum(1), out=first[1:])
-    return first, left_out
+    runs: Sequence[Path], kind: int, least: int, folder: Path, size: int = SLICE, most: int = FAN_IN
+) -> tuple[int, int]:
+    """Write the table of one kind of contexts from its runs: ``{kind}.rows.npy`` and ``{kind}.first.npy``.
+
+    Returns how many contexts the table holds, and how many were left out.
+    """
+    name = name_of(kind)
+    scratch = folder / f".{name}.merging"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    held = left_out = 0
+    try:
+        few = combined(runs, scratch, most, size)
+        pairs = pairs_in(few)
+        finest = bucket_bits(pairs)
+        number = min(slices_for(pairs, size), 1 << finest)
+        each = (1 << finest) // number
+        with (
+            growing(folder / f"{name}.rows.npy", np.uint8, width(kind)) as keep,
+            # Counts of 32 bits suffice: a bucket has 8 contexts on average and at most 2^(56 - finest).
+            growing(scratch / "buckets.npy", np.uint32) as keep_buckets,
+        ):
+            for s, (keys, counts) in enumerate(slices(few, number)):
+                contexts = np.empty(len(keys), np.uint64)
+                rows = np.empty((len(keys), width(kind)), np.uint8)
+                n, left = _pack(keys, counts, successors(kind), least, contexts, rows)
+                buckets = np.zeros(each, np.uint32)
+                _tally(contexts[:n], 56 - finest, s * each, buckets)
+                keep(rows[:n])
+                keep_buckets(buckets)
+                held += n
+                left_out += left
+        joined = 1 << (finest - bucket_bits(held))
+        write_first(folder / f"{name}.first.npy", _joined(scratch / "buckets.npy", joined), held)
+    finally:
+        shutil.rmtree(scratch)
+    return held, left_out
+
+
+def _joined(buckets: Path, number: int) -> Iterator[np.ndarray]:
+    """Yield the numbers of rows in buckets of which each is made of ``number`` stored ones."""
+    with Reader(buckets) as stored:
+        at_once = max(number, _BUCKETS)
+        for start in range(0, stored.length, at_once):
+            yield stored.read(start, min(stored.length, start + at_once)).reshape(-1, number).sum(1, np.int64)
+
+
+def write_first(path: Path, blocks: Iterable[np.ndarray], rows: int) -> None:
+    """Write the first row of each bucket, then ``rows``, from blocks of the numbers of rows in buckets."""
+    dtype = np.uint32 if rows <= np.iinfo(np.uint32).max else np.int64
+    total = 0
+    with growing(path, dtype) as append:
+        append(np.zeros(1, dtype))
+        for block in blocks:
+            ends = total + np.cumsum(block, dtype=np.int64)
+            append(ends.astype(dtype))
+            total = int(ends[-1])
+    assert total == rows
 
 
 @compiled
-def last_places(text: np.ndarray, bits: int) -> np.ndarray:
-    """By the top bits of the hash of `MATCHED` symbols, one more than the last place that stands after them;
-    0 where none does: (2^bits,) uint32."""
-    last, grown, start, now = np.zeros(1 << bits, np.uint32), power(MATCHED), -MATCHED, np.uint64(0)
-    for i in range(min(len(text), 0xFFFFFFFE)):
+def _last_places(text, before, at, bits, low, last):  # type: ignore[no-untyped-def]
+    """Note the places of a stretch whose hash's top bits, less ``low``, are an index of ``last``.
+
+    The first ``before`` symbols stand before the stretch. The symbol behind them is the text's symbol ``at``.
+    """
+    grown, start, now = power(MATCHED), 0, np.uint64(0)
+    for i in range(len(text)):
+        place = at + i - before
+        if place >= 0xFFFFFFFE:
+            break
         if text[i] == BEGIN:
             start = i
-        elif i - start >= MATCHED and start >= 0:
-            last[mixed(np.uint64(0), now, grown) >> np.uint64(64 - bits)] = i + 1
+        elif i >= before and i - start >= MATCHED:
+            entry = np.int64(mixed(np.uint64(0), now, grown) >> np.uint64(64 - bits)) - low
+            if 0 <= entry < len(last):
+                last[entry] = place + 1
         now = appended(now, text[i])
         if i >= MATCHED:
             now -= appended(np.uint64(0), text[i - MATCHED]) * grown
-    return last
+
+
+def last_places(text: Path, bits: int, size: int = ENTRIES, piece: int = PIECE) -> Iterator[np.ndarray]:
+    """Yield ``last`` of a stored text in blocks of ``size`` entries: (2^bits,) uint32 in all.
+
+    An entry stands for the top bits of the hash of `MATCHED` symbols. It is one more than the last place that
+    stands after such symbols, among the first 2^32 - 2 of the text, and 0 where none does. The text is read
+    once a block.
+    """
+    for low in range(0, 1 << bits, size):
+        last = np.zeros(min(size, 1 << bits), np.uint32)
+        for stretch in stretches(text, MATCHED, piece):
+            _last_places(stretch.text, stretch.before, stretch.at, bits, low, last)
+        yield last
 
 
 @dataclass(frozen=True)

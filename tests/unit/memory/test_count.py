@@ -9,15 +9,17 @@ import pytest
 
 from spider.memory import table
 from spider.memory.contexts import contexts_of, reach
-from spider.memory.count import count, pieces, write_runs
+from spider.memory.count import count, runs_of, write_runs
 from spider.memory.hashes import mixed, power, prefix_hashes
 from spider.memory.propose import _look_up, _shift
-from spider.memory.symbols import BEGIN, END
+from spider.memory.runs import merge
+from spider.memory.symbols import BEGIN, END, stretches
 from tests.unit.memory.texts import (
     built_of,
     documents,
     followers,
     followers_of_words,
+    last_of,
     q,
     symbols,
     words_before,
@@ -104,47 +106,69 @@ def test_contexts_of_words_depend_on_no_more_than_they_reach(words):
         assert np.array_equal(cut, whole[lo:]), lo
 
 
-def test_nothing_is_counted_before_the_first_document_and_nothing_of_no_text():
+def counted(folder, text, kinds, piece):
+    """Return the runs of a text on disk by kind of contexts, as arrays."""
+    folder.mkdir()
+    np.save(folder / "text.npy", text)
+    write_runs(folder, kinds, piece)
+    counts = lambda keys: keys.with_name(keys.name.replace("keys", "counts"))  # noqa: E731
+    return {kind: [(np.load(run), np.load(counts(run))) for run in runs_of(folder, kind)] for kind in kinds}
+
+
+def test_nothing_is_counted_before_the_first_document_and_nothing_of_no_text(tmp_path):
     """A part may be empty; and what stands before a beginning is no document."""
-    assert [len(one) for one in count(np.zeros(0, np.uint8), 3)] == [0, 0]
-    cut = np.concatenate([np.frombuffer(b"a tail of another", np.uint8), symbols(TEXTS[:3])])
-    for a, b in zip(count(cut, 2), count(symbols(TEXTS[:3]), 2), strict=True):
-        assert np.array_equal(a, b)
+    assert counted(tmp_path / "none", np.zeros(0, np.uint8), [3], 100) == {3: []}
+    tail = np.frombuffer(b"a tail of another", np.uint8)
+    assert counted(tmp_path / "tail", tail, [3], 5) == {3: []}
+    whole = count(symbols(TEXTS[:3]), 2)
+    for piece in (7, 10**6):
+        cut = counted(tmp_path / f"{piece}", np.concatenate([tail, symbols(TEXTS[:3])]), [2], piece)[2]
+        for a, b in zip(merge(cut), whole, strict=True):
+            assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("back", [0, 3, 400])
 @pytest.mark.parametrize("size", [1, 50, 300, 10**6])
-def test_pieces_are_the_text_cut_where_documents_begin(size):
+def test_stretches_are_the_text_cut_anywhere_with_what_stands_before(tmp_path, size, back):
     text = symbols(TEXTS)
-    cut = list(pieces(text, size))
-    assert np.array_equal(np.concatenate(cut), text)
-    assert all(piece[0] == BEGIN and len(piece) >= size for piece in cut[:-1]) and cut[-1][0] == BEGIN
-    assert len(cut) == {1: 60, 10**6: 1}.get(size, len(cut))
+    np.save(tmp_path / "text.npy", text)
+    cut = list(stretches(tmp_path / "text.npy", back, size))
+    assert np.array_equal(np.concatenate([one.text[one.before :] for one in cut]), text)
+    for one in cut:
+        assert one.before == min(back, one.at) and len(one.text) <= back + size
+        assert np.array_equal(one.text, text[one.at - one.before : one.at + size])
 
 
-@pytest.mark.parametrize("order", [1, 2, 4, 9, 16, ~1])
+@pytest.mark.parametrize("order", [1, 2, 4, 9, 16, ~1, ~8])
 @pytest.mark.parametrize("parts", [2, 5])
-def test_tables_of_a_text_in_parts_pieces_and_slices_are_those_of_it_whole(order, parts):
+def test_tables_of_a_text_in_parts_pieces_and_slices_are_those_of_it_whole(tmp_path, order, parts):
+    """Pieces end inside documents, and more runs than are merged at a time are merged in groups."""
     least = 2 if order >= 9 else 1
     whole = built_of([count(symbols(TEXTS), order)], order, least)
-    for piece, slice_ in [(1, 16), (100, 64), (700, 1 << 24)]:
+    for piece, slice_, most in [(40, 16, 3), (100, 64, 8), (700, 1 << 24, 2), (1 << 20, 8, 64)]:
         runs = [
-            count(cut, order)
+            run
             for part in range(parts)
-            for cut in pieces(symbols(TEXTS[60 * part // parts : 60 * (part + 1) // parts]), piece)
+            for run in counted(
+                tmp_path / f"{piece}-{part}",
+                symbols(TEXTS[60 * part // parts : 60 * (part + 1) // parts]),
+                [order],
+                piece,
+            )[order]
         ]
-        first, rows, left_out = built_of(runs, order, least, slice_)
+        first, rows, left_out = built_of(runs, order, least, size=slice_, most=most)
         assert left_out == whole[2]
         assert first.tobytes() == whole[0].tobytes() and rows.tobytes() == whole[1].tobytes()
-        again = built_of(runs[::-1], order, least, slice_)
+        again = built_of(runs[::-1], order, least, size=slice_, most=most)
         assert again[1].tobytes() == rows.tobytes(), "runs are added up in any order"
 
 
-def test_runs_on_disk_do_not_depend_on_threads(tmp_path):
-    for threads in (1, 3):
-        (tmp_path / f"{threads}").mkdir()
-        write_runs(symbols(TEXTS), [1, 3, 9, ~1], tmp_path / f"{threads}", threads, piece=200)
-    one, three = ({f.name: f.read_bytes() for f in (tmp_path / n).iterdir()} for n in ("1", "3"))
-    assert one == three and len(one) > 4 * 2 * 3 and {"9.001.counts.npy", "words1.000.keys.npy"} <= set(one)
+def test_a_table_of_no_runs_is_empty():
+    """It still has buckets to look into: two, with no row."""
+    for kind in (1, 12, ~0):
+        first, rows, left_out = built_of([], kind, 1)
+        assert (first.tolist(), first.dtype, left_out) == ([0, 0, 0], np.uint32, 0)
+        assert rows.shape == (0, table.width(kind))
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -192,7 +216,8 @@ def test_equals_stand_in_the_order_of_their_symbols_and_counts_are_of_all():
 
 
 def test_last_places_are_the_last_after_the_same_symbols():
-    last, expected, at = table.last_places(symbols(TEXTS), 12), {}, 0
+    """However many entries are filled at a time, and wherever the text is cut."""
+    last, expected, at = last_of(symbols(TEXTS), 12), {}, 0
     for text in TEXTS:
         document = bytes([BEGIN, *text, END])
         for i in range(table.MATCHED, len(document)):
@@ -201,3 +226,5 @@ def test_last_places_are_the_last_after_the_same_symbols():
         at += len(document)
     assert {bucket: place for bucket, place in enumerate(last.tolist()) if place} == expected
     assert 1000 < len(expected) < 4096
+    for size, piece in [(1 << 10, 1 << 20), (1 << 12, 5), (1 << 11, 100)]:
+        assert np.array_equal(last_of(symbols(TEXTS), 12, size=size, piece=piece), last)

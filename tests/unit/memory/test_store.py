@@ -128,6 +128,32 @@ def test_one_that_was_not_finished_is_none(memories, shards, tmp_path):
         open_memory(again)
 
 
+def test_a_merge_that_failed_goes_on_with_the_tables_that_are_finished(memories, shards, tmp_path):
+    """A table of other data that lies there is not taken for a finished one."""
+    metadata, parts = load_metadata(shards), [tmp_path / "counts" / part for part in PARTS]
+    again = make_memories(shards, tmp_path)["memory"]
+    (again / MARK).unlink()
+    other = metadata.model_copy(update={"digest": "another"})
+    run = parts[0] / "memory/words2.000.counts.npy"  # of the last table
+    whole = run.read_bytes()
+    run.write_bytes(whole[:-4])
+    says = (
+        rf"{run}: ends after [\d,]+ of [\d,]+ elements; delete its folder and run the job that wrote it again"
+    )
+    for described in (other, metadata):
+        before = (again / "1.rows.npy").stat().st_mtime_ns
+        with pytest.raises(ValueError, match=says):
+            build(parts, described, ["memory"], CONFIG, again)
+        assert (again / "1.rows.npy").stat().st_mtime_ns > before
+    run.write_bytes(whole)
+    before = {path: path.stat().st_mtime_ns for path in again.glob("*.rows.npy")}
+    build(parts, metadata, ["memory"], CONFIG, again)
+    made_now = {path.name for path, time in before.items() if path.stat().st_mtime_ns > time}
+    assert made_now == {"words2.rows.npy"}
+    expected = {path.name: path.read_bytes() for path in memories["memory"].iterdir()}
+    assert {path.name: path.read_bytes() for path in again.iterdir()} == expected
+
+
 # ---------------------------------------------------------------------------------------------- what is wrong
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 import re
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spider.memory import table
-from spider.memory.contexts import LONG
-from spider.memory.count import count
+from spider.memory.contexts import LONG, name_of
+from spider.memory.count import count, runs_of
 from spider.memory.symbols import BEGIN, END
 
 WORDS = ["the", "then", "there", "a", "an", "and", "cat", "cats", "sat", "on", "mat", "é", "in", "of", "12"]
@@ -70,14 +72,26 @@ def tables_of(texts: list[bytes], orders: list[int], rare: int, bits: int = 20) 
     """Tables of a text; ``bits``: so many that hardly two of its contexts share a place in ``last``."""
     text = symbols(texts)
     built = [built_of([count(text, order)], order, 2 if order >= rare else 1)[:2] for order in orders]
-    return table.Tables(orders, built, table.last_places(text, bits), text)
+    return table.Tables(orders, built, last_of(text, bits), text)
+
+
+def last_of(text: np.ndarray, bits: int, **sizes: int) -> np.ndarray:
+    """Return ``last`` of a text, as it is made of the text on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "text.npy", text)
+        return np.concatenate(list(table.last_places(Path(folder) / "text.npy", bits, **sizes)))
 
 
 def built_of(
-    runs: list[tuple[np.ndarray, np.ndarray]], kind: int, least: int, size: int = table.SLICE
+    runs: list[tuple[np.ndarray, np.ndarray]], kind: int, least: int, **sizes: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """``first``, rows and the number of contexts left out of the table that runs make."""
-    kept: list[np.ndarray] = [np.zeros((0, table.width(kind)), np.uint8)]
-    opened = [lambda run=run: run for run in runs]
-    first, left_out = table.build(opened, kind, least, lambda rows: kept.append(rows.copy()), size)
-    return first, np.concatenate(kept), left_out
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number, (keys, counts) in enumerate(runs):
+            np.save(folder / f"{name_of(kind)}.{number:03d}.keys.npy", keys)
+            np.save(folder / f"{name_of(kind)}.{number:03d}.counts.npy", counts)
+        held, left_out = table.build(runs_of(folder, kind), kind, least, folder, **sizes)
+        first, rows = (np.load(folder / f"{name_of(kind)}.{array}.npy") for array in ("first", "rows"))
+        assert held == len(rows) == first[-1]
+        return first, rows, left_out

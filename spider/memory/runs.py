@@ -1,0 +1,134 @@
+"""Runs: sorted pairs of key and count on disk, and how any number of them is merged with few files open.
+
+A run is two files: ``*.keys.npy`` holds keys ``hash << 8 | symbol`` (uint64, rising, each once) and
+``*.counts.npy`` how often each occurs. A run of counting covers at most `PIECE` symbols, so 32 bits hold its
+counts. Merged counts have 64 bits.
+
+Runs are merged in groups of `FAN_IN`, and the merged runs in groups again, until one group is left. Its runs
+are read side by side, each from its beginning to its end, in slices of the keys' range. So the number of open
+files and the memory are bounded, and each pair is read once in each level of groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from spider.memory.arrays import Reader, growing, length_of, save
+from spider.memory.compiled import compiled
+from spider.requests import FAN_IN, SLICE
+
+#: Pairs of a run that are read at a time.
+_BLOCK = 1 << 14
+
+
+def save_run(folder: Path, name: str, keys: np.ndarray, counts: np.ndarray) -> None:
+    """Write a run into ``folder``."""
+    save(folder / f"{name}.keys.npy", keys)
+    save(_counts_of(folder / f"{name}.keys.npy"), counts)
+
+
+def pairs_in(runs: Sequence[Path]) -> int:
+    """Return the number of pairs of these runs, which are named by their files of keys."""
+    return sum(map(length_of, runs))
+
+
+def _counts_of(keys: Path) -> Path:
+    return keys.with_name(keys.name.removesuffix("keys.npy") + "counts.npy")
+
+
+class _Run:
+    """A run that is read from its beginning to its end."""
+
+    def __init__(self, path: Path, files: contextlib.ExitStack) -> None:
+        self._files = [files.enter_context(Reader(one)) for one in (path, _counts_of(path))]
+        if self._files[0].length != self._files[1].length:
+            raise ValueError(f"{path}: has not as many keys as {_counts_of(path).name} has counts")
+        self._read = 0
+        self._keys, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+
+    def below(self, bound: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pairs whose keys are below ``bound`` (None: all) and that were not returned before."""
+        keys, counts = [self._keys[:0]], [self._counts[:0]]
+        while len(self._keys) or self._read < self._files[0].length:
+            if not len(self._keys):
+                self._keys, self._counts = (
+                    file.read(self._read, self._read + _BLOCK) for file in self._files
+                )
+                self._read += len(self._keys)
+            end = len(self._keys) if bound is None else int(np.searchsorted(self._keys, np.uint64(bound)))
+            keys.append(self._keys[:end])
+            counts.append(self._counts[:end].astype(np.int64))
+            self._keys, self._counts = self._keys[end:], self._counts[end:]
+            if len(self._keys):
+                break
+        return np.concatenate(keys), np.concatenate(counts, dtype=np.int64)
+
+
+@compiled
+def _merge(keys_a, counts_a, keys_b, counts_b):  # type: ignore[no-untyped-def]
+    """Merge two runs, and add the counts of equal keys up."""
+    size = len(keys_a) + len(keys_b)
+    keys, counts = np.empty(size, np.uint64), np.empty(size, np.int64)
+    i = j = n = 0
+    while i < len(keys_a) or j < len(keys_b):
+        if j == len(keys_b) or (i < len(keys_a) and keys_a[i] <= keys_b[j]):
+            keys[n], counts[n] = keys_a[i], counts_a[i]
+            if j < len(keys_b) and keys_b[j] == keys_a[i]:
+                counts[n] += counts_b[j]
+                j += 1
+            i += 1
+        else:
+            keys[n], counts[n] = keys_b[j], counts_b[j]
+            j += 1
+        n += 1
+    return keys[:n], counts[:n]
+
+
+def merge(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Merge any number of runs in memory, two at a time."""
+    todo = list(runs)
+    while len(todo) > 1:
+        todo = [*todo[2:], _merge(*todo[0], *todo[1])]
+    return todo[0] if todo else (np.empty(0, np.uint64), np.empty(0, np.int64))
+
+
+def slices(runs: Sequence[Path], number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the merged pairs of stored runs, cut into ``number`` equal ranges of the hash.
+
+    ``number`` is a power of two, so no context is in two slices.
+    """
+    with contextlib.ExitStack() as files:
+        opened = [_Run(path, files) for path in runs]
+        for s in range(1, number + 1):
+            bound = None if s == number else (s << 64) // number
+            yield merge([run.below(bound) for run in opened])
+
+
+def slices_for(pairs: int, size: int = SLICE) -> int:
+    """Return the number of slices, a power of two, that hold about ``size`` pairs or fewer each."""
+    return 1 << max(0, int(np.ceil(np.log2(max(1, pairs) / size))))
+
+
+def combined(runs: Sequence[Path], scratch: Path, most: int = FAN_IN, size: int = SLICE) -> list[Path]:
+    """Merge stored runs in groups until at most ``most`` are left; new ones are written into ``scratch``."""
+    left, level = list(runs), 0
+    while len(left) > most:
+        groups = [left[i : i + most] for i in range(0, len(left), most)]
+        left = []
+        for n, group in enumerate(groups):
+            keys = scratch / f"{level}.{n:06d}.keys.npy"
+            with growing(keys, np.uint64) as add_keys, growing(_counts_of(keys), np.int64) as add_counts:
+                for some_keys, some_counts in slices(group, slices_for(pairs_in(group), size)):
+                    add_keys(some_keys)
+                    add_counts(some_counts)
+            for path in group:
+                if path.parent == scratch:  # of the level before
+                    path.unlink()
+                    _counts_of(path).unlink()
+            left.append(keys)
+        level += 1
+    return left
