@@ -90,16 +90,24 @@ class StageSpec(RunSettings):
         return self.settings.seq_len * self.windows_per_step
 
     def micro_batch(self, processes: int) -> int:
-        """Windows of one forward pass, where so many processes share a step; `ConfigError` where they cannot.
+        """Return the windows of one forward pass where so many processes share a step.
 
-        As many as ``micro_batch`` allows such that all passes are equal; so with ``grad_accum`` a multiple of
-        ``processes`` the passes are exactly those of one process.
+        It is the largest number up to ``micro_batch`` that makes all passes equal. With ``grad_accum`` a
+        multiple of ``processes``, the passes are exactly those of one process. Where the processes cannot
+        share the batch evenly, a `ConfigError` names the nearest one that they can.
         """
         mine, rest = divmod(self.windows_per_step, processes)
         if rest:
+            windows = max(1, mine + (2 * rest >= processes)) * processes
+            micro_batch = _largest_divisor(windows, self.settings.micro_batch)
             raise ConfigError(
                 f"a step has micro_batch x grad_accum = {self.windows_per_step} windows, which {processes} "
-                f"processes cannot share evenly; make that product a multiple of {processes}, or start "
-                "another number of processes"
+                "processes cannot share evenly; the nearest batch that they can share is micro_batch: "
+                f"{micro_batch}, grad_accum: {windows // micro_batch} ({windows} windows)"
             )
-        return next(n for n in range(min(mine, self.settings.micro_batch), 0, -1) if mine % n == 0)
+        return _largest_divisor(mine, self.settings.micro_batch)
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of a number that is at most ``limit``."""
+    return next(n for n in range(min(number, limit), 0, -1) if number % n == 0)

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+import yaml
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy
@@ -18,7 +19,8 @@ from spider.model.spider.config import SpiderConfig
 from spider.model.spider.kept import Position, kept, kept_compiled
 from spider.training.optim import build_optimizer, narrow_weights
 
-PRESETS = Path(__file__).parents[2] / "presets"
+ROOT = Path(__file__).parents[2]
+PRESETS, TRAINING = ROOT / "presets", ROOT / "docs/training.md"
 
 
 def configuration(model="tiny", stages=None, **run) -> Config:
@@ -214,11 +216,39 @@ def test_a_billion_parameters_are_described_without_being_made():
     assert found["memory"] > 16 * 0.9e9
 
 
-@pytest.mark.parametrize(("preset", "most"), [("spider-1b", 72e9), ("spider-1b-25gb", 22e9)])
-def test_the_presets_of_the_full_model_leave_room_on_the_gpus_that_they_are_for(preset, most):
-    """Of 80 and 25 GB; for temporaries, and for what the estimate may be off by."""
+#: Bytes that `describe` may count for a preset, below the memory of the GPU that it is for. The rest is left
+#: for temporaries, and for the error of the estimate.
+ON_GPUS = {"spider-1b": 72e9, "spider-1b-25gb": 22e9, "spider-400m": 21e9, "spider-150m": 7e9}
+
+
+def test_every_preset_for_gpus_is_checked():
+    configurations = {path.stem: load_config(path) for path in PRESETS.glob("*.yaml")}
+    runs = {run: block for config in configurations.values() for run, block in config.runs.items()}
+    assert {run for run, block in runs.items() if block.resources.gpus} == set(ON_GPUS)
+
+
+@pytest.mark.parametrize("preset", ON_GPUS)
+def test_the_table_of_presets_for_gpus_shows_what_describe_counts(preset):
     found = describe(load_config(PRESETS / f"{preset}.yaml"), preset)
-    assert found["counted_as"] == "bf16, compiled" and found["memory"] < most
+    (row,) = (line for line in TRAINING.read_text().splitlines() if f"[`presets/{preset}.yaml`]" in line)
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    size, read, needs = (
+        quantity(found[key], unit) for key, unit in (("parameters", ""), ("tokens", "B"), ("memory", "B"))
+    )
+    assert cells[1:3] == [size.replace(" ", ""), read] and cells[4] == needs
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("preset", ON_GPUS)
+def test_presets_for_gpus_fit_on_1_to_16_of_them(preset, gpus):
+    plain = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text())
+    plain["runs"][preset]["resources"] |= {"gpus": gpus}
+    config = load_config(plain)
+    found = describe(config, preset)
+    assert found["counted_as"] == "bf16, compiled" and found["memory"] < ON_GPUS[preset]
+    for stage in config.runs[preset].stages:
+        spec = config.stage(preset, stage.name)
+        assert spec.processes == gpus and spec.micro_batch(gpus) <= spec.settings.micro_batch
 
 
 def test_an_unknown_run_is_named_with_the_nearest():

@@ -214,6 +214,23 @@ Config = SpiderConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "spider-1b": {},
+    # The parts and the number of experts of spider-1b at smaller widths, for GPUs of 24 and 8 GB.
+    "spider-400m": {
+        "hidden": 1280,
+        "ffn_hidden": 2048,
+        "attention": {"heads": 10, "kv_lora_rank": 192},
+        "boundary": {"hidden": 384},
+        "moe": {"expert_hidden": 320, "shared_hidden": 640},
+        "engram": {"table_size": 32_768},
+    },
+    "spider-150m": {
+        "hidden": 768,
+        "ffn_hidden": 1536,
+        "attention": {"heads": 8, "nope_dim": 48, "rope_dim": 48, "v_dim": 96, "kv_lora_rank": 128},
+        "boundary": {"hidden": 256},
+        "moe": {"expert_hidden": 192, "shared_hidden": 384},
+        "engram": {"table_size": 13_000},
+    },
     "tiny": {
         "hidden": 192,
         "prelude_layers": 1,

@@ -1,4 +1,5 @@
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -157,7 +158,8 @@ def changed(path: str, value) -> dict:
         (
             "runs.demo.resources",
             {"processes": 7},
-            "runs.demo.stages[0]: a step has micro_batch x grad_accum = 4 windows, which 7 processes cannot",
+            "runs.demo.stages[0]: a step has micro_batch x grad_accum = 4 windows, which 7 processes cannot "
+            "share evenly; the nearest batch that they can share is micro_batch: 1, grad_accum: 7 (7 windo",
         ),
         ("runs.demo.stages.1.name", "a", "runs.demo.stages[1].name: 'a' is used twice in this run"),
         ("runs.demo.stages.1.name", "../x", "runs.demo.stages[1].name: a name is letters, digits"),
@@ -304,3 +306,27 @@ def test_a_password_or_token_in_the_address_of_the_store_is_refused(uri):
 )
 def test_an_address_of_the_store_without_a_secret_is_taken(uri):
     assert load_config({**BASE, "tracking": {"uri": uri}}).tracking.uri == uri
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 7, 8, 12])
+@pytest.mark.parametrize("grad_accum", [1, 4, 5])
+def test_a_refusal_names_the_nearest_batch_that_processes_can_share(micro_batch, grad_accum):
+    """Against a search over all batches; a pass is never larger than it was, so it takes no more memory."""
+    plain = changed(
+        "runs.demo.defaults", {"micro_batch": micro_batch, "grad_accum": grad_accum, "max_steps": 1}
+    )
+    spec = load_config(plain).stage("demo", "b")
+    whole = micro_batch * grad_accum
+    for processes in range(1, 20):
+        try:
+            spec.micro_batch(processes)
+        except ConfigError as error:
+            found = re.search(r"micro_batch: (\d+), grad_accum: (\d+) \((\d+) windows\)", str(error))
+            assert found is not None
+            micro, accum, named = map(int, found.groups())
+            shared = [n for n in range(1, 2 * (whole + processes)) if n % processes == 0]
+            nearest = min(abs(n - whole) for n in shared)
+            assert named == micro * accum and named % processes == 0 and micro <= micro_batch
+            assert abs(named - whole) == nearest
+        else:
+            assert whole % processes == 0
