@@ -3,10 +3,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+import yaml
 
-from spider.config import ModelConfig
+from spider.cli import cli
+from spider.cli.train import _read_settings
+from spider.config import ModelConfig, load_config, with_settings
 from spider.model.gpt.config import Config as GPTConfig
+from tests.shown_commands import shown, words
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -54,3 +59,47 @@ def test_the_golf_page_names_each_variable_of_the_original_script_and_only_keys_
     named = {word for _, key in rows for word in re.findall(r"`([a-z_.]+)`", key)}
     keys = {part for name in named for part in name.split(".") if part}
     assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b", reference)] == []
+
+
+def parsed(command: click.Command, arguments: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that a line names, and its own words; refuses an unknown command, option, or extra word."""
+    while isinstance(command, click.Group):
+        _, rest, _ = command.make_parser(click.Context(command)).parse_args(list(arguments))
+        if not rest:
+            return command, arguments
+        assert rest[0] in command.commands, rest[0]
+        command, arguments = command.commands[rest[0]], rest[1:]
+    _, extra, _ = command.make_parser(click.Context(command)).parse_args(list(arguments))
+    assert not extra, extra
+    return command, arguments
+
+
+@pytest.mark.parametrize("line", shown("spider").values(), ids=shown("spider"))
+def test_commands_that_are_shown_can_be_given(line):
+    variables = re.findall(r"^(?:([A-Z_]+)=(\S+) )(?:([A-Z_]+)=(\S+) )?", line)
+    given = words(line)[words(line).index("spider") + 1 :]
+    command, arguments = parsed(cli, given)
+    if command is not cli.commands["train"] or "--resume" in arguments or "--help" in arguments:
+        return
+    # A training is planned: its settings are taken, and its processes share a step.
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in zip(*[iter(variables[0] if variables else ())] * 2, strict=True):
+            patch.setenv(name, value)
+        context = command.make_context("train", list(arguments))
+        names, settings, _ = _read_settings(context)
+    path = ROOT / "config.yaml"
+    if given[0] == "--config":  # what a preset left in its results folder
+        path = ROOT / "presets" / f"{Path(given[1]).parent.name}.yaml"
+    config = load_config(path)
+    run, stage = config.choose(*names)
+    changed, _ = with_settings(config, run, stage, settings)
+    assert changed.stage(run, stage).micro_batch(context.params["processes"]) >= 1
+
+
+def test_the_resources_shown_for_a_cluster_fit_the_preset_shown_for_it():
+    page = (ROOT / "docs/cluster.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(resources:.*?)```", page, re.M | re.S)
+    plain = yaml.safe_load((ROOT / "presets/spider-1b.yaml").read_text())
+    plain["runs"]["spider-1b"] |= yaml.safe_load(block)
+    config = load_config(plain)
+    assert config.stage("spider-1b", "main").processes == 16

@@ -2,10 +2,15 @@
 
 import contextlib
 import copy
+import re
 import resource
 import subprocess
 
+import pytest
+import yaml
+
 from spider.files import read_json
+from tests.shown_commands import shown, words
 
 from .conftest import ROOT, SNAKEMAKE
 
@@ -29,6 +34,46 @@ def dry_run(*arguments):
 def test_the_default_configuration_plans_in_under_five_seconds():
     with planning_takes_less_than(5):
         planned = dry_run("--forceall")
+    assert planned.returncode == 0, planned.stderr
+
+
+def planned_by(line):
+    """The arguments of Snakemake that a line of the docs stands for, as a hashable value."""
+    given = [word for word in words(line) if not re.match(r"PIP_\w+=", word)]
+    if given[0] == "make":
+        options = dict(word.partition("=")[::2] for word in given[2:])
+        given = ["snakemake", *words(options.get("ARGS", ""))]
+        given += ["--configfile", options["CONFIG"]] if "CONFIG" in options else []
+    return tuple(sorted({" ".join(pair) for pair in _options(given[1:])} - {"-n"}))
+
+
+def _options(arguments):
+    """Options with their values, and targets."""
+    at = 0
+    while at < len(arguments):
+        takes = 2 if arguments[at] in ("--configfile", "--config", "--workflow-profile", "--report") else 1
+        yield arguments[at : at + takes]
+        at += takes
+
+
+#: What these do needs results; `test_the_linter_finds_nothing` gives one of them.
+NOT_PLANS = {"--unlock", "--report results/report.html", "--lint"}
+SHOWN = {planned_by(line) for program in ("make run", "snakemake") for line in shown(program).values()}
+
+
+@pytest.mark.parametrize("line", sorted(line for line in SHOWN if not {*line} & NOT_PLANS), ids=" ".join)
+def test_every_command_line_that_is_shown_can_be_planned(line, tmp_path):
+    arguments = [word for part in line for word in part.split(" ")]
+    if line == ("runs/demo-lr4e-3-loops2",):  # of the grid on the page
+        (block,) = re.findall(
+            r"^```yaml\n(runs:.*?grid:.*?)```", (ROOT / "docs/sweeps.md").read_text(), re.S | re.M
+        )[:1]
+        plain = yaml.safe_load((ROOT / "config.yaml").read_text()) | yaml.safe_load(block)
+        (tmp_path / "grid.yaml").write_text(yaml.safe_dump(plain))
+        arguments += ["--configfile", str(tmp_path / "grid.yaml")]
+    if line == ("scaling",):
+        arguments += ["--configfile", "presets/scaling-cpu.yaml"]
+    planned = dry_run("--quiet=all", *arguments)
     assert planned.returncode == 0, planned.stderr
 
 

@@ -1,0 +1,57 @@
+"""The command lines that the pages and the comments of configurations show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: The log is history; all other pages speak of the tree as it is.
+PAGES = [
+    path
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+    if path.name != "LOG.md"
+]
+CONFIGURATIONS = [ROOT / "config.yaml", *sorted(ROOT.glob("presets/*.yaml"))]
+PROFILES = sorted(ROOT.glob("profiles/*/config.yaml"))
+
+_COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )*(?:make run|snakemake|spider)(?: .*)?)$")
+#: A word in capitals stands for a name that the reader fills in, and dots for what is left out.
+_OPEN = re.compile(r"\.\.\.|…|(?<![\w=-])[A-Z]{3,}(?![\w=])|\*")
+
+
+def shown(program: str) -> dict[str, str]:
+    """Return the complete command lines of a program (``make run``, ``snakemake``, ``spider``). Keys name the
+    page as well, for the names of tests."""
+    found: dict[str, str] = {}
+    for path in (*PAGES, *CONFIGURATIONS, *PROFILES):
+        for line in _lines(path):
+            command = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line)
+            if command.split()[: len(program.split())] == program.split() and not _OPEN.search(command):
+                found.setdefault(line, path.name)
+    return {f"{page}: {line}": line for line, page in found.items()}
+
+
+def words(line: str) -> list[str]:
+    """Return the words of a command line, without its comment."""
+    return shlex.split(line, comments=True)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the command lines of a file: of a page in its code, of a configuration in its comments."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".yaml":
+        comments = re.findall(r"#(.*)", text)
+        pieces = [piece for one in comments for piece in re.split(r"\s{2,}", one)]
+    else:
+        blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S)
+        rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.M | re.S)
+        pieces = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        pieces += re.findall(r"^ {4}(\S.*)$", rest, re.M)
+        pieces += re.findall(r"`([^`\n]+)`", rest)
+    for piece in pieces:
+        line = re.split(r"\s+#", piece.strip())[0]
+        if match := _COMMAND.match(line):
+            yield match[1].strip()
