@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from spider import tracking
 from spider.cli.session import COUNT, FILE, THERE, THREADS, Session, log, prepare_torch, verb
-from spider.config import ConfigError, Given, Run, StageSettings, with_settings
+from spider.config import Config, ConfigError, Given, Run, StageSettings, with_settings
 from spider.results import StageFolder
 
 
@@ -88,6 +88,17 @@ def _read_settings(context: click.Context) -> tuple[list[str], list[Given], list
     return names, [*given, *(Given(word, key, value) for word, (key, _, value) in pairs)], ignored
 
 
+def _steps_replace_minutes(config: Config, run: str, stage: str, given: list[Given]) -> list[Given]:
+    """Return a setting that clears the configured ``ckpt_minutes`` where ``ckpt_every`` is given and
+    ``ckpt_minutes`` is not: the trainer would save by the clock otherwise."""
+    steps, minutes = (
+        [one for one in given if one.key.split(".")[-1] == key] for key in ("ckpt_every", "ckpt_minutes")
+    )
+    if not steps or minutes or config.stage(run, stage).settings.ckpt_minutes is None:
+        return []
+    return [Given(steps[-1].origin, "ckpt_minutes", None)]
+
+
 @click.command(context_settings={"token_normalize_func": lambda word: word.replace("-", "_")})
 @click.argument("words", nargs=-1, metavar="[RUN [STAGE]] [PATH=VALUE]...")
 @_aliases
@@ -117,7 +128,8 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     try:
         names, given, ignored = _read_settings(context)
         run, stage = config.choose(*names)
-        changed, used = with_settings(config, run, stage, given)
+        by_steps = _steps_replace_minutes(config, run, stage, given)
+        changed, used = with_settings(config, run, stage, [*given, *by_steps])
     except ConfigError as error:
         raise click.UsageError(str(error), context) from None
     if gpus := changed.run(run).resources.gpus:
@@ -137,8 +149,12 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         log.setLevel(logging.ERROR)
         os.environ["SPIDER_TRACKING"] = "off"
     if used:
-        said = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used)
+        said = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used if one not in by_steps)
         log.info("settings: %s; all others from %s", said, session.config_path)
+    for one in by_steps:
+        minutes = config.stage(run, stage).settings.ckpt_minutes
+        effect = f"has no effect, {one.origin} replaces it"
+        log.info("ckpt_minutes: %g of the configuration %s", minutes, effect)
     if ignored:
         why = "the configuration alone decides what a workflow trains"
         log.warning("%s: set in the environment and ignored, %s", ", ".join(ignored), why)

@@ -274,6 +274,26 @@ def test_every_variable_of_the_seeds_is_read(project):
     assert [found[name] for name in names] == [40, 2, 3, 1, 1e-4, 5000, 2]
 
 
+@pytest.mark.parametrize("by", ["the environment", "a flag", "a path"])
+def test_a_number_of_steps_between_checkpoints_replaces_the_configured_minutes(project, by):
+    project.plain["runs"]["r"]["defaults"] |= {"ckpt_minutes": 10, "keep_last": 9, "max_steps": 5}
+    words = {"a flag": ["--ckpt_every", 2], "a path": ["defaults.ckpt_every=2"]}.get(by, [])
+    said = project.train(*words, **({"CKPT_EVERY": "2"} if by == "the environment" else {}))
+    assert said.exit_code == 0, said.output
+    origin = {"the environment": "CKPT_EVERY", "a flag": "--ckpt_every"}.get(by, "defaults.ckpt_every=2")
+    assert f"ckpt_every 2 ({origin})" in said.output
+    assert f"ckpt_minutes: 10 of the configuration has no effect, {origin} replaces it" in said.output
+    saved = [int(path.name.removeprefix("step-")) for path in steps(project.configured / "checkpoints")]
+    assert saved == [2, 4, 5]
+
+
+def test_minutes_between_checkpoints_that_are_given_beside_steps_are_kept(project):
+    project.plain["runs"]["r"]["defaults"] |= {"ckpt_minutes": 10, "keep_last": 9, "max_steps": 5}
+    said = project.train("--ckpt_every", 2, "ckpt_minutes=20")
+    assert said.exit_code == 0 and "has no effect" not in said.output
+    assert len(steps(project.configured / "checkpoints")) == 1
+
+
 def test_a_job_of_a_workflow_takes_nothing_from_the_environment_and_says_so_once(project):
     said = project.train("r", "a", SPIDER_WORKFLOW="20260101-000000-abcdef", LR="0.5", SEQ_LEN="no number")
     assert said.exit_code == 0, said.output
