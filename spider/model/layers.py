@@ -97,7 +97,12 @@ class Rope(NamedTuple):
 def rope_table(
     length: int, dim: int, base: float, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Rope:
-    """Angles ``t * base^(-2i/dim)`` of positions 0..length-1, also under autocast in ``dtype``."""
+    """Return cosine and sine of the angles ``t * base^(-2i/dim)`` of positions 0..length-1.
+
+    They are as wide as ``dtype``, and at least float32, also under autocast: bfloat16 has 8 significant bits,
+    so from position 257 on it gives neighbouring positions the same angle.
+    """
+    dtype = torch.promote_types(dtype, torch.float32)
     frequency = base ** (-torch.arange(0, dim, 2, device=device, dtype=dtype) / dim)
     angle = torch.arange(length, device=device, dtype=dtype)[:, None] * frequency
     return Rope(angle.cos(), angle.sin())

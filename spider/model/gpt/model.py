@@ -282,7 +282,7 @@ class GPT(interface.Model):
         return ModelOutput(nats_BT if reduction == "none" else mean, None, metrics, inside)
 
     def rope(self, length: int) -> Rope:
-        """The angles of positions 0..length-1, for all heads of each; as wide as the embedding."""
+        """Return the angles of positions 0..length-1, as wide as the embedding and at least float32."""
         c, table = self.config, self.embedding
         angles = rope_table(length, c.rope_dim or c.head_dim, c.rope_base, table.device, table.dtype)
         return Rope(*(part_TR[:, None] for part_TR in angles))

@@ -77,9 +77,9 @@ class Body(interface.Model):
         embedding_like(self.embed_tokens)
 
     def rope(self, length: int) -> Rope:
-        """The angles of positions 0..length-1."""
-        a = self.config.attention
-        return rope_table(length, a.rope_dim, a.rope_base, self.embed_tokens.device)
+        """Return the angles of positions 0..length-1, as wide as the embedding and at least float32."""
+        a, table = self.config.attention, self.embed_tokens
+        return rope_table(length, a.rope_dim, a.rope_base, table.device, table.dtype)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """What enters the prelude, (B, T, D)."""

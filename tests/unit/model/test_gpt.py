@@ -275,6 +275,26 @@ def test_skips_give_the_second_half_what_the_first_left():
     assert not deeper.skips[2].scale.grad.any() and deeper.skips[1].scale.grad.any()
 
 
+def test_the_norm_of_layer_n_is_one_over_the_root_of_its_number():
+    """Counted from one: the first layer reads the stream at a root mean square of 1, the fourth at 1/2. Both
+    norms of a layer are scaled, and none is without ``norm_scale``."""
+    x = text(1, 30)
+    for scaled in (True, False):
+        model, seen = build_gpt(norm_scale=scaled), dict[tuple[int, str], float]()
+        for number, block in enumerate(model.blocks, start=1):
+            for name, part in (("attention", block.attention.q), ("feed-forward", block.ffn.up)):
+
+                def note(_: object, read: tuple[Tensor], number: int = number, name: str = name) -> None:
+                    seen[number, name] = read[0].square().mean().sqrt().item()
+
+                part.register_forward_pre_hook(note)
+        model(x)
+        for number in (1, 2, 3, 4):
+            for name in ("attention", "feed-forward"):
+                expected = number**-0.5 if scaled else 1.0
+                assert seen[number, name] == pytest.approx(expected, rel=1e-3), (number, name)
+
+
 def test_xsa_leaves_nothing_along_the_positions_own_value():
     model = build_gpt(xsa=True, kv_heads=2)
     attention, seen = model.blocks[0].attention, []
@@ -392,6 +412,37 @@ def test_angles_are_float32_under_autocast_and_not_in_checkpoints():
     exact = torch.outer(torch.arange(4096.0).double(), 1e4 ** (-torch.arange(0, 8, 2).double() / 8)).cos()
     torch.testing.assert_close(rope.cos[:, 0].double(), exact, rtol=0, atol=5e-4)
     assert not [name for name in model.state_dict() if "rope" in name or "cos" in name]
+
+
+def test_angles_are_at_least_float32_whatever_the_weights_are():
+    exact = torch.outer(torch.arange(4096.0).double(), 1e4 ** (-torch.arange(0, 8, 2).double() / 8))
+    for dtype, expected, error in (
+        (torch.bfloat16, torch.float32, 5e-4),
+        (torch.float32, torch.float32, 5e-4),
+        (torch.float64, torch.float64, 1e-12),
+    ):
+        rope = build_gpt().to(dtype).rope(4096)
+        assert rope.cos.dtype == rope.sin.dtype == expected
+        torch.testing.assert_close(rope.cos[:, 0].double(), exact.cos(), rtol=0, atol=error)
+        torch.testing.assert_close(rope.sin[:, 0].double(), exact.sin(), rtol=0, atol=error)
+
+
+def test_bf16_weights_see_2048_positions_as_float32_does():
+    """The same weights, rounded to bfloat16 once, run in both types. Windows of 5 make neighbours matter:
+    positions 1,000 and 1,001 are one number in bfloat16."""
+    narrow = build_gpt(busy=False, windows="SSSL", qk_gain=4.0)
+    with torch.no_grad():
+        for parameter in narrow.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, parameter.shape[1] ** -0.5)
+    narrow = narrow.bfloat16()
+    exact, x = build_gpt(busy=False, windows="SSSL", qk_gain=4.0), text(1, 2048)
+    exact.load_state_dict(narrow.state_dict())
+    with torch.no_grad():
+        difference, reference = narrow(x).logits - exact(x).logits, exact(x).logits
+    for begin in range(0, 2048, 256):
+        part = slice(begin, begin + 256)
+        assert difference[:, part].norm() < 0.05 * reference[:, part].norm(), f"from position {begin}"
 
 
 @pytest.mark.parametrize("stream", ["narrow", "wide"])
