@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_gpt import SWITCHES, build_gpt, config_of, text
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -280,19 +280,15 @@ def test_the_norm_of_layer_n_is_one_over_the_root_of_its_number():
     norms of a layer are scaled, and none is without ``norm_scale``."""
     x = text(1, 30)
     for scaled in (True, False):
-        model, seen = build_gpt(norm_scale=scaled), dict[tuple[int, str], float]()
-        for number, block in enumerate(model.blocks, start=1):
-            for name, part in (("attention", block.attention.q), ("feed-forward", block.ffn.up)):
-
-                def note(_: object, read: tuple[Tensor], number: int = number, name: str = name) -> None:
-                    seen[number, name] = read[0].square().mean().sqrt().item()
-
-                part.register_forward_pre_hook(note)
+        model, seen = build_gpt(norm_scale=scaled), list[tuple[nn.Module, Tensor]]()
+        parts = [part for block in model.blocks for part in (block.attention.q, block.ffn.up)]
+        for part in parts:
+            part.register_forward_pre_hook(lambda part, read, seen=seen: seen.append((part, read[0])))
         model(x)
-        for number in (1, 2, 3, 4):
-            for name in ("attention", "feed-forward"):
-                expected = number**-0.5 if scaled else 1.0
-                assert seen[number, name] == pytest.approx(expected, rel=1e-3), (number, name)
+        assert [part for part, _ in seen] == parts
+        for number, (_, h_BTD) in enumerate(seen):
+            expected = (1 + number // 2) ** -0.5 if scaled else 1.0
+            assert h_BTD.square().mean().sqrt().item() == pytest.approx(expected, rel=1e-3)
 
 
 def test_xsa_leaves_nothing_along_the_positions_own_value():
