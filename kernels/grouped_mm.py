@@ -4,6 +4,7 @@
 
 On compute capability 10 torch gives such experts a gradient of whatever lay in memory (pytorch issue 172439;
 9.0 is right), which would train them on noise: there it is masked, at the cost of one more pass over it.
+Without a gradient the product takes the weights themselves, which is how calibration recognizes them.
 
 Letters: P rows, of which each expert's are contiguous; D features in, F out, E experts.
 """
@@ -16,7 +17,9 @@ from torch import Tensor
 def grouped_mm(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor) -> Tensor:
     """``y`` (P, F); rows from the last end on are garbage, in ``y`` and in the gradient of x. ``end_E``:
     int32, where each expert's rows end."""
-    return F.grouped_mm(x_PD, _with_rows(w_EDF, w_EDF.detach(), end_E), offs=end_E)
+    if torch.is_grad_enabled() and w_EDF.requires_grad:
+        w_EDF = _with_rows(w_EDF, w_EDF.detach(), end_E)
+    return F.grouped_mm(x_PD, w_EDF, offs=end_E)
 
 
 def weight_gradient(x_PD: Tensor, dy_PF: Tensor, end_E: Tensor) -> Tensor:
