@@ -23,10 +23,22 @@ __version__ = VERSION
 announce()
 
 
-def load_model(path: str | Path) -> tuple[Model, ModelConfig]:
-    """Model in evaluation mode and its configuration, from a checkpoint, a stage's folder or its train.json,
-    or a folder made by ``spider checkpoint export`` or ``import``; `ValueError` of anything else."""
-    from spider.checkpoints.load import Checkpoint
+def load_model(path: str | Path, *, family_module: str | None = None) -> tuple[Model, ModelConfig]:
+    """Load a model in evaluation mode and its configuration.
 
+    Args:
+        path: a checkpoint, a stage's folder or its train.json, or a folder made by ``spider checkpoint
+            export`` or ``import``.
+        family_module: a family of models that is neither Spider's nor registered by an installed package, as
+            it is imported. Reading a model of that family runs its code; without the name it is refused.
+
+    Raises:
+        ValueError: the path is none of these, or a file there is damaged.
+    """
+    from spider.checkpoints.load import Checkpoint
+    from spider.config.model import allow_family
+
+    if family_module is not None:
+        allow_family(family_module)
     model = Checkpoint.at(Path(path)).model()
     return model, model.config

@@ -26,7 +26,6 @@ here an empty stand-in takes its place, and the class is never imported.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -123,7 +122,7 @@ def _write(
         "format": Exported.FORMAT,
         "spider": VERSION,
         "model": config.model_dump(mode="json"),
-        **hf.keys(config),
+        **hf.keys(config.vocab_size),
         **told,
         "weights": weights,
     }
@@ -214,8 +213,10 @@ def import_file(source: Path, output: Path) -> Checkpoint:
     state = _state_dict(source, saved)
     config, sizes = family_block({}), "its default sizes (the file's cfg is no model block)"
     if isinstance(saved.get("cfg"), dict):
-        with contextlib.suppress(ConfigError, ValidationError):
+        try:
             config, sizes = family_block(saved["cfg"]), "the sizes in its cfg"
+        except (ConfigError, ValidationError) as error:
+            log.warning("%s: its cfg is no model block: %s", source, error)
     with torch.device("meta"):
         expected = model_tensors(build_model(config), "")
     _check_complete(source, state, expected, f"family {config.family} with {sizes}")

@@ -20,7 +20,8 @@ from spider.cli import data, evaluate, model, train
 from spider.cli.chat import chat
 from spider.cli.compress import compress
 from spider.cli.harness import harness
-from spider.cli.session import FILE, Session, log
+from spider.cli.session import FILE, Session, allow_families_of, log
+from spider.config.model import allow_family
 from spider.processes.mapped import name_files_that_are_cut
 from spider.processes.spinning import share_the_processor
 from spider.results import write_config
@@ -57,8 +58,15 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.option("--configure", metavar="JSON", help="Write this to --config first, unless that says the same.")
 @click.option("--log", "log_path", type=FILE, help="Also write the log to this file.")
+@click.option("--family-module", metavar="NAME", help="Import this family of models where a file names it.")
 @click.pass_context
-def cli(context: click.Context, path: Path, configure: str | None, log_path: Path | None) -> None:
+def cli(
+    context: click.Context,
+    path: Path,
+    configure: str | None,
+    log_path: Path | None,
+    family_module: str | None,
+) -> None:
     """Raw text to a trained, evaluated, tracked language model."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if log_path:
@@ -69,6 +77,9 @@ def cli(context: click.Context, path: Path, configure: str | None, log_path: Pat
     log.setLevel(logging.INFO)
     if configure:
         write_config(path, json.loads(configure))
+    if family_module:
+        allow_family(family_module)
+    allow_families_of(path)
     context.obj = Session(path)
 
 

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from spider import tracking
 from spider.config import Config, HubSource, StreamSource, TokensSource, load_config
+from spider.config.model import allow_family
+from spider.config.schema import named_families
 from spider.results import ArtifactFolder, Results
 
 log = logging.getLogger("spider")
@@ -84,6 +87,20 @@ class Session:
         if isinstance(source, HubSource | StreamSource):
             return name, data_digest, f"{source.repo}@{source.revision}"
         return name, data_digest, source.kind
+
+
+def allow_families_of(config: Path) -> None:
+    """Allow the families of models that the user's configuration names, for commands that read no more of it.
+
+    A file that is missing or cannot be read names none: a command that needs it says what is wrong.
+    """
+    try:
+        text = config.read_text("utf-8")
+        written = yaml.safe_load(text) if "family" in text else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return
+    for family in named_families(written):
+        allow_family(family)
 
 
 def prepare_torch(threads: int | None, processes: int = 1) -> None:

@@ -14,10 +14,17 @@ import sys
 from pathlib import Path
 
 import spider
+from spider.config.model import allowed_families
 
-#: Read a file and predict, or build a model where none is; and list the modules that are ours.
-_READ = """
+#: Allow the families that this process may import; read a file and predict, or build a model where there is
+#: no file; list the modules that are ours.
+_ALLOW = """
 import json, sys
+from spider.config.model import allow_family
+for family in json.loads(sys.argv[2]):
+    allow_family(family)
+"""
+_READ = """
 from pathlib import Path
 import torch
 from spider.compress.artifact import read
@@ -25,7 +32,6 @@ model = read(Path(sys.argv[1])).model()
 model(torch.zeros(1, 8, dtype=torch.long))
 """
 _BUILD = """
-import json, sys
 import torch
 import spider.compress.artifact
 from spider.config.model import family_block
@@ -54,7 +60,7 @@ def _imported(program: str, given: str) -> dict[str, Path]:
     root = str(Path(spider.__file__).parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-c", program + _LIST, given],
+        [sys.executable, "-c", _ALLOW + program + _LIST, given, json.dumps(allowed_families())],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

@@ -3,12 +3,18 @@
 A family is a package of two modules (docs/architecture.md, "Adding a family"). Those in ``spider/model/`` are
 known by their folder's name and their presets; any other by the name it is imported by, ``model: {family:
 my_package.my_family}``. Nothing else in Spider names a family.
+
+Reading a model imports its family, and importing runs code. A checkpoint or a compressed file may come from
+anywhere, so the name in it is not enough. Besides Spider's own families two kinds are imported: those that an
+installed package registers (entry points of the group `ENTRY_POINTS`), and those that the user named in the
+configuration, with ``--family-module`` or by ``trust_remote_code=True`` (`allow_family`).
 """
 
 from __future__ import annotations
 
 from functools import reduce
 from importlib import import_module
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from operator import attrgetter, getitem
 from pathlib import Path
@@ -19,6 +25,11 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from spider.config.block import Block, ConfigError, Positive, nearest, none_such, wrong_key
 from spider.config.memory import MemoryConfig
+
+#: An installed package lists its families here, each as ``name = "my_package.my_family"``.
+ENTRY_POINTS = "spider.families"
+#: Families that the user of this process named.
+_allowed: set[str] = set()
 
 
 class ModelConfig(Block):
@@ -103,8 +114,36 @@ def families() -> list[str]:
     return sorted(path.parent.name for path in Path(__file__).parents[1].glob("model/*/config.py"))
 
 
+def allow_family(family: str) -> None:
+    """Let this process import a family because its user named it. This imports nothing."""
+    _allowed.add(family)
+
+
+def allowed_families() -> list[str]:
+    """Return the families that the user of this process named."""
+    return sorted(_allowed)
+
+
+def may_import(family: str) -> bool:
+    """Return whether a family is Spider's, registered by an installed package, or named by the user."""
+    if family in families() or family in _allowed:
+        return True
+    return any(family == point.value for point in entry_points(group=ENTRY_POINTS))
+
+
 def family_module(family: str, module: str) -> ModuleType:
-    """``config`` or ``model`` of a family; `ConfigError` where there is none, or it cannot be imported."""
+    """Import ``config`` or ``model`` of a family.
+
+    Raises:
+        ConfigError: there is no such family, it cannot be imported, or the user did not name it.
+    """
+    if not may_import(family):
+        raise ConfigError(
+            f"the family {family!r} is neither one of Spider's ({', '.join(families())}) nor registered by "
+            "an installed package, and importing it runs its code. If you trust that code, name the family: "
+            f"spider --family-module {family}, spider.load_model(path, family_module={family!r}), or "
+            "trust_remote_code=True in transformers"
+        )
     package = f"spider.model.{family}" if family in families() else family
     try:
         if find_spec(package) is None:

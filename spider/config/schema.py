@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 from spider.config.block import Block, ConfigError, Name, explain, key_path, nearest, none_such
 from spider.config.data import Dataset, StreamSource, TokenizerConfig, expand_likes
 from spider.config.leaks import leak_problems
+from spider.config.model import allow_family
 from spider.config.run import Run, RunSettings, TrackingConfig
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
@@ -101,9 +102,17 @@ class Config(Block):
         return self.runs[name]
 
 
-def load_config(source: Path | dict[str, Any]) -> Config:
-    """Validate a YAML file or a parsed mapping; `ConfigError` names the key of every problem, such as
-    ``runs.demo.stages[1].tokens: must be positive (got -5)``."""
+def load_config(source: Path | dict[str, Any], *, allow_families: bool = True) -> Config:
+    """Validate a YAML file or a parsed mapping.
+
+    Args:
+        allow_families: whether the families of models that its runs name may be imported, which runs their
+            code. Only a configuration of the user's own may allow that.
+
+    Raises:
+        ConfigError: names the key of every problem, such as
+            ``runs.demo.stages[1].tokens: must be positive (got -5)``.
+    """
     written = source
     if isinstance(source, Path):
         try:
@@ -113,6 +122,9 @@ def load_config(source: Path | dict[str, Any]) -> Config:
     if not isinstance(written, dict):
         raise ConfigError("the configuration must be a mapping with the keys datasets and runs")
     sweeps: dict[str, list[str]] = {}
+    if allow_families:
+        for family in named_families(written):
+            allow_family(family)
     if isinstance(runs := written.get("runs"), dict):
         runs, sweeps = expand_grids(runs)
         written = {**written, "runs": runs}
@@ -130,6 +142,21 @@ def load_config(source: Path | dict[str, Any]) -> Config:
     if problems := list(_problems(config)):
         raise ConfigError("\n".join(problems))
     return config
+
+
+def named_families(written: Any) -> Iterator[str]:
+    """Yield the families of models that a configuration names, in runs and in the grids of sweeps."""
+    if isinstance(written, list):
+        for part in written:
+            yield from named_families(part)
+    elif isinstance(written, dict):
+        for key, value in written.items():
+            if str(key).rpartition(".")[2] == "family":
+                yield from (
+                    one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)
+                )
+            else:
+                yield from named_families(value)
 
 
 # ------------------------------------------------------------------------ what no block can see by itself

@@ -11,7 +11,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from spider.checkpoints.records import EXPORTED, WINDOW, Exported
 from spider.config import ModelConfig
 from spider.config.block import key_path
-from spider.config.model import family_block
+from spider.config.model import default_family, family_block, may_import
 from spider.hf.exported import MODEL_TYPE, keys
 from spider.tokens import BYTES
 
@@ -48,15 +48,26 @@ class SpiderHFConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.window = self.window or WINDOW
-        ours = keys(self.block)
+        # The code of a family that nobody named must not run, and this is called before a model is asked for.
+        read = may_import(self.family)
+        ours = keys(self.block.vocab_size if read else (self.model or {}).get("vocab_size"))
         self.vocab_size = ours["vocab_size"]
         told = {name: value for name, value in kwargs.items() if name not in _FOREIGN}
         super().__post_init__(**told | {"auto_map": ours["auto_map"]})
         type(self).made()
 
     @property
+    def family(self) -> str:
+        """The family that the ``model`` block names."""
+        return str((self.model or {}).get("family", default_family()))
+
+    @property
     def block(self) -> ModelConfig:
-        """The ``model`` block, checked; `ValueError` where this Spider does not know it."""
+        """Return the ``model`` block, checked.
+
+        Raises:
+            ValueError: a block of another version of Spider, or a family that may not be imported.
+        """
         try:
             return family_block(self.model or {})
         except ValidationError as error:

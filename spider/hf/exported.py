@@ -14,7 +14,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spider.config import ModelConfig
 from spider.tokens import BYTES
 from spider.tokens.turns import TURN
 
@@ -29,13 +28,13 @@ TOKENIZER_MAP = {"AutoTokenizer": ["spider_hf.SpiderTokenizer", None]}
 _IDS = {"bos_token_id": BYTES.bos, "eos_token_id": BYTES.eos, "pad_token_id": BYTES.pad}
 
 
-def keys(config: ModelConfig) -> dict[str, Any]:
-    """What ``config.json`` says to transformers."""
+def keys(vocab_size: int | None) -> dict[str, Any]:
+    """Return the keys of ``config.json`` that transformers reads; ``vocab_size`` is None for bytes."""
     return {
         "model_type": MODEL_TYPE,
         "architectures": ["SpiderForCausalLM"],
         "auto_map": AUTO_MAP,
-        "vocab_size": config.vocab_size or BYTES.size,
+        "vocab_size": vocab_size or BYTES.size,
         **_IDS,
         "dtype": "float32",
     }

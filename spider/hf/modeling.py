@@ -28,6 +28,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from spider import files
 from spider.checkpoints.load import Checkpoint, some
 from spider.checkpoints.records import EXPORTED, MEMORY
+from spider.config.model import allow_family, default_family
 from spider.errors import CheckpointError
 from spider.hf.configuration import SpiderHFConfig
 from spider.hf.exported import REMOTE, generation, remote
@@ -178,10 +179,13 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As of every model of transformers, from a folder or the hub.
+        """Load a model from a folder or the hub, as every model of transformers.
+
+        ``trust_remote_code=True`` allows the code of the family that its ``config.json`` names.
 
         Raises:
-            CheckpointError: an export with damaged files, or whose files are those of another architecture.
+            CheckpointError: an export has damaged files or those of another architecture, or its family may
+                not be imported.
         """
         if pretrained_model_name_or_path is None:
             return super().from_pretrained(None, *args, **kwargs)
@@ -190,7 +194,10 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
             of_the_hub = {name: kwargs.pop(name) for name in _OF_THE_HUB if name in kwargs}
             folder = Path(snapshot_download(str(pretrained_model_name_or_path), **of_the_hub))
         folder /= kwargs.pop("subfolder", "")
-        if "files" in files.read_json(folder / EXPORTED):
+        described = files.read_json(folder / EXPORTED)
+        if kwargs.get("trust_remote_code"):
+            allow_family(str((described.get("model") or {}).get("family", default_family())))
+        if "files" in described:
             _ = Checkpoint.at(folder).config  # refuses what is damaged, or of another version
         informed = kwargs.pop("output_loading_info", False)
         strict = {"output_loading_info": True, "ignore_mismatched_sizes": True}

@@ -100,7 +100,7 @@ class Subject:
         if not (path and path.is_file()):
             return None
         try:
-            return load_config(path)
+            return load_config(path, allow_families=False)
         except ValueError as error:
             reason = str(error).partition("\n")[0]
             log.warning("%s: cannot be read, the model card will say less (%s)", path, reason)
