@@ -29,7 +29,7 @@ _MERGED = 120
 #: Bytes held for each entry of ``last.npy`` that is filled at a time, and for each symbol read for it.
 _ENTRY, _READ = 4, 2
 #: Bytes held for each piece of a document that is packed.
-_PACKED = 80
+_PACKED = 64
 #: Seconds of a slow processor for a symbol and a kind of contexts, counted or merged, and for a packed piece.
 _SECONDS, _SECONDS_PACKED = 5e-7, 2e-5
 

@@ -70,34 +70,45 @@ class Plan(NamedTuple):
 
 
 def cut(begins_D: np.ndarray, tokens: int, seq_len: int) -> np.ndarray:
-    """Pieces of documents that begin at these tokens, the last of them ending at ``tokens``, in order."""
+    """Return, in order, the pieces of documents that begin at these tokens; the last ends at ``tokens``."""
     targets_D = np.diff(np.append(begins_D, tokens)) - 1
     count_D = np.maximum(1, -(-targets_D // seq_len))
-    document = np.repeat(np.arange(len(begins_D)), count_D)
-    nth = np.arange(len(document)) - np.repeat(np.cumsum(count_D) - count_D, count_D)
-    pieces = np.empty(len(document), PIECE)
-    pieces["first"] = begins_D[document] + nth * seq_len
-    pieces["length"] = np.minimum(seq_len, targets_D[document] - nth * seq_len) + 1
+    pieces = np.empty(int(count_D.sum()), PIECE)
+    before_P = np.arange(len(pieces))  # targets of the same document in earlier pieces
+    before_P -= np.repeat(np.cumsum(count_D) - count_D, count_D)
+    before_P *= seq_len
+    pieces["first"] = np.repeat(begins_D, count_D)
+    pieces["first"] += before_P.astype("<u8", copy=False)
+    left_P = np.repeat(targets_D, count_D)
+    left_P -= before_P
+    pieces["length"] = np.minimum(left_P, seq_len, out=left_P)
+    pieces["length"] += 1
     return pieces
 
 
 def plan(pieces: np.ndarray, seq_len: int) -> Plan:
-    """Place pieces of at most ``seq_len`` + 1 ids into rows of so many slots."""
+    """Place pieces of at most ``seq_len`` + 1 ids into rows of so many slots.
+
+    Some 45 bytes a piece are held, those of ``pieces`` among them (`spider.requests.packing`).
+    """
     slots = seq_len + 1
-    length_P = pieces["length"].astype(np.int64)
-    order_P = np.random.default_rng(SEED).permutation(len(pieces))
-    order_P = order_P[np.argsort(-length_P[order_P], kind="stable")]
-    row_P = np.empty(len(pieces), np.int64)
+    number = np.uint32 if len(pieces) <= np.iinfo(np.uint32).max else np.int64
+    order_P = np.arange(len(pieces), dtype=number)
+    np.random.default_rng(SEED).shuffle(order_P)
+    shorter_P = slots - pieces["length"][order_P]
+    order_P = order_P[np.argsort(shorter_P, kind="stable")]
+    del shorter_P
+    row_P = np.empty(len(pieces), number)
     by_room: dict[int, list[np.ndarray]] = defaultdict(list)
     there = np.zeros(slots + 1, bool)
     made = placed = 0
-    for length, count in zip(*_falling(length_P), strict=True):
+    for length, count in zip(*_falling(pieces["length"]), strict=True):
         end = placed + count
         while placed < end:
             room = length + int(np.argmax(there[length:]))
             if not there[room]:
                 new = -(-(end - placed) // (slots // length))
-                by_room[slots].append(np.arange(made, made + new))
+                by_room[slots].append(np.arange(made, made + new, dtype=number))
                 made, room = made + new, slots
             rows = by_room[room].pop()
             taken, left = np.split(rows, [min(len(rows), end - placed)])
@@ -107,14 +118,17 @@ def plan(pieces: np.ndarray, seq_len: int) -> Plan:
             placed += len(taken)
             by_room[room - length].append(taken)
             there[room], there[room - length] = bool(by_room[room]), True
-    sorted_P = np.argsort(row_P, kind="stable")
-    return Plan(pieces[sorted_P], np.searchsorted(row_P[sorted_P], np.arange(made + 1)))
+    del order_P, by_room
+    first = np.zeros(made + 1, np.int64)
+    np.cumsum(np.bincount(row_P, minlength=made), out=first[1:])
+    return Plan(pieces[np.argsort(row_P, kind="stable")], first)
 
 
 def _falling(length_P: np.ndarray) -> tuple[list[int], list[int]]:
-    """The lengths there are, the longest first, and how many pieces have each."""
-    lengths, counts = np.unique(length_P, return_counts=True)
-    return lengths[::-1].tolist(), counts[::-1].tolist()
+    """Return the lengths that occur, the longest first, and how many pieces have each."""
+    counts = np.bincount(length_P)
+    lengths = np.flatnonzero(counts)[::-1]
+    return lengths.tolist(), counts[lengths].tolist()
 
 
 def pack(folder: Path, seq_len: int) -> Packing:
@@ -123,8 +137,7 @@ def pack(folder: Path, seq_len: int) -> Packing:
     shards = Shards(folder, "train")
     if not shards.tokens:
         raise ValueError(f"{shards.name}: holds no text to pack; lower `validation` and encode again")
-    begins = [border + shards.begins(s) for s, border in enumerate(shards.borders[:-1].tolist())]
-    pieces, rows = plan(cut(np.concatenate(begins), shards.tokens, seq_len), seq_len)
+    pieces, rows = plan(cut(_begins(shards), shards.tokens, seq_len), seq_len)
     held = int(pieces["length"].sum())
     name = _name(folder, seq_len)
     name.with_suffix(".json").unlink(missing_ok=True)  # an earlier plan's must not vouch for these rows
@@ -142,6 +155,12 @@ def pack(folder: Path, seq_len: int) -> Packing:
         filled=held / ((len(rows) - 1) * (seq_len + 1)),
     )
     return made.write(name.with_suffix(".json"))
+
+
+def _begins(shards: Shards) -> np.ndarray:
+    """Return the first token of each document of a split: (documents,)."""
+    borders = shards.borders[:-1].tolist()
+    return np.concatenate([border + shards.begins(s) for s, border in enumerate(borders)])
 
 
 def _name(folder: Path, seq_len: int) -> Path:

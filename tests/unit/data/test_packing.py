@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from spider.data.metadata import build_metadata
 from spider.data.packing import PIECE, PackedRows, Packing, cut, pack, plan
 from spider.data.shards import Shards
 from spider.files import read_json, write_json
+from spider.requests import packing
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset
 
@@ -53,6 +55,19 @@ def test_real_lengths_fill_the_rows_and_equal_pieces_share_them():
     assert len(made.rows) - 1 == 100, "ten of a hundred ids go into a row of 1,024"
     neighbours = np.diff(made.pieces["first"].astype(int))
     assert not (neighbours == 100).mean() > 0.5, "chance parts what lay side by side"
+
+
+@pytest.mark.parametrize("seq_len", [64, 2048])
+def test_what_is_held_for_a_piece_is_what_is_requested_for_it(seq_len):
+    draw = np.random.default_rng(0)
+    begins = np.cumsum(np.maximum(3, np.exp(draw.normal(np.log(561), 0.8, 50_000))).astype(int))
+    tokens = int(begins[-1]) + 500
+    tracemalloc.start()
+    made = plan(cut(begins, tokens, seq_len), seq_len)
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    few, many = (packing(tokens * n, len(begins) * n, seq_len).mem_mb for n in (1, 1001))
+    assert held < (many - few) * 1e3 and len(made.pieces) > 50_000
 
 
 def test_the_same_text_is_planned_the_same():
