@@ -3,6 +3,7 @@
 Nothing here touches the network, and nothing is written while a job parses this file again.
 """
 
+import ast
 import json
 import os
 import shlex
@@ -11,8 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.io import IOFile
 
-from spider import tracking
+from spider import requests, tracking
 from spider.cluster import one_word, remedies
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.results import check_root, write_config
@@ -185,12 +187,88 @@ def metadata(dataset):
     return [] if CONFIG.datasets[dataset].source.kind == "stream" else index
 
 
-def counted_for(wildcards):
-    """A run that reads this memory; it says what to count."""
+def reader_of(wildcards):
+    """Return a run that reads this memory; it says what to count."""
     runs = (
         run for run, block in CONFIG.runs.items() if block.data == wildcards.dataset and block.model.memory
     )
     return next(run for run in runs if CONFIG.runs[run].model.memory.counted == wildcards.counted)
+
+
+def counted_for(wildcards, output):
+    """Return a run that reads this memory, for the command alone.
+
+    The path of the memory holds all that decides its content. A param that takes ``output`` is not recorded,
+    so another run that reads the same memory is no reason to count again.
+    """
+    return reader_of(wildcards)
+
+
+def recorded_reader(wildcards):
+    """Return the run that Snakemake's record of a finished memory names, or an empty text.
+
+    Earlier records hold the name of the first run that read the memory. Snakemake compares params with its
+    record, so this returns that name, whatever the runs are called now.
+    """
+    path = SNAPSHOT.parent / "memory" / wildcards.dataset / wildcards.counted / wildcards.text / "memory.json"
+    recorded = map(ast.literal_eval, workflow.persistence.params(IOFile(str(path))) or [])
+    return next((param for param in recorded if param not in ("", "--folded")), "")
+
+
+def from_size(request, name):
+    """Return a resource that follows from the size of a job's text, and grows with each attempt."""
+    return lambda wildcards, attempt: attempt * getattr(request(wildcards), name)
+
+
+def counting_of(wildcards):
+    """Return what counting a part requests."""
+    tokens, _ = size_of(wildcards.dataset, ("memory", "train"), wildcards.part)
+    return requests.counting(tokens, len(CONFIG.runs[reader_of(wildcards)].model.memory.contexts))
+
+
+def merging_of(wildcards):
+    """Return what merging the counts of all parts requests."""
+    splits = ("memory", "train") if wildcards.text == "folded" else ("memory",)
+    tokens, _ = size_of(wildcards.dataset, splits)
+    kinds = len(CONFIG.runs[reader_of(wildcards)].model.memory.contexts)
+    return requests.merging(tokens, kinds, threads=2)
+
+
+def packing_of(wildcards):
+    """Return what packing a dataset requests."""
+    tokens, documents = size_of(wildcards.dataset, ("train",))
+    return requests.packing(tokens, documents, int(wildcards.seq_len))
+
+
+def size_of(dataset, splits, part=None):
+    """Return the tokens and the documents of these splits of a dataset, or of one of its parts.
+
+    Until the dataset is indexed this is an estimate; Snakemake evaluates it again when the job can start.
+    """
+    index = RESULTS / "shards" / dataset / "metadata.json"
+    if not index.exists():
+        parts = CONFIG.datasets[dataset].source.parts() if part is None else [part]
+        size = sum(estimated_size(dataset, int(number)) for number in parts)
+        return size, size / 1000
+    indexed = splits_in(index, index.stat().st_mtime_ns)
+    shards = [shard for split in splits for shard in indexed.get(split, {"shards": []})["shards"]]
+    chosen = [shard for shard in shards if part is None or shard["part"] == part]
+    return sum(shard["tokens"] for shard in chosen), sum(shard["documents"] for shard in chosen)
+
+
+@cache
+def splits_in(index, changed):
+    """Return the splits that an index describes, read once for each time that it changed."""
+    return json.loads(index.read_text())["splits"]
+
+
+def estimated_size(dataset, number):
+    """Return the bytes of text in a part that is not encoded: thrice its file's, or a gigabyte without one."""
+    files = [RESULTS / "raw" / raw_dataset(dataset) / f"{number:03d}.parquet"]
+    if CONFIG.datasets[dataset].source.kind in ("local", "tokens"):
+        files.append(Path(items(dataset)[number]))
+    sizes = [file.stat().st_size for file in files if file.exists()]
+    return 3 * max(sizes) if sizes else 1e9
 
 
 def memories(*texts):

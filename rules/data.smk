@@ -109,8 +109,8 @@ rule pack:
     benchmark:
         "<benchmarks>/pack/{dataset}-{seq_len}.tsv"
     resources:
-        mem_mb=2000,
-        runtime=longer(30),
+        mem_mb=from_size(packing_of, "mem_mb"),
+        runtime=from_size(packing_of, "minutes"),
     params:
         spider=command,
     shell:

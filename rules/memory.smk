@@ -15,8 +15,8 @@ rule count:
     benchmark:
         "<benchmarks>/count/{dataset}/{counted}-{part}.tsv"
     resources:
-        mem_mb=2000,
-        runtime=longer(120),
+        mem_mb=from_size(counting_of, "mem_mb"),
+        runtime=from_size(counting_of, "minutes"),
     params:
         spider=command,
         run=counted_for,
@@ -35,11 +35,12 @@ rule memory:
         "<benchmarks>/memory/{dataset}/{counted}-{text}.tsv"
     threads: 2
     resources:
-        mem_mb=2000,
-        runtime=longer(120),
+        mem_mb=from_size(merging_of, "mem_mb"),
+        runtime=from_size(merging_of, "minutes"),
     params:
         spider=command,
         run=counted_for,
+        recorded=recorded_reader,
         folded=lambda wildcards: "--folded" if wildcards.text == "folded" else "",
     shell:
         "{params.spider} --log {log:q} memory {params.run} {input.counts:q} --output {output:q} "
