@@ -73,12 +73,20 @@ def main() -> None:
     rows, figures = [], {"seconds": seconds, "summary": summary}
     for split, runs in ((base["data"], [one for one in measured if one.startswith(name)]),
                         ("documents", [one for one in measured if one.startswith("documents")])):  # fmt: skip
-        bits, given = [measured[one].bpb for one in runs], measured[runs[0]].compressors
+        bits = [measured[one].bpb for one in runs]
+        strict = [measured[one].bpb_strict for one in runs]
+        given = measured[runs[0]].compressors
         best = min(given, key=given.__getitem__)
-        spread = f" ± {stdev(bits):.4f}" if len(bits) > 1 else ""
-        figures[split] = {"bpb": bits, "compressors": given, "bytes": measured[runs[0]].bytes}
+        figures[split] = {
+            "bpb": bits,
+            "bpb_strict": strict,
+            "compressors": given,
+            "bytes": measured[runs[0]].bytes,
+        }
         rows += [[split, f"{one}, after {last}", f"{measured[one].bpb:.4f}"] for one in runs]
-        rows += [[split, f"mean of {len(bits)} seeds", f"{mean(bits):.4f}{spread}"]]
+        for kind, values in (("ends of documents given", bits), ("ends of documents predicted", strict)):
+            spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
+            rows += [[split, f"mean of {len(values)} seeds, {kind}", f"{mean(values):.4f}{spread}"]]
         rows += [[split, key, f"{rate:.4f}"] for key, rate in sorted(given.items(), key=lambda one: one[1])]
         rows += [[split, f"mean below {best}", f"{given[best] - mean(bits):.4f}"]]
     columns = ["split", "bits per byte", "figure"]
