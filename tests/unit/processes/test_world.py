@@ -1,0 +1,88 @@
+"""Processes that train together: what ends them with another one, and what they are without any."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+
+from spider.errors import Ended
+from spider.processes.world import ALONE, join, together
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+#: What gloo says of a process that is gone, and what torch raises of its own.
+GONE = [
+    RuntimeError("[../gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.0.0.2]:40132"),
+    RuntimeError("[enforce fail] Connection reset by peer"),
+    dist.DistBackendError("NCCL communicator was aborted on rank 1"),
+    dist.DistNetworkError("The client socket has timed out"),
+    dist.DistStoreError("wait timeout after 300000ms, keys: /default_pg/0"),
+]
+#: What is a fault of this process itself.
+OWN = [
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"),
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    ValueError("Connection closed by peer"),
+]
+
+
+@pytest.mark.parametrize("error", GONE, ids=str)
+def test_an_exchange_that_breaks_off_because_a_process_is_gone_ends_this_one(error):
+    with pytest.raises(Ended, match="another process of this training is gone") as raised, together():
+        raise error
+    assert raised.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", OWN, ids=str)
+def test_a_fault_of_this_process_is_raised_as_it_is(error):
+    with pytest.raises(type(error)) as raised, together():
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"WORLD_SIZE": "1"}, dict.fromkeys(VARIABLES, "0") | {"WORLD_SIZE": "1"}]
+)
+def test_a_process_that_is_started_alone_meets_no_others(monkeypatch, environment):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with join() as world:
+        assert world is ALONE and not dist.is_initialized()
+        assert (world.rank, world.size, world.local_rank, world.local_size) == (0, 1, 0, 1)
+        assert world.first and world.total(3, 4) == [3, 4] and world.from_first(lambda: "made") == "made"
+
+
+def test_processes_that_are_started_together_are_numbered_and_one_that_dies_ends_the_other(tmp_path):
+    """Two real processes; the second leaves before the last exchange."""
+    script = tmp_path / "two.py"
+    script.write_text(
+        "import os, sys\n"
+        "from spider.errors import Ended\n"
+        "from spider.processes.world import join\n"
+        "with join() as world:\n"
+        "    seen = [world.rank, world.size, world.local_rank, world.local_size]\n"
+        "    assert seen == [int(os.environ[name]) for name in sys.argv[1:]], seen\n"
+        "    assert world.total(world.rank + 1, 10) == [3, 20] and world.highest(world.rank) == 1\n"
+        "    if world.rank == 1:\n"
+        "        os._exit(0)\n"
+        "    try:\n"
+        "        world.total(1)\n"
+        "    except Ended:\n"
+        "        os._exit(42)\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    # On the machine they are the third and the second of four, so no number stands for another.
+    numbers = [(str(rank), "2", str(2 - rank), "4") for rank in (0, 1)]
+    command = [sys.executable, script, *VARIABLES]
+    started = [
+        subprocess.Popen(command, env=environment | dict(zip(VARIABLES, own, strict=True))) for own in numbers
+    ]
+    assert [process.wait(timeout=120) for process in started] == [42, 0]
