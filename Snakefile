@@ -1,7 +1,7 @@
 """Raw text to a trained, evaluated, tracked language model, over bytes or tokens.
 
     download --> [tokenizer] --> encode --> index --> [pack] --> [count --> memory] --> [warmup]
-             --> train (stage by stage) --> evaluate --> [compress] --> compare --> report
+             --> train (stage by stage) --> evaluate, sample, draw --> [compress] --> compare --> report
 
 `config.yaml` says what to train on what; `snakemake --cores all` does it; `snakemake --cores all runs/NAME` or
 `datasets/NAME` does a part of it. Every rule is one `spider` command that you can also run by hand.
@@ -23,7 +23,7 @@ rule all:
     input:
         "<results>/report/summary.json",
         expand("<results>/report/runs/{run}.html", run=CONFIG.runs),
-        harness_results(CONFIG.runs),
+        measured(CONFIG.runs),
         "<results>/report/scaling.json" if CONFIG.scaling else [],
 
 

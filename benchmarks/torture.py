@@ -2,16 +2,17 @@
 
     python benchmarks/torture.py [--family spider|gpt] [--quick] [--kills N] [--seed N] [--json FILE]
 
-A run of two stages and their evaluations is done once undisturbed: of a Spider with a memory, or of a GPT on
-a tokenizer's ids that first reads text and then learns the answers of conversations, in packed rows, and is
-pressed into a file at the end. Then it lives again and again in copies of its folder: the Spider's hold the
-data and nothing trained, the GPT's hold the raw text alone. Each fault of a shuffled deck strikes whatever
-that life has to do next, by `spider train`, `spider evaluate`, `spider compress` or a whole `snakemake`,
-which also makes data; the life then goes on by the same command, as a person or a scheduler would, until all
-is done. A life that ends is compared with the undisturbed run: every tensor file (weights, optimizer,
-average), position, losses, gradient norms, scores and sample; every file of tokenizer, shards and packed
-rows; the pressed file and its scores. The benchmark goes on until so many SIGKILLs have hit that the last
-life ends; 1 is its exit status if any life differed, or a command failed that should not have.
+A run of two stages and their evaluations is done once undisturbed: of a Spider with a memory, or of a GPT
+on a tokenizer's ids that first reads text and then learns the answers of conversations, in packed rows, and
+is pressed into a file at the end. Then it lives again and again in copies of its folder: the Spider's hold
+the data and nothing trained, the GPT's hold the raw text alone. Each fault of a shuffled deck strikes
+whatever that life has to do next, by `spider train`, `spider evaluate`, `spider sample`, `spider compress`
+or a whole `snakemake`, which also makes data and draws; the life then goes on by the same command, as a
+person or a scheduler would, until all is done. A life that ends is compared with the undisturbed run: every
+tensor file (weights, optimizer, average), position, losses, gradient norms, scores and sample; every file
+of tokenizer, shards and packed rows; the pressed file and its scores. The benchmark goes on until so many
+SIGKILLs have hit that the last life ends; 1 is its exit status if any life differed, or a command failed
+that should not have.
 
 Where a kill fell is read off what it left: the hidden folder of a save, or the hidden file of a job that
 makes data, bears the dead process's number, and a manifest in a save says that only the rename was missing.
@@ -49,7 +50,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 RUN, STAGES = "smoke", ("first", "second")
 #: Verbs that are told a run and a stage.
-_OF_STAGE = ("train", "evaluate", "compress")
+_OF_STAGE = ("train", "evaluate", "sample", "compress")
 #: A job that takes so many seconds hangs.
 PATIENCE = 600
 #: Room on a memory disk when it is not full.
@@ -137,7 +138,7 @@ class Life:
         not prepared, that alone."""
         if needed - self.prepared().keys():
             return [("prepare", "")]
-        made = {"train": "train.json", "evaluate": "evaluation.json"}
+        made = {"train": "train.json", "evaluate": "evaluation.json", "sample": "sample.json"}
         jobs = [(verb, stage) for stage in STAGES for verb in made]
         jobs = [(verb, stage) for verb, stage in jobs if not (self.stage(stage) / made[verb]).exists()]
         pressed = not self.presses or self.artifact.receipt.exists()
@@ -194,12 +195,14 @@ class Life:
             for name in ("weights", "averaged_weights", "steps", "bytes", "position", "loss", "best_loss"):
                 found[f"{stage}, {name}"] = receipt[name]
             found[f"{stage}, curve"] = [[row["step"], *(row["metrics"][n] for n in curve)] for row in rows]
-            for name in ("weights", "nats", "bpb", "bpb_strict", "loops", "figures", "sample"):
+            for name in ("weights", "nats", "bpb", "bpb_strict", "loops", "figures"):
                 found[f"{stage}, evaluation, {name}"] = evaluation[name]
+            found[f"{stage}, sample"] = sha256(folder / "sample.json")
         if self.presses:
             scored = read_json(self.artifact.evaluation)
             found["artifact"] = sha256(self.artifact.model)
-            found |= {f"artifact, {name}": scored[name] for name in ("weights", "nats", "bpb", "sample")}
+            found |= {f"artifact, {name}": scored[name] for name in ("weights", "nats", "bpb")}
+            found["artifact, sample"] = sha256(self.artifact.sample)
         return found
 
 
@@ -251,8 +254,13 @@ def phase(life: Life, verb: str, stage: str, pid: int) -> str:
         log = life.log(verb, stage)
         if not log.exists() or "scoring" not in log.read_text():
             return "starting an evaluation"
-        drawn = (folder / "sample.txt").exists()
-        return "drawing an evaluation's figures" if drawn else "evaluating"
+        return "evaluating"
+    if verb == "sample":
+        if (folder / "sample.json").exists():
+            return "sample written, leaving"
+        log = life.log(verb, stage)
+        began = log.exists() and "writing" in log.read_text()
+        return "writing a sample" if began else "starting a sample"
     card = folder / ".lock.json"
     if not card.exists() or read_json(card)["pid"] != pid:
         return "starting a training"

@@ -90,8 +90,48 @@ def evaluations(runs):
     return [f"<results>/runs/{run}/{stage}/evaluation.json" for run in runs for stage in stages(run)]
 
 
+def samples(runs):
+    """Return what each stage of these runs writes."""
+    names = ("sample.json", "sample.txt")
+    return [f"<results>/runs/{run}/{stage}/{name}" for run in runs for stage in stages(run) for name in names]
+
+
+def figures(runs):
+    """Return the figures of each stage of these runs."""
+    names = ("loss.svg", "loops.svg", "inside.svg", "boundaries.html")
+    return [f"<results>/runs/{run}/{stage}/{name}" for run in runs for stage in stages(run) for name in names]
+
+
 def stage_spec(wildcards):
     return CONFIG.stage(wildcards.run, wildcards.stage)
+
+
+def scoring_identity(name):
+    """Return a param that holds what decides the scores in a stage's file of that name.
+
+    Earlier versions recorded the settings of the sample with it. A file whose other settings are unchanged
+    keeps its recorded text, which Snakemake compares, so that it is not scored again.
+    """
+
+    def identity(wildcards):
+        evaluation = stage_spec(wildcards).evaluation
+        path = IOFile(str(RESULTS / "runs" / wildcards.run / wildcards.stage / name))
+        for text in workflow.persistence.params(path) or []:
+            recorded = mapping_in(text)
+            if {k: v for k, v in recorded.items() if k not in evaluation.SAMPLE} == evaluation.scoring():
+                return recorded
+        return evaluation.scoring()
+
+    return identity
+
+
+def mapping_in(text):
+    """Return the mapping that a recorded param's text holds; an empty one for any other text."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):  # it holds `inf`, or is not a literal
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 #: Names of the datasets that keep documents for the memory.
@@ -302,14 +342,18 @@ def harness_results(runs):
 
 
 def measured(runs):
-    """All figures of these runs."""
-    return evaluations(runs) + artifacts(runs) + harness_results(runs)
+    """Return all that is measured, written and drawn of these runs."""
+    of_stages = evaluations(runs) + samples(runs) + figures(runs)
+    of_artifacts = artifacts(runs, "evaluation.json", "sample.json", "sample.txt")
+    return of_stages + of_artifacts + harness_results(runs)
 
 
-def artifacts(runs):
-    """The scores of what the last stage of these runs is pressed into, where it is."""
-    pressed = [run for run in runs if CONFIG.runs[run].compress]
-    return [f"<results>/runs/{run}/{stages(run)[-1]}/artifact/evaluation.json" for run in pressed]
+def artifacts(runs, *names):
+    """Return the files of these names beside the compressed last stages of these runs."""
+    folders = [
+        f"<results>/runs/{run}/{stages(run)[-1]}/artifact" for run in runs if CONFIG.runs[run].compress
+    ]
+    return [f"{folder}/{name}" for folder in folders for name in names]
 
 
 def compress_identity(wildcards):

@@ -1,4 +1,4 @@
-"""A trained model pressed into one small file, and that file scored as its checkpoint was."""
+"""A trained model compressed into one small file, which is scored and writes a sample as its checkpoint does."""
 
 
 rule compress:
@@ -31,7 +31,6 @@ rule evaluate_artifact:
         tasks=task_files,
     output:
         "<results>/runs/{run}/{stage}/artifact/evaluation.json",
-        shown("runs/{run}/{stage}/artifact/sample.txt", "Samples", "generated text, pressed"),
     log:
         "<logs>/evaluate_artifact/{run}/{stage}.log",
     benchmark:
@@ -43,6 +42,28 @@ rule evaluate_artifact:
         runtime=longer(30),
     params:
         spider=command,
-        identity=lambda wildcards: stage_spec(wildcards).evaluation.changed(),
+        identity=scoring_identity("artifact/evaluation.json"),
     shell:
         "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --artifact --threads {threads}"
+
+
+rule sample_artifact:
+    input:
+        "<results>/runs/{run}/{stage}/artifact/artifact.json",
+    output:
+        "<results>/runs/{run}/{stage}/artifact/sample.json",
+        shown("runs/{run}/{stage}/artifact/sample.txt", "Samples", "generated text, compressed model"),
+    log:
+        "<logs>/sample_artifact/{run}/{stage}.log",
+    benchmark:
+        "<benchmarks>/sample_artifact/{run}/{stage}.tsv"
+    threads: job_resource("threads")
+    resources:
+        gpu=one_gpu,
+        mem_mb=job_resource("mem_mb"),
+        runtime=longer(30),
+    params:
+        spider=command,
+        identity=lambda wildcards: stage_spec(wildcards).evaluation.sampling(),
+    shell:
+        "{params.spider} --log {log:q} sample {wildcards.run} {wildcards.stage} --artifact --threads {threads}"

@@ -1,4 +1,8 @@
-"""Checkpoints to numbers: score each stage on held-out text, then set them side by side."""
+"""Checkpoints to numbers: score each stage on held-out text, let it write, draw figures, compare all stages.
+
+Scoring, sampling and drawing are three rules: another prompt or a lost figure scores no checkpoint again.
+Drawing reads JSON files only, and needs neither torch nor a GPU.
+"""
 
 
 rule evaluate:
@@ -9,11 +13,6 @@ rule evaluate:
         tasks=task_files,
     output:
         "<results>/runs/{run}/{stage}/evaluation.json",
-        shown("runs/{run}/{stage}/loss.svg", "Training", "loss curve"),
-        shown("runs/{run}/{stage}/loops.svg", "Inside the model", "bits per byte against loops"),
-        shown("runs/{run}/{stage}/inside.svg", "Inside the model", "inside the model"),
-        shown("runs/{run}/{stage}/boundaries.html", "Inside the model", "text as the model cuts it"),
-        shown("runs/{run}/{stage}/sample.txt", "Samples", "generated text"),
     log:
         "<logs>/evaluate/{run}/{stage}.log",
     benchmark:
@@ -25,9 +24,54 @@ rule evaluate:
         runtime=longer(30),
     params:
         spider=command,
-        identity=lambda wildcards: stage_spec(wildcards).evaluation.changed(),
+        identity=scoring_identity("evaluation.json"),
     shell:
         "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --threads {threads}"
+
+
+rule sample:
+    input:
+        receipt="<results>/runs/{run}/{stage}/train.json",
+        memory=memories("folded"),
+    output:
+        "<results>/runs/{run}/{stage}/sample.json",
+        shown("runs/{run}/{stage}/sample.txt", "Samples", "generated text"),
+    log:
+        "<logs>/sample/{run}/{stage}.log",
+    benchmark:
+        "<benchmarks>/sample/{run}/{stage}.tsv"
+    threads: job_resource("threads")
+    resources:
+        gpu=one_gpu,
+        mem_mb=job_resource("mem_mb"),
+        runtime=longer(30),
+    params:
+        spider=command,
+        identity=lambda wildcards: stage_spec(wildcards).evaluation.sampling(),
+    shell:
+        "{params.spider} --log {log:q} sample {wildcards.run} {wildcards.stage} --threads {threads}"
+
+
+rule draw:
+    input:
+        "<results>/runs/{run}/{stage}/evaluation.json",
+        "<results>/runs/{run}/{stage}/train.json",
+    output:
+        shown("runs/{run}/{stage}/loss.svg", "Training", "loss curve"),
+        shown("runs/{run}/{stage}/loops.svg", "Inside the model", "bits per byte against loops"),
+        shown("runs/{run}/{stage}/inside.svg", "Inside the model", "inside the model"),
+        shown("runs/{run}/{stage}/boundaries.html", "Inside the model", "text as the model cuts it"),
+    log:
+        "<logs>/draw/{run}/{stage}.log",
+    benchmark:
+        "<benchmarks>/draw/{run}/{stage}.tsv"
+    resources:
+        mem_mb=2000,
+        runtime=longer(10),
+    params:
+        spider=command,
+    shell:
+        "{params.spider} --log {log:q} draw {wildcards.run} {wildcards.stage}"
 
 
 rule harness:
@@ -56,7 +100,8 @@ rule harness:
 rule compare:
     input:
         evaluations(CONFIG.runs),
-        artifacts(CONFIG.runs),
+        samples(CONFIG.runs),
+        artifacts(CONFIG.runs, "evaluation.json"),
     output:
         "<results>/report/table.md",
         shown("report/table.html", "Comparison", "bits per byte, table"),

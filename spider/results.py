@@ -39,7 +39,8 @@ class StageFolder:
     receipt = _Inside("train.json")
     evaluation = _Inside("evaluation.json")
     harness = _Inside("harness.json")
-    sample = _Inside("sample.txt")
+    sample = _Inside("sample.json")
+    sample_text = _Inside("sample.txt")
     artifact = _Inside("artifact")
     lock = _Inside(".lock")  # held by who trains here
     holder = _Inside(".lock.json")  # who that is

@@ -120,14 +120,16 @@ def last_row(folder: StageFolder) -> dict[str, Any]:
 
 
 def evaluate(path: Path, run: str, stage: str, folder: StageFolder) -> dict[str, Any]:
-    process = spider(path, "evaluate", run, stage)
-    _, said = process.communicate(timeout=600)
-    if process.returncode:
-        raise RuntimeError(said.strip().splitlines()[-1])
+    for command in ("evaluate", "sample"):
+        process = spider(path, command, run, stage)
+        _, said = process.communicate(timeout=600)
+        if process.returncode:
+            raise RuntimeError(said.strip().splitlines()[-1])
     measured, receipt = read_json(folder.evaluation), read_json(folder.receipt)
-    known = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "seconds", "compressors", "loops", "sample")
+    known = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "seconds", "compressors", "loops")
     trained = {name: receipt[name] for name in ("steps", "bytes", "seconds", "checkpoint_seconds", "loss")}
-    return {**{name: measured[name] for name in known}, "trained": trained}
+    written = {"sample": read_json(folder.sample)["text"]}
+    return {**{name: measured[name] for name in known}, **written, "trained": trained}
 
 
 def said_slice(row: Mapping[str, Any]) -> str:

@@ -95,6 +95,16 @@ class Receipt(Trained):
         repeated = {name: getattr(final, name) for name in Trained.model_fields} | {"format": cls.FORMAT}
         return cls(**repeated, steps=final.step, precision=final.precision.kind, checkpoint=checkpoint)
 
+    @classmethod
+    def of_stage(cls, path: Path, spec: StageSpec) -> Self:
+        """Read the receipt at ``path``; raise `ValueError` if it is another stage's."""
+        receipt = cls.read(path)
+        if (receipt.run, receipt.stage) != (spec.run, spec.stage):
+            raise ValueError(
+                f"{path}: is the receipt of {receipt.run}/{receipt.stage}, not of {spec.run}/{spec.stage}"
+            )
+        return receipt
+
 
 class Manifest(Trained):
     """Of a checkpoint. It is hashed: a flipped bit in a position does as much harm as one in a weight."""

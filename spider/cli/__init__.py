@@ -40,7 +40,8 @@ _VERBS = (
         data.inspect,
     ),
     *(train.warmup, train.train),
-    *(evaluate.evaluate, evaluate.draw, evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
+    *(evaluate.evaluate, evaluate.sample, evaluate.draw),
+    *(evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
     *(model.describe, model.generate, chat, model.boundaries, harness, compress, model.checkpoint),
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -12,32 +12,31 @@ from spider.checkpoints.pressed import ArtifactReceipt
 from spider.cli.session import FILE, NEW_FILE, THREADS, Session, log, prepare_torch, verb
 from spider.results import ArtifactFolder
 
+ARTIFACT = click.option("--artifact", is_flag=True, help="Use the compressed file of the stage.")
+
 
 @verb("run", "stage")
 @THREADS
-@click.option("--artifact", is_flag=True, help="Score what it was pressed into, without figures.")
+@ARTIFACT
 def evaluate(session: Session, run: str, stage: str, threads: int | None, artifact: bool) -> None:
-    """Score a stage's last checkpoint in bits per byte, against compressors; write a sample and figures."""
+    """Score a stage's last checkpoint in bits per byte, against compressors."""
     if artifact:
         return _evaluate_artifact(session, run, stage, threads)
     from spider.config.leaks import undecided
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
-    from spider.report.figures import FIGURES, draw_stage
 
     results, spec = session.results, session.config.stage(run, stage)
     folder, scored = results.stage(run, stage), spec.evaluation.data or spec.data
     data = results.shards(scored)
     for line in undecided(session.config, run):
         log.info("%s", line)
-    inputs = [folder.receipt, data / "metadata.json"]
-    outputs = [*(folder.path / name for name in FIGURES), folder.sample, folder.evaluation]
-    with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.changed(), inputs, outputs) as job:
+    inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.evaluation]
+    with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.scoring(), inputs, outputs) as job:
         prepare_torch(threads)
         texts = learned_from(session.config, run, stage)
         kept = results.root / "yardsticks"
         measured = evaluate(folder.receipt, spec, data, folder.path, learned_from=texts, kept=kept)
-        draw_stage(folder)
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")
         curves = {"bpb_at_loops": list(enumerate(measured.loops.bpb, start=1))} if measured.loops else {}
@@ -56,8 +55,8 @@ def _evaluate_artifact(session: Session, run: str, stage: str, threads: int | No
     results, spec = session.results, session.config.stage(run, stage)
     folder = ArtifactFolder(results.stage(run, stage).artifact)
     data = results.shards(spec.evaluation.data or spec.data)
-    inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.sample, folder.evaluation]
-    asked = spec.evaluation.changed()
+    inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.evaluation]
+    asked = spec.evaluation.scoring()
     with session.tracked("evaluate_artifact", f"{run}/{stage}", asked, inputs, outputs) as job:
         prepare_torch(threads)
         texts = learned_from(session.config, run, stage)
@@ -67,23 +66,51 @@ def _evaluate_artifact(session: Session, run: str, stage: str, threads: int | No
         scores = {"bpb": measured.bpb, "bpb_strict": measured.bpb_strict}
         scores["bytes"] = ArtifactReceipt.read(folder.receipt).artifact.total_bytes
         metrics = {f"artifact/{name}": value for name, value in scores.items()}
-        tracking.log_scores(results.root, run, stage, metrics, outputs, of="artifact", folder=folder)
+        tracking.log_scores(results.root, run, stage, metrics, of="artifact", folder=folder)
+        # Not on the training run: there it would replace the evaluation of the checkpoint itself.
+        job.artifact(folder.evaluation)
         job.metric("bpb", measured.bpb)
     log.info("%.3f bits per byte, pressed into %s bytes with code", measured.bpb, f"{scores['bytes']:,}")
 
 
+@verb("run", "stage")
+@THREADS
+@ARTIFACT
+def sample(session: Session, run: str, stage: str, threads: int | None, artifact: bool) -> None:
+    """Let a stage's last checkpoint continue the prompt of the configuration, or answer it."""
+    from spider.evaluation.sample import sample
+
+    results, spec = session.results, session.config.stage(run, stage)
+    trained = results.stage(run, stage)
+    folder = ArtifactFolder(trained.artifact) if artifact else trained
+    rule, outputs = "sample_artifact" if artifact else "sample", [folder.sample_text, folder.sample]
+    asked = spec.evaluation.sampling()
+    with session.tracked(rule, f"{run}/{stage}", asked, [folder.receipt], outputs) as job:
+        prepare_torch(threads)
+        sample(folder.receipt, spec, folder.path)
+        if artifact:
+            job.artifact(folder.sample_text)
+        else:
+            tracking.log_scores(results.root, run, stage, {}, outputs, of="sample")
+    log.info("%s", folder.sample_text)
+
+
 @verb("run", "[stage]")
 def draw(session: Session, run: str, stage: str | None) -> None:
-    """Draw the figures of a stage (default: of all of RUN that are evaluated) again, without the model."""
-    from spider.report.figures import draw_stage
+    """Draw the figures of a stage (default: of all evaluated stages of RUN) without the model."""
+    from spider.report.figures import FIGURES, draw_stage
 
     results = session.results
     evaluated = [one for one in results.stages(run) if one.evaluation.exists()]
     if not (stage or evaluated):
         raise ValueError(f"{results.run(run)}: no stage is evaluated; `spider evaluate {run} STAGE` does it")
-    for one in [results.stage(run, stage)] if stage else evaluated:
-        for path in draw_stage(one):
-            log.info("%s", path)
+    for folder in [results.stage(run, stage)] if stage else evaluated:
+        name, inputs = f"{run}/{folder.path.name}", [folder.evaluation, folder.receipt]
+        outputs = [folder.path / figure for figure in FIGURES]
+        with session.tracked("draw", name, {}, inputs, outputs):
+            for path in draw_stage(folder):
+                log.info("%s", path)
+            tracking.log_scores(results.root, run, folder.path.name, {}, outputs, of="figures")
 
 
 @verb()

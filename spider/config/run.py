@@ -175,6 +175,9 @@ class TTTConfig(Block):
 class EvaluationConfig(Block):
     """What every stage's last checkpoint is measured on."""
 
+    #: Keys of the sample alone: they change no score.
+    SAMPLE: ClassVar[frozenset[str]] = frozenset({"prompt", "sample_bytes", "temperature"})
+
     data: str | None = None
     """Dataset whose validation split is scored (default: the run's)."""
     max_bytes: Positive = 1_000_000
@@ -202,6 +205,14 @@ class EvaluationConfig(Block):
     """Length of the sample."""
     temperature: Annotated[float, Field(ge=0)] = 0.7
     """Of the sample."""
+
+    def scoring(self) -> dict[str, Any]:
+        """Return the changed keys that decide the scores."""
+        return self.changed(exclude=set(self.SAMPLE))
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the changed keys that decide the sample."""
+        return self.changed(include={*self.SAMPLE, "seq_len", "n_loops"})
 
 
 class Resources(Block):

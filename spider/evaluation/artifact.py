@@ -7,12 +7,13 @@ family, as figures of a few kinds that are drawn without knowing what they are a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
 
 from spider.artifacts import Artifact
+from spider.results import StageFolder
 
 COMPRESSORS = {
     "ppmd": "7z PPMd, order 12",
@@ -261,8 +262,6 @@ class Evaluation(Artifact):
     model: dict[str, float]
     """The model's own figures, averaged over windows."""
     loops: LoopsCurve | None
-    prompt: str
-    sample: str
     # What follows is missing in files from before it was written down.
     figures: list[Figure] | None = None
     """What happened inside the model; empty for a family that tells nothing."""
@@ -292,6 +291,9 @@ class Evaluation(Artifact):
     tasks: tuple[TaskResult, ...] = ()
     copies: Copies | None = None
     by_document: list[DocumentScore] | None = None
+    # Only earlier versions wrote these two: the sample has a file of its own now, see `Sample`.
+    prompt: str | None = None
+    sample: str | None = None
 
     @property
     def context(self) -> str:
@@ -304,6 +306,40 @@ class Evaluation(Artifact):
     def fresh(self) -> dict[str, float]:
         """Rates of the compressors on what is no copy, by key."""
         return {one.key: one.fresh for one in self.yardsticks or () if one.fresh is not None}
+
+
+class Sample(Artifact):
+    """``sample.json``: what one checkpoint wrote."""
+
+    FORMAT: ClassVar[int] = 1
+    WHAT: ClassVar[str] = "a sample"
+    REMEDY: ClassVar[str] = "sample again"
+
+    run: str
+    stage: str
+    weights: str
+    prompt: str
+    text: str
+    """What follows the prompt."""
+
+    @classmethod
+    def of_stage(cls, folder: StageFolder, measured: Evaluation) -> Self | None:
+        """Return the sample of an evaluated stage, or None if there is none.
+
+        Evaluations of earlier versions hold the sample themselves.
+        """
+        if folder.sample.exists():
+            return cls.read(folder.sample)
+        if measured.prompt is None or measured.sample is None:
+            return None
+        return cls(
+            format=cls.FORMAT,
+            run=measured.run,
+            stage=measured.stage,
+            weights=measured.weights,
+            prompt=measured.prompt,
+            text=measured.sample,
+        )
 
 
 class Quarter(BaseModel, frozen=True):

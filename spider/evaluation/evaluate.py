@@ -1,4 +1,4 @@
-"""One stage's last checkpoint, measured: bits per byte, compressors on the same text, a sample, its inside.
+"""One stage's last checkpoint, measured: bits per byte, compressors on the same text, its inside.
 
 The text is the beginning of the validation split, at most ``max_bytes`` of it; the bytes of the very array
 that the model is scored on go to the compressors. What was measured on what is written beside the figures, so
@@ -7,7 +7,8 @@ is measured, and the digest its.
 
 The pass that scores also feeds the model's inspector. The curve over loops reads a shorter beginning of the
 text once for each number of loops: compare its figures with each other, not with those of the whole text.
-Nothing is drawn here: `spider.report.figures` does it from the files.
+Nothing is drawn here: `spider.report.figures` does it from the files. `spider.evaluation.sample` lets the
+model write.
 """
 
 from __future__ import annotations
@@ -22,16 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
 from spider.config import StageSpec, TTTConfig
-from spider.data.chat import opening
 from spider.data.metadata import load_metadata
 from spider.evaluation.adapt import adapt
 from spider.evaluation.artifact import Evaluation, LoopsCurve, TaskResult, Training
 from spider.evaluation.bpb import Score, bits_by_byte, clip_stream, score
-from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.held_out import validation_stream
 from spider.evaluation.overlap import COPIED, Text
 from spider.evaluation.questions import tasks
@@ -43,7 +41,7 @@ from spider.model import choose_kernels
 from spider.model.interface import Model
 from spider.results import StageFolder
 from spider.tokens import Tokens
-from spider.tokens.turns import TURN, learned
+from spider.tokens.turns import learned
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +59,7 @@ def evaluate(
     kept: Path | None = None,
     device: str | None = None,
 ) -> Evaluation:
-    """Measure the checkpoint that a receipt names; write sample.txt and, last, evaluation.json.
+    """Measure the checkpoint that a receipt names, and write evaluation.json.
 
     Args:
         spec: the stage; the model's own configuration is in the checkpoint.
@@ -74,7 +72,7 @@ def evaluate(
         ValueError: a receipt of another stage or version, a missing or damaged checkpoint, no validation
             text, or a model whose loss is not finite.
     """
-    trained = _receipt(receipt, spec)
+    trained = Receipt.of_stage(receipt, spec)
     asked, checkpoint = spec.evaluation, Checkpoint.at(receipt)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
@@ -92,7 +90,6 @@ def evaluate(
         inspector = model.inspector()
         observe = inspector.observe if inspector else None
         result = score(model, tokens_N, n_loops=n_loops, observe=observe, **reading)
-        sample = _sample(model, spec, n_loops, checkpoint.manifest.conversations is not None)
         shown_N = clip_stream(tokens_N, _SHOWN_BYTES, model.tokens)
         inside: dict[str, Any] = {
             "loops": _loops_curve(model, tokens_N, spec, **reading),
@@ -123,22 +120,10 @@ def evaluate(
             **_of_checkpoint(trained, model, spec),
             **_against(yardsticks, held_out, bits_B),
             **inside,
-            **{"prompt": asked.prompt, "sample": sample},
         }
     )
     output.mkdir(parents=True, exist_ok=True)
-    folder = StageFolder(output)
-    files.write_text(folder.sample, asked.prompt + sample + "\n")
-    return measured.write(folder.evaluation)
-
-
-def _receipt(path: Path, spec: StageSpec) -> Receipt:
-    trained = Receipt.read(path)
-    if (trained.run, trained.stage) != (spec.run, spec.stage):
-        raise ValueError(
-            f"{path}: is the receipt of {trained.run}/{trained.stage}, not of {spec.run}/{spec.stage}"
-        )
-    return trained
+    return measured.write(StageFolder(output).evaluation)
 
 
 def _adapted(
@@ -183,22 +168,6 @@ def _against(yardsticks: Measured, held_out: Text, bits_N: np.ndarray) -> dict[s
         "copies": copies,
         "by_document": [dict(zip(columns, row, strict=True)) for row in rows],
     }
-
-
-def _sample(model: Model, spec: StageSpec, n_loops: int, conversations: bool) -> str:
-    """What continues the prompt, or answers it where the model was trained on conversations."""
-    asked = spec.evaluation
-    asks = (
-        opening([("user", asked.prompt)], model.tokens, answer=True)
-        if conversations and asked.prompt
-        else None
-    )
-    written = generate(
-        model, asked.prompt if asks is None else asks, max_bytes=asked.sample_bytes,
-        temperature=asked.temperature, seed=spec.seed, n_loops=n_loops, context=spec.window,
-        ends=() if asks is None else [TURN],
-    )  # fmt: skip
-    return ("" if asks is None else "\n") + "".join(stream_text(written, model.tokens))
 
 
 def _answers(model: Model, spec: StageSpec, held_out: Text, **how: Any) -> list[TaskResult]:

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from spider import files
 from spider.artifacts import Artifact
 from spider.checkpoints.pressed import ArtifactReceipt
-from spider.evaluation.artifact import Evaluation, fairest
+from spider.evaluation.artifact import Evaluation, Sample, fairest
 from spider.report import figures
 from spider.report.costs import seconds_by_rule
 from spider.report.formatting import DAGGER, LOSSY, markdown_table
@@ -49,8 +49,8 @@ class ComparedRun(BaseModel, frozen=True):
     stages: dict[str, dict[str, Any]]
     """Held-out ``bpb`` and ``bpb_strict`` (definitions: spider/evaluation/bpb.py); ``steps``, ``tokens``,
     ``bytes`` and ``seconds`` of training, this stage alone; ``global_step`` of the run so far; ``text``, key
-    of `Summary.compressors_by_data`; window, loops, weights digest, prompt and sample; ``tasks`` that it was
-    asked."""
+    of `Summary.compressors_by_data`; window, loops, weights digest; ``prompt`` and ``sample`` if it wrote
+    one; ``tasks`` that it was asked."""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -115,12 +115,13 @@ def compare(
                 "context": one.context,
                 "copies": one.copies and one.copies.model_dump(),
                 "artifact": small[run, one.stage](one) if (run, one.stage) in small else None,
-                **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights", "prompt", "sample"}),
+                **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights"}),
+                **_written(folder, one),
                 "text_sha256": one.text_sha256,
                 **({} if one.lossless else {"lossless": False}),
                 **({"tasks": [task.model_dump() for task in one.tasks]} if one.tasks else {}),
             }
-            for _, one in own
+            for folder, one in own
         }
         runs[run] = ComparedRun(order=[*compared], stages=compared)
     last_of_first = next(iter(stages.values()))[-1][1]
@@ -143,6 +144,12 @@ def compare(
     page = html("table.html.j2", title="Spider: comparison", tables=tables, best=best, notes=notes)
     files.write_text(output / "table.html", page)
     return summary.write(output / "summary.json")
+
+
+def _written(folder: StageFolder, measured: Evaluation) -> dict[str, str]:
+    """Return the prompt and the sample of a stage; nothing if it has no sample."""
+    sample = Sample.of_stage(folder, measured)
+    return {"prompt": sample.prompt, "sample": sample.text} if sample else {}
 
 
 def _pressed(path: Path, scored: Evaluation) -> Callable[[Evaluation], dict[str, Any]]:

@@ -69,7 +69,7 @@ def render(config: Config, results: Results, run: str) -> str:
         standard=_standard(results, run, [stage.name for stage in stages]),
         curves=figures.training(stages),
         inside=[loops, *figures.inside(last.figures)] if last else [],
-        samples={name: one for name, one in measured.items() if one.sample},
+        samples={stage.name: stage.sample for stage in stages if stage.sample and stage.sample.text},
         datasets=datasets,
         links=chain(stages, datasets),
         costs=costs(results, run, [stage.name for stage in stages], names, jobs),

@@ -65,18 +65,25 @@ def _panel(run: str, one: ComparedRun, summary: Summary) -> Panel:
     table = _table("after stage", 24, "bits/byte", "strict", "steps", "MB trained", "seconds")
     for name in one.order:
         table.add_row(escape(name), *figures_of(one.stages[name], ".3f", ",.0f"))
-    sample = Text(printable(last["prompt"]), style="bold").append(printable(last["sample"]), style="not bold")
     verdict, bars = _verdict(last, compressors), _bars(run, last, fairest(compressors))
     said_of = [Text(LOSSY, style="dim"), Text()] if mark(last) else []
     context = last.get("context", "unknown")  # of a summary from before it was written down
-    said = Text("A sample, the prompt in bold:", style="dim")
     return Panel(
-        Group(verdict, Text(), bars, *_news(last, summary), Text(), table, Text(), *said_of, said, sample),
+        Group(verdict, Text(), bars, *_news(last, summary), Text(), table, Text(), *said_of, *_sample(last)),
         title=f"[bold]{escape(run)}[/]",
         title_align="left",
         subtitle=f"{last['scored_bytes']:,} held-out bytes of {escape(dataset)}, context {context}",
         subtitle_align="right",
     )
+
+
+def _sample(last: dict[str, Any]) -> list[Text]:
+    """Return the sample of a stage with its prompt in bold; nothing if the stage has none."""
+    if "sample" not in last:
+        return []
+    title = Text("A sample, the prompt in bold:", style="dim")
+    text = Text(printable(last["prompt"]), style="bold").append(printable(last["sample"]), style="not bold")
+    return [title, text]
 
 
 def _verdict(last: dict[str, Any], compressors: dict[str, float]) -> Text:

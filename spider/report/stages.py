@@ -22,7 +22,7 @@ import numpy as np
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.config import Config, StageSpec, nearest
 from spider.config.block import identity as identity_of
-from spider.evaluation.artifact import Evaluation, Training
+from spider.evaluation.artifact import Evaluation, Sample, Training
 from spider.report.formatting import duration
 from spider.results import Results, StageFolder
 from spider.training.metrics import Row, read_rows
@@ -109,6 +109,7 @@ class StageRecord:
     manifest: Manifest | None
     """Of the final checkpoint, or of the newest one of a stage that is not finished."""
     evaluation: Evaluation | None
+    sample: Sample | None
     log: Log
     """What is not finished has no score at its end, and has come as far as its last row says; its bytes then
     count special ids as well."""
@@ -151,7 +152,11 @@ class StageRecord:
         elif measured.weights != (receipt.averaged_weights or receipt.weights):
             others = f"other weights ({measured.weights}) than those that it has now"
             yield f"The evaluation of stage {self.name} is of {others}: {again}."
-        elif measured.figures is None:
+        elif self.sample is None:
+            yield f"{stage} has written no sample: `spider sample {at}`."
+        elif self.sample.weights != measured.weights:
+            yield f"The sample of stage {self.name} is of other weights: `spider sample {at}`."
+        if measured and measured.figures is None:
             what = "what is inside the model, its size and its work"
             yield f"{stage} was evaluated before figures were kept: {again} shows {what}."
 
@@ -182,9 +187,11 @@ def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]
         done = (last - first) * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
         span = receipt or Training(steps=last - first, global_step=last, tokens=done, bytes=done, seconds=0)
         evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.exists() else None
+        sample = Sample.of_stage(folder, evaluation) if evaluation else None
         held_out = evaluation.bpb if evaluation and receipt else None
         log = Log(plain["run"], spec.stage, rows, span, begin, held_out)
         now = spec.identity if configured else None
-        stages.append(StageRecord(spec.stage, folder, plain, now, receipt, manifest, evaluation, log))
+        record = StageRecord(spec.stage, folder, plain, now, receipt, manifest, evaluation, sample, log)
+        stages.append(record)
         begin, first = begin + span.bytes, span.global_step
     return stages

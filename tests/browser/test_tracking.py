@@ -58,6 +58,8 @@ for run in config.runs:
     spider("warmup", run, "only")
     spider("train", run, "only")
     spider("evaluate", run, "only")
+    spider("sample", run, "only")
+    spider("draw", run, "only")
 spider("compare", "--output", "results/report/summary.json")
 spider("checkpoint", "export", "results/runs/deep/only", "exported")
 tracking.close_pipeline(Path("results"), workflow, "finished", timeout=120)
@@ -68,7 +70,7 @@ JOBS = [
     "encode text/000",
     "export runs/deep/only",
     "index text",
-    *(f"{rule} {run}/only" for rule in ("evaluate", "train") for run in RUNS),
+    *(f"{rule} {run}/only" for rule in ("draw", "evaluate", "sample", "train") for run in RUNS),
 ]
 
 

@@ -51,6 +51,7 @@ FIRST = "results/runs/small/first"
         ("compare", "--output", "results/report/summary.json"),
         ("report", "small", "--output", "page.html"),
         ("evaluate", "small", "first", "--threads", "1"),
+        ("sample", "small", "first", "--threads", "1"),
     ],
     ids=lambda command: " ".join(command[:2]),
 )

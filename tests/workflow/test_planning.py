@@ -86,7 +86,7 @@ def test_the_full_model_plans_every_job_without_a_network(tmp_path):
     assert done.returncode == 0, done.stderr
     jobs = {rule.strip(): n for rule, n in counts.items()}
     assert jobs["download"] == jobs["encode"] == "14"
-    assert jobs["train"] == jobs["evaluate"] == "3"
+    assert jobs["train"] == jobs["evaluate"] == jobs["sample"] == jobs["draw"] == "3"
 
 
 def test_a_thousand_shards_twenty_stages_and_five_runs_are_planned_in_under_twenty_seconds(workflow):

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from spider import files
+from spider.files import read_json
 
 from .conftest import ROOT, Workflow
 
@@ -33,15 +34,43 @@ def test_nothing_is_done_twice(workflow):
     assert workflow.planned() == {}
 
 
-def test_a_folder_that_a_spider_without_tokenizers_made_has_nothing_to_do(tmp_path):
+def test_a_folder_that_an_earlier_spider_finished_scores_and_trains_nothing_again(tmp_path):
     """Of it are kept what Snakemake remembers, but for commands, and names and times of what was made."""
     with tarfile.open(ROOT / "tests/fixtures/planned-before-tokenizers.tar.gz") as tar:
         files.unpack(tar, tmp_path)
     before = Workflow(tmp_path)
     before.config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert "Nothing to be done" in before("--dry-run")
+    # Its samples and figures were outputs of `evaluate`; they are made again, and no score is.
+    assert before.planned() == {"sample": 2, "draw": 2, "compare": 1, "report": 1}
+    before.run["evaluation"]["prompt"] = "Another "
+    assert before.planned() == {"sample": 2, "draw": 2, "compare": 1, "report": 1}
+    before.run["evaluation"]["max_bytes"] = 5000
+    assert before.planned()["evaluate"] == 2
     before.run["stages"][0]["lr"] = 2e-3
     assert before.planned()["train"] == 2 and "encode" not in before.planned()
+
+
+def test_losing_a_figure_draws_again_and_scores_nothing(workflow):
+    figure, scores = (workflow.stage("first") / name for name in ("loss.svg", "evaluation.json"))
+    before, written = figure.read_bytes(), scores.stat().st_mtime_ns
+    figure.unlink()
+    assert workflow.planned() == {"draw": 1}
+    workflow()
+    assert figure.read_bytes() == before and scores.stat().st_mtime_ns == written
+    assert workflow.planned() == {}
+
+
+def test_another_prompt_writes_another_sample_and_scores_nothing(workflow):
+    scores = [workflow.stage(stage) / "evaluation.json" for stage in ("first", "second")]
+    written = [path.stat().st_mtime_ns for path in scores]
+    workflow.run["evaluation"] |= {"prompt": "Document 7", "temperature": 0.5}
+    assert workflow.planned() == {"sample": 2, "compare": 1, "report": 1}
+    workflow()
+    assert (workflow.stage("second") / "sample.txt").read_text().startswith("Document 7")
+    assert read_json(workflow.stage("second") / "sample.json")["prompt"] == "Document 7"
+    assert "<b>Document 7</b>" in (workflow.results / "report/runs/small.html").read_text()
+    assert [path.stat().st_mtime_ns for path in scores] == written
+    assert workflow.planned() == {}
 
 
 def test_touching_source_files_retrains_nothing(workflow):
@@ -119,7 +148,8 @@ def test_a_new_warm_up_retrains_nothing(workflow):
 def test_appending_a_stage_trains_that_stage_only(workflow):
     before = weights(workflow, "first", "second")
     with_stages(workflow, lambda stages: stages.append({"name": "third", "max_steps": 5, "warmup_steps": 0}))
-    assert workflow.planned() == {"train": 1, "evaluate": 1, "compare": 1, "report": 1}
+    once = ("train", "evaluate", "sample", "draw", "compare", "report")
+    assert workflow.planned() == dict.fromkeys(once, 1)
     workflow()
     assert weights(workflow, "first", "second") == before
     assert workflow.receipt("third")["global_step"] == 65

@@ -26,7 +26,7 @@ def sweep(workflow):
 def test_a_plan_lists_every_run_of_a_grid_and_what_is_made_of_them(sweep):
     assert sweep.planned() == {
         "download": 1, "encode": 1, "index": 1, "compare": 1, "scaling": 1,
-        **dict.fromkeys(["warmup", "train", "evaluate", "report"], 6),
+        **dict.fromkeys(["warmup", "train", "evaluate", "sample", "draw", "report"], 6),
     }  # fmt: skip
     for target, runs in (("runs/small-d32-large", "1"), ("runs/small", "6")):
         assert set(re.findall(r"^train +(\d+)", sweep("--dry-run", target), re.M)) == {runs}
@@ -56,5 +56,6 @@ def test_a_sweep_is_trained_and_its_law_fitted(sweep):
     assert pages == {f"small-{size}-{budget}" for size in SIZES for budget in BUDGETS}
     assert sweep.planned() == {}
     sweep.run["grid"]["target_flops"] = BUDGETS | {"larger": 5e8}
-    again = {"warmup": 3, "train": 3, "evaluate": 3, "report": 9, "compare": 1, "scaling": 1}
+    again = dict.fromkeys(["warmup", "train", "evaluate", "sample", "draw"], 3)
+    again |= {"report": 9, "compare": 1, "scaling": 1}
     assert sweep.planned() == again

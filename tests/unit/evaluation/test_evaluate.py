@@ -21,10 +21,11 @@ from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors
 from spider.evaluation.adapt import adapt
-from spider.evaluation.artifact import COMPRESSORS
+from spider.evaluation.artifact import COMPRESSORS, Evaluation, Sample
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.held_out import validation_stream
+from spider.evaluation.sample import sample
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.spider.config import BoundaryConfig
@@ -151,9 +152,8 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_byt
     assert all(math.isfinite(v) for v in found["model"].values())
 
     assert json.loads((out / "evaluation.json").read_text()) == found
-    assert (out / "sample.txt").read_text() == "Sentence " + found["sample"] + "\n"
     assert all((out / name).stat().st_size > 2_000 for name in FIGURES)
-    measured = {"evaluation.json", "sample.txt", "yardsticks"}
+    measured = {"evaluation.json", "yardsticks"}
     assert {p.name for p in out.iterdir()} == {*FIGURES, *measured, "train.json", "metrics.jsonl"}
     assert (found["parameters"], found["parameters_looked_up"]) == (model.num_parameters(), model.looked_up())
     assert found["parameters_by_part"] == model.parameters_by_part()
@@ -197,7 +197,37 @@ def test_what_is_not_wanted_or_not_there_leaves_its_files_all_the_same(receipt, 
     assert "No patches (boundary.kind is none)" in (receipt.parent / "boundaries.html").read_text()
 
 
-def test_evaluating_twice_gives_equal_figures_and_the_same_sample(receipt, spec, data, tmp_path):
+def test_a_sample_is_written_without_held_out_text_and_is_the_same_each_time(receipt, spec, tmp_path):
+    written = sample(receipt, spec, tmp_path / "out", device="cpu")
+    folder = StageFolder(tmp_path / "out")
+    assert folder.sample_text.read_text() == "Sentence " + written.text + "\n"
+    assert len(written.text.encode()) >= 6 and written.prompt == "Sentence "
+    assert written.weights == json.loads(receipt.read_text())["weights"]
+    assert {path.name for path in folder.path.iterdir()} == {"sample.json", "sample.txt"}
+    torch.rand(3)
+    assert sample(receipt, spec, folder.path, device="cpu") == written == Sample.read(folder.sample)
+
+    asked = spec.evaluation.model_copy(update={"prompt": "Number ", "sample_bytes": 9, "temperature": 0.0})
+    other = sample(receipt, spec.model_copy(update={"evaluation": asked}), folder.path, device="cpu")
+    assert other.prompt == "Number " and other.text != written.text
+    assert asked.scoring() == spec.evaluation.scoring() and asked.sampling() != spec.evaluation.sampling()
+    with pytest.raises(ValueError, match="is the receipt of demo/main, not of demo/other"):
+        sample(receipt, spec.model_copy(update={"stage": "other"}), folder.path, device="cpu")
+
+
+def test_the_sample_of_an_earlier_version_stands_in_its_evaluation(evaluated, tmp_path):
+    _, found, _ = evaluated
+    folder = StageFolder(tmp_path)
+    assert Sample.of_stage(folder, Evaluation.model_validate(found)) is None
+    before = Evaluation.model_validate(found | {"prompt": "Once ", "sample": "more"})
+    old = Sample.of_stage(folder, before)
+    assert old and (old.prompt, old.text, old.weights) == ("Once ", "more", found["weights"])
+    write_json(folder.sample, {**old.plain(), "text": "newer"})
+    newer = Sample.of_stage(folder, before)
+    assert newer and newer.text == "newer"
+
+
+def test_evaluating_twice_gives_equal_figures(receipt, spec, data, tmp_path):
     def stable(found):
         return {k: v for k, v in found.plain().items() if "second" not in k}
 

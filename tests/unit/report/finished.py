@@ -12,6 +12,7 @@ from spider.config import Config, load_config
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.evaluation.evaluate import evaluate
+from spider.evaluation.sample import sample
 from spider.files import sha256, write_json
 from spider.report.figures import draw_stage
 from spider.results import Results
@@ -88,6 +89,7 @@ def train_stage(
     left_by_job(results, "train", f"{run}/{stage}", 12.5)
     if evaluated:
         evaluate(folder / "train.json", spec, results.shards("text"), folder)
+        sample(folder / "train.json", spec, folder)
         draw_stage(results.stage(run, stage))
         left_by_job(results, "evaluate", f"{run}/{stage}", 2.25)
 

@@ -143,8 +143,10 @@ def test_parts_that_a_model_does_not_have_are_said_and_not_drawn(copied):
     path = results.stage("small", "second").evaluation
     kept = read_json(path)
     experts = {"kind": "note", "title": "Experts", "text": "experts are switched off"}
-    changed = {"loops": None, "figures": [*kept["figures"][:2], experts], "sample": "", "text": None}
+    changed = {"loops": None, "figures": [*kept["figures"][:2], experts], "text": None}
     write_json(path, kept | changed)
+    sample = path.with_name("sample.json")
+    write_json(sample, read_json(sample) | {"text": ""})
     write_json(path.parent.parent / "first/evaluation.json", kept | {"stage": "first", "loops": None})
     page = render(config, results, "small")
     for said in ("no curve was asked for", "experts are switched off"):
@@ -153,6 +155,24 @@ def test_parts_that_a_model_does_not_have_are_said_and_not_drawn(copied):
     shown = section(render(config, results, "small"), "inside")
     assert "this kind of model shows nothing of what happens inside" in shown
     assert "Held-out text in patches" not in page and "after stage first" in section(page, "text")
+
+
+def test_a_sample_that_is_missing_or_of_other_weights_is_named(copied):
+    config, results = copied
+    folder = results.stage("small", "second")
+    shown = read_json(folder.sample)["text"]
+    write_json(folder.sample, read_json(folder.sample) | {"weights": "others"})
+    page = render(config, results, "small")
+    assert "sample of stage second is of other weights: <code>spider sample small second</code>" in page
+    folder.sample.unlink()
+    page = render(config, results, "small")
+    assert "Stage second has written no sample: <code>spider sample small second</code>" in page
+    assert "after stage second" not in section(page, "text")
+    # An earlier version kept the sample with the scores.
+    before = {"prompt": "The ", "sample": shown}
+    write_json(folder.evaluation, read_json(folder.evaluation) | before)
+    page = render(config, results, "small")
+    assert "written no sample" not in page and "after stage second" in section(page, "text")
 
 
 def test_settings_changed_since_are_named_and_what_was_trained_is_shown(copied):

@@ -90,6 +90,11 @@ def test_a_terminal_gets_colour_but_nothing_the_model_wrote_steers_it(tmp_path):
     assert "\x1b[2J" not in text and "\x07" not in text and "\r" not in text
 
 
+def test_a_stage_without_a_sample_is_shown_without_one(tmp_path):
+    text = shown(tmp_path, prompt=None, sample=None)
+    assert "2.050 bits per byte" in text and "A sample" not in text
+
+
 def test_a_summary_of_another_version_is_refused(tmp_path):
     (tmp_path / "summary.json").write_text('{"format": 2}')
     with pytest.raises(ValueError, match="format 2, this Spider reads 1"):

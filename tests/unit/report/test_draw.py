@@ -1,0 +1,41 @@
+"""`spider draw` on a machine that has no torch."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import yaml
+
+from spider.files import read_json
+from spider.report.figures import FIGURES
+from tests.unit.report.finished import config_of, finished_run
+
+#: A module that is None in `sys.modules` cannot be imported.
+DRAW = """
+import sys
+sys.modules["torch"] = None
+from spider.cli import main
+sys.argv = ["spider", *sys.argv[1:]]
+main()
+"""
+
+
+def test_figures_are_drawn_again_without_torch_and_the_job_is_recorded(tmp_path):
+    _, results = finished_run(tmp_path / "results")
+    folder = results.stage("small", "second")
+    figures = [folder.path / name for name in FIGURES]
+    before = [path.read_bytes() for path in figures]
+    for path in figures:
+        path.unlink()
+    shutil.rmtree(results.root / "tracking")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config_of(results.root)))
+    words = [sys.executable, "-c", DRAW, "draw", "small", "second"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [path.read_bytes() for path in figures] == before
+    (job,) = (read_json(path) for path in (results.root / "tracking/jobs").glob("*.json"))
+    assert (job["name"], job["status"]) == ("draw small/second", "finished")
+    assert {file["path"] for file in job["outputs"]} == {f"runs/small/second/{name}" for name in FIGURES}
+    (scores,) = (read_json(path) for path in (results.root / "tracking/evaluations").glob("*.json"))
+    assert scores["metrics"] == {} and len(scores["artifacts"]) == len(FIGURES), json.dumps(scores)
