@@ -8,6 +8,10 @@ JOBS ?= 4
 GPU_PYTHON ?= 3.12
 GPU_MACHINE ?= x86_64
 BIN := .venv/bin
+# `--snakefile` ends the list of files that `--configfile` takes, so that targets may follow in ARGS.
+SNAKEMAKE = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") --snakefile Snakefile
+# Fails where the configuration cannot be read, and prints its results folder.
+RESULTS_FOLDER = $(BIN)/python -m spider.config "$(or $(CONFIG),config.yaml)"
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt
 
 .PHONY: help run test test-long lint format ui report gpu-bundle clean
@@ -18,12 +22,13 @@ help:
 	@echo "make test-long  run the tests that take minutes"
 	@echo "make lint     check style, types and the Snakefile"
 	@echo "make ui       look at all runs in MLflow"
-	@echo "make report   write results/report.html, Snakemake's report of the last run"
+	@echo "make report   write report.html into the results folder: Snakemake's report of the last run (CONFIG=... as for run)"
 	@echo "make gpu-bundle  collect in build/gpu-bundle what a machine with a GPU and no network lacks (docs/gpu.md)"
 	@echo "make clean    remove everything that was made, after asking"
 
 run: .venv/run-ready
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") $(ARGS)
+	@$(RESULTS_FOLDER) >/dev/null
+	@$(SNAKEMAKE) $(ARGS)
 
 test: .venv/dev-ready
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -46,7 +51,7 @@ ui: .venv/run-ready
 	@$(BIN)/spider $(if $(CONFIG),--config "$(CONFIG)") track ui $(ARGS)
 
 report: .venv/run-ready
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") --report results/report.html
+	@results=$$($(RESULTS_FOLDER)) && $(SNAKEMAKE) --report "$$results/report.html"
 
 gpu-bundle: .venv/run-ready
 	@$(BIN)/python benchmarks/gpu/bundle.py --python $(GPU_PYTHON) --machine $(GPU_MACHINE)

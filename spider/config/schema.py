@@ -102,6 +102,17 @@ class Config(Block):
         return self.runs[name]
 
 
+def read_yaml(path: Path) -> Any:
+    """Return what a YAML file holds; `ConfigError` names the file, and the line where it is not YAML."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return yaml.safe_load(file)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+
+
 def load_config(source: Path | dict[str, Any], *, allow_families: bool = True) -> Config:
     """Validate a YAML file or a parsed mapping.
 
@@ -113,12 +124,7 @@ def load_config(source: Path | dict[str, Any], *, allow_families: bool = True) -
         ConfigError: names the key of every problem, such as
             ``runs.demo.stages[1].tokens: must be positive (got -5)``.
     """
-    written = source
-    if isinstance(source, Path):
-        try:
-            written = yaml.safe_load(source.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{source}: not valid YAML: {error}") from None
+    written = read_yaml(source) if isinstance(source, Path) else source
     if not isinstance(written, dict):
         raise ConfigError("the configuration must be a mapping with the keys datasets and runs")
     sweeps: dict[str, list[str]] = {}

@@ -1,0 +1,22 @@
+"""Read the configuration that is named, and print its results folder.
+
+`make` calls this before Snakemake, whose own errors name neither the line of a broken file nor a missing one.
+"""
+
+import sys
+from pathlib import Path
+
+from spider.config.schema import ConfigError, read_yaml
+
+
+def results_folder(path: Path) -> str:
+    """Return the folder that ``results:`` names; the rest of the file is left for the workflow to check."""
+    written = read_yaml(path)
+    return str(written.get("results", "results")) if isinstance(written, dict) else "results"
+
+
+if __name__ == "__main__":
+    try:
+        print(results_folder(Path(sys.argv[1])))
+    except (ConfigError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,49 @@
+"""The commands of the Makefile, in a folder that holds the project's files and an environment that is installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import PATIENCE, ROOT
+
+
+def make(folder, *words, fails=False):
+    """Run `make` in the folder with this environment in place of .venv; return what it prints."""
+    for name in ("Makefile", "Snakefile", "rules", "profiles"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+    command = ["make", "--old-file", ".venv/run-ready", f"BIN={Path(sys.executable).parent}", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
+    said = done.stdout + done.stderr
+    assert (done.returncode != 0) == fails, said
+    return said
+
+
+@pytest.mark.parametrize("words", ["runs/small --dry-run", "--dry-run -- runs/small", "--dry-run runs/small"])
+def test_a_target_may_follow_the_configuration_of_make_run(workflow, words):
+    (workflow.folder / "other.yaml").write_text(yaml.safe_dump(workflow.config))
+    said = make(workflow.folder, "run", "CONFIG=other.yaml", f"ARGS={words}")
+    assert "runs/small" in said and "evaluate" in said and "compare" not in said
+
+
+@pytest.mark.parametrize("target", ["run", "report"])
+def test_make_names_a_configuration_that_cannot_be_read_with_the_line(tmp_path, target):
+    (tmp_path / "broken.yaml").write_text("runs: {}\ndatasets: [\n")
+    said = make(tmp_path, target, "CONFIG=broken.yaml", fails=True)
+    assert "broken.yaml: not valid YAML" in said and "line 3" in said and "Traceback" not in said
+    said = make(tmp_path, target, "CONFIG=missing.yaml", fails=True)
+    assert "missing.yaml: no such file" in said and "Traceback" not in said
+    assert "config.yaml: no such file" in make(tmp_path, target, fails=True)
+
+
+def test_make_report_writes_into_the_results_folder_of_the_configuration(trained):
+    (trained.folder / "results").rename(trained.folder / "elsewhere")
+    trained.config["results"] = "elsewhere"
+    (trained.folder / "other.yaml").write_text(yaml.safe_dump(trained.config))
+    make(trained.folder, "run", "CONFIG=other.yaml", "ARGS=--touch")
+    make(trained.folder, "report", "CONFIG=other.yaml")
+    assert (trained.folder / "elsewhere/report.html").stat().st_size > 10_000
+    assert not (trained.folder / "results").exists()
