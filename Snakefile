@@ -11,7 +11,8 @@ from snakemake.utils import min_version
 
 min_version("9.19")  # paths by `pathvars`, in modules too
 
-if not workflow.overwrite_configfiles:
+# Jobs that parse this file again are handed the configuration of their workflow.
+if workflow.is_main_process and not workflow.overwrite_configfiles:
 
     configfile: "config.yaml"
 
@@ -50,7 +51,7 @@ for part, files in parts.items():
 
 
 onstart:
-    write_config(SNAPSHOT, config)
+    write_config(RESULTS, config)
     tracking.open_pipeline(RESULTS, CONFIG)
 
 

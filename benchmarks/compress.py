@@ -63,7 +63,7 @@ def prepare(folder: Path, tokens: int) -> tuple[Config, Results]:
     raw = yaml.safe_load((ROOT / "presets/golf-cpu.yaml").read_text())
     raw["runs"]["golf"]["stages"][0]["tokens"] = tokens
     config, results = load_config(raw), Results(folder)
-    write_config(folder / "config.yaml", {})
+    write_config(folder, {})
     for number, part in enumerate(parts := config.datasets["pydocs"].source.parts()):
         if not results.raw("pydocs", part).exists():
             write_pydocs(number, len(parts), results.raw("pydocs", part))

@@ -63,7 +63,7 @@ def prepare(arena: Path, folder: Path, quick: bool) -> None:
     from spider.tokens.stored import read_tokens
 
     config, results = configuration(arena, {}, 1, 0), Results(folder)
-    write_config(folder / "config.yaml", {})
+    write_config(folder, {})
     parts = config.datasets["pydocs"].source.parts()[: 1 if quick else None]
     raws = [results.raw("pydocs", part) for part in parts]
     for number, raw in enumerate(raws):

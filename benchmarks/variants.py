@@ -75,7 +75,7 @@ class Comparison:
         if self.memory:
             self.folder /= "with-memory"
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_config(self.folder / "config.yaml", {})  # of a results folder: there a memory is looked for
+        write_config(self.folder, {})  # a memory is looked for in results folders only
         prepare_data(self.folder, self.memory)
 
     def spec_of(self, task: Task) -> StageSpec:

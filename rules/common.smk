@@ -1,6 +1,6 @@
 """Helpers shared by the rules: the validated configuration and what each job's inputs are.
 
-Nothing here touches the network, and nothing is written while a job parses this file again.
+Nothing here touches the network, and a job that parses this file again writes nothing.
 """
 
 import ast
@@ -15,21 +15,35 @@ from snakemake.exceptions import WorkflowError
 from snakemake.io import IOFile
 
 from spider import requests, tracking
-from spider.cluster import one_word, remedies
+from spider.cluster import one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
-from spider.results import check_root, write_config
+from spider.config.schema import read_yaml
+from spider.files import digest
+from spider.results import check_root, snapshot, write_config
 from spider.unlock import enter
 
 
 def checked(function, argument):
-    """The function's value; what it raises for the user becomes Snakemake's error, line by line."""
+    """Return the function's value; where it raises an error for the user, end Snakemake with that message."""
     try:
         return function(argument)
     except ValueError as error:
-        raise WorkflowError(*str(error).splitlines())
+        sys.exit(f"error: {error}")
 
 
 ALIVE = enter(Path.cwd()) if workflow.is_main_process else None  # open as long as this workflow lives
+
+IS_MODULE = not workflow.modifier.is_main_snakefile()
+
+# A job that a scheduler started parses this file again, and the configuration file may have been edited by then. So
+# the workflow hands its own configuration down in a variable: the path of its snapshot, or the configuration itself
+# in a module, whose handlers do not run. Each module of a workflow has a variable of its own.
+HANDED_DOWN = "SPIDER_CONFIG"
+if IS_MODULE:
+    HANDED_DOWN += "_" + digest([workflow.modifier.namespace, workflow.modifier.modify_path("results")])
+if not workflow.is_main_process:
+    handed = unpacked(os.environ[HANDED_DOWN])
+    config = handed if IS_MODULE else checked(read_yaml, Path(handed))
 
 CONFIG = checked(load_config, config)
 
@@ -40,16 +54,23 @@ pathvars:
     benchmarks="<results>/benchmarks",
 
 
-# Every job reads the configuration of this invocation from the results folder, --config overrides included.
-# A workflow that takes this one as a module may move that folder, by its `prefix:` or `pathvars:`.
-SNAPSHOT = Path(workflow.modifier.modify_path(workflow.pathvars.apply("<results>/config.yaml")))
-RESULTS = SNAPSHOT.parent
-IS_MODULE = not workflow.modifier.is_main_snakefile()
+# A workflow that takes this one as a module may move the results folder, by its `prefix:` or `pathvars:`.
+RESULTS = Path(workflow.modifier.modify_path(workflow.pathvars.apply("<results>/spider.json"))).parent
 checked(check_root, RESULTS)
 if Path(CONFIG.results).is_absolute() and workflow.modifier.modify_path("a") != "a":
-    raise WorkflowError(
-        f"results: {CONFIG.results} is absolute, which a module's `prefix:` cannot move; take one"
+    sys.exit(
+        f"error: results: {CONFIG.results} is absolute, and a module's `prefix:` cannot move it; "
+        "name a relative folder"
     )
+
+# Every job reads this file, `--config` overrides included. Its name is a digest of its text, so it never changes.
+SNAPSHOT = snapshot(RESULTS, config)
+if workflow.is_main_process:
+    os.environ[HANDED_DOWN] = packed(config if IS_MODULE else str(SNAPSHOT))
+
+
+envvars:
+    HANDED_DOWN,
 
 
 wildcard_constraints:
@@ -65,19 +86,24 @@ wildcard_constraints:
 
 
 def command(wildcards, output):
-    """What the command of every job begins with: the `spider` beside this interpreter, and its configuration.
+    """Return the words that every job begins with: the `spider` beside this interpreter, and its configuration.
 
-    A scheduler's SIGTERM goes to all processes of a job; the trap has the shell outlive the command, which may
-    be saving. The handlers of a module do not run: there, each job is handed what they would have written, and
-    so it is here that a job script's interpreter gets a name that it can say.
-    It asks for ``output`` because Snakemake does not record a param that does: where a thing lies is no reason
-    to make another again.
+    A scheduler sends SIGTERM to all processes of a job. The trap keeps the shell alive until the command, which may
+    be saving, has ended. The handlers of a module do not run, so each of its jobs writes the snapshot itself, and a
+    job script's interpreter gets a path without spaces here.
+    The function takes ``output`` because Snakemake then leaves the param out of its records: the place of a file is
+    not a reason to make it again.
     """
     if workflow.non_local_exec:
-        sys.executable = checked(one_word, sys.executable)
-    words = [Path(sys.executable).with_name("spider"), "--config", SNAPSHOT]
+        try:
+            sys.executable = one_word(sys.executable)
+        except ValueError as error:
+            raise WorkflowError(*str(error).splitlines())
+    words = [Path(sys.executable).with_name("spider")]
     if IS_MODULE:
         words += ["--configure", json.dumps({**config, "results": str(RESULTS)})]
+    else:
+        words += ["--config", SNAPSHOT]
     return f"trap : TERM; {shlex.join(map(str, words))}"
 
 

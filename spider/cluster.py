@@ -7,13 +7,17 @@ made before is there; the same command goes on from it.
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import os
 import re
 import shlex
 import sys
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from spider.files import digest
 
@@ -57,6 +61,17 @@ def remedies(logs: Iterable[str]) -> list[str]:
     text = "".join(Path(log).read_text(encoding="utf-8", errors="replace") for log in logs)
     refusals = ((re.search(pattern, text), advice) for pattern, advice in _REMEDIES.items())
     return [advice.format(**match.groupdict()) for match, advice in refusals if match]
+
+
+def packed(value: Any) -> str:
+    """Return a JSON value as letters, digits, - and _, which any shell and scheduler passes on unchanged."""
+    return base64.urlsafe_b64encode(zlib.compress(json.dumps(value).encode())).decode().rstrip("=")
+
+
+def unpacked(text: str) -> Any:
+    """Return the value that `packed` was given."""
+    padded = text + "=" * (-len(text) % 4)
+    return json.loads(zlib.decompress(base64.urlsafe_b64decode(padded)))
 
 
 def one_word(python: str) -> str:

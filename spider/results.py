@@ -10,11 +10,13 @@ from typing import Any
 
 import yaml
 
-from spider.files import read_json, write_json, write_text
+from spider.files import digest, read_json, write_json, write_text
 from spider.version import VERSION
 
 FORMAT = 1
 MARK = "spider.json"
+#: The newest configuration of a results folder, for people and for commands that name none.
+NEWEST = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,27 @@ def root_of(path: Path) -> Path | None:
     return next((p for p in (absolute, *absolute.parents) if (p / MARK).is_file()), None)
 
 
-def write_config(path: Path, config: dict[str, Any]) -> None:
-    """Keep the configuration of this invocation in the results folder, where its jobs read it, and mark that.
-    Each job of a module calls it, for there no handler does; so only what is new is written."""
-    check_root(path.parent)
-    if not (mark := path.parent / MARK).exists():
+def snapshot(root: Path, config: dict[str, Any]) -> Path:
+    """Return where a results folder keeps this configuration: a file named by a digest of its text."""
+    return root / "configs" / f"{digest(_text(config))}.yaml"
+
+
+def write_config(root: Path, config: dict[str, Any]) -> Path:
+    """Keep a configuration in its results folder, for the jobs of one workflow, and return the file.
+
+    Writes three files, and only what differs: the mark of the folder, the `snapshot` that the jobs read, and
+    ``config.yaml``, which is the newest configuration, for people. Each job of a Snakemake module calls this.
+    """
+    check_root(root)
+    if not (mark := root / MARK).exists():
         write_json(mark, {"format": FORMAT, "spider": VERSION})
+    kept = snapshot(root, config)
+    for path in (kept, root / NEWEST):
+        if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
+            write_text(path, _text(config))
+    return kept
+
+
+def _text(config: dict[str, Any]) -> str:
     plain = json.loads(json.dumps(config))  # Snakemake reads a configuration in JSON as mappings of its own
-    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

@@ -55,9 +55,9 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
     type=FILE,
     default="config.yaml",
     show_default=True,
-    help="Configuration to read; the workflow passes the copy in its results folder.",
+    help="Configuration to read; the workflow names its own copy in the results folder.",
 )
-@click.option("--configure", metavar="JSON", help="Write this to --config first, unless that says the same.")
+@click.option("--configure", metavar="JSON", help="Read this, and keep it in its results folder.")
 @click.option("--log", "log_path", type=FILE, help="Also write the log to this file.")
 @click.option("--family-module", metavar="NAME", help="Import this family of models where a file names it.")
 @click.pass_context
@@ -77,7 +77,8 @@ def cli(
     logging.basicConfig(handlers=handlers, format=form, datefmt="%H:%M:%S", level="WARNING", force=True)
     log.setLevel(logging.INFO)
     if configure:
-        write_config(path, json.loads(configure))
+        config = json.loads(configure)
+        path = write_config(Path(config["results"]), config)
     if family_module:
         allow_family(family_module)
     allow_families_of(path)

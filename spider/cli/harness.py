@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from spider import tracking
-from spider.cli.session import COUNT, FILE, NEW_FILE, THREADS, log, prepare_torch
+from spider.cli.session import COUNT, FILE, NEW_FILE, THREADS, configure_tracking_of, log, prepare_torch
 from spider.config import HarnessConfig
 from spider.results import StageFolder, root_of
 
@@ -44,8 +43,7 @@ def harness(path: Path, tasks: str, online: bool, output: Path, threads: int | N
     root, receipt = root_of(path), path if path.is_file() else StageFolder(path).receipt
     tracked: AbstractContextManager[tracking.Job | None] = nullcontext()
     if root:
-        snapshot = root / "config.yaml"
-        tracking.configure(yaml.safe_load(snapshot.read_text("utf-8")) if snapshot.is_file() else {})
+        configure_tracking_of(root)
         inputs = [receipt if receipt.is_file() else path]
         name = path.resolve().relative_to(root).as_posix()
         tracked = tracking.job("harness", name, results=root, inputs=inputs, outputs=[output])

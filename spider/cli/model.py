@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from spider import tracking
-from spider.cli.session import COUNT, FILE, JSON, NEW_FILE, Session, log, verb
+from spider.cli.session import COUNT, FILE, JSON, NEW_FILE, Session, configure_tracking_of, log, verb
 from spider.results import StageFolder, root_of
 
 
@@ -199,8 +198,8 @@ def _tracked(
     not be the configuration's."""
     if (root := root_of(path)) is None:
         return nullcontext()
-    snapshot, receipt = root / "config.yaml", StageFolder(path).receipt
-    tracking.configure(yaml.safe_load(snapshot.read_text("utf-8")) if snapshot.is_file() else {})
+    receipt = StageFolder(path).receipt
+    configure_tracking_of(root)
     inputs = [receipt if receipt.is_file() else path]
     name = path.resolve().relative_to(root).as_posix()
     return tracking.job(rule, name, results=root, params=params, inputs=inputs, outputs=outputs)

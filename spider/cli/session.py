@@ -17,7 +17,7 @@ from spider import tracking
 from spider.config import Config, HubSource, StreamSource, TokensSource, load_config
 from spider.config.model import allow_family
 from spider.config.schema import named_families
-from spider.results import ArtifactFolder, Results
+from spider.results import NEWEST, ArtifactFolder, Results
 
 log = logging.getLogger("spider")
 
@@ -101,6 +101,15 @@ def allow_families_of(config: Path) -> None:
         return
     for family in named_families(written):
         allow_family(family)
+
+
+def configure_tracking_of(root: Path) -> None:
+    """Track as a results folder says: by the configuration of this command if that lies in it, as in a job
+    of the workflow, else by the newest one that the folder keeps."""
+    session = click.get_current_context().find_object(Session)
+    own = session is not None and session.config_path.resolve().is_relative_to(root.resolve())
+    path = session.config_path if session and own else root / NEWEST
+    tracking.configure(yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {})
 
 
 def prepare_torch(threads: int | None, processes: int = 1) -> None:

@@ -41,7 +41,7 @@ from spider.report.formatting import (
 )
 from spider.report.page import settings_of
 from spider.report.stages import StageRecord, read_stages
-from spider.results import ArtifactFolder, Results, StageFolder
+from spider.results import NEWEST, ArtifactFolder, Results, StageFolder
 from spider.tokens import Tokens
 from spider.tracking import spool
 from spider.version import VERSION
@@ -96,7 +96,7 @@ class Subject:
     @cached_property
     def run(self) -> Config | None:
         """The configuration of its results folder; None, with a warning, where this Spider cannot read it."""
-        path = self.results and self.results.root / "config.yaml"
+        path = self.results and self.results.root / NEWEST
         if not (path and path.is_file()):
             return None
         try:

@@ -44,7 +44,7 @@ from spider.results import write_config
 
 raw = yaml.safe_load(Path("config.yaml").read_text())
 config = load_config(raw)
-write_config(Path("results/config.yaml"), raw)
+write_config(Path("results"), raw)
 
 def spider(verb, *arguments):
     log = f"results/logs/{verb}-{'-'.join(arguments[:2]).replace('/', '_')}.log"

@@ -1,4 +1,4 @@
-"""The commands of the Makefile, in a folder that holds the project's files and an environment that is installed."""
+"""The commands of the Makefile, in a folder that holds the project's files, with this environment."""
 
 import subprocess
 import sys

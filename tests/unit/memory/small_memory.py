@@ -98,7 +98,7 @@ def results(
     """A results folder, as the workflow makes it, with a trained stage and its memories."""
     root = tmp_path_factory.mktemp("results") / "results"
     root.mkdir()
-    write_config(root / "config.yaml", {})
+    write_config(root, {})
     made = make_memories(shards, root / "memory/toy" / CONFIG.counted)
     train(
         make_spec(max_steps=2, val_every=1, val_bytes=10**6),
