@@ -51,6 +51,8 @@ for part, files in parts.items():
 
 
 onstart:
+    if PRESENCE:
+        PRESENCE.record_locks()
     write_config(RESULTS, config)
     tracking.open_pipeline(RESULTS, CONFIG)
 

@@ -31,9 +31,12 @@ def checked(function, argument):
         sys.exit(f"error: {error}")
 
 
-ALIVE = enter(Path.cwd()) if workflow.is_main_process else None  # open as long as this workflow lives
-
 IS_MODULE = not workflow.modifier.is_main_snakefile()
+
+# A dry run removes no lock. Neither does a module: the lock is that of the workflow around it.
+PRESENCE = None
+if workflow.is_main_process:
+    PRESENCE = enter(Path.cwd(), change=not (IS_MODULE or workflow.output_settings.dryrun))
 
 # A job that a scheduler started parses this file again, and the configuration file may have been edited by then. So
 # the workflow hands its own configuration down in a variable: the path of its snapshot, or the configuration itself

@@ -1,43 +1,154 @@
-"""The lock of a workflow that was killed is taken off the folder by the next one, if nobody lives.
+"""Remove the lock that a killed workflow left on its folder, and name the process that holds a lock.
 
-Snakemake's lock is a list of files that says nothing of whose it is. So each workflow also holds a lock of
-the kernel, shared with its like, on a file beside it: the kernel drops that when the process dies, however
-it dies, on a shared disk as well (unless that is mounted with ``nolock`` or ``local_lock``). Who can have it
-exclusively is alone, and what lies there was left by the dead. Whoever cannot leaves all as it is, and
-Snakemake decides as ever: two workflows may share a folder while their files differ.
+Snakemake locks a folder with files in ``.snakemake/locks`` that do not say which process made them, so the
+lock of a killed workflow stays. Each workflow of Spider therefore keeps a record in ``.snakemake/spider``:
+its process, its host, and which of the lock files are its own. While it lives it holds a kernel lock on that
+record. The kernel drops the lock however the process ends, on a shared disk too (unless that is mounted with
+``nolock`` or ``local_lock``).
+
+The next workflow removes the lock files of each record whose kernel lock is free. All other lock files stay:
+those of living workflows, of Snakemake without Spider, and of a workflow that was killed before it recorded
+its own.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import logging
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 log = logging.getLogger(__name__)
 
+#: Inode and time of change of each lock file, which tell it from a later one of the same name.
+Locks = dict[str, list[int]]
 
-def enter(folder: Path) -> IO[str] | None:
-    """Be known as one of the workflows at work in ``folder``, for as long as what is returned stays open.
+#: Errors of `flock` on a disk that has no kernel locks.
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
-    Removes the locks of those that were killed. None where the disk has no such locks.
+
+@dataclass
+class Presence:
+    """A workflow's own record, which other workflows see as held until this process ends."""
+
+    folder: Path
+    record: IO[str]
+    before: Locks
+
+    def record_locks(self) -> None:
+        """Write down the lock files that Snakemake has made for this workflow since it entered the folder."""
+        now = _lock_files(self.folder)
+        own = {name: found for name, found in now.items() if self.before.get(name) != found}
+        _append(self.record, {"locks": own})
+
+
+def enter(folder: Path, *, change: bool = True) -> Presence | None:
+    """Remove the locks of killed workflows from ``folder`` and record this process as one at work there.
+
+    A warning names each living workflow that has locked files there. With ``change=False``, as for a dry run,
+    nothing is removed or written. Returns None then, and where the disk has no kernel locks.
     """
-    kept = folder / ".snakemake"
-    kept.mkdir(exist_ok=True)
-    alive = open(kept / "spider.lock", "a+")  # noqa: SIM115 - open for the life of the process
+    records = folder / ".snakemake/spider"
+    living: Locks = {}
     try:
-        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pass  # somebody lives
+        for path in sorted(records.glob("*.jsonl")):
+            living |= _examine(folder, path, change)
+        present = _record(records) if change else None
     except OSError as error:
-        alive.close()
-        log.warning("%s: %s; locks of killed workflows stay (snakemake --unlock)", alive.name, error.strerror)
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        log.warning(
+            "%s: this disk has no file locks (%s); after a workflow was killed: snakemake --unlock",
+            records,
+            error.strerror,
+        )
         return None
-    else:
-        left = [*kept.glob("locks/*.lock")]
-        for lock in left:
-            lock.unlink(missing_ok=True)
+    found = _lock_files(folder)
+    if unknown := [name for name, identity in found.items() if living.get(name) != identity]:
+        log.warning(
+            "%s: locked by a Snakemake without a record (%s): another workflow, or one that was killed as it "
+            "started. If none is running here, remove the lock: snakemake --unlock",
+            folder,
+            ", ".join(unknown),
+        )
+    return Presence(folder, present, found) if present else None
+
+
+def _examine(folder: Path, path: Path, change: bool) -> Locks:
+    """Return the lock files of a living workflow; of one that has ended, remove what it left."""
+    try:
+        record = open(path, "r+", encoding="utf-8")  # noqa: SIM115 - flock needs it open until the end
+    except FileNotFoundError:  # another workflow has just removed it
+        return {}
+    with record:
+        told = _read(record)
+        who = f"process {told.get('process', '(unknown)')} on {told.get('host', '(unknown)')}"
+        left = {name: it for name, it in _lock_files(folder).items() if told.get("locks", {}).get(name) == it}
+        try:
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if left:
+                log.warning(
+                    "%s: %s has been at work here since %s. Where both make the same files, Snakemake stops "
+                    "with a LockException: wait for that process or stop it, and do not use --unlock",
+                    folder,
+                    who,
+                    told.get("started", "(unknown)"),
+                )
+            return left
+        if not change:
+            if left:
+                log.warning("%s: %s was killed; the next run removes its lock", folder, who)
+            return left
+        for name in left:
+            (folder / ".snakemake/locks" / name).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         if left:
-            log.warning("%s: the workflow that had locked this folder was killed; going on", folder)
-    fcntl.flock(alive, fcntl.LOCK_SH)
-    return alive
+            log.warning("%s: %s was killed; its lock is removed", folder, who)
+    return {}
+
+
+def _record(records: Path) -> IO[str]:
+    """Write a record of this process and lock it; another workflow may remove it until it is locked."""
+    records.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = records / f"{secrets.token_hex(8)}.jsonl"
+        record = open(path, "x+", encoding="utf-8")  # noqa: SIM115 - open for the life of the process
+        fcntl.flock(record, fcntl.LOCK_EX)
+        if path.exists():
+            started = time.strftime("%Y-%m-%d %H:%M:%S")
+            _append(record, {"process": os.getpid(), "host": socket.gethostname(), "started": started})
+            return record
+        record.close()
+
+
+def _append(record: IO[str], entry: dict[str, Any]) -> None:
+    record.write(json.dumps(entry) + "\n")
+    record.flush()
+    os.fsync(record.fileno())
+
+
+def _read(record: IO[str]) -> dict[str, Any]:
+    """Return all entries of a record as one; a line that a killed process left unfinished is skipped."""
+    told: dict[str, Any] = {}
+    for line in record:
+        with suppress(json.JSONDecodeError):
+            told |= json.loads(line)
+    return told
+
+
+def _lock_files(folder: Path) -> Locks:
+    found: Locks = {}
+    for path in folder.glob(".snakemake/locks/*.lock"):
+        with suppress(FileNotFoundError):
+            now = path.stat()
+            found[path.name] = [now.st_ino, now.st_mtime_ns]
+    return found

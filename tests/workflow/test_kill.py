@@ -15,7 +15,7 @@ from spider.config import load_config
 from spider.files import read_json
 from spider.results import StageFolder
 
-from .conftest import PATIENCE, ROOT, finished, said, wait_for
+from .conftest import PATIENCE, ROOT, SNAKEMAKE, finished, said, wait_for
 
 
 def test_a_run_that_is_killed_damaged_and_out_of_space_equals_one_that_never_was(tmp_path):
@@ -75,11 +75,30 @@ def test_the_lock_of_a_killed_workflow_is_gone_at_once_and_that_of_a_living_one_
 
     living = started()
     try:
-        assert "LockException" in workflow("datasets/text", fails=True)
+        refused = workflow("datasets/text", fails=True)
+        assert "LockException" in refused and f"process {living.pid} on" in refused
         assert list(locks.iterdir())
     finally:
         os.killpg(living.pid, signal.SIGKILL)
         living.wait()
     assert list(locks.iterdir())
-    assert "was killed; going on" in workflow("datasets/text")
+    assert "the next run removes its lock" in workflow("--dry-run", "datasets/text")
+    assert list(locks.iterdir())
+    assert "was killed; its lock is removed" in workflow("datasets/text")
     assert not locks.exists()
+
+
+def test_the_lock_of_another_snakemake_survives_a_plan(workflow):
+    other = workflow.folder / "Other"
+    other.write_text("rule all:\n    output: 'slow'\n    shell: 'touch started; sleep 600'\n")
+    command = [str(SNAKEMAKE), "--snakefile", "Other", "--cores", "1"]
+    running = subprocess.Popen(command, cwd=workflow.folder, start_new_session=True)
+    try:
+        wait_for((workflow.folder / "started").exists, running)
+        locks = list((workflow.folder / ".snakemake/locks").iterdir())
+        assert locks
+        said = workflow("--dry-run", "datasets/text")
+        assert "locked by a Snakemake without a record" in said and all(lock.exists() for lock in locks)
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
