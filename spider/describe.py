@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from spider.config import CompressConfig, Config, StageSpec
-from spider.config.memory import MemoryConfig
 from spider.data.metadata import load_metadata
 from spider.model.interface import Model
 from spider.report.formatting import quantity
@@ -22,7 +21,8 @@ from spider.training.memory import fixed_memory, meta_model, stage_memory
 from spider.training.schedule import horizon
 
 FORMAT = 1
-#: Bytes of text that a memory is priced for: a billion, and FineWeb-Edu's sample of ten billion tokens.
+#: Bytes of text that a memory's cost is shown for while the run's own text is not encoded: a billion, and
+#: FineWeb-Edu's sample of ten billion tokens.
 _TEXTS = (1e9, 46e9)
 _KEPT = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "schedule", "warmup_steps", "min_lr_ratio")
 
@@ -60,18 +60,24 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         "counted_as": kind + (", compiled" if how["compiled"] else ""),
         "optimizer": block.optimizer.kind,
         "stages": stages,
-        "counted_text": _counted(block.model.memory),
+        "counted_text": _counted(config, specs[0]),
         "pressed": _pressed(model, block.compress),
     }
 
 
-def _counted(config: MemoryConfig | None) -> list[dict[str, float]]:
-    """What the model's memory costs, by the size of its text."""
-    if config is None:
+def _counted(config: Config, spec: StageSpec) -> list[dict[str, float]]:
+    """Return what the model's memory costs, by the size of its text: that of the run, once it is encoded."""
+    if spec.model.memory is None:
         return []
     from spider.memory.cost import cost  # compiles
 
-    return [cost(config, size)._asdict() for size in _TEXTS]
+    shards = Results(Path(config.results)).shards(spec.data)
+    sizes: tuple[float, ...] = _TEXTS
+    if (shards / "metadata.json").exists():
+        splits = load_metadata(shards).splits
+        counted = sum(splits[name].tokens for name in ("memory", "train") if name in splits)
+        sizes = (counted,) if counted else _TEXTS
+    return [cost(spec.model.memory, size)._asdict() for size in sizes]
 
 
 def _pressed(model: Model, asked: CompressConfig | None) -> dict[str, Any] | None:
@@ -155,10 +161,12 @@ def render(run: dict[str, Any]) -> None:
     counted = f"Memory of a process, counted as {run['counted_as']}"
     console.print(f"{counted}: {', '.join(parts)} (activations: an estimate).")
     for one in run["counted_text"]:
+        hours = one["seconds"] / 3600
+        took = f"{hours:.1f} processor hours" if hours >= 1 else f"{60 * hours:.1f} processor minutes"
         console.print(
-            f"Its memory of {quantity(one['text'], 'B')} of text: {quantity(one['disk'], 'B')} on disk, "
-            f"{one['seconds'] / 3600:.1f} processor hours to count and merge, {one['look_up']:,} bytes read "
-            "for each byte (extrapolated from 24 MB)."
+            f"Its memory of {quantity(one['text'], 'B')} of text: {quantity(one['disk'], 'B')} on disk, and "
+            f"{quantity(one['runs'], 'B')} of runs there until it is merged; {took} to count and merge; "
+            f"{one['look_up']:,} bytes read for each byte (extrapolated from 24 MB)."
         )
     if (file := run["pressed"]) is not None:
         fits = file["total_bytes"] <= file["cap"]
