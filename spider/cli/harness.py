@@ -12,7 +12,7 @@ import click
 from spider import tracking
 from spider.cli.session import COUNT, FILE, NEW_FILE, THREADS, configure_tracking_of, log, prepare_torch
 from spider.config import HarnessConfig
-from spider.results import StageFolder, root_of
+from spider.results import ArtifactFolder, StageFolder, root_of
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _OVERLAP = 0.5
@@ -31,7 +31,8 @@ _OVERLAP = 0.5
 def harness(path: Path, tasks: str, online: bool, output: Path, threads: int | None, **asked: Any) -> None:
     """Ask the model at PATH tasks of lm-evaluation-harness (install `spider[harness]`).
 
-    PATH is a checkpoint, a stage or exported folder, or a train.json. Nothing is fetched without --online.
+    PATH is a checkpoint, a stage or exported folder, a train.json, or a compressed model.spider or its
+    artifact.json. Nothing is fetched without --online.
     """
     os.environ |= {"TOKENIZERS_PARALLELISM": "false"}
     if not online:
@@ -55,8 +56,11 @@ def harness(path: Path, tasks: str, online: bool, output: Path, threads: int | N
             for key, value in metrics.items():
                 job.metric(key, value)
         if root and receipt.is_file():
-            run, stage = receipt.resolve().parent.relative_to(root / "runs").parts
-            tracking.log_scores(root, run, stage, metrics, [output], of="harness")
+            # A compressed model lies one folder deeper than its stage, and has scores of its own.
+            run, stage, *inside = receipt.resolve().parent.relative_to(root / "runs").parts
+            folder = ArtifactFolder(receipt.parent) if inside else None
+            scores = {f"artifact/{key}": value for key, value in metrics.items()} if inside else metrics
+            tracking.log_scores(root, run, stage, scores, [output], of="harness", folder=folder)
     for one in told.tasks:
         shown = ", ".join(f"{name} {metric.value:.4f}" for name, metric in one.metrics.items())
         log.info("%s (%s items): %s", one.task, one.items, shown)

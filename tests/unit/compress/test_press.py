@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import zlib
@@ -33,7 +34,7 @@ from spider.errors import CheckpointError
 from spider.evaluation.evaluate import evaluate
 from spider.model import build_model
 from spider.model.weights import model_tensors
-from spider.results import ArtifactFolder, StageFolder
+from spider.results import ArtifactFolder, Results, StageFolder, write_config
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset
 
@@ -347,3 +348,43 @@ def test_it_is_evaluated_listed_verified_generated_from_and_exported(files, trai
     assert ArtifactReceipt.read(folder.receipt) == receipt
     with pytest.raises(CheckpointError, match=r"a pressed model, not one to go on training from"):
         Checkpoint.at(folder.model).load_into({})
+
+
+@pytest.mark.parametrize("named", ["artifact.json", "model.spider"])
+def test_standard_tasks_ask_it_and_its_answers_are_recorded_as_its_own(files, trained, tmp_path, named):
+    """In a results folder; MLflow shows them on the training as ``artifact/...``, on a model of their own."""
+    pytest.importorskip("lm_eval")
+    results = Results(tmp_path / "results")
+    stage = results.stage("r", "a")
+    shutil.copytree(trained["gpt"][0].path, stage.path)
+    shutil.copytree(files["gpt"][0].path, stage.artifact)
+    write_config(results.root / "config.yaml", {})
+    rows = [{"query": f"q {i}", "choices": ["one", "two"], "gold": i % 2} for i in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = {
+        "task": "choose",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "query",
+        "doc_to_choice": "choices",
+        "doc_to_target": "gold",
+        "metric_list": [{"metric": "acc"}],
+    }
+    (tmp_path / "choose.yaml").write_text(json.dumps(task))
+    output = stage.artifact / "harness.json"
+    offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
+    environment = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "SPIDER_TRACKING": "", **offline}
+    done = CliRunner(env={**environment, "TOKENIZERS_PARALLELISM": "false"}).invoke(
+        cli,
+        ["harness", str(stage.artifact / named), "--tasks", "choose", "--include", str(tmp_path),
+         "--output", str(output)],
+        catch_exceptions=False,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    told = json.loads(output.read_text())
+    assert told["weights"] == files["gpt"][1].weights and told["tasks"][0]["items"] == 4
+    records = [json.loads(path.read_text()) for path in results.root.glob("tracking/evaluations/*.json")]
+    accuracy = told["tasks"][0]["metrics"]["acc"]["value"]
+    assert [record["metrics"] for record in records] == [{"artifact/harness/choose/acc": accuracy}]
