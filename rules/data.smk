@@ -89,6 +89,7 @@ rule index:
         "<logs>/index/{dataset}.log",
     benchmark:
         "<benchmarks>/index/{dataset}.tsv"
+    threads: 2
     resources:
         mem_mb=1000,
         runtime=longer(10),
@@ -96,7 +97,7 @@ rule index:
         spider=command,
         identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].described(),
     shell:
-        "{params.spider} --log {log:q} index {wildcards.dataset} --output {output:q}"
+        "{params.spider} --log {log:q} index {wildcards.dataset} --threads {threads} --output {output:q}"
 
 
 rule pack:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from spider.files import digest
+from spider.files import digest, hidden
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def one_word(python: str) -> str:
     try:
         link.parent.mkdir(parents=True, exist_ok=True)
         if not (link.is_symlink() and os.readlink(link) == sys.prefix):
-            beside = link.with_name(f".{link.name}.{os.getpid()}")
+            beside = hidden(link, "tmp")
             beside.symlink_to(sys.prefix)
             beside.replace(link)
     except OSError as error:

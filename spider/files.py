@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +23,19 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
+def hidden(path: Path, end: str) -> Path:
+    """Return a hidden name beside ``path`` that no other process uses.
+
+    Two containers that share a disk may each have a process of the same number, hence the random part.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{end}")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success fsync and rename it into place, else remove it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = hidden(path, "tmp")
     try:
         yield beside
         with open(beside, "rb") as f:

@@ -117,7 +117,7 @@ def _write(
     if (there := _read_card(output)) is not None and there != text and is_edited(there):
         log.warning("%s: was edited and is kept as it is; delete it to have it written anew", output / CARD)
         text = there
-    beside, old = (output.with_name(f".{output.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
+    beside, old = (files.hidden(output, end) for end in ("tmp", "old"))
     described = {
         "format": Exported.FORMAT,
         "spider": VERSION,

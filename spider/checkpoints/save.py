@@ -123,7 +123,7 @@ def save(
     manifest that says of the training what the record does. Where the file system refuses, that is a
     `CheckpointError`, nothing of the attempt is left, and earlier ones are untouched."""
     final = root / f"step-{record['global_step']:08d}"
-    hidden = root / f".{final.name}.{os.getpid()}.tmp"
+    hidden = files.hidden(final, "tmp")
     try:
         hidden.mkdir(parents=True)
         _write_tensors(hidden, tensors)
@@ -193,7 +193,7 @@ def room(tensors: Mapping[str, Tensor], folder: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.old")
+    hidden = files.hidden(path, "old")
     os.rename(path, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 

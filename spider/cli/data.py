@@ -91,7 +91,8 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
 
 @verb("dataset")
 @click.option("--output", type=FILE, required=True)
-def index(session: Session, dataset: str, output: Path) -> None:
+@THREADS
+def index(session: Session, dataset: str, output: Path, threads: int | None) -> None:
     """Gather the parts' records into metadata.json."""
     from spider.data.headered import imported
     from spider.data.metadata import build_metadata
@@ -107,7 +108,15 @@ def index(session: Session, dataset: str, output: Path) -> None:
     source = spec.source.described() | {"files": origins}
     with session.tracked("index", dataset, settings, records, [output]) as job:
         learned = session.tokenizer_of(dataset)
-        metadata = build_metadata(output.parent, dataset, spec, source=source, parts=parts, tokenizer=learned)
+        metadata = build_metadata(
+            output.parent,
+            dataset,
+            spec,
+            source=source,
+            parts=parts,
+            tokenizer=learned,
+            threads=threads or len(os.sched_getaffinity(0)),
+        )
         job.artifact(output)
         job.dataset(*session.dataset_card(dataset, metadata.digest), context="made")
         for split, counts in metadata.splits.items():

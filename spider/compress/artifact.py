@@ -54,6 +54,8 @@ _HEAD = len(MAGIC) + 4 + 8
 SECTIONS = ("tokenizer", "classes", "tables", "steps", "exact", "stream")
 #: Of a header, unpacked; and weights of a byte of a file: an eighth of a bit each.
 _LONGEST_HEADER, _MOST_WEIGHTS = 1 << 24, 64
+#: Bytes of an unpacked tokenizer, and of memory to unpack it with: the strongest preset takes 65 MiB.
+_LONGEST_TOKENIZER, _UNPACKING_MEMORY = 1 << 25, 1 << 27
 _EXACT = {
     str(one).removeprefix("torch."): one
     for one in (
@@ -108,9 +110,18 @@ class Pressed:
 
     @property
     def tokenizer(self) -> bytes | None:
-        """Its ``tokenizer.json``, where it has one."""
-        packed = self.sections["tokenizer"]
-        return lzma.decompress(packed) if packed else None
+        """Its ``tokenizer.json``, None for bytes; `CheckpointError` where that is damaged or too large."""
+        if not (packed := self.sections["tokenizer"]):
+            return None
+        unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_UNPACKING_MEMORY)
+        try:
+            content = unpacking.decompress(packed, _LONGEST_TOKENIZER)
+        except lzma.LZMAError as error:
+            raise self._lies(f"its tokenizer cannot be unpacked ({error})") from None
+        if not unpacking.eof:
+            most = f"it ends too soon, or holds more than {_LONGEST_TOKENIZER:,} bytes"
+            raise self._lies(f"its tokenizer cannot be unpacked ({most})")
+        return content
 
     @property
     def tokens(self) -> Tokens:

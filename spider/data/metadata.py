@@ -6,7 +6,6 @@ SHA-256; its own digest is what a training knows the dataset by.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,20 +98,23 @@ class Metadata(Artifact):
 
 def build_metadata(
     folder: Path, name: str, dataset: Dataset, *, source: dict[str, Any], parts: Sequence[str],
-    tokenizer: Path | None = None,
+    tokenizer: Path | None = None, threads: int = 1,
 ) -> Metadata:  # fmt: skip
     """Describe the encoded ``parts``, and the ``source`` of their text, in ``folder/metadata.json``, and lay
     a copy of their ``tokenizer`` beside it.
 
-    Hashes every shard, as many at a time as there are processors. ``ValueError`` names a part that is
-    missing, was encoded under other settings, or whose files have another size than its record says.
+    Hashes every shard, as many at a time as there are ``threads``.
+
+    Raises:
+        ValueError: a part is missing, was encoded under other settings, or has files of another size than its
+            record says.
     """
     tokens = read_tokens(tokenizer) if tokenizer else BYTES
     settings = dataset.encoding() | ({"tokenizer": tokens.digest} if tokenizer else {})
     splits = {}
     for split in dataset.splits:
         shards = [_record_of_part(folder, split, part, settings) for part in parts]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             hashes = pool.map(sha256, [folder / shard["file"] for shard in shards])
         whole = [Shard(**shard, sha256=value) for shard, value in zip(shards, hashes, strict=True)]
         splits[split] = Split(**{key: sum(getattr(s, key) for s in whole) for key in COUNTS}, shards=whole)

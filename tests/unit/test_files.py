@@ -61,3 +61,14 @@ def test_an_archive_is_unpacked_inside_its_folder_alone_by_any_python(filtered, 
                 with pytest.raises(tarfile.TarError):
                     files.unpack(tar, tmp_path / "folder")
     assert not (tmp_path / "d").exists()
+
+
+def test_two_processes_of_one_number_do_not_share_a_temporary_name(tmp_path, monkeypatch):
+    """As two containers on one disk: each counts its processes from one."""
+    monkeypatch.setattr(os, "getpid", lambda: 17)
+    path = tmp_path / "a.json"
+    with files.replacing(path) as first, files.replacing(path) as second:
+        first.write_text("first")
+        second.write_text("second, longer")
+        assert first != second and first.read_text() == "first"
+    assert path.read_text() == "first" and os.listdir(tmp_path) == ["a.json"]

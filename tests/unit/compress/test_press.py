@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import lzma
 import pickle
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from itertools import chain
 from pathlib import Path
@@ -305,6 +307,33 @@ def test_a_header_that_lies_is_refused_before_anything_is_made(files, tmp_path):
     path.write_bytes(pickle.dumps({"weights": [1, 2]}))
     with pytest.raises(CheckpointError, match=r"not a pressed model of this version"):
         artifact.read(path)
+
+
+def wide_window(packed):
+    """An xz stream that asks for a window of 4 GiB to be unpacked."""
+    header = bytearray(packed[12 : 12 + 4 * (packed[12] + 1)])
+    assert header[2:4] == bytes([0x21, 1]), "an LZMA2 filter with one byte of properties"
+    header[4] = 40
+    header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
+    return packed[:12] + bytes(header) + packed[12 + len(header) :]
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [lzma.compress(bytes(40 << 20), preset=0), wide_window(lzma.compress(b"{}")), lzma.compress(b"{}")[:-9]],
+    ids=["40 MB of zeros", "a window of 4 GiB", "cut short"],
+)
+def test_a_tokenizer_is_not_unpacked_beyond_a_bound(packed, tmp_path):
+    lies = artifact.Pressed(tmp_path / "model.spider", {}, {"tokenizer": packed})
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=r"model.spider: its tokenizer cannot be unpacked"):
+            lies.tokenizer  # noqa: B018
+        assert tracemalloc.get_traced_memory()[1] < 70 << 20
+    finally:
+        tracemalloc.stop()
+    whole = artifact.Pressed(tmp_path / "model.spider", {}, {"tokenizer": lzma.compress(b"{}", preset=9)})
+    assert whole.tokenizer == b"{}"
 
 
 def test_what_cannot_be_pressed_says_why(trained, tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spider import files
+from spider.data import metadata as describing
 from spider.data.encode import encode_part
 from spider.data.headered import HEADER_INTS, HEADER_MAGIC
 from spider.data.loader import Loader
@@ -57,6 +61,24 @@ def rehash(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- metadata
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_as_many_shards_are_hashed_at_a_time_as_there_are_threads(folder, monkeypatch, threads):
+    """Three shards a split: all threads meet before one of them reads, and no more are there."""
+    meeting, inside, most = threading.Barrier(threads), set[Path](), [0]
+
+    def hashing(path: Path) -> str:
+        inside.add(path)
+        meeting.wait(60)
+        time.sleep(0.02)
+        most.append(len(inside))
+        inside.discard(path)
+        return files.sha256(path)
+
+    monkeypatch.setattr(describing, "sha256", hashing)
+    build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=PARTS, threads=threads)
+    assert max(most) == threads
 
 
 def test_metadata_describes_every_shard(folder):
