@@ -103,3 +103,17 @@ def test_the_resources_shown_for_a_cluster_fit_the_preset_shown_for_it():
     plain["runs"]["spider-1b"] |= yaml.safe_load(block)
     config = load_config(plain)
     assert config.stage("spider-1b", "main").processes == 16
+
+
+def test_the_guide_lists_every_rule_and_its_command():
+    rules = [
+        name
+        for path in (ROOT / "rules").glob("*.smk")
+        for name in re.findall(r"^ *rule (\w+):", path.read_text(), re.M)
+    ]
+    rows = re.findall(
+        r"^\| (\w+) \| .* \| `spider (\w+) [^`]*` \|$", (ROOT / "docs/guide.md").read_text(), re.M
+    )
+    assert sorted(rule for rule, _ in rows if rule != "rule") == sorted(rules)
+    for rule, command in rows:
+        assert rule.removesuffix("_artifact") == command
