@@ -45,7 +45,7 @@ from texts import text_for
 from spider.config import Config
 from spider.describe import describe
 from spider.model import build_model
-from spider.training.telemetry import peak_flops
+from spider.training.device import peak_flops
 
 HEADLINE = {"micro_batch": 112, "seq_len": 256, "grad_accum": 4, "n_loops": 6}
 PRESET = ROOT / "presets/spider-1b.yaml"

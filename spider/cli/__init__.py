@@ -25,6 +25,7 @@ from spider.config.model import allow_family
 from spider.processes.mapped import name_files_that_are_cut
 from spider.processes.spinning import share_the_processor
 from spider.results import write_config
+from spider.training.allocator import grow_segments
 from spider.version import VERSION
 
 _VERBS = (
@@ -128,6 +129,7 @@ def main() -> None:
     """
     share_the_processor()
     name_files_that_are_cut()
+    grow_segments()
     status = _status()
     if "LOCAL_WORLD_SIZE" in os.environ:
         logging.shutdown()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,25 +26,9 @@ from torch import Tensor
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from spider.training.device import peak_flops
+
 log = logging.getLogger(__name__)
-
-#: Dense bf16 TFLOP/s with sums in fp32. A device is the first entry all of whose words are in its name.
-_PEAK_BF16 = """
-    GB200 2500, B200 2250, GH200 989, H200 NVL 835, H200 989, H100 NVL 835, H100 PCIe 756, H100 989, A100 312,
-    MI300X 1307, L40S 362, L40 181, L4 121, A10G 70, RTX PRO 6000 Max Q 439, RTX PRO 6000 503,
-    RTX 6000 Ada 364, RTX A6000 155, RTX 5090 210, RTX 4090 165, RTX 3090 71
-"""
-
-
-def peak_flops(device: str, precision: str) -> float | None:
-    """Dense FLOP/s that a device could reach in ``bf16`` or ``fp8`` (twice that); None where unknown."""
-    words = set(re.findall(r"\w+", device))
-    if precision != "fp32" and not words & {"Laptop", "MIG"}:  # a slower chip, or a share of one
-        for entry in _PEAK_BF16.split(","):
-            *name, peak = entry.split()
-            if words.issuperset(name):
-                return float(peak) * 1e12 * (2 if precision == "fp8" else 1)
-    return None
 
 
 @dataclass

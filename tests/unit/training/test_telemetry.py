@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from spider.training.device import peak_flops
 from spider.training.stage import train
-from spider.training.telemetry import Telemetry, Window, line, peak_flops
+from spider.training.telemetry import Telemetry, Window, line
 
 REPO = Path(__file__).parents[3]
 CPU = torch.device("cpu")
@@ -58,12 +59,22 @@ def test_rates_count_the_steps_of_the_window_only():
         ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA RTX A6000", 155e12),
         ("NVIDIA L4", 121e12),
+        ("NVIDIA B100", 1750e12),
+        ("NVIDIA H800", 989e12),
+        ("NVIDIA H800 PCIe", 756e12),
+        ("NVIDIA A800-SXM4-80GB", 312e12),
+        ("NVIDIA A800 80GB PCIe", 312e12),
+        ("NVIDIA A40", 149.7e12),
+        ("NVIDIA RTX A4000", None),
+        ("NVIDIA A30", 165e12),
+        ("AMD Instinct MI300X", 1307.4e12),
+        ("AMD Instinct MI325X", 1307.4e12),
+        ("AMD Instinct MI355X", 2516.6e12),
         ("NVIDIA L40S", 362e12),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503e12),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 439e12),
         ("NVIDIA GeForce RTX 4090", 165e12),
         ("NVIDIA GeForce RTX 5090", 210e12),
-        ("AMD Instinct MI300X", 1307e12),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("Tesla T4", None),
