@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import re
+from itertools import chain
+from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -97,14 +99,58 @@ class StreamSource(_OnHub):
 
 
 class LocalSource(Source):
-    """Files you have: parquet, jsonl, jsonl.zst, or a folder of .txt files. Globs are expanded, sorted."""
+    """Files you have: parquet, jsonl, json, csv and txt (all but parquet also .gz or .zst), or folders of
+    them. Globs are expanded, sorted."""
+
+    #: The kinds of files, as messages name them.
+    KINDS: ClassVar = ".parquet, .jsonl, .json, .csv, .txt (all but parquet also .gz or .zst), or a folder"
 
     kind: Literal["local"]
     files: Annotated[list[str], Field(min_length=1)]
-    """Paths and globs; one part each."""
+    """Paths and globs; one part each. Each file of a folder is a part, but a folder of txt is one part."""
+
+    @staticmethod
+    def kind_of(name: str) -> str:
+        """Return the kind of a file by its name, as ``.jsonl``; "" for a file that cannot be imported."""
+        plain = re.sub(r"\.(gz|zst)$", "", name)
+        kind = PurePath(plain).suffix
+        known = kind in (".jsonl", ".json", ".csv", ".txt") or (kind == ".parquet" and plain == name)
+        return kind if known else ""
+
+    @staticmethod
+    def texts_of(folder: Path) -> list[Path]:
+        """Return the texts in a folder and below it, in order of their paths; hidden files are left out."""
+        return _below(folder, ".txt")
 
     def items(self) -> list[str]:
-        return _expand(self.files)
+        found = (_parts_of(path) if Path(path).is_dir() else [path] for path in _expand("files", self.files))
+        return list(chain.from_iterable(found))
+
+    def read_for(self, item: str) -> list[str]:
+        """Return the files that a part is imported from."""
+        return [str(path) for path in self.texts_of(Path(item))] if Path(item).is_dir() else [item]
+
+
+def _below(folder: Path, *kinds: str) -> list[Path]:
+    """Return the files of these kinds in a folder and below it, in order of their paths."""
+    found = []
+    for path in folder.rglob("*"):
+        inside = path.relative_to(folder)
+        if LocalSource.kind_of(path.name) in kinds and not any(part[0] == "." for part in inside.parts):
+            found.append((inside.as_posix(), path))
+    return [path for _, path in sorted(found) if path.is_file()]
+
+
+def _parts_of(folder: str) -> list[str]:
+    """Return what the parts of a folder are imported from: its files, or the folder itself for texts."""
+    texts = LocalSource.texts_of(Path(folder))
+    others = _below(Path(folder), ".parquet", ".jsonl", ".json", ".csv")
+    if texts and others:
+        both = f"holds texts ({texts[0].name}) and other files ({others[0].name})"
+        raise ConfigError(f"source.files: {folder} {both}; name the files to take, as in {folder}/*.jsonl")
+    if not texts and not others:
+        raise ConfigError(f"source.files: {folder} holds no file of a known kind; give {LocalSource.KINDS}")
+    return [folder] if texts else [str(path) for path in others]
 
 
 class TokensSource(Source):
@@ -127,27 +173,28 @@ class TokensSource(Source):
         return _ids(vocab_size)
 
     def items(self) -> list[str]:
-        train, held_out = _expand(self.train), _expand(self.validation)
+        train, held_out = _expand("train", self.train), _expand("validation", self.validation)
         if both := sorted({*train} & {*held_out}):
-            raise ConfigError(f"datasets: {both[0]} is both in source.train and in source.validation")
+            raise ConfigError(f"source: {both[0]} is both in source.train and in source.validation")
         return [*train, *held_out]
 
     def split(self, part: str) -> str:
         """Which a part is of."""
-        return "train" if int(part) < len(_expand(self.train)) else "validation"
+        return "train" if int(part) < len(_expand("train", self.train)) else "validation"
 
     @property
     def first_parts(self) -> tuple[str, str]:
         """That of each split, whose file begins with a document."""
-        return "000", self.parts()[len(_expand(self.train))]
+        return "000", self.parts()[len(_expand("train", self.train))]
 
 
-def _expand(patterns: list[str]) -> list[str]:
+def _expand(key: str, patterns: list[str]) -> list[str]:
+    """Return the paths that globs match, sorted; a path that is not a glob stands as it is."""
     paths: list[str] = []
     for pattern in patterns:
         matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
         if not matches:
-            raise ConfigError(f"datasets: no file matches {pattern!r}")
+            raise ConfigError(f"source.{key}: no file matches {pattern!r}")
         paths += matches
     return paths
 

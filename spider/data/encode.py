@@ -166,9 +166,9 @@ def _require(schema: pa.Schema, parquet: Path, setting: str, column: str) -> Non
     """Refuse a file whose ``column`` is absent or holds no strings (an id may also be an integer)."""
     if column not in schema.names:
         there = ", ".join(schema.names) or "none"
-        raise ValueError(
-            f"{parquet}: no column {column!r} (there are: {there}); set {setting} to one of them"
-        )
+        remedy = f"set {setting} to one of them"
+        remedy += ", or leave split_by out" if setting == "split_by.column" else ""
+        raise ValueError(f"{parquet}: no column {column!r} (there are: {there}); {remedy}")
     kind = schema.field(column).type
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     kinds = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null]

@@ -1,67 +1,102 @@
-"""Files the user has, brought into the shape that encoding reads: a parquet with a text and an id column.
+"""Import of the user's own files: each becomes a parquet file with the columns that settings name.
 
-A parquet is linked, never copied; everything else is streamed into parquet a few megabytes at a time.
+A parquet file is linked. Every other file is read a few megabytes at a time and written as parquet, so memory
+does not grow with the file: only the largest document has to fit.
+
+JSON and CSV are read by the standard library and not by pyarrow. Its readers refuse a document larger than a
+block, an id that is now a number and now text, and bytes that are not UTF-8; their errors name no line.
 """
 
 from __future__ import annotations
 
+import codecs
+import csv
+import gzip
 import io
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spider.config import Dataset
+from spider.config import Dataset, LocalSource
 from spider.files import replacing
 
 log = logging.getLogger(__name__)
 
 #: A row group is written once it holds this much.
 FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
-#: What a JSON escape can make and UTF-8 cannot hold.
+#: Characters of a JSON array that are read at a time.
+CHUNK = 1 << 20
+#: Keys of rows that a message names.
+MOST_KEYS = 50
+#: JSON escapes and bytes that are not UTF-8 become lone surrogates, which UTF-8 cannot hold.
 HALF_PAIR = re.compile("[\ud800-\udfff]")
-Document = tuple[str | None, str | None, str]
-"""Its text, its id, and where it stands if it held invalid UTF-8, else empty."""
+
+
+class Row(NamedTuple):
+    """One document as the file has it."""
+
+    where: str
+    """Its place in the file, for messages: ``line 3``."""
+    values: Any
+    """Its columns by name; any JSON value until it is checked."""
+    malformed: bool
+    """Whether it held bytes that are not UTF-8."""
+
+
+class Document(NamedTuple):
+    """One document as it is written."""
+
+    values: list[str | None]
+    """One for each of `Dataset.columns`."""
+    malformed: str
+    """Its place in the file if it held invalid UTF-8, else empty."""
 
 
 def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]:
-    """Make a parquet of a user's file or folder, in constant memory (the largest document has to fit).
+    """Make a parquet file of a user's file, or of a folder of texts.
 
-    A ``.parquet`` becomes a symbolic link with an absolute target. ``.jsonl`` and ``.jsonl.zst`` keep their
-    text and id columns: a missing id is null, a null text stays null, an empty line is skipped. A folder
-    gives one document a ``.txt`` file, in order of their paths, which are the ids. Bytes that are not UTF-8
-    become U+FFFD; one warning says in how many documents and where first.
+    A ``.parquet`` becomes a symbolic link with an absolute target. All other kinds keep `Dataset.columns`:
+    ``.jsonl`` (one object a line), ``.json`` (an array of objects, or one object a line), ``.csv`` (names in
+    the first line) and ``.txt`` (one document, its name is its id), each of them plain, ``.gz`` or ``.zst``.
+    A folder gives one document for each text in it, in order of their paths, which are the ids. A missing
+    value is null; an empty line is skipped. Bytes that are not UTF-8 become U+FFFD, with one warning.
 
-    Returns ``name``, ``documents`` and ``bytes`` (size of the parquet). Raises `ValueError`: no such file,
-    unreadable, unknown extension, empty, malformed JSON or no text (file and line).
+    Returns:
+        ``name``, ``documents`` and ``bytes`` (the size of the parquet file).
+
+    Raises:
+        ValueError: the file is missing, unreadable, empty, of an unknown kind or malformed, or it lacks a
+            column that a setting names; the message has the file and the line.
     """
     if not source.exists():
         raise ValueError(f"{source}: no such file or folder; check datasets.*.source.files")
     if source == output or (output.exists() and source.samefile(output) and not output.is_symlink()):
         raise ValueError(f"{source}: is also the output; keep your data outside the results folder")
-    columns = dataset.text_column, dataset.id_column
+    kind = ".txt" if source.is_dir() else LocalSource.kind_of(source.name)
+    if not kind:
+        raise ValueError(f"{source}: unknown kind of file; give {LocalSource.KINDS}")
     try:
-        if source.is_dir():
-            count = _write(_txt_folder(source), source, output, columns)
-        elif source.suffix == ".parquet":
+        if kind == ".parquet":
             count = _link(source, output)
-        elif source.name.endswith((".jsonl", ".jsonl.zst")):
-            count = _write(_jsonl(source, *columns, dataset.format == "chat"), source, output, columns)
+        elif kind == ".txt":
+            count = _write(_texts(source, dataset), source, output, dataset)
         else:
-            raise ValueError(
-                f"{source}: unknown kind of file; give .parquet, .jsonl, .jsonl.zst or a folder of .txt"
-            )
+            count = _write(_documents(source, kind, dataset), source, output, dataset)
     except PermissionError as error:
         raise ValueError(f"{error.filename}: cannot be read or written here; check its permissions") from None
     return {"name": output.name, "documents": count, "bytes": output.stat().st_size}
 
 
 def _link(source: Path, output: Path) -> int:
+    """Link a parquet file and return its number of documents."""
     try:
         documents: int = pq.read_metadata(source).num_rows
     except (pa.ArrowInvalid, pa.ArrowIOError) as error:
@@ -74,17 +109,290 @@ def _link(source: Path, output: Path) -> int:
     return documents
 
 
-def _write(documents: Iterable[Document], source: Path, output: Path, columns: tuple[str, str]) -> int:
-    """Write them as parquet, say what was malformed, and return their number."""
-    schema = pa.schema([(name, pa.string()) for name in columns])
+# ----------------------------------------------------------------------------------------------- documents
+
+
+def _texts(source: Path, dataset: Dataset) -> Iterator[Document]:
+    """Yield a text, or each text of a folder, as one document."""
+    if dataset.split_by and dataset.split_by.column not in (dataset.text_column, dataset.id_column):
+        remedy = f"set split_by.column to {dataset.id_column!r}, its path, or leave split_by out"
+        raise ValueError(f"{source}: a text has no column {dataset.split_by.column!r}; {remedy}")
+    paths = LocalSource.texts_of(source) if source.is_dir() else [source]
+    for path in paths:
+        id = path.relative_to(source).as_posix() if source.is_dir() else path.name
+        with _opened(path) as f:
+            text, malformed = _decode(f.read())
+        values = {dataset.id_column: id, dataset.text_column: text}
+        yield Document([values[name] for name in dataset.columns], id if malformed else "")
+
+
+def _documents(source: Path, kind: str, dataset: Dataset) -> Iterator[Document]:
+    """Yield the documents of a JSON or CSV file; raise, with the line, if one is not as `dataset` says."""
+    text_column, *others = dataset.columns
+    missing, keys = set(others), set[str]()
+    for row in _rows(source, kind):
+        _check(row, source, text_column)
+        if missing:
+            missing -= row.values.keys()
+            keys |= row.values.keys() if len(keys) < MOST_KEYS else set()
+        values = [_text(row, source, dataset)]
+        for name in others:
+            values.append(_other(row, source, name, any_kind=name == dataset.id_column))
+        whole = [_without_half_pairs(value) for value in values]
+        malformed = row.malformed or whole != values
+        yield Document(whole, row.where if malformed else "")
+    if keys and dataset.split_by and dataset.split_by.column in missing:
+        there = f"no line has {dataset.split_by.column!r} (keys: {', '.join(map(repr, sorted(keys)))})"
+        raise ValueError(f"{source}: {there}; set split_by.column to one of them, or leave split_by out")
+    if keys and dataset.id_column in missing:
+        instead = "" if dataset.split_by else ", the text itself decides the split"
+        log.warning("%s: no line has %r%s", source, dataset.id_column, instead)
+
+
+def _check(row: Row, source: Path, text_column: str) -> None:
+    """Refuse a row that is not an object or has no text column."""
+    if not isinstance(row.values, dict):
+        kind = type(row.values).__name__
+        raise ValueError(f"{source}, {row.where}: must be an object with a {text_column!r} key (got {kind})")
+    if text_column not in row.values:
+        keys = ", ".join(map(repr, row.values)) or "none"
+        remedy = "set text_column to the one with the text"
+        raise ValueError(f"{source}, {row.where}: has no {text_column!r} (keys: {keys}); {remedy}")
+
+
+def _text(row: Row, source: Path, dataset: Dataset) -> str | None:
+    """Return the text of a row; a conversation that is a list is written as JSON."""
+    text = row.values[dataset.text_column]
+    if dataset.format == "chat" and isinstance(text, list):
+        return json.dumps(text, ensure_ascii=False)
+    if not isinstance(text, (str, type(None))):
+        got = type(text).__name__
+        raise ValueError(f"{source}, {row.where}: {dataset.text_column!r} must be text or null (got {got})")
+    return text
+
+
+def _other(row: Row, source: Path, column: str, any_kind: bool) -> str | None:
+    """Return what another column than the text holds, as text; ``any_kind`` also takes lists and objects."""
+    value = row.values.get(column)
+    if not any_kind and isinstance(value, list | dict):
+        got = type(value).__name__
+        raise ValueError(f"{source}, {row.where}: {column!r} must be text, a number or null (got {got})")
+    return None if value is None else str(value)
+
+
+def _without_half_pairs(text: str | None) -> str | None:
+    """Replace lone surrogates by U+FFFD."""
+    if text is None or not HALF_PAIR.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+# -------------------------------------------------------------------------------------------------- rows
+
+
+def _rows(source: Path, kind: str) -> Iterator[Row]:
+    """Yield the rows of a JSON or CSV file, with the file and the line in front of what is malformed."""
+    read: Callable[[BinaryIO], Iterator[Row]] = {".csv": _table, ".jsonl": _lines, ".json": _lines}[kind]
+    if kind == ".json" and _begins_with_bracket(source):
+        read = _elements
+    with _opened(source) as f:
+        _skip_mark(f)
+        try:
+            yield from read(f)
+        except _Malformed as error:
+            other = " (a .json file holds an array of objects, or one object a line)"
+            hint = other if kind == ".json" and read is _lines else ""
+            raise ValueError(f"{source}, {error}; correct the file{hint}") from None
+
+
+class _Malformed(Exception):
+    """What is wrong with a file, and where in it."""
+
+
+def _lines(f: BinaryIO) -> Iterator[Row]:
+    """Yield the objects of a file with one a line."""
+    for number, raw in enumerate(f, 1):
+        if not raw.strip():
+            continue
+        line, malformed = _decode(raw)
+        try:
+            value = json.loads(line.rstrip())
+        except json.JSONDecodeError as error:
+            raise _Malformed(f"line {number}: not valid JSON ({error.msg} at column {error.colno})") from None
+        yield Row(f"line {number}", value, malformed)
+
+
+def _elements(f: BinaryIO) -> Iterator[Row]:
+    """Yield the elements of one JSON array, of which one has to fit into memory."""
+    array = _Array(f)
+    array.expect("[", "'['")
+    number = 0
+    while number == 0 or array.peek() != "]":
+        if number:
+            array.expect(",", "',' or ']'")
+        elif array.peek() == "]":
+            break
+        number += 1
+        array.peek()
+        yield Row(f"element {number} (line {array.line})", array.value(), False)
+    array.expect("]", "']'")
+    array.expect("", "the end of the file")
+
+
+class _Array:
+    """The text of a JSON array, read as far as it is needed and forgotten once it is passed."""
+
+    def __init__(self, f: BinaryIO) -> None:
+        self._file = io.TextIOWrapper(f, encoding="utf-8", errors="surrogateescape", newline="")
+        self._decoder = json.JSONDecoder()
+        self._text, self._ended = "", False
+        self._at = 0  # the next character
+        self._counted, self._line, self._column = 0, 1, 1  # a character before it, and where that stands
+
+    @property
+    def line(self) -> int:
+        """The line of the next character."""
+        self._line, self._column = self._place(self._at)
+        self._counted = self._at
+        return self._line
+
+    def peek(self) -> str:
+        """Skip white space and return the next character; "" at the end of the file."""
+        while True:
+            while self._at < len(self._text):
+                if self._text[self._at] not in " \t\r\n":
+                    return self._text[self._at]
+                self._at += 1
+            if not self._more():
+                return ""
+
+    def expect(self, mark: str, called: str) -> None:
+        """Pass this character; refuse the file if another is next."""
+        if self.peek() != mark:
+            self._refuse(f"Expecting {called}", self._at)
+        self._at += len(mark)
+
+    def value(self) -> Any:
+        """Decode the next value, and read on if the text that is held ends within it."""
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                # Where a word or an escape is cut off, the error is at most this far from the end.
+                cut_off = error.msg.startswith("Unterminated string") or error.pos > len(self._text) - 16
+                ahead = error.pos - self._at
+                if not (cut_off and self._more()):
+                    self._refuse(error.msg, self._at + ahead)
+                continue
+            # A number that the text ends with may go on.
+            ahead = end - self._at
+            if end < len(self._text) or not self._more():
+                self._at += ahead
+                return value
+
+    def _refuse(self, problem: str, at: int) -> None:
+        line, column = self._place(at)
+        raise _Malformed(f"line {line}: not valid JSON ({problem} at column {column})")
+
+    def _place(self, at: int) -> tuple[int, int]:
+        """Return line and column of a place in the text that is held."""
+        lines = self._text.count("\n", self._counted, at)
+        if lines:
+            return self._line + lines, at - self._text.rfind("\n", self._counted, at)
+        return self._line, self._column + at - self._counted
+
+    def _more(self) -> bool:
+        """Forget what is passed and read as much again as is left; return False at the end of the file."""
+        if self._ended:
+            return False
+        left = self._text[self._at :]
+        self._line, self._column = self._place(self._at)
+        new = self._file.read(max(CHUNK, len(left)))
+        self._text, self._at, self._counted, self._ended = left + new, 0, 0, not new
+        return bool(new)
+
+
+def _table(f: BinaryIO) -> Iterator[Row]:
+    """Yield the rows of a CSV file by the names in its first line."""
+    csv.field_size_limit((1 << 31) - 1)
+    reader = csv.reader(io.TextIOWrapper(f, "utf-8", errors="surrogateescape", newline=""), strict=True)
+    before = 0
+    try:
+        names = next(reader, [])
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise _Malformed(f"line 1: names {twice[0]!r} twice")
+        before = reader.line_num
+        for values in reader:
+            if values and len(values) != len(names):
+                fields = f"{len(values)} field{'s' if len(values) > 1 else ''}"
+                raise _Malformed(f"line {before + 1}: has {fields}, the first line names {len(names)}")
+            if values:
+                yield Row(f"line {before + 1}", dict(zip(names, values, strict=True)), False)
+            before = reader.line_num
+    except csv.Error as error:
+        raise _Malformed(f"line {before + 1}: not valid CSV ({error})") from None
+
+
+# ------------------------------------------------------------------------------------------------- bytes
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file, decompressed if its name ends in .gz or .zst."""
+    with path.open("rb") as packed:
+        opened: Any = packed
+        if path.suffix == ".gz":
+            opened = gzip.GzipFile(fileobj=packed)
+        elif path.suffix == ".zst":
+            opened = io.BufferedReader(pa.CompressedInputStream(packed, "zstd"))
+        try:
+            yield opened
+        except (OSError, EOFError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            name = "gzip" if path.suffix == ".gz" else "zstd"
+            truncated = isinstance(error, EOFError) or "Truncated" in str(error)
+            wrong = f"the {name} file is truncated" if truncated else f"not a valid {name} file ({error})"
+            raise ValueError(f"{path}: {wrong}; fetch it again") from None
+
+
+def _skip_mark(f: io.BufferedReader) -> None:
+    """Pass a byte order mark at the beginning of a file."""
+    if f.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+        f.read(len(codecs.BOM_UTF8))
+
+
+def _begins_with_bracket(path: Path) -> bool:
+    """Return whether the first character of a file that is not white space opens a JSON array."""
+    with _opened(path) as f:
+        _skip_mark(f)
+        while (first := f.read(1)).isspace():
+            pass
+        return first == b"["
+
+
+def _decode(raw: bytes) -> tuple[str, bool]:
+    """Decode UTF-8 with replacement, and return whether anything was replaced."""
+    try:
+        return raw.decode("utf-8"), False
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", errors="replace"), True
+
+
+# ----------------------------------------------------------------------------------------------- writing
+
+
+def _write(documents: Iterable[Document], source: Path, output: Path, dataset: Dataset) -> int:
+    """Write documents as parquet, warn of what was malformed, and return their number."""
+    schema = pa.schema([(name, pa.string()) for name in dataset.columns])
     count, malformed, first = 0, 0, ""
     with replacing(output) as beside, pq.ParquetWriter(beside, schema, compression="zstd") as writer:
         for group in _groups(documents):
-            texts, ids, where = zip(*group, strict=True)
-            writer.write_table(pa.table([texts, ids], schema=schema))
+            columns = zip(*(document.values for document in group), strict=True)
+            writer.write_table(pa.table(list(map(list, columns)), schema=schema))
             count += len(group)
-            malformed += sum(map(bool, where))
-            first = first or next(filter(None, where), "")
+            malformed += sum(bool(document.malformed) for document in group)
+            first = first or next((document.malformed for document in group if document.malformed), "")
         if count == 0:
             raise ValueError(f"{source}: holds no documents")
     if malformed:
@@ -94,75 +402,14 @@ def _write(documents: Iterable[Document], source: Path, output: Path, columns: t
 
 
 def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents by row group, none of them empty."""
+    """Yield the documents of one row group after the other, none of them empty."""
     group: list[Document] = []
     held = 0
     for document in documents:
         group.append(document)
-        held += len(document[0] or "")
+        held += len(document.values[0] or "")
         if held >= FLUSH_BYTES or len(group) >= FLUSH_ROWS:
             yield group
             group, held = [], 0
     if group:
         yield group
-
-
-def _decode(raw: bytes) -> tuple[str, bool]:
-    """UTF-8 with replacement, and whether it was needed."""
-    try:
-        return raw.decode("utf-8"), False
-    except UnicodeDecodeError:
-        return raw.decode("utf-8", errors="replace"), True
-
-
-def _txt_folder(folder: Path) -> Iterator[Document]:
-    for id, path in sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*.txt")):
-        text, malformed = _decode(path.read_bytes())
-        yield text, id, id if malformed else ""
-
-
-def _jsonl(path: Path, text_column: str, id_column: str, chat: bool) -> Iterator[Document]:
-    for number, raw in enumerate(_lines(path), 1):
-        if not raw.strip():
-            continue
-        where = f"{path}, line {number}"
-        line, malformed = _decode(raw)
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{where}: not valid JSON ({error.msg} at column {error.colno}); mend or delete the line"
-            ) from None
-        if not isinstance(row, dict):
-            kind = type(row).__name__
-            raise ValueError(f"{where}: must be an object with a {text_column!r} key (got {kind})")
-        if text_column not in row:
-            keys = ", ".join(map(repr, row)) or "none"
-            raise ValueError(
-                f"{where}: has no {text_column!r} (keys: {keys}); set text_column to the one with the text"
-            )
-        text, id = row[text_column], row.get(id_column)
-        if chat and isinstance(text, list):
-            text = json.dumps(text, ensure_ascii=False)
-        if not isinstance(text, (str, type(None))):
-            raise ValueError(f"{where}: {text_column!r} must be text or null (got {type(text).__name__})")
-        if text is not None and HALF_PAIR.search(text):
-            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            malformed = True
-        yield text, None if id is None else str(id), f"line {number}" if malformed else ""
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file, decompressed where its name ends in .zst: any number of frames, each to its end."""
-    with path.open("rb") as f:
-        if path.suffix != ".zst":
-            yield from f
-            return
-        try:
-            yield from io.BufferedReader(pa.CompressedInputStream(f, "zstd"))
-        except OSError as error:
-            if error.errno:
-                raise
-            truncated = "Truncated" in str(error)
-            wrong = "the zstd file is truncated" if truncated else f"not a valid zstd file ({error})"
-            raise ValueError(f"{path}: {wrong}; fetch it again") from None

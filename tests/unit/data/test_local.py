@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import logging
 import os
@@ -14,8 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from spider.config import load_config
+from spider.data import local
+from spider.data.encode import encode_part
 from spider.data.local import import_local
+from spider.data.split import is_validation
+from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset
+
+ROOT = Path(__file__).parents[3]
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -64,8 +74,8 @@ def test_invalid_utf8_is_replaced_counted_and_said_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         import_local(source, tmp_path / "o.parquet", dataset())
     assert [r["text"] for r in rows_of(tmp_path / "o.parquet")] == ["ok", "a\ufffd", "\ufffd", "\ufffd\ufffd"]
-    assert len(caplog.messages) == 1
-    assert "3 documents held invalid UTF-8" in caplog.messages[0] and "first: line 2" in caplog.messages[0]
+    (message,) = (message for message in caplog.messages if "UTF-8" in message)
+    assert "3 documents held invalid UTF-8" in message and "first: line 2" in message
 
 
 @pytest.mark.parametrize(
@@ -105,7 +115,9 @@ def test_what_cannot_be_read_is_said_and_leaves_no_file(tmp_path):
     output = tmp_path / "out/o.parquet"
     (tmp_path / "empty").mkdir()
     (tmp_path / "blank.jsonl").write_text("\n")
-    (tmp_path / "a.csv").write_text("x")
+    (tmp_path / "a.docx").write_text("x")
+    (tmp_path / "torn.json.gz").write_bytes(gzip.compress(json.dumps(os.urandom(5000).hex()).encode())[:-20])
+    (tmp_path / "plain.csv.gz").write_bytes(b"not compressed at all")
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 and no end")
     (tmp_path / "torn.jsonl.zst").write_bytes(zstandard.compress(os.urandom(5000).hex().encode())[:-20])
     (tmp_path / "plain.jsonl.zst").write_bytes(b"not compressed at all")
@@ -113,7 +125,9 @@ def test_what_cannot_be_read_is_said_and_leaves_no_file(tmp_path):
         "missing.jsonl": "no such file or folder",
         "empty": "holds no documents",
         "blank.jsonl": "holds no documents",
-        "a.csv": "unknown kind of file; give .parquet, .jsonl, .jsonl.zst or a folder of .txt",
+        "a.docx": "unknown kind of file; give .parquet, .jsonl, .json, .csv, .txt",
+        "torn.json.gz": "the gzip file is truncated",
+        "plain.csv.gz": "not a valid gzip file",
         "torn.parquet": "not a whole parquet file",
         "torn.jsonl.zst": "truncated",
         "plain.jsonl.zst": "not a valid zstd file",
@@ -125,24 +139,196 @@ def test_what_cannot_be_read_is_said_and_leaves_no_file(tmp_path):
         assert not output.exists()
 
 
-def peak_of_import(folder: Path, documents: int) -> int:
+DOCUMENTS = [
+    {"text": 'one, "quoted"', "id": "a", "score": "1"},
+    {"text": "två\nrader 🙂", "id": "b", "score": "2"},
+    {"text": "", "id": "c", "score": "3"},
+]
+
+
+def as_csv() -> str:
+    table = io.StringIO()
+    writer = csv.DictWriter(table, ["score", "text", "id"])
+    writer.writeheader()
+    writer.writerows(DOCUMENTS)
+    return table.getvalue()
+
+
+WRITTEN = {
+    "a.jsonl": "\n".join(map(json.dumps, DOCUMENTS)),
+    "lines.json": "\n".join(map(json.dumps, DOCUMENTS)),
+    "array.json": json.dumps(DOCUMENTS),
+    "indented.json": "\n " + json.dumps(DOCUMENTS, indent=2, ensure_ascii=False) + "\n\n",
+    "a.csv": as_csv(),
+}
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte order mark"])
+@pytest.mark.parametrize("compressed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_same_documents_in_any_kind_of_file(tmp_path, monkeypatch, name, compressed, mark):
+    monkeypatch.setattr(local, "CHUNK", 7)  # every element of an array crosses the end of what was read
+    data = (mark + WRITTEN[name]).encode()
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[compressed]
+    (tmp_path / f"{name}{compressed}").write_bytes(pack(data))
+    record = import_local(tmp_path / f"{name}{compressed}", tmp_path / "o.parquet", dataset())
+    assert record["documents"] == 3
+    assert rows_of(tmp_path / "o.parquet") == [{"text": d["text"], "id": d["id"]} for d in DOCUMENTS]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_single_text_is_one_document(tmp_path, compressed):
+    data = b"Zeile\n\xff"
+    (tmp_path / "a.txt").write_bytes(data)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(data))
+    source = tmp_path / ("a.txt.gz" if compressed else "a.txt")
+    import_local(source, tmp_path / "o.parquet", dataset())
+    assert rows_of(tmp_path / "o.parquet") == [{"text": "Zeile\n\ufffd", "id": source.name}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", '[{"text": "a"},\n {"text" 5}]', "line 2: not valid JSON .*delimiter at column 10"),
+        ("a.json", '[{"text": "a"}\n {"text": "b"}]', "line 2: not valid JSON .*',' or ']' at column 2"),
+        ("a.json", '[\n{"text": "a"},\n', "line 3: not valid JSON .*at column 1"),
+        ("a.json", '[{"text": "a"}]\n{}', "line 2: not valid JSON .*end of the file at column 1"),
+        ("a.json", '[{"text": "a"},\n5]', "element 2 .line 2.: must be an object with a 'text' key .got int"),
+        ("a.json", '[{"text": "a"},\n{"body": 1}]', "element 2 .line 2.: has no 'text' .keys: 'body'"),
+        ("a.json", '{\n"text": "a"}', "line 1: not valid JSON .*at column 2.*an array of objects, or one"),
+        ("a.csv", "text,id\na,b\nc,d,e\n", "line 3: has 3 fields, the first line names 2"),
+        ("a.csv", "text,id\na\n", "line 2: has 1 field, the first line names 2"),
+        ("a.csv", 'text,id\na,b\n"c"d,e\n', "line 3: not valid CSV"),
+        ("a.csv", "body,id\na,b\n", "line 2: has no 'text' .keys: 'body', 'id'.; set text_column"),
+        ("a.csv", "text,id,text\na,b,c\n", "line 1: names 'text' twice"),
+    ],
+)
+def test_where_a_file_is_malformed_is_said(tmp_path, monkeypatch, name, text, message):
+    (tmp_path / name).write_text(text)
+    for chunk in (5, 1000):
+        monkeypatch.setattr(local, "CHUNK", chunk)
+        with pytest.raises(ValueError, match=rf"{name}, {message}"):
+            import_local(tmp_path / name, tmp_path / "out/o.parquet", dataset())
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_malformed_array_is_refused_before_the_rest_is_read(tmp_path, monkeypatch):
+    (tmp_path / "a.json").write_text('[{"text": "a"} oops' + " " * 1_000_000 + "]")
+    read = []
+
+    class Counting(io.TextIOWrapper):
+        def read(self, size=-1):
+            read.append(size)
+            return super().read(size)
+
+    monkeypatch.setattr(local.io, "TextIOWrapper", Counting)
+    monkeypatch.setattr(local, "CHUNK", 100)
+    with pytest.raises(ValueError, match="at column 16"):
+        import_local(tmp_path / "a.json", tmp_path / "o.parquet", dataset())
+    assert sum(read) < 1000
+
+
+def packages(tmp_path: Path, name: str) -> list[tuple[str, str, str]]:
+    """Documents (text, id, package) of a file of that kind, written there."""
+    rows = [(f"text {i}", f"id-{i}", f"package{i % 17}") for i in range(200)]
+    dicts = [dict(zip(("text", "id", "pkg"), row, strict=True)) for row in rows]
+    if name.endswith("csv"):
+        with open(tmp_path / name, "w", newline="") as f:
+            writer = csv.DictWriter(f, dicts[0])
+            writer.writeheader()
+            writer.writerows(dicts)
+    else:
+        (tmp_path / name).write_text("\n".join(map(json.dumps, dicts)))
+    return rows
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_ones_own_column_decides_the_split(tmp_path, name):
+    rows = packages(tmp_path, name)
+    settings = dataset(validation=0.3, split_by={"column": "pkg"})
+    import_local(tmp_path / name, tmp_path / "o.parquet", settings)
+    assert rows_of(tmp_path / "o.parquet")[0] == {"text": "text 0", "id": "id-0", "pkg": "package0"}
+    records = encode_part(tmp_path / "o.parquet", tmp_path, "000", settings)
+    held_out = [text for text, _, package in rows if is_validation(package.encode(), 0.3)]
+    ids = (tmp_path / "validation/000.bin").read_bytes()
+    decoded = BYTES.decode(memoryview(ids).cast("H").tolist())
+    assert 0 < records["validation"]["documents"] == len(held_out) < 200
+    assert decoded == "".join(held_out)
+
+
+def test_a_column_that_no_line_has_is_named_with_its_setting(tmp_path, caplog):
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "pkg": null}\n{"text": "y", "n": 1}\n')
+    wrong = dataset(split_by={"column": "url"})
+    message = r"a.jsonl: no line has 'url' \(keys: 'n', 'pkg', 'text'\); set split_by.column to .*, or leave"
+    with pytest.raises(ValueError, match=message):
+        import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", wrong)
+    import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset())
+    assert "a.jsonl: no line has 'id', the text itself decides the split" in caplog.text
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "pkg": ["a"]}\n')
+    with pytest.raises(ValueError, match=r"line 1: 'pkg' must be text, a number or null \(got list\)"):
+        import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset(split_by={"column": "pkg"}))
+
+
+def test_texts_of_a_folder_are_split_by_their_path(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / "in" / folder).mkdir(parents=True)
+        (tmp_path / "in" / folder / "x.txt").write_text(folder)
+    by_folder = dataset(split_by={"column": "id", "pattern": "([^/]+)/"})
+    import_local(tmp_path / "in", tmp_path / "o.parquet", by_folder)
+    assert rows_of(tmp_path / "o.parquet")[1] == {"text": "b", "id": "b/x.txt"}
+    with pytest.raises(ValueError, match=r"in: a text has no column 'url'.*split_by.column to 'id'"):
+        import_local(tmp_path / "in", tmp_path / "o.parquet", dataset(split_by={"column": "url"}))
+
+
+def test_the_shipped_configuration_takes_ones_own_jsonl_or_names_the_key_in_the_way(tmp_path):
+    """Only `source` of config.yaml is swapped, as a new user does."""
+    import yaml
+
+    plain = yaml.safe_load((ROOT / "config.yaml").read_text())
+    (name,) = plain["datasets"]
+    rows = [{"text": f"Document {i}.", "file_path": f"package{i % 40}/file"} for i in range(400)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    plain["datasets"][name]["source"] = {"kind": "local", "files": [str(tmp_path / "own.jsonl")]}
+    settings = load_config(plain).datasets[name]
+    import_local(tmp_path / "own.jsonl", tmp_path / "o.parquet", settings)
+    records = encode_part(tmp_path / "o.parquet", tmp_path, "000", settings)
+    assert sum(record["documents"] for record in records.values()) == 400
+
+    (tmp_path / "own.jsonl").write_text("\n".join(json.dumps({"text": row["text"]}) for row in rows))
+    with pytest.raises(
+        ValueError, match=r"no line has .file_path. .*set split_by.column to .*, or leave split_by out"
+    ):
+        import_local(tmp_path / "own.jsonl", tmp_path / "o.parquet", settings)
+    del plain["datasets"][name]["split_by"]
+    settings = load_config(plain).datasets[name]
+    import_local(tmp_path / "own.jsonl", tmp_path / "o.parquet", settings)
+    assert sum(
+        r["documents"] for r in encode_part(tmp_path / "o.parquet", tmp_path, "000", settings).values()
+    )
+
+
+def peak_of_import(folder: Path, name: str, documents: int) -> int:
     """Peak memory in kB of a process that imports so many documents of half a megabyte."""
-    with (folder / "big.jsonl").open("w") as f:
+    opening, between, closing = ("[", ",\n", "]") if name.endswith("json") else ("", "\n", "")
+    with (folder / name).open("w") as f:
         for i in range(documents):
-            f.write(json.dumps({"text": f"{i} " + "x" * 500_000, "id": str(i)}) + "\n")
+            text = json.dumps({"text": f"{i} " + "x" * 500_000, "id": str(i)})
+            f.write((between if i else opening) + text)
+        f.write(closing)
     code = (
         "import re, sys; from pathlib import Path; from spider.config import Dataset;"
         "from spider.data.local import import_local; dataset = Dataset(source={'kind': 'pydocs'});"
-        "folder = Path(sys.argv[1]); import_local(folder / 'big.jsonl', folder / 'o.parquet', dataset);"
+        "folder = Path(sys.argv[1]); import_local(folder / sys.argv[2], folder / 'o.parquet', dataset);"
         "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(folder), name], capture_output=True, text=True, check=True
     )
     assert pq.read_metadata(folder / "o.parquet").num_rows == documents
     return int(done.stdout)
 
 
-def test_memory_does_not_grow_with_the_file(tmp_path):
-    small, large = peak_of_import(tmp_path, 50), peak_of_import(tmp_path, 200)
-    assert large - small < 20_000, "100 MB against 25 MB of text"
+@pytest.mark.parametrize("name", ["big.jsonl", "big.json"])
+def test_memory_does_not_grow_with_the_file(tmp_path, name):
+    small, large = peak_of_import(tmp_path, name, 50), peak_of_import(tmp_path, name, 200)
+    assert large - small < 40_000, "100 MB against 25 MB of text"
