@@ -168,28 +168,42 @@ WITH_MEMORY = [name for name, dataset in CONFIG.datasets.items() if dataset.memo
 
 
 @cache
-def items(dataset):
-    """What the parts of a dataset are made from; each of its jobs asks."""
-    return CONFIG.datasets[dataset].source.items()
+def parts_of(dataset):
+    """Return the parts of a dataset by name, each with what it is made from.
+
+    Snakemake would print a traceback below the error of an input function, so a wrong source ends it here.
+    """
+    try:
+        return CONFIG.parts(dataset)
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+
+
+def watched(files):
+    """Return the user's own files as inputs, so that editing one of them runs the job again.
+
+    Snakemake takes braces in a name for a wildcard; in the place of such a file its folder is watched.
+    """
+    return sorted({local(str(Path(file).parent if "{" in Path(file).name else file)) for file in files})
 
 
 def raw_identity(wildcards):
-    """What a downloaded part is made from."""
-    source = CONFIG.datasets[wildcards.dataset].source
-    kept = {k: v for k, v in source.described().items() if k not in ("files", "pieces")}
-    return kept | {"item": items(wildcards.dataset)[int(wildcards.part)]}
+    """Return what decides the content of a downloaded or imported part."""
+    item = parts_of(wildcards.dataset)[wildcards.part]
+    return CONFIG.datasets[wildcards.dataset].import_identity(item)
 
 
 def local_file(wildcards):
-    """The user's own file behind a part, so that editing it runs the import again."""
+    """Return the user's own files that a part is imported from."""
     source = CONFIG.datasets[wildcards.dataset].source
-    return local(items(wildcards.dataset)[int(wildcards.part)]) if source.kind == "local" else []
+    if source.kind != "local":
+        return []
+    return watched(source.read_for(parts_of(wildcards.dataset)[wildcards.part]))
 
 
 def part_files(pattern):
-    """One file for each part of a dataset."""
-    parts = lambda wildcards: CONFIG.datasets[wildcards.dataset].source.parts()
-    return lambda wildcards: expand(f"<results>/{pattern}", part=parts(wildcards), **wildcards)
+    """Return an input function that names one file for each part of a dataset."""
+    return lambda wildcards: expand(f"<results>/{pattern}", part=parts_of(wildcards.dataset), **wildcards)
 
 
 def raw_dataset(dataset):
@@ -198,19 +212,19 @@ def raw_dataset(dataset):
 
 
 def raw_part(wildcards):
-    """What a part is encoded from; shards that others have written are read where they lie."""
+    """Return the file that a part is encoded from; shards that others have written are read where they lie."""
     source = CONFIG.datasets[wildcards.dataset].source
     if source.kind == "tokens":
-        return local(items(wildcards.dataset)[int(wildcards.part)])
+        return local(parts_of(wildcards.dataset)[wildcards.part])
     return f"<results>/raw/{raw_dataset(wildcards.dataset)}/{wildcards.part}.parquet"
 
 
 def raw_records(wildcards):
-    """What was downloaded, of each part."""
+    """Return the record of each downloaded part of a dataset."""
     if CONFIG.datasets[wildcards.dataset].source.kind == "tokens":
         return []
-    parts = CONFIG.datasets[wildcards.dataset].source.parts()
-    return expand(f"<results>/raw/{raw_dataset(wildcards.dataset)}/{{part}}.json", part=parts)
+    raw = f"<results>/raw/{raw_dataset(wildcards.dataset)}/{{part}}.json"
+    return expand(raw, part=parts_of(wildcards.dataset))
 
 
 def tokenizer_file(wildcards):
@@ -231,9 +245,9 @@ def encoding_identity(wildcards):
 
 
 def learned_from(wildcards):
-    """The parts that a tokenizer is learned from."""
+    """Return the parts that a tokenizer is learned from."""
     tokenizer = CONFIG.tokenizers[wildcards.tokenizer]
-    parts = CONFIG.datasets[tokenizer.data].source.parts()[: tokenizer.parts]
+    parts = list(parts_of(tokenizer.data))[: tokenizer.parts]
     return expand(f"<results>/raw/{raw_dataset(tokenizer.data)}/{{part}}.parquet", part=parts)
 
 
@@ -359,9 +373,9 @@ def packed_rows(wildcards):
 
 
 def task_files(wildcards):
-    """The user's own files that a stage's questions are read from."""
+    """Return the user's own files that a stage's questions are read from."""
     asked = stage_spec(wildcards).evaluation.tasks.values()
-    return [local(str(path)) for task in asked for path in task.files()]
+    return watched(path for task in asked for path in task.files())
 
 
 def harness_results(runs):
@@ -396,8 +410,8 @@ def harness_asked(wildcards):
 
 
 def harness_files(wildcards):
-    """The user's own tasks."""
-    return [local(path) for path in harness_asked(wildcards).files()]
+    """Return the files that the user's own tasks are read from."""
+    return watched(harness_asked(wildcards).files())
 
 
 def harness_options(wildcards):

@@ -21,8 +21,10 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     """Bring one part of a dataset here, as parquet."""
     from spider.data import hub, local, mock, pydocs
 
-    spec = session.config.dataset(dataset)
-    source, item = spec.source, spec.source.item(part)
+    spec, parts = session.config.dataset(dataset), session.config.parts(dataset)
+    if part not in parts:
+        raise ValueError(f"datasets.{dataset}: no part {part!r}; there are {len(parts)}, from 000")
+    source, item = spec.source, parts[part]
     if isinstance(source, TokensSource):
         raise ValueError(f"datasets.{dataset}: {item} is read where it lies; encode it")
     params = {"kind": source.kind, "item": item}
@@ -98,7 +100,7 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
     from spider.data.metadata import build_metadata
 
     spec = session.config.dataset(dataset)
-    settings, parts = spec.encoding(), spec.source.parts()
+    settings, parts = spec.encoding(), list(session.config.parts(dataset))
     records = [output.parent / "train" / f"{part}.json" for part in parts]
     raw = spec.like or dataset
     if isinstance(spec.source, TokensSource):

@@ -136,19 +136,21 @@ def _below(folder: Path, *kinds: str) -> list[Path]:
     found = []
     for path in folder.rglob("*"):
         inside = path.relative_to(folder)
-        if LocalSource.kind_of(path.name) in kinds and not any(part[0] == "." for part in inside.parts):
+        hidden = any(part.startswith(".") for part in inside.parts)
+        if LocalSource.kind_of(path.name) in kinds and not hidden and path.is_file():
             found.append((inside.as_posix(), path))
-    return [path for _, path in sorted(found) if path.is_file()]
+    return [path for _, path in sorted(found)]
 
 
 def _parts_of(folder: str) -> list[str]:
     """Return what the parts of a folder are imported from: its files, or the folder itself for texts."""
-    texts = LocalSource.texts_of(Path(folder))
-    others = _below(Path(folder), ".parquet", ".jsonl", ".json", ".csv")
+    found = _below(Path(folder), ".parquet", ".jsonl", ".json", ".csv", ".txt")
+    texts = [path for path in found if LocalSource.kind_of(path.name) == ".txt"]
+    others = [path for path in found if LocalSource.kind_of(path.name) != ".txt"]
     if texts and others:
         both = f"holds texts ({texts[0].name}) and other files ({others[0].name})"
         raise ConfigError(f"source.files: {folder} {both}; name the files to take, as in {folder}/*.jsonl")
-    if not texts and not others:
+    if not found:
         raise ConfigError(f"source.files: {folder} holds no file of a known kind; give {LocalSource.KINDS}")
     return [folder] if texts else [str(path) for path in others]
 
@@ -351,6 +353,20 @@ class Dataset(Block):
 
     def described(self) -> dict[str, Any]:
         return super().described() | {"source": self.source.described()}
+
+    def import_identity(self, item: str) -> dict[str, Any]:
+        """Return what decides the content of the part that is downloaded or imported from ``item``.
+
+        An imported file has the columns that settings name, so these belong to it. A key is left out at its
+        default, because a change would import again what was imported before the key was there.
+        """
+        kept = {k: v for k, v in self.source.described().items() if k not in ("files", "pieces")}
+        kept["item"] = item
+        if isinstance(self.source, LocalSource) and LocalSource.kind_of(item) != ".parquet":
+            defaults = tuple(Dataset.model_fields[name].default for name in ("text_column", "id_column"))
+            kept |= {"columns": list(self.columns)} if self.columns != defaults else {}
+            kept |= {"format": self.format} if self.format != "text" else {}
+        return kept
 
     def encoding(self) -> dict[str, Any]:
         """What decides the ids of a shard, the text and the tokenizer apart."""

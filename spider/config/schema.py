@@ -87,6 +87,14 @@ class Config(Block):
             raise ConfigError(f"datasets: {none_such('dataset', name, self.datasets)}")
         return self.datasets[name]
 
+    def parts(self, dataset: str) -> dict[str, str]:
+        """Return the parts of a dataset by name, each with the file or the piece that it is made from."""
+        source = self.dataset(dataset).source
+        try:
+            return dict(zip(source.parts(), source.items(), strict=True))
+        except ConfigError as error:
+            raise ConfigError(f"datasets.{dataset}.{error}") from None
+
     def tokenizer(self, name: str) -> TokenizerConfig:
         if name not in self.tokenizers:
             raise ConfigError(f"tokenizers: {none_such('tokenizer', name, self.tokenizers)}")

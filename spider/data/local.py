@@ -63,11 +63,13 @@ class Document(NamedTuple):
 def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]:
     """Make a parquet file of a user's file, or of a folder of texts.
 
-    A ``.parquet`` becomes a symbolic link with an absolute target. All other kinds keep `Dataset.columns`:
-    ``.jsonl`` (one object a line), ``.json`` (an array of objects, or one object a line), ``.csv`` (names in
-    the first line) and ``.txt`` (one document, its name is its id), each of them plain, ``.gz`` or ``.zst``.
-    A folder gives one document for each text in it, in order of their paths, which are the ids. A missing
-    value is null; an empty line is skipped. Bytes that are not UTF-8 become U+FFFD, with one warning.
+    A ``.parquet`` becomes a symbolic link with an absolute target. All other kinds keep `Dataset.columns`.
+    A ``.jsonl`` has one object a line. A ``.json`` has an array of objects, or one object a line. A ``.csv``
+    names its columns in the first line. A ``.txt`` is one document, and its name is the id. Each of them may
+    also end in ``.gz`` or ``.zst``. A folder gives one document for each text in it, in order of their paths,
+    which are the ids.
+
+    A missing value is null; an empty line is skipped. Bytes that are not UTF-8 become U+FFFD, with a warning.
 
     Returns:
         ``name``, ``documents`` and ``bytes`` (the size of the parquet file).
@@ -150,7 +152,7 @@ def _documents(source: Path, kind: str, dataset: Dataset) -> Iterator[Document]:
 
 
 def _check(row: Row, source: Path, text_column: str) -> None:
-    """Refuse a row that is not an object or has no text column."""
+    """Refuse a row that is not an object or lacks the text column."""
     if not isinstance(row.values, dict):
         kind = type(row.values).__name__
         raise ValueError(f"{source}, {row.where}: must be an object with a {text_column!r} key (got {kind})")
@@ -206,7 +208,7 @@ def _rows(source: Path, kind: str) -> Iterator[Row]:
 
 
 class _Malformed(Exception):
-    """What is wrong with a file, and where in it."""
+    """A problem in a file, which the message names with its line."""
 
 
 def _lines(f: BinaryIO) -> Iterator[Row]:
@@ -223,7 +225,7 @@ def _lines(f: BinaryIO) -> Iterator[Row]:
 
 
 def _elements(f: BinaryIO) -> Iterator[Row]:
-    """Yield the elements of one JSON array, of which one has to fit into memory."""
+    """Yield the elements of a JSON array; memory holds one at a time."""
     array = _Array(f)
     array.expect("[", "'['")
     number = 0

@@ -110,7 +110,10 @@ def test_local_files_are_compared_by_where_they_lie(tmp_path, monkeypatch):
     assert said(configuration({"held": local("c.jsonl", validation=0.5), "docs": docs})) == ""
     assert said(configuration({"held": local("a.jsonl", validation=0.01), "docs": docs})) == ""
     # A folder names documents by their paths in it, so another folder splits them differently.
-    within = {"held": local("texts", validation=0.1), "docs": local(str(tmp_path), validation=0.1)}
+    (tmp_path / "library/texts").mkdir(parents=True)
+    (tmp_path / "library/texts/a.txt").touch()
+    library = local(str(tmp_path / "library"), validation=0.1)
+    within = {"held": local("library/texts", validation=0.1), "docs": library}
     assert "texts" in said(configuration(within))
     # A pattern without a match is refused when its dataset is made; it says so itself.
     assert said(configuration({"held": local("none*.jsonl"), "docs": docs})) == ""

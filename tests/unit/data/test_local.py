@@ -256,6 +256,20 @@ def test_ones_own_column_decides_the_split(tmp_path, name):
     assert decoded == "".join(held_out)
 
 
+def test_one_split_whichever_kind_of_file_the_documents_come_in(tmp_path):
+    """The same documents as jsonl and as parquet, split by an id column that is not the default."""
+    packages(tmp_path, "a.jsonl")
+    pq.write_table(
+        pa.Table.from_pylist(list(map(json.loads, (tmp_path / "a.jsonl").open()))), tmp_path / "a.parquet"
+    )
+    settings, made = dataset(validation=0.3, id_column="pkg"), []
+    for name in ("a.jsonl", "a.parquet"):
+        import_local(tmp_path / name, tmp_path / "o.parquet", settings)
+        encode_part(tmp_path / "o.parquet", tmp_path / name[2:], "000", settings)
+        made.append((tmp_path / name[2:] / "validation/000.bin").read_bytes())
+    assert made[0] == made[1] != b""
+
+
 def test_a_column_that_no_line_has_is_named_with_its_setting(tmp_path, caplog):
     (tmp_path / "a.jsonl").write_text('{"text": "x", "pkg": null}\n{"text": "y", "n": 1}\n')
     wrong = dataset(split_by={"column": "url"})
