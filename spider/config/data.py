@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from itertools import chain
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -112,10 +113,11 @@ class LocalSource(Source):
     @staticmethod
     def kind_of(name: str) -> str:
         """Return the kind of a file by its name, as ``.jsonl``; "" for a file that cannot be imported."""
-        plain = re.sub(r"\.(gz|zst)$", "", name)
-        kind = PurePath(plain).suffix
-        known = kind in (".jsonl", ".json", ".csv", ".txt") or (kind == ".parquet" and plain == name)
-        return kind if known else ""
+        stem, kind = os.path.splitext(name)
+        if kind in (".gz", ".zst"):
+            kind = os.path.splitext(stem)[1]
+            return kind if kind in (".jsonl", ".json", ".csv", ".txt") else ""
+        return kind if kind in (".jsonl", ".json", ".csv", ".txt", ".parquet") else ""
 
     @staticmethod
     def texts_of(folder: Path) -> list[Path]:
@@ -134,12 +136,13 @@ class LocalSource(Source):
 def _below(folder: Path, *kinds: str) -> list[Path]:
     """Return the files of these kinds in a folder and below it, in order of their paths."""
     found = []
-    for path in folder.rglob("*"):
-        inside = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in inside.parts)
-        if LocalSource.kind_of(path.name) in kinds and not hidden and path.is_file():
-            found.append((inside.as_posix(), path))
-    return [path for _, path in sorted(found)]
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside = Path(place).relative_to(folder)
+        for name in names:
+            if not name.startswith(".") and LocalSource.kind_of(name) in kinds:
+                found.append(((inside / name).as_posix(), Path(place, name)))
+    return [path for _, path in sorted(found) if path.is_file()]
 
 
 def _parts_of(folder: str) -> list[str]:
