@@ -131,6 +131,8 @@ class Manifest(Trained):
     torch: str
     step: int
     """Of the stage."""
+    global_tokens: int | None = None
+    """Tokens of the run so far; None where an earlier version, which did not count them, trained a stage."""
     end: int | None
     streak: int
     means: dict[str, Any]

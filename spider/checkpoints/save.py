@@ -31,6 +31,7 @@ import logging
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -85,6 +86,7 @@ class Saver:
     def start(self, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
         """Copy the tensors and begin to save the copy, after the save before has ended."""
         self.settle()
+        began = time.perf_counter()
         self.begun = record["global_step"]
         for name, tensor in tensors.items():
             held = whole(tensor.detach())
@@ -97,10 +99,13 @@ class Saver:
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
         copies = {name: self._copies[name] for name in tensors}
-        self._pending = self._thread.submit(self._save, copies, record)
+        self._pending = self._thread.submit(self._save, copies, record, began)
 
-    def _save(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> Checkpoint:
+    def _save(self, tensors: dict[str, Tensor], record: dict[str, Any], started: float) -> Checkpoint:
         saved = save(self.root, tensors, record, self._tokenizer)
+        megabytes = sum(file.stat().st_size for file in saved.path.iterdir()) / 1e6
+        seconds = time.perf_counter() - started
+        log.info("checkpoint saved: %s, %.1f MB, %.1f s", saved.path, megabytes, seconds)
         began = record["global_step"] - record["step"]
         retain(self.root, self._settings.keep_last, self._settings.keep_every, began)
         return saved

@@ -115,6 +115,10 @@ class Batches(Iterator[Batch]):
         """The next few batches; called in the thread."""
         raise NotImplementedError
 
+    def epoch(self, position: dict[str, Any]) -> float:
+        """Return the number of passes over the data at a position: 1.25 is a quarter into the second pass."""
+        raise NotImplementedError
+
     def __next__(self) -> Batch:
         if not self._ready:
             while len(self._ahead) <= DEPTH:
@@ -162,6 +166,9 @@ class Loader(Batches):
         self._next_sample = int(position["sample"]) if position is not None else 0
         self.windows = packed.count if packed else -(-shards.tokens // seq_len)
         self._steps = max(1, (PROPOSED // seq_len if proposer else BLOCK) // rows)
+
+    def epoch(self, position: dict[str, Any]) -> float:
+        return int(position["sample"]) / self.windows
 
     def _block(self) -> list[Batch]:
         """Our batches of the next ``_steps`` steps."""

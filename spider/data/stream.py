@@ -80,6 +80,10 @@ class StreamLoader(Batches):
         self._skipped = int(start["offset"])
         """Of the next document, the tokens before the position that is resumed."""
 
+    def epoch(self, position: dict[str, Any]) -> float:
+        """Return the number of finished passes, without a fraction: the size of a stream is not known."""
+        return float(position["epoch"])
+
     def _block(self) -> list[Batch]:
         length = self._order["seq_len"]
         rows = np.empty((self._rows, length + 1), np.uint16)

@@ -50,7 +50,7 @@ from spider.training.measurements import Warmup
 from spider.training.memory import check_fits, out_of_memory
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
-from spider.training.precision import Precision, compiles, decide, device_name
+from spider.training.precision import Precision, compiles, decide, device_name, fp8_layers
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
 from spider.training.state import Ema, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, counted, progress_bar, show
@@ -139,6 +139,7 @@ class Trainer:
         folded = memories[1] if memories else None
         read = spec, data, self.model, world, self.precision, self.ema, folded
         self.validation = Validation(*read, compiled=compiled)
+        self._announce(micro_batch)
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
         """Train to the stage's end and return its final checkpoint, in the process that saved it."""
@@ -218,6 +219,8 @@ class Trainer:
         progress.step += 1
         progress.global_step += 1
         progress.tokens += self.spec.tokens_per_step
+        if progress.global_tokens is not None:
+            progress.global_tokens += self.spec.tokens_per_step
         progress.bytes += bytes_
         progress.position = batch.position
         progress.validated = None
@@ -344,12 +347,42 @@ class Trainer:
         if self.spec.optimizer.kind == "muon":
             rates["muon_lr"] = rates["lr"] * self.spec.optimizer.muon_lr_ratio
         rates |= self._scheduled(progress.step - 1, progress.global_step - 1)
-        row = self.telemetry.row(means.read(), window, left, rates, progress.skipped)
+        row = self.telemetry.row(means.read(), window, left, rates, progress.skipped, self._reached())
         if means.count:
             progress.loss = loss = row.get("train/cross_entropy", row["train/loss"])
             progress.best_loss = min(loss, loss if progress.best_loss is None else progress.best_loss)
         self.metrics.write(progress.global_step, row | validated)
         show(row, progress.step, progress.step + left, bar, self.model.shown)
+
+    def _reached(self) -> dict[str, float]:
+        """Return how far the run is in its data. The figures depend on what is trained, never on a clock."""
+        assert self.progress.position is not None, "a step is done"
+        reached = {"epoch": self.loader.epoch(self.progress.position)}
+        tokens = self.progress.global_tokens
+        return reached if tokens is None else reached | {"tokens": float(tokens)}
+
+    def _announce(self, micro_batch: int) -> None:
+        """Log what is trained, with what, and how far: once, at the start of the process."""
+        spec, world = self.spec, self.world
+        parts = "; ".join(f"{name} {count:,}" for name, count in self.model.parameters_by_part().items())
+        log.info("parameters: %s (%s)", f"{self.model.num_parameters():,}", parts)
+        log.info("fp8: %s", fp8_layers(self.model))
+        config, rates = spec.optimizer, f"lr {self.settings.lr:g}"
+        if config.kind == "muon":
+            rates += f", {self.settings.lr * config.muon_lr_ratio:g} for matrices"
+        log.info("optimizer: %s, %s, weight decay %g", config.kind, rates, config.weight_decay)
+        processes = "1 process" if world.size == 1 else f"each of {world.size} processes"
+        log.info(
+            "global batch: %s tokens a step, %d windows of %s (%d micro-batches of %d on %s)",
+            f"{spec.tokens_per_step:,}",
+            spec.windows_per_step,
+            f"{self.settings.seq_len:,}",
+            self.micro_batches,
+            micro_batch,
+            processes,
+        )
+        end = "max_hours" if self.progress.end is None else f"step {self.progress.end:,}"
+        log.info("training from step %s to %s", f"{self.progress.step:,}", end)
 
     def _decide_precision(self, warmup: Path | None) -> Precision:
         """The configuration's choice; a resumed stage keeps the arithmetic that it began with."""

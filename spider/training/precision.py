@@ -153,6 +153,17 @@ def eligible(model: Model) -> frozenset[str]:
     return frozenset(name for name in fit if not model.keeps_wide(name))
 
 
+def fp8_layers(model: Model) -> str:
+    """Return a phrase that counts the layers of a prepared model that are multiplied in fp8."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    swapped = sum(type(module).__name__ == "Float8Linear" for module in linear)  # needs no import of torchao
+    told = f"{swapped} of {len(linear)} linear layers"
+    if own := model.fp8_parts():
+        narrow = sum(bool(part.fp8) for part in own.layers.values())
+        told += f", {narrow} of {len(own.layers)} other layers"
+    return told
+
+
 @contextlib.contextmanager
 def quiet_torchao() -> Iterator[None]:
     """Importing torchao warns of its parts for other machines, which concern nobody here."""

@@ -71,8 +71,11 @@ class Progress:
     global_step: int = 0
     """Steps of the run that are done."""
     tokens: int = 0
+    """Tokens of this stage that are trained on, special ids included."""
+    global_tokens: int | None = 0
+    """Tokens of the run; None where an earlier version, which did not count them, trained a stage of it."""
     bytes: int = 0
-    """Bytes of text that its targets stand for; ``tokens`` counts special ids too."""
+    """Bytes of text that the targets of this stage stand for."""
     seconds: float = 0.0
     """Training time of this stage over all its restarts, without work that was lost."""
     checkpoint_seconds: float = 0.0
@@ -99,7 +102,10 @@ class Progress:
 
     @classmethod
     def saved(cls, manifest: Manifest) -> Self:
+        """Return the progress that a manifest records."""
         plain = manifest.model_dump(include=set(cls.__dataclass_fields__))
+        if plain["global_tokens"] is None and manifest.step == manifest.global_step:
+            plain["global_tokens"] = manifest.tokens  # the run's first stage
         return cls(**plain)
 
 
@@ -203,7 +209,9 @@ class State:
             if resumed:
                 return Progress(end=end)
             at = self._next_position(parent.training)
-            return Progress(global_step=parent.training.global_step, position=at, end=end)
+            before = Progress.saved(parent.training)
+            step, tokens = before.global_step, before.global_tokens
+            return Progress(global_step=step, global_tokens=tokens, position=at, end=end)
         # Another folder's training goes on where it stood, towards an end of our own.
         before = Progress.saved(parent.training)
         if end is not None and before.step >= end:

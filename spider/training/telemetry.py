@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -44,6 +44,9 @@ class Window:
     """Seconds of these that went by waiting for data."""
 
 
+#: Bits of an operand of most matrix products: how a curve shows the precision, which is a word elsewhere.
+PRECISION_BITS = {"fp32": 32, "bf16": 16, "fp8": 8}
+
 #: Of a step on a learned alphabet's ids; means as losses are, which a resume within a log interval keeps.
 COUNTED = "targets", "bytes"
 
@@ -62,6 +65,7 @@ class Telemetry:
         self, device: torch.device, name: str, precision: str, flops_per_token: float, learned: bool = False
     ) -> None:
         self.device, self.flops_per_token, self.learned = device, flops_per_token, learned
+        self.precision = precision
         self.peak = peak_flops(name, precision)
         if self.peak is None:
             log.info("mfu: unknown, there is no peak FLOP/s on record for %s on %s", precision, name)
@@ -72,19 +76,33 @@ class Telemetry:
         self._process.cpu_percent()  # counts from here to the first row
 
     def row(
-        self, means: dict[str, float], window: Window, steps_left: int, lr: dict[str, float], skipped: int
+        self,
+        means: dict[str, float],
+        window: Window,
+        steps_left: int,
+        lr: dict[str, float],
+        skipped: int,
+        reached: Mapping[str, float],
     ) -> dict[str, float]:
-        """All figures of a log interval: losses in nats a target, ``bpb`` in bits a byte; megabytes of 10^6
-        bytes; shares of 1. There are no ``means`` if every update of it was skipped; ``lr`` are the last
-        step's rates, by name, and ``skipped`` are updates since the stage began."""
+        """Return all figures of a log interval.
+
+        Losses are in nats a target, ``bpb`` in bits a byte, megabytes are 10^6 bytes, shares are of 1.
+
+        Args:
+            means: means over the interval; empty if every update of it was skipped.
+            lr: the last step's rates, by name.
+            skipped: updates that were skipped since the stage began.
+            reached: how far the run is, in epochs and tokens, by name.
+        """
         row = {f"train/{name}": value for name, value in means.items()}
         if row:
             targets, bytes_ = (row.pop(f"train/{name}", 1.0) for name in COUNTED)
             bits = row.get("train/cross_entropy", row["train/loss"]) / math.log(2)
             row["train/bpb"] = bits * targets / (bytes_ or 1.0)
-        row |= {f"train/{name}": value for name, value in lr.items()}
+        row |= {f"train/{name}": value for name, value in {**reached, **lr}.items()}
         row |= {
             "train/skipped_steps": skipped,
+            "train/precision_bits": PRECISION_BITS[self.precision],
             "system/rss_mb": self._process.memory_info().rss / 1e6,
             "system/cpu_percent": self._process.cpu_percent(),
             "train/bytes_per_second": (window.bytes if self.learned else window.tokens) / window.seconds,
@@ -101,11 +119,23 @@ class Telemetry:
         return row
 
 
+def _tokens(count: float) -> str:
+    """Return a number of tokens, from a million on in millions."""
+    return f"{count:,.0f} tokens" if count < 1e6 else f"{count / 1e6:,.2f}M tokens"
+
+
+def _precision(bits: float) -> str:
+    """Return the name of the precision that a row holds as a number of bits."""
+    return next(name for name, known in PRECISION_BITS.items() if known == bits)
+
+
 #: The line's groups before the model's own: figures, and how to show them. What a row lacks is left out.
-_GROUPS = (
+_GROUPS: tuple[dict[str, str | Callable[[float], str]], ...] = (
+    {"train/epoch": "epoch {:.3g}", "train/tokens": _tokens},
     {"train/bpb": "bpb {:.3f}", "train/loss": "loss {:.3f}"},
     {"train/lr": "lr {:.2e}", "train/muon_lr": "muon {:.2e}", "train/grad_norm": "grad {:.3g}"},
     {
+        "train/precision_bits": _precision,
         "train/bytes_per_second": "{:,.0f} bytes/s",
         "train/tokens_per_second": "{:,.0f} ids/s",
         "train/mfu": "mfu {:.1%}",
@@ -117,12 +147,12 @@ _GROUPS = (
 
 def line(row: Mapping[str, float], step: int, end: int, shown: Mapping[str, str]) -> str:
     """A row for a reader, after ``step`` of ``end`` steps; ``shown`` is the model's own part of it."""
-    own = {f"train/{name}": form for name, form in shown.items()}
+    own: dict[str, str | Callable[[float], str]] = {f"train/{name}": form for name, form in shown.items()}
 
-    def tell(name: str, form: str) -> str:
+    def tell(name: str, form: str | Callable[[float], str]) -> str:
         if name not in row:
             return "mfu unknown" if name == "train/mfu" else ""
-        return form.format(row[name])
+        return form.format(row[name]) if isinstance(form, str) else form(row[name])
 
     groups = ["  ".join(filter(None, starmap(tell, group.items()))) for group in (*_GROUPS, own)]
     skipped = f"{row['train/skipped_steps']:.0f} steps skipped" if row["train/skipped_steps"] else ""

@@ -98,6 +98,8 @@ def test_mlflow_holds_the_whole_run(smoke):
     curve = client.get_metric_history(training.info.run_id, "train/loss")
     steps = [point.step for point in curve]
     assert steps == sorted(set(steps)) and steps[-1] == 80
+    for curve in ("train/epoch", "train/tokens", "train/precision_bits"):
+        assert [point.step for point in client.get_metric_history(training.info.run_id, curve)] == steps
     mlflow.set_tracking_uri(f"sqlite:///{smoke[0] / 'mlflow.db'}")
     models = mlflow.search_logged_models(experiment_ids=[ids["Training"]], output_format="list")
     scored = {m.name: [x.value for x in m.metrics if x.key == "bpb"] for m in models}

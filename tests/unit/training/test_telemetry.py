@@ -14,9 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from spider.checkpoints.records import Manifest
+from spider.files import read_json
+from spider.model import build_model
 from spider.training.device import peak_flops
+from spider.training.precision import Precision, eligible, fp8_layers
 from spider.training.stage import train
+from spider.training.state import Progress
 from spider.training.telemetry import Telemetry, Window, line
+from tests.unit.records import saved
+from tests.unit.training.outcomes import rows
 
 REPO = Path(__file__).parents[3]
 CPU = torch.device("cpu")
@@ -28,6 +35,7 @@ DENSE = {
     "recurrence": {"loops": 1, "injection": False, "loop_embedding": False, "lora_rank": 0, "halting": False},
 }
 EVERYWHERE = {"loss", "bpb", "lr", "grad_norm", "bytes_per_second", "data_wait_share", "eta_seconds"}
+EVERYWHERE |= {"epoch", "tokens", "precision_bits"}
 PARTS = {"bytes_per_patch", "moe_load_max", "moe_load_entropy", "halt_depth"}
 
 
@@ -37,7 +45,8 @@ def last_row(folder):
 
 def make_row(name="cpu", precision="fp32", means=(("loss", 2.0), ("grad_norm", 0.5)), skipped=0):
     telemetry = Telemetry(CPU, name, precision, flops_per_token=1e6)
-    return telemetry.row(dict(means), WINDOW, 10, {"lr": 1e-3}, skipped)
+    reached = {"epoch": 0.125, "tokens": 1_234_567}
+    return telemetry.row(dict(means), WINDOW, 10, {"lr": 1e-3}, skipped, reached)
 
 
 def test_rates_count_the_steps_of_the_window_only():
@@ -107,7 +116,8 @@ def test_skipped_updates_are_told_and_an_interval_without_any_update_has_a_line(
     assert "skipped" not in line(make_row(), 10, 20, {})
     row = make_row(means=(), skipped=10)
     assert "train/bpb" not in row
-    assert line(row, 10, 20, {}).startswith("step 10/20 | lr 1.00e-03 | 500 bytes/s")
+    begins = "step 10/20 | epoch 0.125  1.23M tokens | lr 1.00e-03 | fp32  500 bytes/s"
+    assert line(row, 10, 20, {}).startswith(begins)
     assert "10 steps skipped" in line(row, 10, 20, {})
 
 
@@ -123,7 +133,7 @@ def test_a_model_with_every_part_tells_every_figure(tmp_path, make_spec, shards,
     for figure in (
         f"bpb {row['train/bpb']:.3f}  loss {row['train/loss']:.3f}",
         f"lr {row['train/lr']:.2e}  muon {row['train/muon_lr']:.2e}  grad {row['train/grad_norm']:.3g}",
-        f"{row['train/bytes_per_second']:,.0f} bytes/s  mfu unknown  "
+        f"| fp32  {row['train/bytes_per_second']:,.0f} bytes/s  mfu unknown  "
         f"data wait {row['train/data_wait_share']:.1%}",
         f"ram {row['system/rss_mb']:,.0f} MB",
         f"{row['train/bytes_per_patch']:.2f} bytes/patch",
@@ -142,10 +152,64 @@ def test_a_dense_model_tells_no_figures_of_parts_it_lacks(tmp_path, make_spec, s
     assert not {f"train/{name}" for name in PARTS | {"muon_lr"}} & set(row)
     (said,) = (m for m in caplog.messages if m.startswith("step 3/3"))
     assert re.fullmatch(
-        r"step 3/3 \| bpb [\d.]+  loss [\d.]+ \| lr \S+  grad \S+ \| [\d,]+ bytes/s  mfu unknown  "
+        r"step 3/3 \| epoch [\d.]+  384 tokens \| bpb [\d.]+  loss [\d.]+ \| lr \S+  grad \S+ "
+        r"\| fp32  [\d,]+ bytes/s  mfu unknown  "
         r"data wait [\d.]+% \| ram [\d,]+ MB \| eta \d:\d\d:\d\d",
         said,
     )
+
+
+def test_epoch_and_tokens_go_on_through_the_stages_of_a_run(tmp_path, make_spec, shards):
+    """A step of the small training takes 4 windows of 32 tokens."""
+    for stage, parent in (("a", None), ("b", tmp_path / "a/train.json")):
+        train(make_spec(stage, model=DENSE, max_steps=6), tmp_path / stage, shards, previous=parent)
+    windows = -(-read_json(shards / "metadata.json")["splits"]["train"]["tokens"] // 32)
+    found = [row for stage in "ab" for row in rows(tmp_path / stage)]
+    assert [row["step"] for row in found] == [3, 6, 9, 12]
+    for row in found:
+        assert row["metrics"]["train/tokens"] == row["step"] * 4 * 32
+        assert row["metrics"]["train/epoch"] == pytest.approx(row["step"] * 4 / windows, rel=1e-12)
+        assert row["metrics"]["train/precision_bits"] == 32
+
+
+def test_a_stage_that_an_earlier_version_began_counts_its_tokens_where_that_can_be_known():
+    first, later = saved(step=5, tokens=640), saved(step=5, global_step=25, tokens=640)
+    known = [Progress.saved(Manifest.model_construct(**one)).global_tokens for one in (first, later)]
+    assert known == [640, None]
+
+
+def test_the_log_says_what_is_trained_and_where_each_checkpoint_went(tmp_path, make_spec, shards, caplog):
+    caplog.set_level("INFO")
+    spec = make_spec(model=DENSE, max_steps=5, grad_accum=2)
+    train(spec, tmp_path, shards)
+    model = build_model(spec.model)
+    linear = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    (parameters,) = (m for m in caplog.messages if m.startswith("parameters: "))
+    total, _, parts = parameters.removeprefix("parameters: ").partition(" (")
+    by_part = [int(part.rpartition(" ")[2].replace(",", "")) for part in parts.strip(")").split("; ")]
+    assert int(total.replace(",", "")) == sum(by_part) == sum(p.numel() for p in model.parameters())
+    assert f"fp8: 0 of {linear} linear layers" in caplog.messages
+    assert "optimizer: muon, lr 0.003, 0.012 for matrices, weight decay 0.1" in caplog.messages
+    assert (
+        "global batch: 256 tokens a step, 8 windows of 32 (2 micro-batches of 4 on 1 process)"
+        in caplog.messages
+    )
+    assert "training from step 0 to step 5" in caplog.messages
+    path = tmp_path / "checkpoints/step-00000005"
+    size = sum(file.stat().st_size for file in path.iterdir())
+    (checkpoint,) = (m for m in caplog.messages if m.startswith("checkpoint saved: "))
+    told = re.fullmatch(r"checkpoint saved: (.+), ([\d.]+) MB, ([\d.]+) s", checkpoint)
+    assert told and told[1] == str(path) and float(told[2]) == pytest.approx(size / 1e6, abs=0.06)
+
+
+def test_the_layers_that_are_multiplied_in_fp8_are_counted(make_spec):
+    model = build_model(make_spec().model)
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    chosen = sorted(eligible(model))[:3]
+    experts = sorted(model.fp8_parts().layers)
+    layers = frozenset([*chosen, *experts[:1]])
+    Precision("fp8", "a test", layers=layers, recipe="tensorwise").prepare(model, emulate=True)
+    assert fp8_layers(model) == f"3 of {len(linear)} linear layers, 1 of {len(experts)} other layers"
 
 
 # ------------------------------------------------------------------------------------ terminal or no terminal
@@ -177,7 +241,7 @@ def test_without_a_terminal_there_are_lines_and_no_bar(tmp_path, make_spec, shar
     ).stderr
     assert said == (tmp_path / "train.log").read_text()
     assert "\r" not in said and "step/s" not in said
-    assert re.findall(r"^(step \d/6) \| bpb|^(attention)$", said, re.M) == [
+    assert re.findall(r"^(step \d/6) \| epoch|^(attention)$", said, re.M) == [
         ("step 3/6", ""),
         ("", "attention"),
         ("step 6/6", ""),
