@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from spider import tracking
 from spider.cli.session import FILE, JSON, THREADS, Session, log, verb
 from spider.config import HubSource, MockSource, PydocsSource, TokensSource
 from spider.config.memory import MemoryConfig
@@ -28,7 +29,8 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     if isinstance(source, TokensSource):
         raise ValueError(f"datasets.{dataset}: {item} is read where it lies; encode it")
     params = {"kind": source.kind, "item": item}
-    with session.tracked("download", f"{dataset}/{part}", params, [], [output]) as job:
+    made = [output, output.with_suffix(".json")]
+    with session.tracked("download", f"{dataset}/{part}", params, [], made) as job:
         if isinstance(source, MockSource):
             record = mock.write_mock(source.documents, output)
         elif isinstance(source, PydocsSource):
@@ -78,9 +80,10 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     spec = session.config.dataset(dataset)
     settings, learned = spec.encoding(), session.tokenizer_of(dataset)
     folder = session.results.shards(dataset)
-    outputs = [folder / split / f"{part}.bin" for split in spec.splits]
+    shards = [folder / split / f"{part}.bin" for split in spec.splits]  # `index` hashes them
+    outputs = [shard.with_suffix(suffix) for shard in shards for suffix in (".idx", ".json")]
     inputs = [file, learned] if learned else [file]
-    with session.tracked("encode", f"{dataset}/{part}", settings, inputs, outputs) as job:
+    with session.tracked("encode", f"{dataset}/{part}", settings, inputs, outputs, shards) as job:
         if isinstance(spec.source, TokensSource):
             record = import_part(file, folder, part, spec)
         else:
@@ -103,13 +106,16 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
     settings, parts = spec.encoding(), list(session.config.parts(dataset))
     records = [output.parent / "train" / f"{part}.json" for part in parts]
     raw = spec.like or dataset
+    learned = session.tokenizer_of(dataset)
+    inputs = [*records, learned] if learned else records
     if isinstance(spec.source, TokensSource):
         origins = [imported(record, spec.source) for record in records]
     else:
-        origins = [read_json(session.results.raw(raw, part).with_suffix(".json")) for part in parts]
+        downloaded = [session.results.raw(raw, part).with_suffix(".json") for part in parts]
+        origins = [read_json(record) for record in downloaded]
+        inputs = [*inputs, *downloaded]
     source = spec.source.described() | {"files": origins}
-    with session.tracked("index", dataset, settings, records, [output]) as job:
-        learned = session.tokenizer_of(dataset)
+    with session.tracked("index", dataset, settings, inputs, [output]) as job:
         metadata = build_metadata(
             output.parent,
             dataset,
@@ -121,6 +127,8 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
         )
         job.artifact(output)
         job.dataset(*session.dataset_card(dataset, metadata.digest), context="made")
+        shards = [shard for split in metadata.splits.values() for shard in split.shards]
+        tracking.log_hashes(job, {output.parent / shard.file: shard.sha256 for shard in shards})
         for split, counts in metadata.splits.items():
             job.metric(f"{split}/tokens", counts.tokens)
             log.info("%s: %s tokens in %d shards", split, f"{counts.tokens:,}", len(counts.shards))
@@ -136,7 +144,8 @@ def pack(session: Session, dataset: str, seq_len: str) -> None:
     session.config.dataset(dataset)
     folder = session.results.shards(dataset)
     params, made = {"seq_len": int(seq_len)}, folder / f"packed-{seq_len}.json"
-    with session.tracked("pack", f"{dataset}/{seq_len}", params, [folder / "metadata.json"], [made]) as job:
+    outputs = [made, made.with_suffix(".pieces"), made.with_suffix(".rows")]
+    with session.tracked("pack", f"{dataset}/{seq_len}", params, [folder / "metadata.json"], outputs) as job:
         packing = pack(folder, int(seq_len))
         job.metric("filled", packing.filled)
     filled = f"{packing.pieces:,} pieces of documents, {packing.filled:.2%} of the slots filled"

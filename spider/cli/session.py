@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,11 +64,18 @@ class Session:
         return self.results.tokenizer(spec.tokenizer) if spec.tokenizer else None
 
     def tracked(
-        self, rule: str, name: str, params: dict[str, Any], inputs: list[Path], outputs: list[Path]
+        self,
+        rule: str,
+        name: str,
+        params: dict[str, Any],
+        inputs: list[Path],
+        outputs: list[Path],
+        hashed_later: Sequence[Path] = (),
     ) -> AbstractContextManager[tracking.Job]:
+        """Record a job of this configuration; the arguments are those of `spider.tracking.job`."""
         tracking.configure(self.config)
-        root = self.results.root
-        return tracking.job(rule, name, results=root, params=params, inputs=inputs, outputs=outputs)
+        files: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "hashed_later": hashed_later}
+        return tracking.job(rule, name, results=self.results.root, params=params, **files)
 
     def evaluations(self, runs: Iterable[str]) -> list[Path]:
         """Of all stages of these runs, there or not."""

@@ -13,6 +13,7 @@ from spider.tracking.runs import (
     log_checkpoint,
     log_choice,
     log_evaluation,
+    log_hashes,
     log_scores,
     open_pipeline,
     training,

@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +21,12 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
 from spider.artifacts import Artifact
-from spider.files import digest, sha256
+from spider.files import digest, read_json, sha256
 from spider.version import VERSION
 
 log = logging.getLogger(__name__)
 
-HASH_LIMIT = 1 << 20  # bytes of a file that is identified by content
+HASH_LIMIT = 1 << 20  # bytes up to which hashing a file takes no time worth saving
 ARTIFACT_LIMIT = 10 << 20
 
 Status = Literal["running", "finished", "failed", "killed"]
@@ -53,10 +53,11 @@ class Dataset(BaseModel, frozen=True):
 
 
 class File(BaseModel, frozen=True):
-    """What a job read or made, by path (below the results folder where it lies there) and digest."""
+    """A file that a job read or made. Its path is relative to the results folder where it lies there."""
 
     path: str
-    digest: str | None  # None: there is no such file
+    digest: str | None
+    """As `file_digest` has it; None: there is no such file. ``size:`` where a later job is to hash it."""
 
 
 class Shown(BaseModel, frozen=True):
@@ -109,24 +110,45 @@ def git_commit() -> str | None:
 
 
 def file_digest(path: Path) -> str | None:
-    """What identifies a file or folder, within milliseconds whatever its size; None if absent.
+    """Return what identifies a file or folder by its content; None if it is absent.
 
-    ``sha256:`` of the content up to 1 MiB. Beyond, ``record:`` of the small JSON that Spider writes beside a
-    large file (``000.json`` for ``000.bin``) or inside a folder, which holds the content's hash. Failing that
-    ``stat:`` of names, sizes and modification times.
+    A file is identified by ``sha256:`` and its hash. A folder is identified by ``record:`` and the hash of
+    the small JSON in it that holds its files' hashes, or else by ``files:`` and a digest of names and hashes.
     """
     if not path.exists():
         return None
-    folder = path.is_dir()
-    if not folder and path.stat().st_size <= HASH_LIMIT:
-        return f"sha256:{sha256(path)}"
-    described = [path / "metadata.json", path / "manifest.json"] if folder else [path.with_suffix(".json")]
-    for description in described:
-        if description.is_file() and description != path:
+    if not path.is_dir():
+        return f"sha256:{_hash_noted_beside(path) or sha256(path)}"
+    for name in ("metadata.json", "manifest.json", "config.json"):
+        description = path / name
+        if description.is_file() and b'"sha256"' in description.read_bytes():
             return f"record:{sha256(description)}"
-    parts = sorted(filter(Path.is_file, path.rglob("*"))) if folder else [path]
-    stats = [(str(p.relative_to(path.parent)), p.stat().st_size, p.stat().st_mtime_ns) for p in parts]
-    return f"stat:{digest(stats)}"
+    files = sorted(filter(Path.is_file, path.rglob("*")))
+    return f"files:{digest([(str(file.relative_to(path)), sha256(file)) for file in files])}"
+
+
+def _hash_noted_beside(path: Path) -> str | None:
+    """Return the hash of a large file that was written into the JSON beside it when the file was made.
+
+    It saves reading a downloaded file once more. It holds for a file of the noted size that was not changed
+    since then.
+    """
+    beside, file = path.with_suffix(".json"), path.stat()
+    if file.st_size <= HASH_LIMIT or beside == path or not beside.is_file():
+        return None
+    with contextlib.suppress(ValueError):
+        noted = read_json(beside)
+        newer = beside.stat().st_mtime_ns >= file.st_mtime_ns
+        if newer and isinstance(noted, dict) and noted.get("bytes") == file.st_size and "sha256" in noted:
+            return str(noted["sha256"])
+    return None
+
+
+def size_for_now(path: Path) -> str | None:
+    """Return ``size:`` and the size of a large file that a later job hashes; a small one's `file_digest`."""
+    if path.is_file() and (size := path.stat().st_size) > HASH_LIMIT:
+        return f"size:{size}"
+    return file_digest(path)
 
 
 def relative(results: Path, path: Path) -> str:
@@ -135,8 +157,11 @@ def relative(results: Path, path: Path) -> str:
     return str(absolute.relative_to(root)) if absolute.is_relative_to(root) else str(absolute)
 
 
-def file_list(results: Path, paths: Sequence[Path]) -> list[File]:
-    return [File(path=relative(results, path), digest=file_digest(path)) for path in paths]
+def file_list(
+    results: Path, paths: Sequence[Path], identify: Callable[[Path], str | None] = file_digest
+) -> list[File]:
+    """Return the paths as records name them, each with what identifies its content."""
+    return [File(path=relative(results, path), digest=identify(path)) for path in paths]
 
 
 def shown(results: Path, paths: Sequence[Path]) -> list[Shown]:

@@ -31,7 +31,17 @@ from spider.files import digest, read_json
 from spider.results import Results, StageFolder
 from spider.tracking import records, spool, target
 from spider.tracking.machine import Sampler
-from spider.tracking.records import Checkpoint, Choice, Evaluation, Run, Status, file_list
+from spider.tracking.records import (
+    Checkpoint,
+    Choice,
+    Evaluation,
+    File,
+    Run,
+    Status,
+    file_list,
+    relative,
+    size_for_now,
+)
 from spider.tracking.sync import Sender, rows_were_replaced
 from spider.tracking.target import configure, one_line
 
@@ -76,11 +86,16 @@ def job(
     params: dict[str, Any] | None = None,
     inputs: Sequence[Path] = (),
     outputs: Sequence[Path] = (),
+    hashed_later: Sequence[Path] = (),
 ) -> Iterator[Run]:
     """Record one rule job from start to end.
 
-    ``name`` is what the rule's wildcards say, ``demo/000``, or empty; ``params`` what decides the output
-    besides the inputs. Inputs and outputs, files or folders, are recorded by `records.file_digest`.
+    Inputs and outputs are files or folders, recorded by `records.file_digest`.
+
+    Args:
+        name: what the rule's wildcards say, ``demo/000``, or empty.
+        params: what decides the output besides the inputs.
+        hashed_later: further outputs that are large, and whose content a later job hashes (`log_hashes`).
     """
     values = spool.redact(to_jsonable_python(params or {}))
     read = file_list(results, inputs)
@@ -101,13 +116,43 @@ def job(
             yield record
         finally:
             seconds, totals = time.time() - record.started, sampler.stop()
-            record.outputs = [file for file in file_list(results, outputs) if file.digest]
+            made = file_list(results, outputs) + file_list(results, hashed_later, size_for_now)
+            record.outputs = [file for file in made if file.digest]
             for key, value in {"seconds": seconds, **totals}.items():
                 record.metric(key, value)
             for at, row in sampler.rows:
                 for key, value in row.items():
                     record.metric(key, value, int(record.spent + at - record.started), at)
             record.spent += seconds
+
+
+def log_hashes(job: Run, contents: Mapping[Path, str]) -> None:
+    """Name files as inputs of a running job by the SHA-256 that it has computed of them.
+
+    Of the jobs that made a file and left the hashing to this one, the last shows the hash from now on, too.
+    """
+    if not target.enabled():
+        return
+    results = job._results
+    read = [File(path=relative(results, path), digest=f"sha256:{one}") for path, one in contents.items()]
+    job.inputs = [*job.inputs, *read]
+    sizes = {relative(results, path): f"size:{path.stat().st_size}" for path in contents}
+    made: dict[str, Run] = {}
+    for _, path in spool.records(results, ["jobs"]):
+        if (run := spool.read_run(path)) is None or run.ended is None:
+            continue
+        for file in run.outputs:
+            if file.path in sizes and (file.path not in made or made[file.path].started < run.started):
+                made[file.path] = run
+    known = {file.path: file for file in read}
+    for run in {run.identity: run for run in made.values()}.values():
+        outputs = [
+            known[file.path] if made.get(file.path) is run and file.digest == sizes[file.path] else file
+            for file in run.outputs
+        ]
+        if outputs != run.outputs:
+            run.outputs = outputs
+            spool.write(results, run)
 
 
 # ------------------------------------------------------------------------------------------------ pipeline

@@ -15,33 +15,14 @@ from spider.tracking import job, records, spool
 from spider.tracking.records import Process, Run, file_digest, relative
 
 
-def test_small_files_are_known_by_content_and_large_ones_by_their_record(tmp_path):
-    small, large = tmp_path / "a.json", tmp_path / "000.bin"
+def test_small_files_are_known_by_content(tmp_path):
+    small = tmp_path / "a.json"
     small.write_text("{}")
     before = file_digest(small)
     os.utime(small, (1, 1))
     assert file_digest(small) == before  # touched, not changed
     small.write_text("{ }")
     assert file_digest(small) != before
-
-    large.write_bytes(bytes(records.HASH_LIMIT + 1))
-    unrecorded = file_digest(large)
-    assert unrecorded.startswith("stat:")
-    os.utime(large, (1, 1))
-    assert file_digest(large) != unrecorded
-    (tmp_path / "000.json").write_text('{"sha256": "ab"}')
-    recorded = file_digest(large)
-    os.utime(large, (2, 2))
-    assert recorded.startswith("record:") and file_digest(large) == recorded
-
-
-def test_folders_are_known_by_their_manifest_or_their_files(tmp_path):
-    (tmp_path / "weights").write_bytes(b"1")
-    listed = file_digest(tmp_path)
-    (tmp_path / "weights").write_bytes(b"12")
-    assert file_digest(tmp_path) != listed
-    (tmp_path / "manifest.json").write_text("{}")
-    assert file_digest(tmp_path).startswith("record:")
     assert file_digest(tmp_path / "absent") is None
 
 
