@@ -110,17 +110,36 @@ def _damage_of_memory(path: Path, manifest: Manifest | Exported, quick: bool) ->
 
 
 def render(entries: list[dict[str, Any]]) -> None:
-    """Print a table, a line for each of what `examine` returned."""
+    """Print a table with a line for each entry of `examine`; at 80 columns only stages' names are folded."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("stage", overflow="fold")
-    for title in ("step", "MB trained", "MB on disk", "best loss"):
+    table.add_column("stage", overflow="fold", min_width=12)
+    validated = any(entry["val_bpb"] is not None for entry in entries)
+    titles = [
+        "step",
+        "MB\ntrained",
+        "MB on\ndisk",
+        "best\nloss",
+        *(["held-out\nbits/byte"] if validated else []),
+    ]
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    numbers = (("step", 1, ",.0f"), ("bytes", 1e6, ",.2f"), ("size", 1e6, ",.1f"), ("best_loss", 1, ".3f"))
     for entry in entries:
-        cells = ["?" if (n := entry[name]) is None else f"{n / unit:{form}}" for name, unit, form in numbers]
+        cells = [
+            _cell(entry["step"], ",.0f"),
+            _cell(entry["bytes"], ",.2f", 1e6),
+            _cell(entry["size"], ",.1f", 1e6),
+            _cell(entry["best_loss"], ".3f"),
+        ]
+        if validated:
+            cells.append("" if entry["val_bpb"] is None else f"{entry['val_bpb']:.4f}")
         state = ", ".join(["good", *(word for word in ("final", "best") if entry[word])])
-        if entry["val_bpb"] is not None:
-            state += f", {entry['val_bpb']:.4f} bits per byte held out"
         table.add_row(entry["stage"], *cells, state if entry["good"] else "[red]damaged[/]")
     Console(highlight=False).print(table)
+
+
+def _cell(value: float | None, form: str, unit: float = 1.0) -> str:
+    """Format a number in units; from 100 of a unit on, their fractions are left out."""
+    if value is None:
+        return "?"
+    return f"{value / unit:{',.0f' if value >= 100 * unit else form}}"

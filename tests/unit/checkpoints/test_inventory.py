@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from spider.checkpoints.inventory import render
 from spider.checkpoints.save import save
 from spider.cli import cli
 from spider.errors import CheckpointError
@@ -47,10 +48,10 @@ def test_ls_shows_each_checkpoint_below_a_folder_with_its_state(results):
     said = say("ls", results)
     lines = [line.split() for line in said.output.splitlines()]
     assert said.exit_code == 0
-    assert [line[0] for line in lines[1:]] == ["demo/anneal", "demo/main", "demo/main", "other/main"]
-    assert lines[1][1:] == ["150", "0.15", "0.0", "1.500", "damaged"]
-    assert lines[3][1:] == ["100", "0.10", "0.0", "1.500", "good,", "final"]
-    assert lines[4][1:] == ["?", "?", "0.0", "?", "damaged"]
+    assert [line[0] for line in lines[2:]] == ["demo/anneal", "demo/main", "demo/main", "other/main"]
+    assert lines[2][1:] == ["150", "0.15", "0.0", "1.500", "damaged"]
+    assert lines[4][1:] == ["100", "0.10", "0.0", "1.500", "good,", "final"]
+    assert lines[5][1:] == ["?", "?", "0.0", "?", "damaged"]
 
 
 def test_ls_as_json_has_what_the_table_has_and_the_reasons(results):
@@ -95,3 +96,40 @@ def test_a_folder_without_checkpoints_is_an_error(tmp_path, verb):
         said = say(verb, path)
         assert isinstance(said.exception, CheckpointError)
         assert "no checkpoint there or below" in str(said.exception)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_list_keeps_stages_and_steps_at_80_columns(long, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stage = "a-sweep-of-learning-rates-lr-0.004/annealing" if long else "chat/anneal"
+    entry = {
+        "path": "p",
+        "stage": stage,
+        "step": 4_500_000,
+        "bytes": 28_500_000_000,
+        "size": 11_955_000_000,
+        "final": True,
+        "best_loss": 1.2345,
+        "val_bpb": 0.98765,
+        "best": True,
+        "problems": [],
+        "good": True,
+    }
+    render(
+        [entry, entry | {"step": 100, "good": False}, entry | {"val_bpb": None, "best": False, "bytes": None}]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines) and "..." not in "".join(lines)
+    assert "".join(line.split("  ")[0].strip() for line in lines).count(stage) == 3
+    for needed in (
+        "4,500,000",
+        "100 ",
+        "28,500",
+        "11,955",
+        "1.234",
+        "0.9877",
+        "good, final, best",
+        "damaged",
+    ):
+        assert any(needed in line for line in lines), needed

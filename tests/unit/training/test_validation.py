@@ -207,9 +207,10 @@ def test_the_best_checkpoint_is_kept_named_and_listed(tmp_path, make_spec, shard
     assert Checkpoint.at(root / "best").manifest.step == 10 and os.readlink(root / "best") == "step-00000010"
     assert list(curve(tmp_path)) == [5, 10, 15, 25, 30] and "loss of the held-out text is not" in caplog.text
     assert Checkpoint.at(tmp_path).manifest.step == 30  # as ever
-    said = CliRunner().invoke(cli, ["checkpoint", "ls", str(tmp_path)]).output.splitlines()
-    assert ["best" in line for line in said[1:]] == [True, False, False]
-    assert said[1].endswith("good, best, 1.0000 bits per byte held out")
+    wide = CliRunner(env={"COLUMNS": "200"})
+    said = wide.invoke(cli, ["checkpoint", "ls", str(tmp_path)]).output.splitlines()
+    assert [line.rstrip().endswith("best") for line in said[2:]] == [True, False, False]
+    assert said[2].split()[-3:] == ["1.0000", "good,", "best"]
 
     # A kill may have come before the link, and what is damaged is the best no longer.
     (root / "best").unlink()
