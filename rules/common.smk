@@ -331,7 +331,7 @@ def size_of(dataset, splits, part=None):
     index = RESULTS / "shards" / dataset / "metadata.json"
     if not index.exists():
         parts = CONFIG.datasets[dataset].source.parts() if part is None else [part]
-        size = sum(estimated_size(dataset, int(number)) for number in parts)
+        size = sum(estimated_size(dataset, one) for one in parts)
         return size, size / 1000
     indexed = splits_in(index, index.stat().st_mtime_ns)
     shards = [shard for split in splits for shard in indexed.get(split, {"shards": []})["shards"]]
@@ -345,11 +345,11 @@ def splits_in(index, changed):
     return json.loads(index.read_text())["splits"]
 
 
-def estimated_size(dataset, number):
+def estimated_size(dataset, part):
     """Return the bytes of text in a part that is not encoded: thrice its file's, or a gigabyte without one."""
-    files = [RESULTS / "raw" / raw_dataset(dataset) / f"{number:03d}.parquet"]
+    files = [RESULTS / "raw" / raw_dataset(dataset) / f"{part}.parquet"]
     if CONFIG.datasets[dataset].source.kind in ("local", "tokens"):
-        files.append(Path(items(dataset)[number]))
+        files.append(Path(parts_of(dataset)[part]))
     sizes = [file.stat().st_size for file in files if file.exists()]
     return 3 * max(sizes) if sizes else 1e9
 
