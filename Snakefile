@@ -51,6 +51,7 @@ for part, files in parts.items():
 
 
 onstart:
+    refuse_missing_gpus()
     if PRESENCE:
         PRESENCE.record_locks()
     write_config(RESULTS, config)

@@ -4,6 +4,7 @@ Nothing here touches the network, and a job that parses this file again writes n
 """
 
 import ast
+import atexit
 import json
 import os
 import shlex
@@ -15,7 +16,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.io import IOFile
 
 from spider import requests, tracking
-from spider.cluster import one_word, packed, remedies, unpacked
+from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
 from spider.files import digest
@@ -446,9 +447,40 @@ def job_resource(name):
     return lambda wildcards: getattr(CONFIG.runs[wildcards.run].resources, name)
 
 
+def all_gpus(wildcards):
+    """Return the number of GPUs that a run asks for. A plan says at its end that this machine lacks them."""
+    if workflow.dryrun and missing_gpus(wildcards.run) and not SAID:
+        SAID.append(wildcards.run)
+        atexit.register(print, f"Warning: {missing_gpus(wildcards.run)}", file=sys.stderr)
+    return CONFIG.runs[wildcards.run].resources.gpus
+
+
 def one_gpu(wildcards):
-    """The GPU of a job that is one process, if the run has any."""
-    return min(1, CONFIG.runs[wildcards.run].resources.gpus)
+    """Return the number of GPUs of a job that is one process: one, if the run asks for any."""
+    return min(1, all_gpus(wildcards))
+
+
+#: The run of which a plan said that GPUs are missing.
+SAID = []
+
+
+@cache
+def missing_gpus(run):
+    """Return why this machine cannot give a run its GPUs, or None; the jobs of a scheduler run elsewhere.
+
+    Snakemake has a number of `nodes` where another executor than the local one starts the jobs.
+    """
+    gpus = CONFIG.runs[run].resources.gpus
+    here = workflow.is_main_process and workflow.resource_settings.nodes is None
+    return lacking_gpus(gpus) if gpus and here else None
+
+
+def refuse_missing_gpus():
+    """Stop before the first job where jobs that are needed ask for GPUs that this machine lacks."""
+    jobs = [job for job in workflow.dag.needrun_jobs() if job.resources.get("gpu")]
+    reasons = {missing_gpus(job.wildcards.run) for job in jobs} - {None}
+    if reasons:
+        raise WorkflowError(*sorted(reasons), "Nothing was started.")
 
 
 def several_nodes(wildcards):

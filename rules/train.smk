@@ -19,7 +19,7 @@ rule warmup:
         gpu=one_gpu,
         mem_mb=job_resource("mem_mb"),
         # On a GPU it compiles: the step in each candidate, and every product in fp8.
-        runtime=lambda wildcards, attempt: longer(90 if one_gpu(wildcards) else 30)(wildcards, attempt),
+        runtime=lambda wildcards, attempt: longer(90 if all_gpus(wildcards) else 30)(wildcards, attempt),
     params:
         spider=command,
         stage=lambda w: next(s for s in stages(w.run) if CONFIG.stage(w.run, s).shape == w.shape),
@@ -42,7 +42,7 @@ rule train:
         "<benchmarks>/train/{run}/{stage}.tsv"
     threads: job_resource("threads")
     resources:
-        gpu=job_resource("gpus"),
+        gpu=all_gpus,
         mem_mb=job_resource("mem_mb"),
         # A later attempt goes on from the last checkpoint of the one before.
         runtime=lambda wildcards, attempt: attempt * job_resource("runtime")(wildcards),

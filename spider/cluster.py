@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shlex
+import subprocess
 import sys
 import zlib
 from collections.abc import Iterable
@@ -72,6 +73,16 @@ def unpacked(text: str) -> Any:
     """Return the value that `packed` was given."""
     padded = text + "=" * (-len(text) % 4)
     return json.loads(zlib.decompress(base64.urlsafe_b64decode(padded)))
+
+
+def lacking_gpus(gpus: int) -> str | None:
+    """Return why jobs on this machine cannot have so many GPUs, or None where they can.
+
+    Another process looks: torch takes seconds to import, and holds GPU memory once it has looked.
+    """
+    command = [sys.executable, "-m", "spider.training.device", str(gpus)]
+    looked = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if looked.returncode == 0 else looked.stderr.strip().splitlines()[-1]
 
 
 def one_word(python: str) -> str:

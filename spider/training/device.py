@@ -8,6 +8,7 @@ can say why it finds none (a build for CPUs, no device, a driver older than its 
 from __future__ import annotations
 
 import re
+import sys
 
 import torch
 
@@ -82,3 +83,19 @@ def peak_flops(device: str, precision: str) -> float | None:
             if words.issuperset(name.split()):
                 return peak * 1e12 * (2 if precision == "fp8" else 1)
     return None
+
+
+def _main() -> None:
+    """Look for as many GPUs as the command line says; leave with what is wrong, if they are not there."""
+    gpus = int(sys.argv[1])
+    try:
+        require_gpus(gpus)
+    except TrainingError as error:
+        sys.exit(str(error))
+    if (found := torch.cuda.device_count()) < gpus:
+        remedy = f"set resources.gpus: {found}, or start where there are more (profiles/slurm on a cluster)"
+        sys.exit(f"resources.gpus: the run asks for {gpus}, and this machine has {found}. To do: {remedy}")
+
+
+if __name__ == "__main__":
+    _main()

@@ -7,6 +7,7 @@ import resource
 import subprocess
 
 import pytest
+import torch
 import yaml
 
 from spider.files import read_json
@@ -153,3 +154,16 @@ def test_the_linter_finds_nothing_but_what_the_docs_explain():
     assert {rule for _, rule in about} >= {"download", "train", "report", "scaling"}
     found = {line.strip() for line in said if line.startswith("    * ")}
     assert found == {"* Specify a conda environment or container for each rule.:"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_gpu_is_said_by_a_plan_and_stops_a_run_on_this_machine_before_any_job(workflow):
+    workflow.run["resources"] = {"gpus": 2, "threads": 1}
+    assert workflow("--dry-run").count("resources.gpus: the run asks for 2") == 1
+    output = workflow(fails=True)
+    assert "resources.gpus: the run asks for 2" in output and "Nothing was started" in output
+    assert not (workflow.results / "raw").exists() and not (workflow.results / "shards").exists()
+    # What needs no GPU is done, and a scheduler's jobs are started elsewhere.
+    workflow("datasets/text")
+    executor = ["--executor", "cluster-generic", "--cluster-generic-submit-cmd", "true", "--jobs", "1"]
+    assert "resources.gpus" not in workflow("--dry-run", *executor)

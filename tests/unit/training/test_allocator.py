@@ -29,7 +29,7 @@ main()
     ],
 )
 def test_segments_of_gpu_memory_grow_unless_the_user_sets_the_allocator(own, settings):
-    """As torch's allocator reads it, in a process of the command line."""
+    """The value is what torch's allocator reads in a process of the command line."""
     environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
     said = subprocess.run(
         [sys.executable, "-c", SHOW], env=environment | own, capture_output=True, text=True, check=True
