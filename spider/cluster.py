@@ -25,19 +25,20 @@ from spider.files import digest, hidden
 log = logging.getLogger(__name__)
 
 _SITE = "at the top of profiles/slurm/config.yaml"
+_PARTITIONS = "in profiles/slurm/partitions.yaml"
 _RUN = "under `resources:` of the run in the configuration"
 
 _REMEDIES = {
     r"invalid partition specified: (?P<name>[^\s']+)": (
-        "this cluster has no partition {name}: set cpu_partition and gpu_partition "
-        f"{_SITE}; `sinfo -s` lists what there is"
+        "this cluster has no partition {name}: name those of your site "
+        f"{_PARTITIONS}; `sinfo -s` lists what there is"
     ),
     r"Invalid account|account \S+ appears to be invalid": (
         f"Slurm does not take this account on this partition: set account {_SITE}; "
         "`sacctmgr show assoc user=$USER format=account,partition` lists yours"
     ),
     r"Invalid generic resource|Invalid Trackable RESource": (
-        f"the partition has no such GPUs: set gpu_partition {_SITE}, or gpus {_RUN}; "
+        f"the partition has no such GPUs: set max_gpu of the partitions {_PARTITIONS}, or gpus {_RUN}; "
         "`sinfo -o '%P %G'` lists what each has"
     ),
     r"Requested time limit is invalid|time limit exceeds|TIME limit": (

@@ -11,9 +11,9 @@ from spider.cluster import packed, remedies, unpacked
 @pytest.mark.parametrize(
     ("said", "setting"),
     [
-        ("sbatch: error: invalid partition specified: fast", "no partition fast: set cpu_partition"),
+        ("sbatch: error: invalid partition specified: fast", "no partition fast: name those of your site in"),
         ("Batch job submission failed: Invalid account or account/partition combination", "set account"),
-        ("sbatch: error: Invalid generic resource (gres) specification", "set gpu_partition"),
+        ("sbatch: error: Invalid generic resource (gres) specification", "set max_gpu of the partitions in"),
         ("Requested time limit is invalid (missing or exceeds some limit)", "set longest"),
         ("sbatch: error: Memory specification can not be satisfied", "set threads, mem_mb, gpus and nodes"),
         ("/bin/sh: 1: sbatch: not found", "on a login node"),

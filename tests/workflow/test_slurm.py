@@ -50,14 +50,17 @@ class Cluster(Workflow):
         self.environment: dict[str, str] = {}
         self.options = ["--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "5"]
 
-    def site(self, **values: object) -> None:
-        """Write the Slurm profile with these values at its top."""
+    def site(self, gpu_partition: str = "gpu", **values: object) -> None:
+        """Write the Slurm profile with these values at its top and this partition for jobs with GPUs."""
         text = (ROOT / "profiles/slurm/config.yaml").read_text()
         for name, value in values.items():
             text, replaced = re.subn(rf"(?m)^(  {name}:) \S+", rf"\1 {value}", text)
             assert replaced == 1, f"the profile has no {name} at its top"
         self.profile.mkdir(exist_ok=True)
         (self.profile / "config.yaml").write_text(text)
+        partitions = (ROOT / "profiles/slurm/partitions.yaml").read_text()
+        assert "  gpu: " in partitions
+        (self.profile / "partitions.yaml").write_text(partitions.replace("  gpu: ", f"  {gpu_partition}: "))
 
     def command(self, *arguments: str) -> list[str]:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
@@ -249,9 +252,11 @@ def test_an_environment_and_a_folder_with_spaces_are_no_obstacle(started, reques
 
 def test_an_unknown_partition_is_named_with_where_to_set_it_and_costs_nothing(cluster):
     cluster.site(gpu_partition="fast")
+    cluster.run["resources"] |= {"gpus": 1}
     output = cluster(FIRST, "--retries", "1", fails=True)
-    assert "this cluster has no partition fast: set cpu_partition and gpu_partition at the top of" in output
-    assert "profiles/slurm/config.yaml" in output
+    assert "this cluster has no partition fast: name those of your site in" in output
+    assert "profiles/slurm/partitions.yaml" in output
+    del cluster.run["resources"]["gpus"]
     cluster.site()
     twice = dict.fromkeys(("train", "evaluate", "sample", "draw"), 2)
     assert cluster.planned() == {**twice, "compare": 1, "report": 1}

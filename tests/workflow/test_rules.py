@@ -1,0 +1,103 @@
+"""What every rule asks a scheduler for, read from a plan with the profile for Slurm."""
+
+import copy
+import logging
+import re
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
+
+from .conftest import ROOT, SNAKEMAKE, Workflow
+
+PROFILE = ROOT / "profiles/slurm"
+
+#: Rules whose command runs a model. The others never ask for a GPU.
+WITH_A_MODEL = {
+    "warmup",
+    "train",
+    "evaluate",
+    "sample",
+    "harness",
+    "compress",
+    "evaluate_artifact",
+    "sample_artifact",
+}
+
+
+def with_every_rule(workflow: Workflow, gpus: int) -> None:
+    """Change the configuration so that a plan of all has jobs of every rule."""
+    config = workflow.config
+    text = config["datasets"]["text"]
+    config["datasets"]["indexed"] = {**text, "memory": 0.3}
+    config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
+    config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 300}}
+    small = workflow.run
+    del small["stages"][1]
+    small["resources"] |= {"gpus": gpus}
+    indexed, packed, swept = (copy.deepcopy(small) for _ in range(3))
+    small |= {"harness": {}, "compress": {}}
+    indexed["data"] = "indexed"
+    indexed["model"]["memory"] = {}
+    packed |= {"data": "text-bpe", "model": {"preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}}
+    packed["stages"][0]["packing"] = "best_fit"
+    swept["grid"] = {"target_flops": [1e9, 2e9], "model.hidden": [32, 64, 96]}
+    swept["stages"][0].pop("max_steps")
+    config["runs"] |= {"indexed": indexed, "packed": packed, "swept": swept}
+    config["scaling"] = "swept"
+
+
+def planned_jobs(workflow: Workflow, *options: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
+    """Return of each job in a plan: its rule, the lines that describe it, and its resources."""
+    workflow.command()  # writes the configuration
+    command = [str(SNAKEMAKE), "--snakefile", str(ROOT / "Snakefile"), "--dry-run", "--forceall"]
+    done = subprocess.run(
+        [*command, "--quiet", "progress", *options], cwd=workflow.folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    jobs = []
+    for rule, block in re.findall(r"(?m)^(?:local)?rule (\S+):\n((?:    .*\n)+)", done.stdout):
+        lines = dict(line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
+        resources = dict(pair.split("=", 1) for pair in lines.get("resources", "").split(", ") if "=" in pair)
+        jobs.append((rule, lines, resources))
+    return jobs
+
+
+def partition(rule: str, lines: dict[str, str], resources: dict[str, str]) -> str | None:
+    """Return the partition that the Slurm executor sends a job to."""
+    if named := resources.get("slurm_partition"):
+        return named
+    job = SimpleNamespace(
+        name=rule,
+        threads=int(lines.get("threads", "1")),
+        resources={key: int(value) for key, value in resources.items() if value.isdecimal()},
+    )
+    return get_best_partition(read_partition_file(PROFILE / "partitions.yaml"), job, logging.getLogger())
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_every_rule_asks_for_memory_and_time_and_goes_to_the_partition_of_its_gpus(workflow, gpus):
+    with_every_rule(workflow, gpus)
+    jobs = planned_jobs(workflow, "--workflow-profile", str(PROFILE))
+    command = [str(SNAKEMAKE), "--snakefile", str(ROOT / "Snakefile"), "--list-rules"]
+    listed = subprocess.run(command, cwd=workflow.folder, capture_output=True, text=True, check=True).stdout
+    rules = {name for name in listed.split() if "/" not in name} - {"all"}
+    jobs = [job for job in jobs if job[0] != "all"]
+    assert {rule for rule, _, _ in jobs} == rules
+    for rule, lines, resources in jobs:
+        assert lines["log"].startswith("results/logs/"), rule
+        assert lines["benchmark"].startswith("results/benchmarks/"), rule
+        assert int(resources["mem_mb"]) >= 200 and int(resources["runtime"]) >= 5, rule
+        assert int(resources.get("gpu", 0)) == (gpus if rule in WITH_A_MODEL else 0), rule
+        assert partition(rule, lines, resources) == ("gpu" if gpus and rule in WITH_A_MODEL else "cpu"), rule
+
+
+def test_a_site_with_one_partition_gets_all_jobs_there(tmp_path):
+    text = (PROFILE / "partitions.yaml").read_text()
+    one = re.sub(r"(?m)^  cpu:.*\n", "", text)
+    (tmp_path / "partitions.yaml").write_text(one)
+    (only,) = read_partition_file(tmp_path / "partitions.yaml")
+    for gpus in (0, 1, 16):
+        job = SimpleNamespace(name="train", threads=1, resources={"gpu": gpus, "runtime": 1440})
+        assert get_best_partition([only], job, logging.getLogger()) == only.name
