@@ -62,19 +62,34 @@ class Checkpoint:
 
     @classmethod
     def at(cls, path: Path, *, quick: bool = False) -> Checkpoint:
-        """The checkpoint that a path names, each of its files checked once: with ``quick`` by size only, but
-        of a stage's folder the newest good one is looked for by contents in any case. `CheckpointError` says
-        that there is none, or which of its files differ, and how."""
+        """Return the checkpoint that a path names, after checking each of its files once.
+
+        Args:
+            quick: check files by size only. In a stage's folder, the newest good checkpoint is found by the
+                contents of its files in any case.
+
+        Raises:
+            CheckpointError: there is none, or some of its files differ; names them.
+        """
         if path.is_file() and path.suffix == PRESSED:
             return cls._verified(path)
+        stage = StageFolder(path)
+        if not path.is_file() and stage.receipt.is_file() and not steps(stage.checkpoints):
+            path = stage.receipt
         if path.is_file():
             plain = files.read_json(path) if path.suffix == ".json" else None
             if not isinstance(plain, dict) or "checkpoint" not in plain:
                 raise CheckpointError(
                     f"{path}: not a training receipt; give a checkpoint, a stage folder, or its train.json"
                 )
-            path = path.parent / Receipt.parse(plain, path).checkpoint
-        elif (root := StageFolder(path).checkpoints).is_dir():
+            named = path.parent / Receipt.parse(plain, path).checkpoint
+            if not named.exists():
+                raise CheckpointError(
+                    f"{named}: this checkpoint is gone, and {path} names it. Put it back, or "
+                    f"delete {path} and run the workflow again, which makes it again"
+                )
+            path = named
+        elif (root := stage.checkpoints).is_dir():
             good, _ = cls.newest_good(root)
             if good is None:
                 raise CheckpointError(f"{root}: no usable checkpoint; train the stage first")

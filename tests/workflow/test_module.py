@@ -150,4 +150,4 @@ def test_a_prefix_moves_all_that_is_made(foreign):
 def test_a_prefix_before_an_absolute_path_is_refused(foreign):
     foreign.config["results"] = str(foreign.folder / "elsewhere")
     said = foreign.say(prefix="byte")("--dry-run", fails=True)
-    assert "is absolute, which a module's `prefix:` cannot move" in said
+    assert "is absolute, and a module's `prefix:` cannot move it" in said

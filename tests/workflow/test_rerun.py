@@ -1,6 +1,8 @@
 """What is done again after a change, and what is not."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -71,6 +73,20 @@ def test_another_prompt_writes_another_sample_and_scores_nothing(workflow):
     assert "<b>Document 7</b>" in (workflow.results / "report/runs/small.html").read_text()
     assert [path.stat().st_mtime_ns for path in scores] == written
     assert workflow.planned() == {}
+
+
+def test_a_stage_whose_checkpoints_were_deleted_is_trained_again_once_its_receipt_is_deleted(workflow):
+    before = workflow.receipt("second")["weights"]
+    shutil.rmtree(workflow.stage("second") / "checkpoints")
+    (workflow.stage("second") / "sample.txt").unlink()
+    output = workflow(fails=True)
+    remedy = "delete results/runs/small/second/train.json and run the workflow again"
+    assert remedy in output + (workflow.results / "logs/sample/small/second.log").read_text()
+    (workflow.stage("second") / "train.json").unlink()
+    workflow("results/runs/small/second/sample.txt")
+    assert workflow.receipt("second")["weights"] == before
+    steps = [json.loads(line)["step"] for line in (workflow.stage("second") / "metrics.jsonl").open()]
+    assert steps == sorted(set(steps))
 
 
 def test_touching_source_files_retrains_nothing(workflow):

@@ -1,5 +1,6 @@
 import os
 import pickle
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -174,6 +175,21 @@ def test_load_model_takes_a_checkpoint_a_stage_or_a_receipt(stage, given):
     tokens_BT = torch.randint(0, 256, (1, 32))
     torch.manual_seed(0)
     assert not torch.equal(model(tokens_BT).logits, build_model(config).eval()(tokens_BT).logits)
+
+
+@pytest.mark.parametrize("given", ["", "train.json"])
+@pytest.mark.parametrize("deleted", ["checkpoints", "checkpoints/step-00000004"])
+def test_checkpoints_that_were_deleted_are_named_with_what_trains_them_again(stage, given, deleted):
+    _, folder, receipt = stage
+    if deleted != "checkpoints" and not given:
+        deleted = "checkpoints/*"
+    for path in folder.glob(deleted):
+        shutil.rmtree(path)
+    with pytest.raises(CheckpointError) as refused:
+        Checkpoint.at(folder / given)
+    said = str(refused.value)
+    assert f"{folder / receipt.checkpoint}: this checkpoint is gone" in said
+    assert f"delete {folder / 'train.json'} and run the workflow again" in said
 
 
 def test_load_model_says_what_is_missing_or_damaged(stage, tmp_path):
