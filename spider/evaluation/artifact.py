@@ -280,6 +280,8 @@ class Evaluation(Artifact):
     """Else the text is what a tokenizer of others left of it."""
     bpb_assistant: float | None = None
     """Of what an assistant says, where the text is of conversations."""
+    learn: Literal["all", "assistant"] = "all"
+    """What the stage learned of its text: all of it, or what an assistant says."""
     ttt: Adapted | None = None
     """Never in the place of ``bpb``, which is of weights that stay as they are."""
     memory: str | None = None

@@ -112,6 +112,7 @@ def evaluate(
             "model": result.metrics,
             "tasks": answers,
             "bpb_assistant": _of_answers(result, tokens_N, model.tokens),
+            "learn": spec.settings.learn,
             "documents": int(np.count_nonzero(tokens_N == model.tokens.bos)),
             **{"data": asked.data, "data_digest": data_digest, "lossless": load_metadata(data).lossless},
             "text_sha256": hashlib.sha256(held_out.bytes_N.tobytes()).hexdigest(),

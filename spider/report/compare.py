@@ -28,6 +28,8 @@ from spider.report.render import html, picture
 from spider.report.stages import Log, read_log
 from spider.results import ArtifactFolder, StageFolder
 
+#: Columns of the tables: the score of all of a text, and of the answers in conversations.
+_BITS, _LEADING = "bits per byte", "of answers"
 #: Runs that a figure can hold and still be read; of more, the best.
 _DRAWN_RUNS = 8
 LIKE_AND_UNLIKE = (
@@ -47,22 +49,34 @@ class ComparedRun(BaseModel, frozen=True):
 
     order: list[str]
     stages: dict[str, dict[str, Any]]
-    """Held-out ``bpb`` and ``bpb_strict`` (definitions: spider/evaluation/bpb.py); ``steps``, ``tokens``,
-    ``bytes`` and ``seconds`` of training, this stage alone; ``global_step`` of the run so far; ``text``, key
-    of `Summary.compressors_by_data`; window, loops, weights digest; ``prompt`` and ``sample`` if it wrote
-    one; ``tasks`` that it was asked."""
+    """Held-out ``bpb`` and ``bpb_strict`` (definitions: spider/evaluation/bpb.py), of conversations also
+    ``bpb_assistant``, and what the stage learned (``learn``: all, or the assistant's answers); ``steps``,
+    ``tokens``, ``bytes`` and ``seconds`` of training, this stage alone; ``global_step`` of the run so far;
+    ``data``, its dataset; ``text``, key of `Summary.compressors_by_data`; its own rates of ``compressors``,
+    their ``compressor_settings`` and rates on ``fresh`` text; window, loops, weights digest; ``prompt`` and
+    ``sample`` if it wrote one; ``tasks`` that it was asked."""
 
     @property
     def last(self) -> dict[str, Any]:
         return self.stages[self.order[-1]]
 
     @property
-    def best(self) -> str | None:
-        """The stage of the least bpb, of those scored on the text that the last was; None where that is not
-        what was written."""
+    def like_last(self) -> list[str]:
+        """The stages that were scored on the text that the last was."""
         text = self.last["text_sha256"]
-        like = [name for name in self.order[::-1] if self.stages[name]["text_sha256"] == text]
-        return None if mark(self.last) else min(like, key=lambda name: self.stages[name]["bpb"])
+        return [name for name in self.order if self.stages[name]["text_sha256"] == text]
+
+    @property
+    def leading(self) -> str:
+        """Return the name of the score by which the stages are ranked."""
+        return leading([self.stages[name] for name in self.like_last])
+
+    @property
+    def best(self) -> str | None:
+        """The stage with the least `leading` score, of those scored on the text that the last was; None where
+        that is not what was written."""
+        like, score = self.like_last[::-1], self.leading
+        return None if mark(self.last) else min(like, key=lambda name: self.stages[name][score])
 
 
 class Summary(Artifact):
@@ -75,7 +89,8 @@ class Summary(Artifact):
     compressors: dict[str, float]
     """Bits per byte of each on the text that the first run ended on."""
     compressors_by_data: dict[str, dict[str, float]]
-    """The same for every text scored, by dataset."""
+    """The same for every text scored, by dataset, as far as all runs scored on it agree. A compressor that
+    was given a stage's training text has another rate in each run."""
     compressor_settings: dict[str, str]
     fresh_by_data: dict[str, dict[str, float]] = {}  # noqa: RUF012
     """Their rates on what is no copy of the training text."""
@@ -100,7 +115,6 @@ def compare(
     stages = _by_run(evaluations)
     measured = [one for own in stages.values() for _, one in own]
     labels = _labels(measured)
-    texts = {labels[one.text_sha256]: one.compressors for one in measured}
     runs = {}
     scored = {path: Evaluation.read(path) for path in artifacts}
     small = {(one.run, one.stage): _pressed(path, one) for path, one in scored.items()}
@@ -110,12 +124,16 @@ def compare(
                 "bpb": one.bpb,
                 "bpb_strict": one.bpb_strict,
                 **one.training.model_dump(),
+                "data": one.data,
                 "text": labels[one.text_sha256],
                 "scored_bytes": one.bytes,
                 "context": one.context,
                 "copies": one.copies and one.copies.model_dump(),
                 "artifact": small[run, one.stage](one) if (run, one.stage) in small else None,
-                **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights"}),
+                **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights", "learn"}),
+                **one.model_dump(include={"compressors", "compressor_settings"}),
+                "fresh": one.fresh,
+                **({} if one.bpb_assistant is None else {"bpb_assistant": one.bpb_assistant}),
                 **_written(folder, one),
                 "text_sha256": one.text_sha256,
                 **({} if one.lossless else {"lossless": False}),
@@ -128,10 +146,10 @@ def compare(
     summary = Summary(
         format=Summary.FORMAT,
         runs=runs,
-        compressors=texts[labels[last_of_first.text_sha256]],
-        compressors_by_data=texts,
+        compressors=last_of_first.compressors,
+        compressors_by_data=_shared(runs, "compressors"),
         compressor_settings={key: said for one in measured for key, said in one.compressor_settings.items()},
-        fresh_by_data={labels[one.text_sha256]: one.fresh for one in measured},
+        fresh_by_data=_shared(runs, "fresh"),
         seconds_by_rule=seconds_by_rule(benchmarks) if benchmarks else {},
     )
     _draw(stages, output)
@@ -139,11 +157,47 @@ def compare(
     blocks = ["# Comparison", *(f"## {title}\n\n{markdown_table(*table)}" for title, table in tables.items())]
     notes = [_NOTE] if all(one.lossless for one in measured) else [_NOTE, LOSSY]
     files.write_text(output / "table.md", "\n\n".join([*blocks, *notes]) + "\n")
-    best = {title: min(rows, key=lambda row: float(row[1].rstrip(DAGGER)))
-            for title, (header, rows) in tables.items() if "bits per byte" in header}  # fmt: skip
+    best = {title: _best_row(header, rows) for title, (header, rows) in tables.items() if _BITS in header}
     page = html("table.html.j2", title="Spider: comparison", tables=tables, best=best, notes=notes)
     files.write_text(output / "table.html", page)
     return summary.write(output / "summary.json")
+
+
+def leading(stages: Iterable[dict[str, Any]]) -> str:
+    """Return the name of the score by which stages of a summary are ranked.
+
+    It is that of the answers where one of the stages learned answers alone: such a stage forgets what the
+    others learned of the rest of a conversation.
+    """
+    stages = list(stages)
+    answers = any(one.get("learn") == "assistant" for one in stages)
+    return "bpb_assistant" if answers and all("bpb_assistant" in one for one in stages) else "bpb"
+
+
+def _like(runs: dict[str, ComparedRun]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return by text, and by run, the last stage that was scored on it."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for run, one in runs.items():
+        for name in one.order:
+            found.setdefault(one.stages[name]["text"], {})[run] = one.stages[name]
+    return found
+
+
+def _shared(runs: dict[str, ComparedRun], key: str) -> dict[str, dict[str, float]]:
+    """Return by text the rates of compressors that are the same in the last stages of all runs."""
+    shared = {}
+    for text, own in _like(runs).items():
+        first, *others = [stage[key] for stage in own.values()]
+        shared[text] = {
+            name: rate for name, rate in first.items() if all(o.get(name) == rate for o in others)
+        }
+    return shared
+
+
+def _best_row(header: str, rows: list[list[str]]) -> list[str]:
+    """Return the row of a table with the least score, of answers where that is what its stages learned."""
+    score = header.split("|").index(_LEADING if _LEADING in header else _BITS)
+    return min((row for row in rows if row[score]), key=lambda row: float(row[score].rstrip(DAGGER)))
 
 
 def _written(folder: StageFolder, measured: Evaluation) -> dict[str, str]:
@@ -179,14 +233,16 @@ def _by_run(paths: list[Path]) -> _Stages:
 
 
 def _labels(evaluations: list[Evaluation]) -> dict[str, str]:
-    """What each text is called, by its hash: as its dataset, with its size where that has several. A text
-    that is not what was written has a dagger."""
+    """Return what each text is called, by its hash: as its datasets, with its size where these have several
+    texts. A text that is not what was written has a dagger."""
     by_hash = {one.text_sha256: one for one in evaluations}
-    names = [one.data for one in by_hash.values()]
+    datasets = {sha: ", ".join(dict.fromkeys(one.data for one in evaluations if one.text_sha256 == sha))
+                for sha in by_hash}  # fmt: skip
+    names = [*datasets.values()]
     labels: dict[str, str] = {}
     for sha, one in by_hash.items():
-        name = one.data if one.lossless else f"{one.data}{DAGGER}"
-        label = name if names.count(one.data) == 1 else f"{name} ({one.bytes:,} bytes)"
+        name = datasets[sha] if one.lossless else f"{datasets[sha]}{DAGGER}"
+        label = name if names.count(datasets[sha]) == 1 else f"{name} ({one.bytes:,} bytes)"
         labels[sha] = label if label not in labels.values() else f"{label} {sha[:8]}"
     return labels
 
@@ -222,27 +278,36 @@ def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:
     stages = [
         (f"{run} / {name}", one.stages[name]) for run, one in summary.runs.items() for name in one.order
     ]
-    for text, compressors in summary.compressors_by_data.items():
+    for text, own in _like(summary.runs).items():
         scored = [(name, stage) for name, stage in stages if stage["text"] == text]
-        rows = [
-            [name, bits, outside(stage), stage["context"], *more]
-            for name, stage in scored
-            for bits, *more in [figures_of(stage, ".4f", ",.1f")]
-        ]
-        rows += [
-            [f"{name}, pressed into {small['total_bytes']:,} bytes", f"{small['bpb']:.4f}{mark(stage)}", "",
-             stage["context"], f"{small['bpb_strict']:.4f}{mark(stage)}", "", "", ""]
-            for name, stage in scored if (small := stage.get("artifact"))
-        ]  # fmt: skip
-        fresh, of = summary.fresh_by_data.get(text, {}), mark(scored[0][1])
-        for name, rate in sorted(compressors.items(), key=lambda item: item[1]):
-            news = f"{fresh[name]:.4f}{of}" if name in fresh else ""
-            rows.append(
-                [summary.compressor_settings[name], f"{rate:.4f}{of}", news, "all before", "", "", "", ""]
-            )
+        answers = [_LEADING] if leading(own.values()) == "bpb_assistant" else []
+        rows = []
+        for name, stage in scored:
+            bpb, *more = figures_of(stage, ".4f", ",.1f")
+            said = [f"{stage['bpb_assistant']:.4f}{mark(stage)}" for _ in answers if "bpb_assistant" in stage]
+            rows.append([name, bpb, outside(stage), *(said or [""] * len(answers)), stage["context"], *more])
+        for name, stage in scored:
+            if small := stage.get("artifact"):
+                bpb, strict = (f"{small[key]:.4f}{mark(stage)}" for key in ("bpb", "bpb_strict"))
+                title = f"{name}, pressed into {small['total_bytes']:,} bytes"
+                rows.append([title, bpb, "", *[""] * len(answers), stage["context"], strict, "", "", ""])
+        of = mark(scored[0][1])
+        for name, rate, fresh in _compressors(own):
+            news = "" if fresh is None else f"{fresh:.4f}{of}"
+            rows.append([name, f"{rate:.4f}{of}", news, *[""] * len(answers), "all before", "", "", "", ""])
         title = f"Held-out text of {text}, {scored[0][1]['scored_bytes']:,} bytes"
-        header = "|bits per byte|outside copies|context|strict|steps|MB trained|seconds"
-        tables[title] = header, rows
+        columns = [
+            "",
+            _BITS,
+            "outside copies",
+            *answers,
+            "context",
+            "strict",
+            "steps",
+            "MB trained",
+            "seconds",
+        ]
+        tables[title] = "|".join(columns), rows
     if asked := [(name, stage["tasks"]) for name, stage in stages if stage.get("tasks")]:
         kinds = dict.fromkeys(task["task"] for _, own in asked for task in own)
         tables["Questions answered right"] = (
@@ -253,6 +318,22 @@ def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:
         rows = [[rule, f"{s:,.1f}"] for rule, s in summary.seconds_by_rule.items()]
         tables["Wall time by rule, all jobs together"] = "rule|seconds", rows
     return tables
+
+
+def _compressors(own: dict[str, dict[str, Any]]) -> list[tuple[str, float, float | None]]:
+    """Return name, rate, and rate on fresh text of each compressor on the text of these stages, by run.
+
+    A compressor whose rate is not the same for all runs has a row for each rate, which names its runs.
+    """
+    rows: dict[tuple[str, str, float, float | None], list[str]] = defaultdict(list)
+    for run, stage in own.items():
+        for key, rate in stage["compressors"].items():
+            rows[key, stage["compressor_settings"].get(key, key), rate, stage["fresh"].get(key)].append(run)
+    named = []
+    for (_, label, rate, fresh), runs in rows.items():
+        of = "" if len(runs) == len(own) else f", for {', '.join(runs)}"
+        named.append((label + of, rate, fresh))
+    return sorted(named, key=lambda row: row[1])
 
 
 def _right(name: str, tasks: list[dict[str, Any]], kinds: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spider.evaluation.artifact import fairest
-from spider.report.compare import ComparedRun, Summary, figures_of, mark
+from spider.report.compare import ComparedRun, Summary, figures_of, leading, mark
 from spider.report.formatting import LOSSY, bits, duration, printable
 
 WIDTH = 80
@@ -38,7 +38,8 @@ def final_screen(path: Path, *, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     width = min(WIDTH, console.width)
     runs = summary.runs
-    best_first = sorted(runs, key=lambda run: runs[run].last["bpb"])
+    score = leading(one.last for one in runs.values())
+    best_first = sorted(runs, key=lambda run: runs[run].last[score])
     if len(runs) > PANELS:
         console.print(_ranking(best_first, runs), width=width)
     for run in best_first[:1] if len(runs) > PANELS else runs:
@@ -61,11 +62,13 @@ def _ranking(best_first: list[str], runs: dict[str, ComparedRun]) -> Table:
 
 def _panel(run: str, one: ComparedRun, summary: Summary) -> Panel:
     last = one.last
-    compressors, dataset = summary.compressors_by_data[last["text"]], last["text"].split(" ")[0]
+    # A summary from before these were written down has the rates of its texts alone.
+    compressors = last.get("compressors") or summary.compressors_by_data[last["text"]]
+    dataset = last.get("data") or last["text"].split(" ")[0]
     table = _table("after stage", 24, "bits/byte", "strict", "steps", "MB trained", "seconds")
     for name in one.order:
         table.add_row(escape(name), *figures_of(one.stages[name], ".3f", ",.0f"))
-    verdict, bars = _verdict(last, compressors), _bars(run, last, fairest(compressors))
+    verdict, bars = _verdict(one, compressors), _bars(run, last, fairest(compressors))
     said_of = [Text(LOSSY, style="dim"), Text()] if mark(last) else []
     context = last.get("context", "unknown")  # of a summary from before it was written down
     return Panel(
@@ -86,7 +89,18 @@ def _sample(last: dict[str, Any]) -> list[Text]:
     return [title, text]
 
 
-def _verdict(last: dict[str, Any], compressors: dict[str, float]) -> Text:
+def _verdict(one: ComparedRun, compressors: dict[str, float]) -> Text:
+    """Compare the last stage with the compressors, or with an earlier stage where it learned answers."""
+    last, before = one.last, one.like_last[:-1]
+    if one.leading == "bpb_assistant":
+        score = last["bpb_assistant"]
+        said = f"{bits(score)}{mark(last)} bits per byte of the answers"
+        if before:
+            share = score / one.stages[before[-1]]["bpb_assistant"] - 1
+            said += f", {abs(share):.1%} {'below' if share < 0 else 'above'} stage {before[-1]}"
+        text = Text(f"{said}.", style="bold green" if not before or share < 0 else "bold yellow")
+        whole = f" {bits(last['bpb'])}{mark(last)} of the whole text, of which compressors read all."
+        return text.append(whole, style="not bold dim")
     best, rate = min(compressors.items(), key=lambda item: item[1])
     bpb = last["bpb"]
     said = f"{bits(bpb)}{mark(last)} bits per byte: {abs(1 - bpb / rate):.1%}"
@@ -99,7 +113,7 @@ def _verdict(last: dict[str, Any], compressors: dict[str, float]) -> Text:
 
 def _news(last: dict[str, Any], summary: Summary) -> list[Text]:
     """The second figure: on what does not stand in the training text."""
-    copies, fresh = last.get("copies"), summary.fresh_by_data.get(last["text"], {})
+    copies, fresh = last.get("copies"), last.get("fresh") or summary.fresh_by_data.get(last["text"], {})
     if not copies or copies["bpb"] is None:
         return []
     best = min(fresh, key=fresh.__getitem__, default=None)

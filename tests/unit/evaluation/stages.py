@@ -93,6 +93,27 @@ def demo(runs: Path, run: str = "demo", shift: float = 0.0, **changed: Any) -> l
     ]
 
 
+def mixed(runs: Path) -> list[Path]:
+    """Two runs of one held-out text: `slim` reads bytes, `gpt` tokens and other training text."""
+    given = {"ppmd": 1.90, "ppmd given stage": 1.814, "xz": 2.39}
+    other = {"ppmd": 1.90, "ppmd given stage": 1.867, "xz": 2.39}
+    label = "7z PPMd, order 12, given what the model was trained on ({} MB)"
+    named = {"ppmd": "7z PPMd, order 12", "xz": "xz -9"}
+    slim = named | {"ppmd given stage": label.format("12.0")}
+    gpt = named | {"ppmd given stage": label.format("3.0")}
+    return [
+        *demo(runs, "slim", data="docs", compressors=given, compressor_settings=slim),
+        *demo(runs, "gpt", 0.1, data="docs-bpe", compressors=other, compressor_settings=gpt),
+    ]
+
+
+def chat(runs: Path, *, learn: str = "assistant") -> list[Path]:
+    """Training on conversations, then on their answers alone: of the whole text the second is worse."""
+    before = write_stage(runs, "chat", "mid", 0, 1.597, global_step=100, bpb_assistant=1.669)
+    after = write_stage(runs, "chat", "sft", 1, 1.824, global_step=200, bpb_assistant=1.524, learn=learn)
+    return [before, after]
+
+
 def write_benchmark(benchmarks: Path, rule: str, name: str, *seconds: float) -> None:
     path = benchmarks / rule / f"{name}.tsv"
     path.parent.mkdir(parents=True, exist_ok=True)

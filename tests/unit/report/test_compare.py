@@ -5,7 +5,7 @@ import pytest
 
 from spider.report.compare import Summary, compare
 from spider.report.costs import seconds_by_rule
-from tests.unit.evaluation.stages import COMPRESSORS, demo, write_benchmark, write_stage
+from tests.unit.evaluation.stages import COMPRESSORS, chat, demo, mixed, write_benchmark, write_stage
 
 
 def test_summary_holds_what_was_promised_to_its_readers(tmp_path):
@@ -177,3 +177,35 @@ def test_what_a_stage_was_asked_stands_beside_what_others_were(tmp_path):
         "demo / warmup" not in table
         and "Questions answered right" in (tmp_path / "report/table.html").read_text()
     )
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_each_run_is_compared_with_what_a_compressor_makes_of_its_own_training_text(tmp_path, turned):
+    paths = mixed(tmp_path / "runs")
+    paths = paths[3:] + paths[:3] if turned else paths
+    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    own = {run: one.last["compressors"]["ppmd given stage"] for run, one in summary.runs.items()}
+    assert own == {"slim": 1.814, "gpt": 1.867}
+    first = next(iter(summary.runs))
+    assert summary.compressors["ppmd given stage"] == own[first]
+    text = "docs-bpe, docs" if turned else "docs, docs-bpe"
+    assert summary.compressors_by_data == {text: {"ppmd": 1.90, "xz": 2.39}}, "what holds for both"
+    rows = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if "7z PPMd" in ln]
+    given = "7z PPMd, order 12, given what the model was trained on"
+    assert [row.split("|")[1:3] for row in rows] == [
+        [f" {given} (12.0 MB), for slim ", " 1.8140 "],
+        [f" {given} (3.0 MB), for gpt ", " 1.8670 "],
+        [" 7z PPMd, order 12 ", " 1.9000 "],
+    ]
+    page = (tmp_path / "report" / "table.html").read_text()
+    assert "for slim</td><td>1.8140" in page and "for gpt</td><td>1.8670" in page
+
+
+def test_what_learns_answers_is_chosen_by_its_answers(tmp_path):
+    (one,) = compare(chat(tmp_path / "a"), benchmarks=None, output=tmp_path / "report").runs.values()
+    assert (one.best, one.leading) == ("sft", "bpb_assistant")
+    table = (tmp_path / "report" / "table.md").read_text()
+    assert "of answers" in table and "| chat / sft | 1.8240 |  | 1.5240 |" in table
+    assert 'class="best"><td>chat / sft' in (tmp_path / "report" / "table.html").read_text()
+    (one,) = compare(chat(tmp_path / "b", learn="all"), benchmarks=None, output=tmp_path / "r2").runs.values()
+    assert (one.best, one.leading) == ("mid", "bpb")

@@ -256,6 +256,15 @@ def test_the_page_of_a_long_run_stays_small(copied):
     assert len(render(config, results, "small")) < 400_000
 
 
+def test_a_page_of_what_learned_answers_leads_with_them(copied):
+    config, results = copied
+    path = results.stage("small", "second").evaluation
+    write_json(path, read_json(path) | {"learn": "assistant", "bpb_assistant": 1.524, "bpb": 1.824})
+    said = " ".join(render(config, results, "small").split('class="verdict">')[1].split("</p>")[0].split())
+    assert said.startswith("<strong>1.524</strong> bits per byte of the assistant's answers")
+    assert "1.824 of all of that text" in said and "above" not in said
+
+
 def test_an_evaluation_from_before_figures_were_kept_is_shown_without_them_or_refused(copied):
     config, results = copied
     path = results.stage("small", "second").evaluation

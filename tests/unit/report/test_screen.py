@@ -1,5 +1,6 @@
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -7,7 +8,7 @@ from rich.console import Console
 from spider.report.compare import compare
 from spider.report.formatting import duration
 from spider.report.screen import final_screen
-from tests.unit.evaluation.stages import demo, write_benchmark
+from tests.unit.evaluation.stages import chat, demo, mixed, write_benchmark
 
 
 def shown(tmp_path, *, shift=0.0, terminal=False, width=80, **changed) -> str:
@@ -116,3 +117,23 @@ def test_a_summary_of_before_there_were_copies_and_contexts_is_shown_too(tmp_pat
     file = io.StringIO()
     final_screen(path, console=Console(file=file, width=80))
     assert "2.050 bits per byte" in file.getvalue()
+
+
+def screen_of(paths, tmp_path):
+    compare(paths, benchmarks=None, output=tmp_path / "report")
+    file = io.StringIO()
+    final_screen(tmp_path / "report/summary.json", console=Console(file=file, width=80))
+    return file.getvalue()
+
+
+def test_a_run_of_a_mixed_sweep_has_its_own_rates_and_its_own_dataset(tmp_path):
+    slim, gpt = screen_of(mixed(tmp_path / "runs"), tmp_path).split("─ gpt ─")
+    assert re.search(r"ppmd given stage +1\.814", slim) and "1.867" not in slim
+    assert "held-out bytes of docs," in slim and "held-out bytes of docs-bpe," in gpt
+    assert re.search(r"ppmd given stage +1\.867", gpt) and "1.814" not in gpt
+
+
+def test_a_run_that_learns_answers_leads_with_them(tmp_path):
+    text = " ".join(screen_of(chat(tmp_path / "runs"), tmp_path).replace("│", " ").split())
+    assert "1.524 bits per byte of the answers, 8.7% below stage mid" in text
+    assert "1.824 of the whole text" in text and "35" not in text
