@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 
 from spider import tracking
 from spider.cli.session import FILE, JSON, THREADS, Session, log, verb
-from spider.config import HubSource, MockSource, PydocsSource, TokensSource
+from spider.config import Config, HubSource, MockSource, PydocsSource, TokensSource
 from spider.config.memory import MemoryConfig
 from spider.files import read_json, sha256, write_json
 
@@ -115,6 +116,7 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
         origins = [read_json(record) for record in downloaded]
         inputs = [*inputs, *downloaded]
     source = spec.source.described() | {"files": origins}
+    _check_held_out(session.config, dataset, output.parent)
     with session.tracked("index", dataset, settings, inputs, [output]) as job:
         metadata = build_metadata(
             output.parent,
@@ -132,6 +134,24 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
         for split, counts in metadata.splits.items():
             job.metric(f"{split}/tokens", counts.tokens)
             log.info("%s: %s tokens in %d shards", split, f"{counts.tokens:,}", len(counts.shards))
+
+
+def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
+    """Raise `ValueError` where a run is scored on a dataset that holds out none of its documents."""
+    spec = config.dataset(dataset)
+    scored_by = [
+        run for run, block in config.runs.items() if dataset == (block.evaluation.data or block.data)
+    ]
+    counts = dict.fromkeys(spec.splits, 0)
+    for split, part in product(spec.splits, config.parts(dataset)):
+        record = folder / split / f"{part}.json"
+        counts[split] += read_json(record)["documents"] if record.exists() else 0
+    if scored_by and not counts["validation"]:
+        raise ValueError(
+            f"datasets.{dataset}.validation: {spec.validation:g} holds out none of {sum(counts.values()):,} "
+            f"documents, and runs.{scored_by[0]} is evaluated on it; raise it (with split_by it is a share "
+            "of groups)"
+        )
 
 
 @verb("dataset", "seq_len")
