@@ -1,4 +1,4 @@
-"""A checkout that is installed as `make` does it can be imported from every folder, its own parent included."""
+"""A checkout that is installed as `make` does it is imported from every folder, its own parent included."""
 
 from __future__ import annotations
 
