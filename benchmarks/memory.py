@@ -121,10 +121,8 @@ def large(
                 file.write_table(copy)
                 written += copy["text"].nbytes
                 seed += 1
-    model = {
-        "preset": "slim",
-        "memory": {**PRESETS["slim"]["memory"], **({"orders": orders} if orders else {})},
-    }
+    counted = {"orders": orders, "words": []} if orders else {}
+    model = {"preset": "slim", "memory": {**PRESETS["slim"]["memory"], **counted}}
     run = {"data": "large", "model": model, "stages": [{"name": "main", "max_steps": 1}]}
     run |= {"defaults": {"seq_len": SEQ_LEN, "micro_batch": 1}}
     source = {"kind": "local", "files": [str(file) for file in files]}
@@ -140,7 +138,7 @@ def large(
     text = sum(split.tokens for split in load_metadata(shards).splits.values())
     what = f"{text / 1e6:.0f} MB"
     if orders:
-        what += f", orders {' '.join(map(str, orders))} and words"
+        what += f", orders {' '.join(map(str, orders))}"
 
     def noted(job: str, measured: Sequence[tuple[float, float]]) -> None:
         note(f"{what}: {job}, seconds", sum(seconds for seconds, _ in measured), ".0f")
@@ -231,7 +229,9 @@ def main() -> None:
     options.add_argument("--results", type=Path, required=True)
     options.add_argument("--data", default="pydocs")
     options.add_argument("--megabytes", type=float, nargs="*", default=[50, 500])
-    options.add_argument("--orders", type=int, nargs="*", help="of the larger texts (else those of slim)")
+    options.add_argument(
+        "--orders", type=int, nargs="*", help="count these in the larger texts (else the contexts of slim)"
+    )
     options.add_argument("--only-large", action="store_true", help="leave the default corpus itself out")
     asked = options.parse_args()
     rows: list[list[str]] = []

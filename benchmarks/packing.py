@@ -1,4 +1,4 @@
-"""Packing documents into rows: slots filled, seconds of planning, and what the seed's rule throws away.
+"""Packing documents into rows: slots filled, seconds and memory of planning, and what the seed's rule loses.
 
 On a million lengths of a log-normal like FineWeb's, and on those of an encoded dataset. Beside our plan
 rules that crop: nanochat's best-fit (a buffer of documents; the largest that fits goes in; where none does,
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,16 @@ def ours(lengths: np.ndarray, seq_len: int) -> dict[str, float]:
     made = plan(pieces, seq_len)
     seconds = time.perf_counter() - began
     slots = (len(made.rows) - 1) * (seq_len + 1)
+    tracemalloc.start()
+    plan(cut(begins, int(lengths.sum()), seq_len), seq_len)
+    peak = tracemalloc.get_traced_memory()[1] / len(pieces)
+    tracemalloc.stop()
     held = int(pieces["length"].sum())
     learned = held - len(pieces)
     assert learned == int((lengths - 1).sum()), "each id but a document's first is a target once"
     size = made.pieces.nbytes + made.rows.nbytes
-    return {"lost": 0.0, "filled": held / slots, "seconds": seconds, "plan": size / (2 * int(lengths.sum()))}
+    share = size / (2 * int(lengths.sum()))
+    return {"lost": 0.0, "filled": held / slots, "seconds": seconds, "plan": share, "peak": peak}
 
 
 def best_fit_crop(lengths: np.ndarray, seq_len: int) -> dict[str, float]:
@@ -98,7 +104,11 @@ def main() -> None:
         for rule, measure in RULES.items():
             came_to: dict[str, Any] = measure(lengths, seq_len)
             lost, filled = f"{came_to['lost']:.1%}", f"{came_to['filled']:.2%}"
-            cost = f"{came_to['seconds']:.2f} s", f"{came_to['plan']:.1%}"
+            cost = (
+                f"{came_to['seconds']:.2f} s",
+                f"{came_to['plan']:.1%}",
+                f"{came_to['peak']:.0f}" if "peak" in came_to else "",
+            )
             rows.append([name, f"{len(lengths):,}", f"{long:.0%}", rule, lost, filled, *cost])
             figures[f"{name}: {rule}"] = came_to | {"documents": len(lengths), "long": float(long)}
     columns = [
@@ -110,6 +120,7 @@ def main() -> None:
         "filled",
         "planning",
         "plan / shards",
+        "peak, bytes a piece",
     ]
     report("Rows of documents", columns, rows, figures, asked, ["numpy"])
 

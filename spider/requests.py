@@ -30,8 +30,9 @@ _MERGED = 120
 _ENTRY, _READ = 4, 2
 #: Bytes held for each piece of a document that is packed.
 _PACKED = 64
-#: Seconds of a slow processor for a symbol and a kind of contexts, counted or merged, and for a packed piece.
-_SECONDS, _SECONDS_PACKED = 5e-7, 2e-5
+#: Seconds for a symbol and a kind of contexts, to count and to merge, and for a packed piece. They are four
+#: times what was measured, or more.
+_SECONDS_COUNTED, _SECONDS_MERGED, _SECONDS_PACKED = 4e-7, 1e-7, 2e-5
 
 
 class Request(NamedTuple):
@@ -42,14 +43,14 @@ class Request(NamedTuple):
 def counting(symbols: float, kinds: int) -> Request:
     """Return the request of a job that counts a part of so many symbols."""
     held = _STARTED + _COUNTED * min(symbols, PIECE) / 1e6
-    return Request(round(held), _minutes(_SECONDS * symbols * kinds))
+    return Request(round(held), _minutes(_SECONDS_COUNTED * symbols * kinds))
 
 
 def merging(symbols: float, kinds: int, threads: int) -> Request:
     """Return the request of a job that merges the counts of so many symbols."""
     tables = threads * _MERGED * min(2 * symbols, SLICE) / 1e6
     last = (_ENTRY * min(2 * symbols, ENTRIES) + _READ * min(symbols, PIECE)) / 1e6
-    return Request(round(_STARTED + max(tables, last)), _minutes(_SECONDS * symbols * kinds))
+    return Request(round(_STARTED + max(tables, last)), _minutes(_SECONDS_MERGED * symbols * kinds))
 
 
 def packing(tokens: float, documents: float, seq_len: int) -> Request:
