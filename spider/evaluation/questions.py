@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from spider.config.tasks import ClozeTask, CopyTask, CoreTask, InductionTask, JsonlTask, TaskConfig
 
@@ -215,15 +214,16 @@ def _with_shots(
 
 
 def _core(name: str, config: CoreTask) -> Iterator[Task]:
+    """Yield the tasks of an evaluation bundle."""
     folder = Path(config.folder)
     if not (folder / "core.yaml").is_file():
         raise ValueError(
             f"{folder}: no core.yaml; evaluation.tasks.{name}.folder must name an evaluation bundle"
         )
-    listed = yaml.safe_load((folder / "core.yaml").read_text(encoding="utf-8"))["icl_tasks"]
+    entries = config.entries()
     with open(folder / "eval_meta_data.csv", newline="", encoding="utf-8") as file:
         chances = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in csv.DictReader(file)}
-    for entry in listed:
+    for entry in entries:
         label = entry["label"]
         if label not in chances:
             raise ValueError(f"{folder}/eval_meta_data.csv: no baseline of the task {label!r}")

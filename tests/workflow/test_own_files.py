@@ -45,6 +45,22 @@ def test_other_columns_are_imported_and_an_edited_text_is_read_again(own):
     assert own.planned("datasets/notes") == {"download": 1, "encode": 1, "index": 1}
 
 
+def test_an_edit_of_any_file_of_a_bundle_asks_the_model_again(trained):
+    """A stage is asked a bundle of questions, of which one file is edited afterwards."""
+    bundle = trained.folder / "bundle"
+    (bundle / "eval_data").mkdir(parents=True)
+    entry = "{label: one, dataset_uri: one.jsonl, num_fewshot: [0]}"
+    (bundle / "core.yaml").write_text(f"icl_tasks: [{entry}]")
+    (bundle / "eval_meta_data.csv").write_text("Eval Task,Random baseline\none,50\n")
+    (bundle / "eval_data/one.jsonl").write_text('{"query": "Document", "choices": ["1", "2"], "gold": 0}')
+    trained.run["evaluation"]["tasks"] = {"core": {"kind": "core", "folder": "bundle"}}
+    evaluation = "results/runs/small/first/evaluation.json"
+    trained(evaluation)
+    assert trained.planned(evaluation) == {}
+    later(bundle / "eval_data/one.jsonl", '{"query": "Document", "choices": ["11", "2"], "gold": 0}')
+    assert trained.planned(evaluation) == {"evaluate": 1}
+
+
 def test_a_source_without_files_is_named_without_a_traceback(workflow):
     workflow.config["datasets"]["text"]["source"]["files"] = ["nowhere/*.jsonl"]
     output = workflow("--dry-run", fails=True)

@@ -1,0 +1,86 @@
+"""Which files a user's own tasks are read from: an edit of any of them asks the model again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from spider.config import HarnessConfig
+from spider.config.tasks import CoreTask
+from spider.evaluation.questions import tasks
+
+
+def bundle(folder: Path) -> Path:
+    """An evaluation bundle with two tasks, one of them in a folder of its own."""
+    entries = [
+        {"label": label, "dataset_uri": uri, "num_fewshot": [0], "icl_task_type": "multiple_choice"}
+        for label, uri in (("first", "a/first.jsonl"), ("second", "second.jsonl"))
+    ]
+    (folder / "eval_data/a").mkdir(parents=True)
+    row = json.dumps({"query": "q", "choices": ["x", "y"], "gold": 0})
+    for name in ("a/first.jsonl", "second.jsonl", "unused.jsonl"):
+        (folder / "eval_data" / name).write_text(row)
+    (folder / "core.yaml").write_text(yaml.safe_dump({"icl_tasks": entries}))
+    (folder / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nfirst,50\nsecond,50\n")
+    return folder
+
+
+def test_a_bundle_is_all_files_that_its_questions_are_read_from(tmp_path, monkeypatch):
+    task = CoreTask(kind="core", folder=str(bundle(tmp_path)))
+    read = set()
+    for name in ("open", "read_text"):
+        before = getattr(Path, name)
+
+        def note(path, *args, before=before, **options):
+            read.add(str(path))
+            return before(path, *args, **options)
+
+        monkeypatch.setattr(Path, name, note)
+    assert [one.name for one in tasks("core", task, [])] == ["core/first", "core/second"]
+    assert {str(tmp_path / "core.yaml"), str(tmp_path / "eval_data/second.jsonl")} < read
+    assert set(task.files()) == read | {str(tmp_path / "eval_meta_data.csv")}
+
+
+def test_a_bundle_that_is_missing_or_malformed_is_watched_where_it_should_be(tmp_path):
+    task = CoreTask(kind="core", folder=str(tmp_path))
+    expected = [str(tmp_path / "core.yaml"), str(tmp_path / "eval_meta_data.csv")]
+    assert task.files() == expected
+    for text in ("icl_tasks: [", "5", "icl_tasks: [{label: x}]"):
+        (tmp_path / "core.yaml").write_text(text)
+        assert task.files() == expected
+        with pytest.raises(ValueError, match=r"core.yaml: .*icl_tasks"):
+            list(tasks("core", task, []))
+
+
+def test_tasks_for_the_harness_are_their_folder_and_the_data_that_they_name(tmp_path):
+    own, data = tmp_path / "own", tmp_path / "data"
+    for name in (
+        "own/b/utils.py",
+        "own/__pycache__/utils.pyc",
+        "own/.hidden",
+        "data/rows.jsonl",
+        "data/dev.jsonl",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    common = {
+        "dataset_kwargs": {"data_files": {"test": [str(data / "rows.jsonl")], "dev": str(data / "dev.jsonl")}}
+    }
+    (tmp_path / "common.yaml").write_text(yaml.safe_dump(common))
+    (own / "a.yaml").write_text("task: a\ninclude: ../common.yaml\nprocess_docs: !function b.utils.rows\n")
+    (own / "b/c.yml").write_text("task: c\ndataset_kwargs: {data_files: 'https://example.org/rows.jsonl'}\n")
+    (own / "wrong.yaml").write_text("task: [")
+    files = {
+        own / "a.yaml",
+        own / "b/c.yml",
+        own / "b/utils.py",
+        own / "wrong.yaml",
+        tmp_path / "common.yaml",
+    }
+    files |= {data / "rows.jsonl", data / "dev.jsonl"}
+    assert HarnessConfig(include=str(own)).files() == sorted(map(str, files))
+    assert HarnessConfig(include=str(tmp_path / "none")).files() == [str(tmp_path / "none")]
+    assert HarnessConfig().files() == []
