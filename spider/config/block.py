@@ -11,6 +11,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Collection
+from decimal import Decimal
+from functools import cache
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -61,12 +63,17 @@ class Block(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _checked(cls, plain: Any, validate: Callable[[Any], Self]) -> Self:
-        """Say of an unknown key which one is near, and that true and false are no numbers (to Python they are
-        1 and 0, and YAML reads ``yes``, ``no``, ``on`` and ``off`` so)."""
+        """Name the key that an unknown key is near to, and read ``6e5`` as a whole number.
+
+        A number must not be true or false. To Python these are 1 and 0, and YAML reads ``yes``, ``no``,
+        ``on`` and ``off`` as them.
+        """
+        if isinstance(plain, dict):
+            plain = {key: _whole(value) if cls._kind(key) == "int" else value for key, value in plain.items()}
         wrong: list[Any] = [
             {"type": _said(f"must be a number (got {str(value).lower()})"), "loc": (key,), "input": value}
             for key, value in (plain.items() if isinstance(plain, dict) else ())
-            if isinstance(value, bool) and cls._is_number(key)
+            if isinstance(value, bool) and cls._kind(key)
         ]
         try:
             block = validate(plain)
@@ -82,10 +89,14 @@ class Block(BaseModel):
         raise ValidationError.from_exception_data("block", wrong)
 
     @classmethod
-    def _is_number(cls, key: str) -> bool:
+    @cache
+    def _kind(cls, key: str) -> str:
+        """Return "int" or "float" for a key that holds such numbers alone, else ""."""
         field = cls.model_fields.get(key)
         kinds = set(re.findall(r"\w+", str(field.annotation))) if field else set()
-        return bool(kinds & {"int", "float"}) and not kinds & {"bool", "Any"}
+        if kinds & {"bool", "Any"} or not kinds & {"int", "float"}:
+            return ""
+        return "float" if "float" in kinds else "int"
 
     def changed(self, **without: Any) -> dict[str, Any]:
         """What differs from the defaults, as plain JSON; ``without`` is pydantic's ``exclude``."""
@@ -96,6 +107,19 @@ class Block(BaseModel):
         schema, for Snakemake compares a param's text."""
         plain = self.changed() | self.model_dump(mode="json", include=set(self.RECORDED))
         return {name: plain[name] for name in type(self).model_fields if name in plain}
+
+
+def _whole(value: Any) -> Any:
+    """Return the whole number that text such as ``6e5`` stands for, also in a list; any other value as it is.
+
+    YAML 1.1 reads a number with an exponent as text unless it has a point and a sign, as in ``6.0e+5``.
+    """
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,2}", value):
+        number = Decimal(value)
+        return int(number) if number == number.to_integral_value() else value
+    return value
 
 
 def identity(plain: Any) -> str:
@@ -113,6 +137,7 @@ _PLAIN = {
     "less_than_equal": "must be at most {le}",
     "missing": "is required",
     "int": "must be a whole number",
+    "finite": "must be a finite number",
     "float": "must be a number",
     "string_type": "must be text",
     "bool": "must be true or false",

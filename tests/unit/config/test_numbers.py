@@ -1,0 +1,65 @@
+"""Whole numbers as people write them: YAML 1.1 reads ``6e5`` as text and ``6.0e+5`` as a fraction."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+
+from spider.config import ConfigError, load_config
+
+BASE = yaml.safe_load("""
+datasets: {docs: {source: {kind: pydocs}}}
+runs:
+  r:
+    data: docs
+    model: tiny
+    defaults: {seq_len: 64, micro_batch: 4}
+    stages: [{name: a, tokens: 600_000}]
+""")
+
+
+def with_tokens(text: str) -> dict:
+    plain = copy.deepcopy(BASE)
+    plain["runs"]["r"]["stages"][0]["tokens"] = yaml.safe_load(text)
+    return plain
+
+
+@pytest.mark.parametrize(
+    "text", ["6e5", "6.0e5", "6E+5", "6.0e+5", "600000.0", "60e4", "6000000e-1", "0.6e6"]
+)
+def test_a_whole_number_in_any_notation_is_the_same_configuration(text):
+    written, plain = load_config(with_tokens(text)), load_config(BASE)
+    tokens = written.runs["r"].stages[0].tokens
+    assert tokens == 600_000 and isinstance(tokens, int)
+    assert written.stage("r", "a").identity == plain.stage("r", "a").identity
+
+
+@pytest.mark.parametrize("text", ["6.5", "65e-1", "6e-1", "1e999999", "'0x6e5'", "e5", "6e", "six"])
+def test_what_is_not_a_whole_number_is_refused(text):
+    with pytest.raises(ConfigError, match=r"^runs.r.stages\[0\].tokens: must be a whole number \(got "):
+        load_config(with_tokens(text))
+
+
+def test_infinity_is_refused():
+    with pytest.raises(ConfigError, match=r"^runs.r.stages\[0\].tokens: must be a finite number"):
+        load_config(with_tokens(".inf"))
+
+
+def test_whole_numbers_in_lists_and_beside_null():
+    plain = copy.deepcopy(BASE)
+    plain["datasets"]["docs"]["max_document_bytes"] = "2e3"
+    plain["runs"]["r"]["grid"] = {"tokens": ["6e5", "1e6"]}
+    del plain["runs"]["r"]["stages"][0]["tokens"]
+    plain["runs"]["r"]["model"] = {"preset": "tiny", "engram": {"orders": ["3", "4e0"]}}
+    config = load_config(plain)
+    assert config.datasets["docs"].max_document_bytes == 2000
+    assert [run.defaults.tokens for run in config.runs.values()] == [600_000, 1_000_000]
+    assert [list(run.model.engram.orders) for run in config.runs.values()] == [[3, 4]] * 2
+
+
+def test_text_that_looks_like_a_number_stays_text():
+    plain = copy.deepcopy(BASE)
+    plain["results"] = "6e5"
+    assert load_config(plain).results == "6e5"
