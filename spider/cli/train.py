@@ -181,4 +181,6 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         job.metric("bytes", receipt.bytes)
         job.metric("seconds", receipt.seconds)
     trained = f"trained to step {receipt.steps} on {receipt.bytes:,} bytes in {receipt.seconds:.0f} s"
+    if receipt.checkpoint_seconds >= 1:
+        trained += f", and {receipt.checkpoint_seconds:.0f} s for checkpoints"
     log.info("%s: %s; %s", name, trained, folder / receipt.checkpoint)

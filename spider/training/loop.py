@@ -347,6 +347,7 @@ class Trainer:
         if self.spec.optimizer.kind == "muon":
             rates["muon_lr"] = rates["lr"] * self.spec.optimizer.muon_lr_ratio
         rates |= self._scheduled(progress.step - 1, progress.global_step - 1)
+        window.pauses = (progress.checkpoint_seconds + progress.validation_seconds) / progress.step
         row = self.telemetry.row(means.read(), window, left, rates, progress.skipped, self._reached())
         if means.count:
             progress.loss = loss = row.get("train/cross_entropy", row["train/loss"])

@@ -42,6 +42,8 @@ class Window:
     seconds: float = 0.0
     waited: float = 0.0
     """Seconds of these that went by waiting for data."""
+    pauses: float = 0.0
+    """Seconds beside a step that checkpoints and validations take, on average over the stage."""
 
 
 #: Bits of an operand of most matrix products: how a curve shows the precision, which is a word elsewhere.
@@ -107,7 +109,7 @@ class Telemetry:
             "system/cpu_percent": self._process.cpu_percent(),
             "train/bytes_per_second": (window.bytes if self.learned else window.tokens) / window.seconds,
             "train/data_wait_share": window.waited / window.seconds,
-            "train/eta_seconds": steps_left * window.seconds / window.steps,
+            "train/eta_seconds": steps_left * (window.seconds / window.steps + window.pauses),
         }
         if self.device.type == "cuda":
             row["system/gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 1e6

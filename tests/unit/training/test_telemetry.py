@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -9,12 +10,14 @@ import re
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from spider.checkpoints.records import Manifest
+from spider.checkpoints.save import Saver
 from spider.files import read_json
 from spider.model import build_model
 from spider.training.device import peak_flops
@@ -54,6 +57,32 @@ def test_rates_count_the_steps_of_the_window_only():
     assert row["train/bytes_per_second"] == 500
     assert row["train/data_wait_share"] == 0.25
     assert row["train/eta_seconds"] == 5  # of ten steps
+
+
+def test_the_remaining_time_has_a_pause_after_each_step():
+    telemetry = Telemetry(CPU, "cpu", "fp32", flops_per_token=1e6)
+    window = dataclasses.replace(WINDOW, pauses=0.25)
+    row = telemetry.row({}, window, 10, {}, 0, {})
+    assert row["train/eta_seconds"] == 10 * (0.5 + 0.25)
+    assert row["train/bytes_per_second"] == 500
+
+
+def test_the_remaining_time_counts_checkpoints_and_validations(tmp_path, make_spec, shards, monkeypatch):
+    """A save that takes at least 0.2 s after every step is at least so much of what is left."""
+    start = Saver.start
+
+    def slowly(saver, *state):
+        time.sleep(0.2)
+        start(saver, *state)
+
+    monkeypatch.setattr(Saver, "start", slowly)
+    spec = make_spec(max_steps=6, ckpt_every=1, log_every=1)
+    train(spec, tmp_path, shards)
+    found = {row["step"]: row["metrics"] for row in map(json.loads, (tmp_path / "metrics.jsonl").open())}
+    assert found[6]["train/eta_seconds"] == 0
+    for step in range(2, 6):  # as many saves as steps before this one
+        seconds = spec.tokens_per_step / found[step]["train/bytes_per_second"]
+        assert found[step]["train/eta_seconds"] >= (6 - step) * (seconds + 0.2 * (step - 1) / step) * 0.999
 
 
 @pytest.mark.parametrize(
