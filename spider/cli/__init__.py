@@ -20,7 +20,7 @@ from spider.cli import data, evaluate, model, train
 from spider.cli.chat import chat
 from spider.cli.compress import compress
 from spider.cli.harness import harness
-from spider.cli.session import FILE, Session, allow_families_of, log
+from spider.cli.session import FILE, Group, Session, allow_families_of, log
 from spider.config.model import allow_family
 from spider.processes.mapped import name_files_that_are_cut
 from spider.processes.spinning import share_the_processor
@@ -48,7 +48,7 @@ _VERBS = (
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-@click.group(commands=_VERBS, context_settings=_HELP)
+@click.group(cls=Group, commands=_VERBS, context_settings=_HELP)
 @click.version_option(VERSION)
 @click.option(
     "--config",

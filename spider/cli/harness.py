@@ -10,7 +10,16 @@ from typing import Any
 import click
 
 from spider import tracking
-from spider.cli.session import COUNT, FILE, NEW_FILE, THREADS, configure_tracking_of, log, prepare_torch
+from spider.cli.session import (
+    COUNT,
+    FILE,
+    NEW_FILE,
+    THREADS,
+    command_line,
+    configure_tracking_of,
+    log,
+    prepare_torch,
+)
 from spider.config import HarnessConfig
 from spider.results import ArtifactFolder, StageFolder, root_of
 
@@ -47,7 +56,9 @@ def harness(path: Path, tasks: str, online: bool, output: Path, threads: int | N
         configure_tracking_of(root)
         inputs = [receipt if receipt.is_file() else path]
         name = path.resolve().relative_to(root).as_posix()
-        tracked = tracking.job("harness", name, results=root, inputs=inputs, outputs=[output])
+        tracked = tracking.job(
+            "harness", name, results=root, inputs=inputs, outputs=[output], command=command_line()
+        )
     with tracked as job:
         told = _asked(path, tasks.split(","), threads, **asked).write(output)
         metrics = {f"harness/{t.task}/{name}": m.value for t in told.tasks for name, m in t.metrics.items()}

@@ -12,7 +12,17 @@ from typing import Any
 import click
 
 from spider import tracking
-from spider.cli.session import COUNT, FILE, JSON, NEW_FILE, Session, configure_tracking_of, log, verb
+from spider.cli.session import (
+    COUNT,
+    FILE,
+    JSON,
+    NEW_FILE,
+    Session,
+    command_line,
+    configure_tracking_of,
+    log,
+    verb,
+)
 from spider.results import StageFolder, root_of
 
 
@@ -202,7 +212,15 @@ def _tracked(
     configure_tracking_of(root)
     inputs = [receipt if receipt.is_file() else path]
     name = path.resolve().relative_to(root).as_posix()
-    return tracking.job(rule, name, results=root, params=params, inputs=inputs, outputs=outputs)
+    return tracking.job(
+        rule,
+        name,
+        results=root,
+        params=params,
+        inputs=inputs,
+        outputs=outputs,
+        command=command_line(),
+    )
 
 
 @checkpoint.command("import")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -42,6 +43,23 @@ def verb(*names: str) -> Callable[[Callable[..., None]], click.Command]:
     return command
 
 
+class Group(click.Group):
+    """A group of commands that keeps the words of the command line from the name of the command on."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        ctx.meta["spider.words"] = list(args)
+        return super().resolve_command(ctx, args)
+
+
+def command_line() -> str | None:
+    """Return the running command and its words as a shell reads them; None outside of a command."""
+    context = click.get_current_context(silent=True)
+    words = context.meta.get("spider.words") if context else None
+    return shlex.join(words) if words else None
+
+
 @dataclass
 class Session:
     """What the options before the verb say."""
@@ -74,8 +92,16 @@ class Session:
     ) -> AbstractContextManager[tracking.Job]:
         """Record a job of this configuration; the arguments are those of `spider.tracking.job`."""
         tracking.configure(self.config)
-        files: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "hashed_later": hashed_later}
-        return tracking.job(rule, name, results=self.results.root, params=params, **files)
+        return tracking.job(
+            rule,
+            name,
+            results=self.results.root,
+            params=params,
+            inputs=inputs,
+            outputs=outputs,
+            hashed_later=hashed_later,
+            command=command_line(),
+        )
 
     def evaluations(self, runs: Iterable[str]) -> list[Path]:
         """Of all stages of these runs, there or not."""

@@ -1,23 +1,48 @@
-"""What a run cost, rule by rule: seconds, processor time, memory, and energy where a GPU counted it.
+"""Which jobs made a run, and what they cost: seconds, processor time, memory, and energy of GPUs.
 
-Seconds, processor time and memory are Snakemake's, one benchmark file a job, of the job's last attempt.
-Energy is in the tracking record of a job whose GPUs count joules (``system/gpu_energy_joules``); of a
-processor nobody measures it, and it is not estimated. Jobs of a dataset are counted in full for each run that
-uses it.
+A job is found by its benchmark file, which Snakemake writes, and by its tracking record, which holds its
+command line. Seconds, processor time and memory are Snakemake's, of the job's last attempt. Energy is in the
+tracking record of a job whose GPUs count joules (``system/gpu_energy_joules``); that of a processor is never
+estimated. Jobs of a dataset are counted in full for each run that uses it.
 """
 
 from __future__ import annotations
 
 import csv
+import re
+import shlex
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from spider.config import Config
 from spider.results import Results
 
-#: In the order of the flow.
-RULES = ("download", "encode", "index", "warmup", "train", "evaluate", "compress")
+#: What a job of each rule makes a part of, in the order of the flow.
+FLOW: dict[str, Literal["raw", "tokenizer", "dataset", "run"]] = {
+    "download": "raw",
+    "tokenizer": "tokenizer",
+    "encode": "dataset",
+    "index": "dataset",
+    "pack": "dataset",
+    "count": "dataset",
+    "memory": "dataset",
+    "warmup": "run",
+    "train": "run",
+    "evaluate": "run",
+    "sample": "run",
+    "draw": "run",
+    "harness": "run",
+    "compress": "run",
+    "evaluate_artifact": "run",
+    "sample_artifact": "run",
+}
+#: Rules of the whole results folder, and of the page that shows the costs.
+SHARED = ("compare", "scaling", "report")
+#: Rules with a job for each part of a dataset.
+_OF_PARTS = ("download", "encode", "count")
 
 
 class RuleCost(NamedTuple):
@@ -33,33 +58,170 @@ class RuleCost(NamedTuple):
     """Of the GPUs."""
 
 
-def costs(
-    results: Results, run: str, stages: Sequence[str], datasets: Sequence[str], jobs: list[dict[str, Any]]
-) -> list[RuleCost]:
-    """One row for each rule that has left a benchmark file; ``datasets`` are those that the run trains on or
-    is scored on, ``jobs`` the tracking records of their jobs and of the run's."""
+@dataclass(frozen=True)
+class Needed:
+    """The names of what a run is made from; they tell its jobs from those of other runs."""
+
+    run: str
+    stages: tuple[str, ...]
+    datasets: frozenset[str]
+    """Datasets that it trains on or is scored on."""
+    tokenizers: frozenset[str]
+    raw: frozenset[str]
+    """Datasets whose downloaded parts it needs."""
+    rows: frozenset[str]
+    """``dataset/seq_len`` of its packed rows."""
+    counted: str
+    """Digest of the settings of its memory; empty if it has none or is not in the configuration."""
+
+    @classmethod
+    def of(
+        cls, config: Config, run: str, specs: Sequence[tuple[str, dict[str, Any]]], datasets: Iterable[str]
+    ) -> Needed:
+        """Return what a run needs, from the names and specs of its stages, as JSON, and its datasets."""
+        used = frozenset(datasets)
+        known = {name: config.datasets[name] for name in used if name in config.datasets}
+        tokenizers = frozenset(one.tokenizer for one in known.values() if one.tokenizer)
+        sources = used | {config.tokenizers[name].data for name in tokenizers}
+        likes = {name: config.datasets[name].like for name in sources if name in config.datasets}
+        packed = [spec for _, spec in specs if spec["settings"].get("packing") == "best_fit"]
+        memory = config.runs[run].model.memory if run in config.runs else None
+        return cls(
+            run=run,
+            stages=tuple(name for name, _ in specs),
+            datasets=used,
+            tokenizers=tokenizers,
+            raw=frozenset(likes.get(name) or name for name in sources),
+            rows=frozenset(f"{spec['data']}/{spec['settings']['seq_len']}" for spec in packed),
+            counted=memory.counted if memory else "",
+        )
+
+    def includes(self, rule: str, name: str) -> bool:
+        """Return whether the job ``name`` of a rule, ``owner/part``, is one that the run needs."""
+        owner, _, part = name.partition("/")
+        if rule in SHARED:
+            return False
+        if rule == "pack":
+            return name in self.rows
+        kind = FLOW.get(rule, "run")
+        if kind == "run":
+            return owner == self.run and (rule == "warmup" or part in self.stages)
+        return owner in {"raw": self.raw, "tokenizer": self.tokenizers, "dataset": self.datasets}[kind]
+
+    def jobs(self, records: Iterable[dict[str, Any]]) -> list[Job]:
+        """Return the jobs of the run among tracking records, in the order of the flow."""
+        jobs = [Job.read(record) for record in records]
+        own = [job for job in jobs if self.includes(job.rule, job.name) and self._counts(job)]
+        return sorted(own, key=self._place)
+
+    def _counts(self, job: Job) -> bool:
+        """Return False for counts with the settings of another run."""
+        return job.rule not in ("count", "memory") or any(f"/{self.counted}/" in path for path in job.outputs)
+
+    def _place(self, job: Job) -> tuple[int, int, str, float]:
+        """Return where a job stands: datasets rule by rule, then the run stage by stage."""
+        rules, stage = [*FLOW], job.name.partition("/")[2]
+        rule = rules.index(job.rule) if job.rule in FLOW else len(rules)
+        of_stage = self.stages.index(stage) + 1 if stage in self.stages else 0
+        return of_stage, rule, job.name, job.started
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, as its tracking record has it."""
+
+    rule: str
+    name: str
+    """``owner/part``: the dataset, tokenizer or run, and what of it."""
+    command: str | None
+    """Its command line; None in records of earlier versions."""
+    commit: str | None
+    started: float
+    finished: bool
+    outputs: tuple[str, ...]
+    joules: float
+    """Of the GPUs; 0 if they were not counted."""
+
+    @classmethod
+    def read(cls, record: dict[str, Any]) -> Job:
+        """Return the job of a record."""
+        rule, name = record["tags"].get("spider.rule", ""), record["tags"].get("spider.name", "")
+        if rule == "harness":  # its name is a path: runs/demo/main/train.json
+            name = "/".join(name.split("/")[1:3])
+        energy = [one["value"] for one in record["metrics"] if one["key"] == "system/gpu_energy_joules"]
+        return cls(
+            rule=rule,
+            name=name,
+            command=record.get("command"),
+            commit=record["tags"].get("git.commit"),
+            started=record.get("started", 0.0),
+            finished=record.get("status") == "finished",
+            outputs=tuple(file["path"] for file in record.get("outputs", ())),
+            joules=sum(energy),
+        )
+
+
+def commands(jobs: Sequence[Job], run: str) -> list[str]:
+    """Return the commands of a run's finished jobs, one job for all parts of a dataset.
+
+    Runs share tables of counts, so ``count`` and ``memory`` may have been started for another run with the
+    same settings; they are shown for this one.
+    """
+    # A later job of the same name takes the place of an earlier one.
+    newest = {(job.rule, job.name): job for job in jobs if job.finished and job.command}
+    groups = defaultdict[tuple[str, str], list[Job]](list)
+    for job in newest.values():
+        of_parts = job.rule in _OF_PARTS
+        groups[job.rule, job.name.partition("/")[0] if of_parts else job.name].append(job)
+    lines = []
+    for (rule, _), alike in groups.items():
+        words = shlex.split(alike[0].command or "")
+        if rule in ("count", "memory"):
+            words[1] = run
+        more = f"   # and so on, to {alike[-1].name.partition('/')[2]}" if len(alike) > 1 else ""
+        lines.append(f"spider --config run.yaml {shlex.join(words)}{more}")
+    return list(dict.fromkeys(lines))
+
+
+def costs(results: Results, needed: Needed, jobs: Iterable[Job]) -> list[RuleCost]:
+    """Return one row for each rule that left benchmark files of jobs of the run, in the order of the flow."""
     joules: dict[str, float] = defaultdict(float)
     for job in jobs:
-        for metric in job["metrics"]:
-            if metric["key"] == "system/gpu_energy_joules":
-                joules[job["tags"]["spider.rule"]] += metric["value"]
+        joules[job.rule] += job.joules
     table = []
-    for rule in RULES:
-        patterns = {
-            "index": [f"{dataset}.tsv" for dataset in datasets],
-            "warmup": [f"{run}/*.tsv"],
-            "train": (of_stages := [f"{run}/{stage}.tsv" for stage in stages]),
-            "evaluate": of_stages,
-        }.get(rule, [f"{dataset}/*.tsv" for dataset in datasets])
+    for rule in _timed(results):
         folder = results.root / "benchmarks" / rule
-        files = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
-        if rows := [row for path in files for row in _rows(path)]:
+        paths = [path for path in sorted(folder.rglob("*.tsv")) if _is_of(needed, rule, path, folder)]
+        if rows := [row for path in paths for row in _rows(path)]:
             cpu, peak = ([row[name] for row in rows if name in row] for name in ("cpu_time", "max_rss"))
-            seconds, most = sum(row["s"] for row in rows), max(peak, default=None)
             table.append(
-                RuleCost(rule, len(files), seconds, sum(cpu) if cpu else None, most, joules.get(rule))
+                RuleCost(
+                    rule=rule,
+                    jobs=len(paths),
+                    seconds=sum(row["s"] for row in rows),
+                    cpu_seconds=sum(cpu) if cpu else None,
+                    peak_mb=max(peak, default=None),
+                    joules=joules[rule] or None,
+                )
             )
     return table
+
+
+def _timed(results: Results) -> list[str]:
+    """Return the rules that left benchmark files, in the order of the flow, rules of others at the end."""
+    found = {path.name for path in (results.root / "benchmarks").glob("*/")}
+    return [rule for rule in FLOW if rule in found] + sorted(found - FLOW.keys())
+
+
+def _is_of(needed: Needed, rule: str, path: Path, folder: Path) -> bool:
+    """Return whether a benchmark file is of a job that the run needs."""
+    name = path.relative_to(folder).with_suffix("").as_posix()
+    if rule in ("count", "memory"):  # dataset/settings-part
+        owner, _, part = name.partition("/")
+        return needed.includes(rule, owner) and part.startswith(f"{needed.counted}-")
+    if rule == "pack":  # dataset-seq_len
+        name = re.sub(r"-(\d+)$", r"/\1", name)
+    return needed.includes(rule, name)
 
 
 def seconds_by_rule(benchmarks: Path) -> dict[str, float]:

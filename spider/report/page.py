@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ import yaml
 
 from spider import files
 from spider.checkpoints.pressed import ArtifactReceipt
-from spider.config import Config, TokensSource
+from spider.config import Config
 from spider.evaluation.artifact import Evaluation, fairest, quarters
 from spider.evaluation.harness_result import HarnessResult
 from spider.report import figures
 from spider.report.compare import LIKE_AND_UNLIKE
-from spider.report.costs import RULES, costs
+from spider.report.costs import Job, Needed, commands, costs
 from spider.report.formatting import DAGGER, LOSSY, printable
 from spider.report.provenance import chain, read_datasets
 from spider.report.render import html
@@ -42,7 +42,8 @@ def render(config: Config, results: Results, run: str) -> str:
     datasets = read_datasets(results, stages)
     names = [data.name for data in datasets]
     records = [files.read_json(path) for _, path in spool.records(results.root, ["jobs"])]
-    jobs = [job for job in records if job["tags"].get("spider.name", "").partition("/")[0] in (run, *names)]
+    needed = Needed.of(config, run, [(stage.name, stage.spec) for stage in stages], names)
+    jobs = needed.jobs(records)
     measured = {stage.name: stage.evaluation for stage in stages if stage.evaluation}
     last = [*measured.values()][-1] if measured else None
     loops = figures.loops({name: one.loops for name, one in measured.items()})
@@ -72,11 +73,11 @@ def render(config: Config, results: Results, run: str) -> str:
         samples={stage.name: stage.sample for stage in stages if stage.sample and stage.sample.text},
         datasets=datasets,
         links=chain(stages, datasets),
-        costs=costs(results, run, [stage.name for stage in stages], names, jobs),
+        costs=costs(results, needed, jobs),
         commits=_commits(jobs),
         versions=_versions(results, run, stages),
-        config=settings_of(config, run, names) if run in config.runs else None,
-        commands=_commands(config, run) if run in config.runs else [],
+        config=_configuration(config, run, names) if run in config.runs else None,
+        commands=commands(jobs, run),
     )
 
 
@@ -129,14 +130,13 @@ def _standard(results: Results, run: str, stages: list[str]) -> HarnessResult | 
 # -------------------------------------------------------------------------------- costs and doing it again
 
 
-def _commits(jobs: list[dict[str, Any]]) -> dict[str, list[str]]:
+def _commits(jobs: Sequence[Job]) -> dict[str, list[str]]:
     """Which rules ran at each commit."""
     commits: dict[str, list[str]] = {}
-    for rule in RULES:
-        for job in jobs:
-            commit = job["tags"].get("git.commit", "not in a git checkout")
-            if job["tags"]["spider.rule"] == rule and rule not in commits.setdefault(commit, []):
-                commits[commit].append(rule)
+    for job in jobs:
+        rules = commits.setdefault(job.commit or "not in a git checkout", [])
+        if job.rule not in rules:
+            rules.append(job.rule)
     return commits
 
 
@@ -147,6 +147,13 @@ def _versions(results: Results, run: str, stages: list[StageRecord]) -> dict[str
         versions |= {{"python": "Python"}.get(name, name): value for name, value in measured.items()}
     trained = [stage.manifest.torch for stage in stages if stage.manifest]
     return versions | ({"torch": trained[-1]} if trained else {})
+
+
+def _configuration(config: Config, run: str, datasets: Iterable[str]) -> str:
+    """Return what `settings_of` does, and the results folder that the commands name."""
+    default = Config.model_fields["results"].default
+    folder = "" if config.results == default else yaml.safe_dump({"results": config.results})
+    return folder + settings_of(config, run, datasets)
 
 
 def settings_of(config: Config, run: str, datasets: Iterable[str]) -> str:
@@ -163,38 +170,3 @@ def settings_of(config: Config, run: str, datasets: Iterable[str]) -> str:
     text, escaped = (yaml.safe_dump(kept, sort_keys=False, allow_unicode=plainly, width=100)
                      for plainly in (True, False))  # fmt: skip
     return text if printable(text) == text else escaped
-
-
-def _commands(config: Config, run: str) -> list[str]:
-    """The workflow's jobs as one would type them, the parts of a dataset by example."""
-    spec, stages = config.runs[run], [config.stage(run, one.name) for one in config.runs[run].stages]
-    lines = []
-    for name in sorted({stage.data for stage in stages} | {spec.evaluation.data or spec.data}):
-        if parts := config.datasets[name].source.parts():
-            each = f"   # and so on, to {parts[-1]}" if len(parts) > 1 else ""
-            source, raw = config.datasets[name].source, f"results/raw/{name}/{parts[0]}.parquet"
-            if isinstance(source, TokensSource):  # read where it lies
-                raw = source.item(parts[0])
-            else:
-                lines += [f"download {name} {parts[0]} --output {raw}{each}"]
-            lines += [
-                f"encode {name} {parts[0]} {raw}{each}",
-                f"index {name} --output results/shards/{name}/metadata.json",
-            ]
-    if memory := spec.model.memory:
-        parts, folder = (
-            config.datasets[spec.data].source.parts(),
-            f"results/memory/{spec.data}/{memory.counted}",
-        )
-        counts = [f"{folder}/counts/{part}" for part in parts]
-        each = f"   # and so on, to {parts[-1]}" if len(parts) > 1 else ""
-        merge = f"memory {run} {' '.join(counts)} --output {folder}"
-        lines += [f"count {run} {parts[0]} --output {counts[0]}{each}"]
-        lines += [f"{merge}/memory/memory.json", f"{merge}/folded/memory.json --folded"]
-    shapes: set[str] = set()
-    for stage in stages:
-        lines += [f"warmup {run} {stage.stage}"] if stage.shape not in shapes else []
-        shapes.add(stage.shape)
-        processes = f" --processes {stage.processes}" if stage.processes > 1 else ""
-        lines += [f"train {run} {stage.stage}{processes}", f"evaluate {run} {stage.stage}"]
-    return [f"spider --config run.yaml {line}" for line in lines]

@@ -208,6 +208,7 @@ class Run(Record):
     datasets: list[Dataset] = []
     artifacts: list[Shown] = []
     workflow: str | None = None  # of a job: the invocation it belongs to
+    command: str | None = None  # of a job: its command line, from the name of the command on
     inputs: list[File] = []
     outputs: list[File] = []
     attempt: int = 0

@@ -87,6 +87,7 @@ def job(
     inputs: Sequence[Path] = (),
     outputs: Sequence[Path] = (),
     hashed_later: Sequence[Path] = (),
+    command: str | None = None,
 ) -> Iterator[Run]:
     """Record one rule job from start to end.
 
@@ -96,12 +97,13 @@ def job(
         name: what the rule's wildcards say, ``demo/000``, or empty.
         params: what decides the output besides the inputs.
         hashed_later: further outputs that are large, and whose content a later job hashes (`log_hashes`).
+        command: its command line, from the name of the command on.
     """
     values = spool.redact(to_jsonable_python(params or {}))
     read = file_list(results, inputs)
     identity = digest([rule, name, values, [file.digest for file in read]])
     record = Run(kind="job", identity=identity, name=f"{rule} {name}".strip(), params=values, inputs=read)
-    record.workflow, record._results = target.workflow(), results
+    record.workflow, record._results, record.command = target.workflow(), results, command
     record.tags |= {"spider.rule": rule, "spider.name": name, "spider.spec": digest(values)}
     if before := spool.read_run(spool.record_path(results, "jobs", identity)):
         # Their figures may not have been sent yet; their seconds are as far as they could tell.

@@ -231,6 +231,7 @@ class Store:
             "spider.inputs": "\n".join(f"{file.path} {file.digest}" for file in run.inputs),
             "spider.outputs": "\n".join(f"{file.path} {file.digest}" for file in run.outputs),
             "spider.workflow": run.workflow,
+            "spider.command": run.command,
             "mlflow.parentRunId": self.find_run(run.workflow, "Pipeline") if run.workflow else None,
         }
         tags = run.tags | _origin(run.name, run.tags, run.kind) | {k: v for k, v in told.items() if v}

@@ -1,6 +1,10 @@
 """A run on a tokenizer's ids beside one on bytes, of the same downloaded text, through the real workflow."""
 
+import html
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -102,4 +106,41 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
     data = ("download", "tokenizer", "encode", "index", "pack", "train")
     assert {rule: again.get(rule) for rule in data} == {
         **{"download": None, "tokenizer": 1, "encode": 1, "index": 1, "pack": 1, "train": 2}
+    }
+
+
+@pytest.mark.long
+def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tmp_path):
+    """Every kind of step is in this run: tokenizer, packed rows, harness, compressed file."""
+    two.config |= {"results": "made/here", "tracking": {"registry": False}}
+    two("made/here/report/runs/bpe.html", patience=1500)
+    page = (two.folder / "made/here/report/runs/bpe.html").read_text()
+    blocks = [html.unescape(text) for text in re.findall(r'<pre class="code">(.*?)</pre>', page, re.DOTALL)]
+    (written,) = (text for text in blocks if "datasets:" in text)
+    (listed,) = (text for text in blocks if "spider --config" in text)
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "run.yaml").write_text(written)
+    shutil.copy(two.folder / "text.jsonl", again)
+    lines = listed.splitlines()
+    run = [line.split()[3] for line in lines]
+    once = ["download", "tokenizer", "encode", "index", "pack"]
+    assert run[:5] == once and run.count("train") == run.count("evaluate") - 1 == 2
+    assert {"harness", "compress", "sample", "draw"} < set(run) and "--artifact" in listed
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for line in lines:
+        subprocess.run(
+            line,
+            shell=True,
+            cwd=again,
+            env={**os.environ, "PATH": path, "SPIDER_TRACKING": "off"},
+            check=True,
+        )
+    for name in ("first/train.json", "packed/train.json", "packed/artifact/artifact.json"):
+        before, after = (read_json(root / "made/here/runs/bpe" / name) for root in (two.folder, again))
+        assert before["weights"] == after["weights"]
+    figures = re.findall(r"<th>(\w+)</th><td>(\d+)</td>", page.split('id="costs"')[1].split("</table>")[0])
+    assert dict(figures) == {rule: str(run.count(rule)) for rule in once} | {
+        **{"warmup": "1", "train": "2", "evaluate": "2", "sample": "2", "draw": "2"},
+        **{"harness": "1", "compress": "1", "evaluate_artifact": "1", "sample_artifact": "1"},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +95,18 @@ def train_stage(
         left_by_job(results, "evaluate", f"{run}/{stage}", 2.25)
 
 
-def left_by_job(results: Results, rule: str, name: str, seconds: float, joules: float = 0) -> None:
+def left_by_job(
+    results: Results, rule: str, name: str, seconds: float, joules: float = 0, command: str | None = None
+) -> None:
+    """Write the benchmark file and the tracking record of a job."""
     benchmark = results.root / "benchmarks" / rule / f"{name}.tsv"
     benchmark.parent.mkdir(parents=True, exist_ok=True)
     head = "s\th:m:s\tmax_rss\tmax_vms\tmax_uss\tmax_pss\tio_in\tio_out\tmean_load\tcpu_time"
     benchmark.write_text(f"{head}\n{seconds}\t0:00:12\t100.5\t1\t1\t1\t0\t0\t90\t{seconds / 2}\n")
     metrics = [{"key": "system/gpu_energy_joules", "value": joules, "step": 0, "time": 0}] if joules else []
     tags = {"spider.rule": rule, "spider.name": name, "git.commit": "0123456789abcdef-dirty"}
-    record = {"kind": "job", "tags": tags, "metrics": metrics}
+    record = {"kind": "job", "tags": tags, "metrics": metrics, "status": "finished", "started": time.time()}
+    record |= {"command": command} if command else {}
     write_json(results.root / "tracking/jobs" / f"{rule}-{name.replace('/', '-')}.json", record)
 
 

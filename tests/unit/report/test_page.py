@@ -198,8 +198,9 @@ def test_the_configuration_on_the_page_trains_the_same_run(made):
 
     config, results = made
     page = render(config, results, "small")
-    shown = html.unescape(re.findall(r'<pre class="code">(datasets:.*?)</pre>', page, re.S)[0])
+    shown = html.unescape(re.findall(r'<pre class="code">(results:.*?)</pre>', page, re.S)[0])
     again = load_config(yaml.safe_load(shown))
+    assert again.results == config.results  # the commands name it
     for stage in ("first", "second"):
         assert again.stage("small", stage).identity == config.stage("small", stage).identity
         assert again.stage("small", stage).evaluation == config.stage("small", stage).evaluation
@@ -232,6 +233,18 @@ def test_energy_is_given_where_a_gpu_counted_it_and_nowhere_else(copied):
     }
     assert rows["train"] == ["2", "25 s", "12 s", "100 MB", "2 Wh"]
     assert rows["evaluate"][-1] == "not measured" and rows["all"][-1] == "2 Wh"
+
+
+def test_the_commands_on_the_page_are_those_that_were_run(copied):
+    config, results = copied
+    page = section(render(config, results, "small"), "again")
+    assert "The commands of the jobs are not known" in page
+    assert "--forceall --printshellcmds -- runs/small" in page
+    left_by_job(results, "train", "small/second", 12.5, command="train small second --threads 3 --wait")
+    left_by_job(results, "train", "other/second", 12.5, command="train other second")
+    page = section(render(config, results, "small"), "again")
+    assert "spider --config run.yaml train small second --threads 3 --wait" in page
+    assert "train other" not in page and "are not known" not in page
 
 
 def test_other_runs_stand_beside_it_where_they_read_the_same_text(copied):
