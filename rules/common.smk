@@ -499,6 +499,15 @@ def finish(status):
     tracking.close_pipeline(RESULTS, os.environ.get("SPIDER_WORKFLOW", ""), status)
     summary = RESULTS / "report/summary.json"
     if status == "finished" and summary.exists():
-        from spider.report.screen import final_screen
+        from spider.report.screen import Invocation, final_screen
 
-        final_screen(summary)
+        snakefile, given = Path(workflow.main_snakefile).resolve(), workflow.config_settings
+        config = RESULTS.absolute() / "config.yaml"  # one file with all that several files and `--config` say
+        if not given.config and len(given.configfiles) < 2:
+            config = next(iter(given.configfiles), None)
+        started = Invocation(
+            config=config,
+            snakefile=None if snakefile.parent == Path.cwd().resolve() else snakefile,
+            tracked=CONFIG.tracking.enabled,
+        )
+        final_screen(summary, started=started)

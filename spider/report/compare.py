@@ -53,8 +53,8 @@ class ComparedRun(BaseModel, frozen=True):
     ``bpb_assistant``, and what the stage learned (``learn``: all, or the assistant's answers); ``steps``,
     ``tokens``, ``bytes`` and ``seconds`` of training, this stage alone; ``global_step`` of the run so far;
     ``data``, its dataset; ``text``, key of `Summary.compressors_by_data`; its own rates of ``compressors``,
-    their ``compressor_settings`` and rates on ``fresh`` text; window, loops, weights digest; ``prompt`` and
-    ``sample`` if it wrote one; ``tasks`` that it was asked."""
+    their ``compressor_settings`` and rates on ``fresh`` text; window, loops, weights digest, parameters
+    and the device that scored it; ``prompt`` and ``sample`` if it wrote one; ``tasks`` that it was asked."""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -131,6 +131,7 @@ def compare(
                 "copies": one.copies and one.copies.model_dump(),
                 "artifact": small[run, one.stage](one) if (run, one.stage) in small else None,
                 **one.model_dump(include={"seq_len", "overlap", "n_loops", "weights", "learn"}),
+                **one.model_dump(include={"device", "parameters"}),
                 **one.model_dump(include={"compressors", "compressor_settings"}),
                 "fresh": one.fresh,
                 **({} if one.bpb_assistant is None else {"bpb_assistant": one.bpb_assistant}),

@@ -6,6 +6,8 @@ wider than 80 columns, so that it reads the same in a log.
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,61 @@ BAR = 28
 #: Runs that have a panel each; of more, as a sweep has, the best one, below a list of the best.
 PANELS, RANKED = 4, 20
 
-#: What to do next: a word, and the command. Edited here when a command changes.
-NEXT_STEPS = {
-    "Look at every run in MLflow": "make ui",
-    "One HTML file with all figures": "make report",
-    "Train the next size": "make run CONFIG=presets/spider-1b.yaml",
+#: Presets for a GPU and their parameters, the smallest first.
+PRESETS = {
+    "presets/spider-150m.yaml": 150e6,
+    "presets/spider-400m.yaml": 400e6,
+    "presets/spider-1b.yaml": 1e9,
 }
 
 
-def final_screen(path: Path, *, console: Console | None = None) -> None:
+@dataclass(frozen=True)
+class Invocation:
+    """How a workflow was started, so that the last lines name commands for the same configuration."""
+
+    config: Path | None = None
+    """The file with the whole configuration; None: config.yaml of the current folder."""
+    snakefile: Path | None = None
+    """The Snakefile; None: that of the current folder, which is a checkout with a Makefile."""
+    tracked: bool = True
+    """Whether a store holds the runs."""
+
+    def commands(self, summary: Summary, folder: Path) -> dict[str, str]:
+        """Return what to do next and with which command; ``folder`` is that of the summary."""
+        if self.snakefile is None:
+            chosen = f" CONFIG={self._quoted(self.config)}" if self.config else ""
+            ui, report = f"make ui{chosen}", f"make report{chosen}"
+        else:
+            config = self._quoted(self.config or Path("config.yaml"))
+            places = f"--snakefile {self._quoted(self.snakefile)} --configfile {config}"
+            ui = f"spider --config {config} track ui"
+            report = f"snakemake {places} --report {self._quoted(folder.parent / 'report.html')}"
+        steps = {"Look at every run in MLflow": ui} if self.tracked else {}
+        steps["One HTML file with all figures"] = report
+        if self.snakefile is None and (preset := next_size(summary)):
+            steps["Train the next size"] = f"make run CONFIG={preset}"
+        return steps
+
+    @staticmethod
+    def _quoted(path: Path) -> str:
+        """Return a path as a shell reads it, from the current folder if it lies below."""
+        here = Path.cwd()
+        return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def next_size(summary: Summary) -> str | None:
+    """Return the smallest preset that is larger than all models of a summary; None without a GPU."""
+    scored = [one.last for one in summary.runs.values()]
+    if not any(str(one.get("device")).startswith("cuda") for one in scored):
+        return None
+    largest = max(one.get("parameters") or 0 for one in scored)
+    return next((preset for preset, size in PRESETS.items() if size > 1.2 * largest), None)
+
+
+def final_screen(path: Path, *, started: Invocation | None = None, console: Console | None = None) -> None:
     """Print what a finished workflow reached, by the summary at ``path``; raises as `Summary.read`."""
     summary = Summary.read(path)
+    started = started or Invocation()
     console = console or Console(highlight=False)
     width = min(WIDTH, console.width)
     runs = summary.runs
@@ -44,7 +90,7 @@ def final_screen(path: Path, *, console: Console | None = None) -> None:
         console.print(_ranking(best_first, runs), width=width)
     for run in best_first[:1] if len(runs) > PANELS else runs:
         console.print(_panel(run, runs[run], summary), width=width)
-    console.print(_closing(summary, path), width=width)
+    console.print(_closing(summary, path, started), width=width)
 
 
 def _ranking(best_first: list[str], runs: dict[str, ComparedRun]) -> Table:
@@ -147,13 +193,13 @@ def _table(first: str, widest: int, *numbers: str) -> Table:
     return table
 
 
-def _closing(summary: Summary, path: Path) -> Group:
+def _closing(summary: Summary, path: Path, started: Invocation) -> Group:
     steps = Table.grid(padding=(0, 2))
     steps.add_column(no_wrap=True)
     steps.add_column(overflow="fold")
     folder = path.parent.resolve()
     short = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else path.parent
-    for what, command in {"Tables and figures": f"{short}/", **NEXT_STEPS}.items():
+    for what, command in {"Tables and figures": f"{short}/", **started.commands(summary, folder)}.items():
         steps.add_row(what, Text(command, style="cyan"))
     spent = [f"{rule} {duration(s)}" for rule, s in summary.seconds_by_rule.items()]
     total = duration(sum(summary.seconds_by_rule.values()))

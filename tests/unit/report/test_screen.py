@@ -1,13 +1,14 @@
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from spider.report.compare import compare
 from spider.report.formatting import duration
-from spider.report.screen import final_screen
+from spider.report.screen import PRESETS, Invocation, final_screen
 from tests.unit.evaluation.stages import chat, demo, mixed, write_benchmark
 
 
@@ -33,11 +34,67 @@ def test_it_says_all_a_newcomer_needs(tmp_path):
         "warmup           3.020",
         "The function returns the [value] of the",  # brackets are text, not markup
         "report/",
-        "make ui",
-        "make run CONFIG=presets/",
+        "make ui\n",
+        "make report\n",
         "train 3 min 02 s, evaluate 21 s; 3 min 23 s of jobs in all",
     ):
-        assert needed in text, needed
+        assert needed in re.sub(" *\n", "\n", text), needed
+
+
+@pytest.mark.parametrize(
+    ("started", "commands"),
+    [
+        (Invocation(), ["make ui", "make report"]),
+        (Invocation(tracked=False), ["make report"]),
+        (
+            Invocation(config=Path.cwd() / "presets/my own.yaml"),
+            ["make ui CONFIG='presets/my own.yaml'", "make report CONFIG='presets/my own.yaml'"],
+        ),
+        (
+            Invocation(config=Path("/a/b.yaml"), snakefile=Path("/c/Snakefile")),
+            [
+                "spider --config /a/b.yaml track ui",
+                "snakemake --snakefile /c/Snakefile --configfile /a/b.yaml --report /results/report.html",
+            ],
+        ),
+        (
+            Invocation(snakefile=Path("/c/Snakefile"), tracked=False),
+            ["snakemake --snakefile /c/Snakefile --configfile config.yaml --report /results/report.html"],
+        ),
+    ],
+)
+def test_the_last_lines_name_commands_for_the_same_configuration(tmp_path, started, commands):
+    summary = compare(demo(tmp_path / "runs"), benchmarks=None, output=tmp_path / "report")
+    assert [*started.commands(summary, Path("/results/report")).values()] == commands
+
+
+@pytest.mark.parametrize(
+    ("changed", "preset"),
+    [
+        ({"device": "cpu", "parameters": 1_000_000}, None),
+        ({"device": "cuda"}, "spider-150m"),  # an evaluation of before parameters were written down
+        ({"device": "cuda", "parameters": 17_000_000}, "spider-150m"),
+        ({"device": "cuda", "parameters": 149_691_234}, "spider-400m"),
+        ({"device": "cuda", "parameters": 395_696_738}, "spider-1b"),
+        ({"device": "cuda", "parameters": 996_257_890}, None),
+    ],
+)
+def test_the_next_size_is_larger_and_is_shown_only_where_a_gpu_scored(tmp_path, changed, preset):
+    summary = compare(demo(tmp_path / "runs", **changed), benchmarks=None, output=tmp_path / "report")
+    steps = Invocation().commands(summary, tmp_path)
+    expected = f"make run CONFIG=presets/{preset}.yaml" if preset else None
+    assert steps.get("Train the next size") == expected
+
+
+def test_presets_for_a_gpu_are_there_with_the_parameters_that_are_named():
+    from spider.config import load_config
+    from spider.describe import describe
+
+    for path, size in PRESETS.items():
+        config = load_config(Path(__file__).parents[3] / path)
+        (run,) = config.runs
+        assert config.runs[run].resources.gpus
+        assert describe(config, run)["parameters"] == pytest.approx(size, rel=0.02)
 
 
 def test_a_score_on_text_that_a_tokenizer_left_has_its_mark(tmp_path):
