@@ -288,15 +288,20 @@ def counted_for(wildcards, output):
     return reader_of(wildcards)
 
 
-def recorded_reader(wildcards):
-    """Return the run that Snakemake's record of a finished memory names, or an empty text.
+def recorded_reader(name):
+    """Return a param that holds the run in Snakemake's record of a file in a memory's folder, or an empty text.
 
     Earlier records hold the name of the first run that read the memory. Snakemake compares params with its
-    record, so this returns that name, whatever the runs are called now.
+    record, so the param is that name, whatever the runs are called now.
     """
-    path = SNAPSHOT.parent / "memory" / wildcards.dataset / wildcards.counted / wildcards.text / "memory.json"
-    recorded = map(ast.literal_eval, workflow.persistence.params(IOFile(str(path))) or [])
-    return next((param for param in recorded if param not in ("", "--folded")), "")
+
+    def reader(wildcards):
+        folder = RESULTS / "memory" / wildcards.dataset / wildcards.counted
+        path = IOFile(str(folder / name.format(**dict(wildcards.items()))))
+        recorded = map(ast.literal_eval, workflow.persistence.params(path) or [])
+        return next((param for param in recorded if param not in ("", "--folded")), "")
+
+    return reader
 
 
 def from_size(request, name):
