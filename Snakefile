@@ -54,7 +54,7 @@ onstart:
     refuse_missing_gpus()
     if PRESENCE:
         PRESENCE.record_locks()
-    write_config(RESULTS, config)
+    checked(write_config, RESULTS, config)
     tracking.open_pipeline(RESULTS, CONFIG)
 
 

@@ -24,10 +24,10 @@ from spider.results import check_root, snapshot, write_config
 from spider.unlock import enter
 
 
-def checked(function, argument):
+def checked(function, *arguments):
     """Return the function's value; where it raises an error for the user, end Snakemake with that message."""
     try:
-        return function(argument)
+        return function(*arguments)
     except ValueError as error:
         sys.exit(f"error: {error}")
 
@@ -170,14 +170,8 @@ WITH_MEMORY = [name for name, dataset in CONFIG.datasets.items() if dataset.memo
 
 @cache
 def parts_of(dataset):
-    """Return the parts of a dataset by name, each with what it is made from.
-
-    Snakemake would print a traceback below the error of an input function, so a wrong source ends it here.
-    """
-    try:
-        return CONFIG.parts(dataset)
-    except ValueError as error:
-        sys.exit(f"Error: {error}")
+    """Return the parts of a dataset by name, each with what it is made from."""
+    return checked(CONFIG.parts, dataset)
 
 
 def watched(files):

@@ -138,14 +138,21 @@ def write_config(root: Path, config: dict[str, Any]) -> Path:
 
     Writes three files, and only what differs: the mark of the folder, the `snapshot` that the jobs read, and
     ``config.yaml``, which is the newest configuration, for people. Each job of a Snakemake module calls this.
+
+    Raises:
+        ValueError: another version of Spider wrote the folder, or the folder cannot be written.
     """
     check_root(root)
-    if not (mark := root / MARK).exists():
-        write_json(mark, {"format": FORMAT, "spider": VERSION})
     kept = snapshot(root, config)
-    for path in (kept, root / NEWEST):
-        if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
-            write_text(path, _text(config))
+    try:
+        if not (mark := root / MARK).exists():
+            write_json(mark, {"format": FORMAT, "spider": VERSION})
+        for path in (kept, root / NEWEST):
+            if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
+                write_text(path, _text(config))
+    except OSError as error:
+        remedy = "make it writable, or name another folder under `results:` in the configuration"
+        raise ValueError(f"{root}: cannot be written ({error.strerror}); {remedy}") from None
     return kept
 
 

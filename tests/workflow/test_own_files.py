@@ -64,5 +64,5 @@ def test_an_edit_of_any_file_of_a_bundle_asks_the_model_again(trained):
 def test_a_source_without_files_is_named_without_a_traceback(workflow):
     workflow.config["datasets"]["text"]["source"]["files"] = ["nowhere/*.jsonl"]
     output = workflow("--dry-run", fails=True)
-    assert "Error: datasets.text.source.files: no file matches 'nowhere/*.jsonl'" in output
+    assert "error: datasets.text.source.files: no file matches 'nowhere/*.jsonl'" in output
     assert "Traceback" not in output and "Exception" not in output
