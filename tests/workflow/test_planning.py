@@ -45,18 +45,19 @@ def planned_by(line):
         options = dict(word.partition("=")[::2] for word in given[2:])
         given = ["snakemake", *words(options.get("ARGS", ""))]
         given += ["--configfile", options["CONFIG"]] if "CONFIG" in options else []
-    return tuple(sorted({" ".join(pair) for pair in _options(given[1:])} - {"-n"}))
+    return tuple(sorted({" ".join(pair) for pair in _options(given[1:])} - {"-n", "--"}))
 
 
 def _options(arguments):
     """Options with their values, and targets."""
     at = 0
     while at < len(arguments):
-        takes = 2 if arguments[at] in ("--configfile", "--config", "--workflow-profile", "--report") else 1
+        takes = 2 if arguments[at] in WITH_A_VALUE else 1
         yield arguments[at : at + takes]
         at += takes
 
 
+WITH_A_VALUE = ("--configfile", "--config", "--cores", "--workflow-profile", "--report")
 #: What these do needs results; `test_the_linter_finds_nothing` gives one of them.
 NOT_PLANS = {"--unlock", "--report results/report.html", "--lint"}
 SHOWN = {planned_by(line) for program in ("make run", "snakemake") for line in shown(program).values()}
@@ -64,17 +65,18 @@ SHOWN = {planned_by(line) for program in ("make run", "snakemake") for line in s
 
 @pytest.mark.parametrize("line", sorted(line for line in SHOWN if not {*line} & NOT_PLANS), ids=" ".join)
 def test_every_command_line_that_is_shown_can_be_planned(line, tmp_path):
-    arguments = [word for part in line for word in part.split(" ")]
+    options = [word for part in line if part.startswith("-") for word in part.split(" ")]
+    targets = [part for part in line if not part.startswith("-")]
     if line == ("runs/demo-lr4e-3-loops2",):  # of the grid on the page
         (block,) = re.findall(
             r"^```yaml\n(runs:.*?grid:.*?)```", (ROOT / "docs/sweeps.md").read_text(), re.S | re.M
         )[:1]
         plain = yaml.safe_load((ROOT / "config.yaml").read_text()) | yaml.safe_load(block)
         (tmp_path / "grid.yaml").write_text(yaml.safe_dump(plain))
-        arguments += ["--configfile", str(tmp_path / "grid.yaml")]
+        options += ["--configfile", str(tmp_path / "grid.yaml")]
     if line == ("scaling",):
-        arguments += ["--configfile", "presets/scaling-cpu.yaml"]
-    planned = dry_run("--quiet=all", *arguments)
+        options += ["--configfile", "presets/scaling-cpu.yaml"]
+    planned = dry_run("--quiet=all", *options, "--", *targets)
     assert planned.returncode == 0, planned.stderr
 
 
