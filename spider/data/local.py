@@ -218,9 +218,10 @@ def _lines(f: BinaryIO) -> Iterator[Row]:
             continue
         line, malformed = _decode(raw)
         try:
-            value = json.loads(line.rstrip())
+            value = json.loads(line)
         except json.JSONDecodeError as error:
-            raise _Malformed(f"line {number}: not valid JSON ({error.msg} at column {error.colno})") from None
+            column = min(error.pos, len(line.rstrip())) + 1  # not behind the end of the line
+            raise _Malformed(f"line {number}: not valid JSON ({error.msg} at column {column})") from None
         yield Row(f"line {number}", value, malformed)
 
 

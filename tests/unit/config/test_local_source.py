@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spider.config import Config, ConfigError, Dataset, load_config
+from spider.config.data import SplitBy
 
 HUB = {"kind": "hub", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}
 LOCAL = {"kind": "local", "files": ["a.jsonl"]}
@@ -92,3 +94,15 @@ def test_files_that_are_kept_whole_are_not_fetched_again_for_other_columns():
     assert identity("a.parquet", source=HUB, **other) == {
         "kind": "hub", "repo": "x/y", "revision": "r", "item": "a.parquet",
     }  # fmt: skip
+
+
+def test_every_setting_that_names_a_column_is_kept_and_documented():
+    """`docs/data.md` lists the settings; in a block of a dataset their keys end in `column`."""
+    settings = {name for name in Dataset.model_fields if name.endswith("column")}
+    settings |= {f"split_by.{name}" for name in SplitBy.model_fields if name.endswith("column")}
+    page = (Path(__file__).parents[3] / "docs/data.md").read_text()
+    table = page.split("These settings of a dataset name columns.")[1].split("\n\n")[1]
+    assert set(re.findall(r"^\| `([\w.]+)`", table, re.MULTILINE)) == settings
+    named = {"text_column": "a", "id_column": "b", "split_by": {"column": "c"}}
+    assert Dataset.model_validate({"source": LOCAL, **named}).columns == ("a", "b", "c")
+    assert len(settings) == 3
