@@ -33,8 +33,9 @@ Format = Callable[[float], str]
 class Axis:
     """How values become places.
 
-    ``zero``: it begins at 0. ``least_span``: its length at least, as a share of its values, for what is flat
-    shall look flat. ``margin``: free at either end, as a share. ``ticks`` (of x): instead of round numbers.
+    ``zero``: it begins at 0. ``least_span``: its least length, as a share of its values, so that what is flat
+    looks flat. ``margin``: free at either end, as a share. ``ticks`` (of x): instead of round numbers.
+    ``most`` (of y): where it ends, though points lie above: lines are cut there, marks stand at the edge.
     """
 
     label: str = ""
@@ -43,6 +44,7 @@ class Axis:
     zero: bool = False
     least_span: float = 0.0
     margin: float = 0.0
+    most: float | None = None
     ticks: Sequence[float] | None = None
 
 
@@ -146,18 +148,19 @@ def draw(figure: Chart | HeatMap, width: float, height: float, *, stretched: boo
     for one in drawn:
         result.shapes.append(_draw_bars(one, box) if one.style == "bars" else _draw_line(one, box, stretched))
         if values := one.values:
-            result.labels += [
-                Label("value", box.x(x), box.y(y), values(y), one.colour) for x, y in one.points
-            ]
+            for x, y in one.points:
+                beside = values(y) + (" ↑" if y > box.most else "")
+                place = box.x(x), box.y(min(y, box.most))
+                result.labels.append(Label("value", *place, beside, one.colour))
     if figure.corner:
         rises = drawn[0].y[-1] > drawn[0].y[0]  # then the left corner is the free one
         result.labels.append(Label("corner", 0 if rises else 1, 1, figure.corner))
     say = figure.say or figure.y.format
     for one in result.legend:
         if one.style != "bars":
-            x = [round(100 * box.x(x), 2) for x in one.x]
-            said = [f"{say(y)} at {figure.x.format(x)}" for x, y in one.points]
-            result.said.append({"name": one.name, "colour": one.colour, "x": x, "said": said})
+            read_out = [f"{say(y)} at {figure.x.format(x)}" for x, y in one.points]
+            shares = [round(100 * box.x(x), 2) for x in one.x]
+            result.said.append({"name": one.name, "colour": one.colour, "x": shares, "said": read_out})
     return result
 
 
@@ -172,10 +175,13 @@ class _Box:
         ys = [y for one in drawn for y in one.y]
         self.low_x, self.high_x = min(xs) - 0.6 * bars, max(xs) + 0.6 * bars
         low, high = min(ys), max(ys)
+        self.most = math.inf if chart.y.most is None else chart.y.most
         reach = low - 0.3 * (high - low)
-        self.levels = [one for one in chart.levels if chart.far_levels or reach <= one.value <= high]
+        high = min(high, self.most)
+        near = [one for one in chart.levels if chart.far_levels or reach <= one.value <= high]
+        self.levels = [one for one in near if one.value <= self.most]
         ys += [level.value for level in self.levels]
-        low, high = 0.0 if chart.y.zero else min(ys), max(ys)
+        low, high = 0.0 if chart.y.zero else min(ys), min(max(ys), self.most)
         if (short := chart.y.least_span * high - (high - low)) > 0:
             low, high = low - short / 2, high + short / 2
         self.low_y, self.high_y = low, high
@@ -229,16 +235,38 @@ def _draw_bars(one: Series, box: _Box) -> Markup:
 
 
 def _draw_line(one: Series, box: _Box, stretched: bool) -> Markup:
-    places = [box.place(x, y) for x, y in one.points]
+    places = [box.place(x, min(y, box.most)) for x, y in one.points]
     kind, paint = one.style + (" dashed" if one.dashed else ""), "stroke"
     if one.style != "dots":
-        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        pieces = [[box.place(*point) for point in piece] for piece in _below(one.points, box.most)]
+        path = "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in piece) for piece in pieces)
     elif stretched:  # a line of no length with round ends is a dot whatever the stretching
         path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places)
     else:
         path = "".join(mark(one.marker, x, y, 10 if one.marker == "*" else 5) for x, y in places)
         kind, paint = "mark", "fill"
     return Markup('<path class="{}" style="{}:var(--c{})" d="{}"/>').format(kind, paint, one.colour, path)
+
+
+def _below(points: Sequence[tuple[float, float]], most: float) -> list[list[tuple[float, float]]]:
+    """Return the pieces of a line that lie at or below a value; cut pieces begin and end exactly there."""
+    pieces: list[list[tuple[float, float]]] = []
+    before: tuple[float, float] | None = None
+    for x, y in points:
+        inside = y <= most
+        if before is not None and inside != (before[1] <= most):
+            share = (most - before[1]) / (y - before[1])
+            edge = before[0] + share * (x - before[0]), most
+            if inside:
+                pieces.append([edge])
+            else:
+                pieces[-1].append(edge)
+        elif before is None and inside:
+            pieces.append([])
+        if inside:
+            pieces[-1].append((x, y))
+        before = x, y
+    return pieces
 
 
 #: Of markers with equal sides: corners, the angle of the first, and by turns how far they are.

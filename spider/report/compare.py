@@ -22,6 +22,7 @@ from spider.artifacts import Artifact
 from spider.checkpoints.pressed import ArtifactReceipt
 from spider.evaluation.artifact import Evaluation, Sample, fairest
 from spider.report import figures
+from spider.report.charts import COLOURS
 from spider.report.costs import seconds_by_rule
 from spider.report.formatting import DAGGER, LOSSY, markdown_table
 from spider.report.render import html, picture
@@ -30,8 +31,8 @@ from spider.results import ArtifactFolder, StageFolder
 
 #: Columns of the tables: the score of all of a text, and of the answers in conversations.
 _BITS, _LEADING = "bits per byte", "of answers"
-#: Runs that a figure can hold and still be read; of more, the best.
-_DRAWN_RUNS = 8
+#: Runs that a figure can hold and still be read, each in a colour of its own; of more, the best.
+_DRAWN_RUNS = COLOURS
 LIKE_AND_UNLIKE = (
     "Compressors coded the same bytes, after the text that their name says they were given; they go on "
     "learning from it as they read and see all of it so far, a model is frozen, sees its window only, and "
@@ -262,15 +263,15 @@ def _draw(stages: _Stages, output: Path) -> None:
         for folder, one in own:
             logs.append(replace(read_log(folder, begin, one.bpb), run=name))
             begin = logs[-1].end
-    loss = figures.loss(logs, (f"Training loss of {which}" if which else "Training loss") + decoded)
+    title = f"Training loss (lines) and held-out text (marks) of {which}" if which else "Training loss"
+    loss = figures.loss(logs, title + decoded)
     picture(output / "loss.svg", [(1, [loss])])
     chart = figures.bits_by_stage(
         {run: [(one.stage, one.bpb) for _, one in own] for run, own in drawn.items()},
         {run: fairest(own[-1][1].compressors) for run, own in drawn.items()},
         decoded if few else f", {which}{decoded}",
     )
-    width = max(760, 240 + 130 * sum(len(own) for own in drawn.values()))
-    picture(output / "bpb.svg", [(1, [chart])], width)
+    picture(output / "bpb.svg", [(1, [chart])], figures.width_of(chart))
 
 
 def _tables(summary: Summary) -> dict[str, tuple[str, list[list[str]]]]:

@@ -28,6 +28,8 @@ _LONGEST = 32
 #: Points of a line at most that have their values beside them.
 _VALUED = 12
 _BYTES = Axis("bytes trained", bytes_label)
+#: Pixels of a stage, and of a letter, in the picture of all stages.
+_STAGE_WIDTH, _LETTER_WIDTH = 64.0, 7.5
 
 
 def draw_stage(folder: StageFolder) -> list[Path]:
@@ -49,10 +51,10 @@ def draw_stage(folder: StageFolder) -> list[Path]:
 
 
 def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart:
-    """Training loss over bytes trained: raw faintly, smoothed on top, held-out bpb as marks at stage ends.
+    """Draw training loss over bytes trained, raw and smoothed, and held-out bpb as marks at stage ends.
 
-    Where there is one run its stages are shaded, and what it validated on the way is a line; with several,
-    each run's stage ends are its marks.
+    Where there is one run its stages are shaded, and what it validated on the way is a line. With several,
+    the legend names each run once. Where the beginning would take most of the axis, the axis ends below it.
     """
     runs = list(dict.fromkeys(log.run for log in logs))
     alone = len(runs) == 1
@@ -62,7 +64,7 @@ def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart
         colour, marker = index % COLOURS, MARKERS[index % len(MARKERS)]
         x_S, y_S = (np.concatenate(parts) for parts in zip(*(log.points() for log in own), strict=True))
         scored = [(log.end, log.held_out) for log in own if log.held_out is not None]
-        names = ("training", "held-out text") if alone else (f"{run}: training", f"{run}: held-out")
+        names = ("training", "held-out text") if alone else (run, run)
         ends, bpb = [end for end, _ in scored], [value for _, value in scored]
         series += [
             Series("", x_S.tolist(), y_S.tolist(), colour, "faint"),
@@ -73,16 +75,39 @@ def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart
             parts = zip(*(log.points(validated) for log in own), strict=True)
             x_V, y_V = (np.concatenate(part).tolist() for part in parts)
             series.append(Series("validation", x_V, y_V, 1, dashed=True))
+    most, first = _end_of_axis(series)
+    under = _BYTES
+    if most is not None:
+        begins = "the curve begins at" if alone else "the curves begin at up to"
+        under = replace(_BYTES, label=f"{_BYTES.label}; {begins} {first:.2f}, above the top edge")
     return Chart(
         title,
-        _BYTES,
-        Axis("bits per byte (log scale)", log=True),
+        under,
+        Axis("bits per byte (log scale)", log=True, most=most),
         series,
         bands=[Band(log.stage, log.begin, log.end) for log in logs] if alone else (),
         levels=levels,
         say="{:.3f} bits per byte".format,
         instead="no step was logged",
     )
+
+
+def _end_of_axis(series: Sequence[Series]) -> tuple[float | None, float]:
+    """Return where an axis of losses ends, None for above all of them, and the largest loss.
+
+    It ends at the largest value that is a mark, or on a line behind its first tenth, if what lies above would
+    take more than a third of a logarithmic axis.
+    """
+    values = [y for one in series for y in one.y]
+    kept = [y for one in series if one.style == "dots" for y in one.y]
+    for one in series:
+        if one.style == "line" and len(one.x):
+            begins = one.x[0] + 0.1 * (one.x[-1] - one.x[0])
+            kept += [y for x, y in one.points if x >= begins]
+    if not kept or min(values) <= 0:
+        return None, max(values, default=0.0)
+    low, most, first = min(values), max(kept), max(values)
+    return most if math.log(first / low) > 1.5 * math.log(most / low) else None, first
 
 
 def training(stages: list[StageRecord]) -> list[Chart]:
@@ -157,7 +182,9 @@ def _bars(one: Histogram, colour: int) -> Figure:
     if not total:
         return Note(title=one.title, text=f"there were no {one.things}")
     if counts.count(0) == len(counts) - 1:
-        return Note(title=one.title, text=f"all {total:,} {one.things}: {len(counts) - 1} {one.unit}")
+        size = len(counts) - 1
+        unit = one.unit.removesuffix("s") if size == 1 else one.unit
+        return Note(title=one.title, text=f"all {total:,} {one.things}: {size} {unit}")
     mean = sum(n * count for n, count in enumerate(counts)) / total
     shares, under, last = [100 * count / total for count in counts[1:]], one.unit, ""
     if len(shares) > _LONGEST:
@@ -177,9 +204,20 @@ def bits_by_stage(
     compressors: Mapping[str, Mapping[str, float]],
     which: str,
 ) -> Chart:
-    """bpb after each stage of each run, run beside run, with the compressors' rates on its text as lines
-    across; ``which`` is added to the title, where these are not all runs."""
-    same_text = len({tuple(rates.items()) for rates in compressors.values()}) == 1
+    """Return bpb after each stage of each run, run beside run, with the compressors' rates as dashed lines.
+
+    A rate that all runs share is one line across all of them, named at its right end. Any other has a line
+    for each run, with its value; it is named where the last run has it, and at every run if no rate is
+    shared. One weak run does not set the scale: its marks stand at the upper edge, with their values.
+
+    Args:
+        runs: names and bits of each run's stages.
+        compressors: rates of the compressors on each run's text.
+        which: added to the title, where these are not all runs.
+    """
+    shared = set.intersection(*(set(rates.items()) for rates in compressors.values()))
+    own = {run: [one for one in compressors[run].items() if one not in shared] for run in runs}
+    last = {name: run for run, rates in own.items() for name, _ in rates}
     series: list[Series] = []
     levels: list[Level] = []
     names: dict[float, str] = {}
@@ -189,18 +227,42 @@ def bits_by_stage(
         line = Series(run, [*places], [value for _, value in stages], index % COLOURS)
         series += [line, replace(line, style="dots", marker=MARKERS[index % len(MARKERS)], values=bits)]
         names |= places
-        begin, end = at, at + len(stages) - 1
-        named = not same_text or index == len(runs) - 1
-        levels += [
-            Level(f"{name} {rate:.3f}" if named else "", rate, begin - 0.4, end + 0.6)
-            for name, rate in compressors[run].items()
+        begin, end = at - 0.4, at + len(stages) - 1 + 0.6
+        labels = [
+            (f"{name} {rate:.3f}" if last[name] == run or not shared else f"{rate:.3f}", rate)
+            for name, rate in own[run]
         ]
-        at = end + (1.6 if same_text else 2.4)
+        levels += [Level(label, rate, begin, end) for label, rate in labels]
+        room = max((len(label) for label, _ in labels), default=0)
+        at = end + 1 + (room * _LETTER_WIDTH + 10) / _STAGE_WIDTH
+    levels += [Level(f"{name} {rate:.3f}", rate, -0.4, end) for name, rate in sorted(shared)]
     return Chart(
         f"Held-out text: bits per byte by stage, against compressors{which}",
         Axis("after stage", names.__getitem__, ticks=[*names], margin=0.02),
-        Axis("bits per byte (lower is better)", plain, margin=0.1),
+        Axis("bits per byte (lower is better)", plain, margin=0.1, most=_without_outliers(series, levels)),
         series,
         levels=levels,
         far_levels=True,
     )
+
+
+def width_of(chart: Chart) -> float:
+    """Return the pixels that a picture of `bits_by_stage` is wide, so that no label covers another."""
+    names = max((len(level.name) for level in chart.levels), default=0)
+    ends = [level.end for level in chart.levels if level.end is not None]
+    last = max([*ends, *(x for one in chart.series for x in one.x)])
+    wide = max(_STAGE_WIDTH, _LETTER_WIDTH * max(len(chart.x.format(x)) for x in chart.x.ticks or ()) + 10)
+    return max(760, 130 + _LETTER_WIDTH * names + wide * (last + 1) * 1.04)
+
+
+def _without_outliers(series: Sequence[Series], levels: Sequence[Level]) -> float | None:
+    """Return where an axis ends so that a few values far above do not squeeze the others; None: above all.
+
+    Far is what lies beyond the upper quartile by more than one and a half times the quartiles' distance.
+    """
+    values = [y for one in series if one.style == "dots" for y in one.y]
+    lower, upper = np.quantile(values, (0.25, 0.75))
+    rates = [level.value for level in levels]
+    low = min([*values, *rates])
+    most = max([*rates, *(y for y in values if y <= upper + 1.5 * (upper - lower))])
+    return most if max(values) - low > 2 * (most - low) else None

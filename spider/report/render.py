@@ -145,7 +145,8 @@ def _panel(figure: Figure, x: float, y: float, width: float, height: float) -> M
     if isinstance(figure, HeatMap):
         left = 16 + _LETTER * max(len(name) for name in figure.rows)
     elif not isinstance(figure, Note):
-        top += 20 * (len(named(figure.series)) > 1)
+        lines = _legend_lines(named(figure.series), width - 88)
+        top += 20 * len(lines)
         right += 26 * any(one.values for one in figure.series)
         right += max((24 + _LETTER * len(level.name) for level in figure.levels), default=0)
     w, h = width - left - right, height - top - bottom
@@ -161,7 +162,8 @@ def _panel(figure: Figure, x: float, y: float, width: float, height: float) -> M
         if drawing.beside:
             turned = f'transform="rotate(-90 -54 {h / 2:.1f})"'
             parts.append(text(-54, h / 2, drawing.beside, turned, "middle"))
-        parts += _legend(drawing.legend) if len(drawing.legend) > 1 else []
+        lines = _legend_lines(drawing.legend, width - 88)
+        parts += [part for above, line in enumerate(reversed(lines)) for part in _legend(line, -20.0 * above)]
     else:
         said = figure.text if isinstance(figure, Note) else getattr(figure, "instead", "")
         parts = [Markup('<rect class="band" width="{}" height="{}"/>').format(w, h)]
@@ -209,14 +211,31 @@ def spread(values: list[float], gap: float) -> list[float]:
     return placed
 
 
-def _legend(drawn: Sequence[Series]) -> list[Markup]:
-    """In a line above the box."""
+def _legend_lines(drawn: Sequence[Series], width: float) -> list[list[Series]]:
+    """Return the entries of a legend, line by line, as many in each as fit; a single entry needs none."""
+    lines: list[list[Series]] = []
+    free = 0.0
+    for one in drawn if len(drawn) > 1 else ():
+        if _entry_width(one) > free:
+            lines.append([])
+            free = width
+        lines[-1].append(one)
+        free -= _entry_width(one)
+    return lines
+
+
+def _entry_width(one: Series) -> float:
+    return 26 + _LETTER * len(one.name) + 18
+
+
+def _legend(drawn: Sequence[Series], y: float) -> list[Markup]:
+    """Return one line of a legend above the box, ``y`` below its lowest line."""
     parts, x = [], 0.0
     shape = Markup('<path class="{}" style="{}:var(--c{})" d="{}"/>')
     for one in drawn:
-        key, paint, path = "line", "stroke", f"M{x} -13h20"
+        key, paint, path = "line" + (" dashed" if one.dashed else ""), "stroke", f"M{x} {y - 13:.0f}h20"
         if one.style == "dots":
-            key, paint, path = "mark", "fill", mark(one.marker, x + 10, -13, 5)
-        parts += [shape.format(key, paint, one.colour, path), text(x + 26, -9, one.name)]
-        x += 26 + _LETTER * len(one.name) + 18
+            key, paint, path = "mark", "fill", mark(one.marker, x + 10, y - 13, 5)
+        parts += [shape.format(key, paint, one.colour, path), text(x + 26, y - 9, one.name)]
+        x += _entry_width(one)
     return parts

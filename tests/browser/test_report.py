@@ -2,7 +2,9 @@
 
 import pytest
 
+from spider.report.compare import compare
 from spider.report.page import write_report
+from tests.unit.evaluation.stages import mixed
 from tests.unit.report.finished import finished_run
 
 
@@ -71,3 +73,25 @@ def test_it_prints_all_of_it_on_a_few_pages(page):
     assert page.evaluate("[...document.querySelectorAll('details')].every(one => one.open)")
     pdf = page.pdf(prefer_css_page_size=True)
     assert pdf.startswith(b"%PDF") and 2 <= pdf.count(b"/Type /Page\n") <= 12
+
+
+def test_the_comparison_of_several_runs_is_whole_at_1200_pixels(browser, tmp_path):
+    compare(mixed(tmp_path / "runs"), benchmarks=None, output=tmp_path / "report")
+    page = browser.new_page(viewport={"width": 1200, "height": 800})
+    try:
+        page.goto((tmp_path / "report" / "table.html").as_uri())
+        wide = "[...document.querySelectorAll('.wide')].map(one => [one.scrollWidth, one.clientWidth])"
+        found = page.evaluate(wide)
+        assert found and all(inside <= shown for inside, shown in found)
+        assert page.locator("td").last.bounding_box()["width"] > 0
+    finally:
+        page.close()
+
+
+def test_the_legend_draws_validation_as_the_chart_does(page):
+    legend = page.locator(".legend li", has_text="validation").first
+    styles = [
+        legend.evaluate("one => getComputedStyle(one, '::before').borderTopStyle"),
+        page.locator(".plot path.dashed").first.evaluate("one => getComputedStyle(one).strokeDasharray"),
+    ]
+    assert styles == ["dashed", "5px, 4px"]

@@ -99,3 +99,30 @@ def test_cells_are_neutral_in_the_middle_and_strong_at_the_ends():
         "2.50",
         "9.00",
     ]
+
+
+def test_a_line_is_cut_where_it_leaves_an_axis_that_ends_and_marks_stand_at_its_edge():
+    line = Series("a", [0, 1, 2, 3, 4], [9.0, 2.0, 1.0, 5.0, 2.0])
+    marks = Series("b", [0, 2], [9.0, 1.0], style="dots", values=str)
+    figure = Chart("t", Axis("x", str), Axis(most=3.0), [line, marks])
+    drawn = str(in_page(figure))
+    (path,) = re.findall(r'<path class="line"[^>]* d="([^"]*)"', drawn)
+    pieces = [[[float(n) for n in one.split()] for one in piece.split("L")] for piece in path[1:].split("M")]
+    unit = pieces[1][-1][0] / 4
+    assert [[x / unit for x, _ in piece] for piece in pieces] == [
+        pytest.approx([6 / 7, 1, 2, 2.5], abs=0.01),
+        pytest.approx([3 + 2 / 3, 4], abs=0.01),
+    ]
+    edge = pieces[0][0][1]
+    assert pieces[0][-1][1] == pieces[1][0][1] == edge < pieces[0][1][1]
+    (dots,) = re.findall(r'<path class="dots"[^>]* d="([^"]*)"', drawn)
+    assert float(dots[1:].split("h0")[0].split()[1]) == edge
+    labels = [label.text for label in draw(figure, 100, 100, stretched=False).labels if label.kind == "value"]
+    assert labels == ["9.0 ↑", "1.0"]
+    told = json.loads(re.findall(r'data-values="([^"]*)"', drawn)[0].replace("&#34;", '"'))
+    assert told[0]["said"][0].startswith("9"), "a page still reads the value out"
+
+
+def test_a_legend_draws_what_is_dashed_dashed():
+    series = Series("a", [0, 1], [1, 2]), Series("b", [0, 1], [2, 1], 1, dashed=True)
+    assert re.findall(r'<li class="([^"]*)"', str(in_page(chart(*series)))) == ["line", "line dashed"]

@@ -44,8 +44,11 @@ def test_figures_of_a_sweep_show_its_best_runs_and_say_so(tmp_path):
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
     loss, bpb = ((tmp_path / "report" / name).read_text() for name in ("loss.svg", "bpb.svg"))
     for i in range(12):
-        assert (f">run{i}: held-out<" in loss) == (f">run{i}<" in bpb) == (i >= 4), i
-    assert ">Training loss of the best 8 of 12 runs<" in loss and "compressors, the best 8 of 12 runs<" in bpb
+        assert (f">run{i}<" in loss) == (f">run{i}<" in bpb) == (i >= 5), i
+    assert (
+        ">Training loss (lines) and held-out text (marks) of the best 7 of 12 runs<" in loss
+        and "compressors, the best 7 of 12 runs<" in bpb
+    )
     assert len(summary.runs) == 12
 
 
@@ -89,7 +92,7 @@ def test_figures_of_text_that_a_tokenizer_left_are_marked_wherever_they_stand_an
     assert "| xz -9 | 2.3900† |" in second and "| xz -9 | 2.3900 |" in first and "†" not in first
     said = "† of the decoded text: the tokenizer does not keep newlines and runs of spaces"
     assert said in second and said in page and "<td>1.1500†</td>" in page
-    assert 'class="best"><td>sp / anneal' in page
+    assert 'class="best"><th>sp / anneal' in page
     for name in ("bpb.svg", "loss.svg"):
         drawn = (tmp_path / "report" / name).read_text()
         assert "sp†" in drawn and "demo†" not in drawn and "(† of decoded text)" in drawn
@@ -115,7 +118,7 @@ def test_html_marks_the_best_and_escapes_names(tmp_path):
     compare(paths, benchmarks=None, output=tmp_path / "report")
     page = (tmp_path / "report" / "table.html").read_text()
     assert "<b>" not in page
-    assert re.findall(r'<tr class="best"><td>(.*?)</td>', page) == ["a / &lt;b&gt;"]
+    assert re.findall(r'<tr class="best"><th>(.*?)</th>', page) == ["a / &lt;b&gt;"]
 
 
 def test_seconds_are_summed_over_jobs_and_attempts_and_sorted(tmp_path):
@@ -198,7 +201,7 @@ def test_each_run_is_compared_with_what_a_compressor_makes_of_its_own_training_t
         [" 7z PPMd, order 12 ", " 1.9000 "],
     ]
     page = (tmp_path / "report" / "table.html").read_text()
-    assert "for slim</td><td>1.8140" in page and "for gpt</td><td>1.8670" in page
+    assert "for slim</th><td>1.8140" in page and "for gpt</th><td>1.8670" in page
 
 
 def test_what_learns_answers_is_chosen_by_its_answers(tmp_path):
@@ -206,6 +209,6 @@ def test_what_learns_answers_is_chosen_by_its_answers(tmp_path):
     assert (one.best, one.leading) == ("sft", "bpb_assistant")
     table = (tmp_path / "report" / "table.md").read_text()
     assert "of answers" in table and "| chat / sft | 1.8240 |  | 1.5240 |" in table
-    assert 'class="best"><td>chat / sft' in (tmp_path / "report" / "table.html").read_text()
+    assert 'class="best"><th>chat / sft' in (tmp_path / "report" / "table.html").read_text()
     (one,) = compare(chat(tmp_path / "b", learn="all"), benchmarks=None, output=tmp_path / "r2").runs.values()
     assert (one.best, one.leading) == ("mid", "bpb")

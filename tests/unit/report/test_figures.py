@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def drawn(*shown, folder, title="a <title>") -> tuple[str, list[str]]:
     [
         (lambda: figures.loss([log(), log(stage="anneal", begin=1e6)], "t"), ["training", "anneal"]),
         (lambda: figures.loss([validated(log())], "t"), ["training", "validation", "held-out text"]),
-        (lambda: figures.loss([log(), log(run="wide")], "t"), ["demo: training", "wide: held-out"]),
+        (lambda: figures.loss([log(), log(run="wide")], "t"), ["demo", "wide"]),
         (lambda: figures.loss([log(n=1)], "t"), ["training"]),
         (lambda: figures.loops({"main": LOOPS}), ["2.400", "2.060", "trained with", "4"]),
         (lambda: figures.loops({"main": LOOPS.model_copy(update={"bpb": [2.1, 2.0]})}), ["2.100"]),
@@ -89,15 +90,110 @@ def test_a_large_heat_map_has_no_numbers_and_names_some_rows(tmp_path):
 def test_what_is_not_there_says_so(tmp_path):
     empty = log(n=0, held_out=None)
     one = HALTING.model_copy(update={"counts": [0, 0, 7]})
+    once = HALTING.model_copy(update={"counts": [0, 9]})
     none = HALTING.model_copy(update={"counts": []})
-    shown = [figures.loss([empty], "t"), figures.loops({"main": None}), *figures.inside([one, none, OFF])]
+    shown = [
+        figures.loss([empty], "t"),
+        figures.loops({"main": None}),
+        *figures.inside([one, once, none, OFF]),
+    ]
     _, said = drawn(*shown, *figures.inside([]), folder=tmp_path)
     for text in (
         "no step was logged", "(evaluation.loops_bytes is 0),", "all 7 patches: 2 loops",
-        "there were no patches", "one dense layer instead",
+        "all 9 patches: 1 loop", "there were no patches", "one dense layer instead",
         "this kind of model shows nothing of what happens inside",
     ):  # fmt: skip
         assert text in said, text
+
+
+def words(svg: str) -> list[tuple[str, float, float, float, float]]:
+    """Each text of a picture, and its box: left, right, top and bottom; a letter is 7 pixels wide."""
+    found, root = [], ElementTree.fromstring(svg)
+
+    def visit(element: ElementTree.Element, dx: float, dy: float) -> None:
+        if moved := re.match(r"translate\(([-\d.]+) ([-\d.]+)\)", element.get("transform", "")):
+            dx, dy = dx + float(moved[1]), dy + float(moved[2])
+        if element.tag.endswith("}text") and "rotate" not in element.get("transform", ""):
+            wide, x, y = (
+                7 * len(element.text or ""),
+                float(element.get("x")) + dx,
+                float(element.get("y")) + dy,
+            )
+            left = x - wide * {"start": 0, "middle": 0.5, "end": 1}[element.get("text-anchor")]
+            found.append((element.text or "", left, left + wide, y - 9, y + 2))
+        for child in element:
+            visit(child, dx, dy)
+
+    visit(root, 0.0, 0.0)
+    return found
+
+
+def overlapping(svg: str) -> list[tuple[str, str]]:
+    return [
+        (one[0], other[0])
+        for one, other in itertools.combinations(words(svg), 2)
+        if one[1] < other[2] and other[1] < one[2] and one[3] < other[4] and other[3] < one[4]
+    ]
+
+
+def of_sweep(folder, shifts, stages=(3.02, 2.21, 2.05)):
+    """The bits of each stage of runs that each have a rate of their own, as `compare` draws them."""
+    given = {"ppmd": 1.90, "ppmd given all": 1.52, "xz": 2.39, "xz given all": 1.95, "zstd": 2.41}
+    runs = {
+        f"lr-0.00{i}": [(f"stage{n}", bpb + by) for n, bpb in enumerate(stages)]
+        for i, by in enumerate(shifts)
+    }
+    rates = {run: given | {"ppmd given stage": 1.6 + 0.03 * i} for i, run in enumerate(runs)}
+    chart = figures.bits_by_stage(runs, rates, "")
+    picture(folder / "bpb.svg", [(1, [chart])], figures.width_of(chart))
+    return (folder / "bpb.svg").read_text()
+
+
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_a_baseline_of_all_runs_is_named_once_and_no_label_covers_another(count, tmp_path):
+    svg = of_sweep(tmp_path, [-0.04 * i for i in range(count)])
+    said = [word[0] for word in words(svg)]
+    for name in ("ppmd 1.900", "ppmd given all 1.520", "xz given all 1.950"):
+        assert said.count(name) == 1, name
+    last = 1.6 + 0.03 * (count - 1)
+    assert said.count(f"ppmd given stage {last:.3f}") == 1
+    for i in range(count - 1):
+        assert f"{1.6 + 0.03 * i:.3f}" in said
+    assert overlapping(svg) == []
+    width = float(ElementTree.fromstring(svg).get("width"))
+    assert all(left >= 0 and right <= width for _, left, right, *_ in words(svg))
+
+
+def test_one_weak_run_does_not_hide_what_tells_the_others_apart(tmp_path):
+    plain = of_sweep(tmp_path, [0.0, -0.05, -0.1, -0.15])
+    (tmp_path / "weak").mkdir()
+    weak = of_sweep(tmp_path / "weak", [0.0, -0.05, -0.1, -0.15, 4.0])
+
+    def apart(svg: str) -> float:
+        top = {word: y for word, _, _, y, _ in words(svg)}
+        return top["2.050"] - top["3.020"]
+
+    assert apart(weak) > 0.7 * apart(plain) > 50
+    assert "6.050 ↑" in {word for word, *_ in words(weak)} and "↑" not in plain
+
+
+@pytest.mark.parametrize("runs", [2, 8])
+def test_a_legend_names_every_run_within_the_picture(runs, tmp_path):
+    logs = [log(run=f"a-long-name-of-a-run-{i}") for i in range(runs)]
+    svg, said = drawn(figures.loss(logs, "Training loss (lines) and held-out text (marks)"), folder=tmp_path)
+    assert all(f"a-long-name-of-a-run-{i}" in said for i in range(runs))
+    assert all(right <= 800 for _, _, right, *_ in words(svg)) and overlapping(svg) == []
+
+
+def test_the_beginning_of_training_does_not_take_most_of_the_axis():
+    """The axis shows the rest, and the label below says from where the line comes."""
+    steep = [Row(i + 1, 0.0, {"train/bpb": 2 + 6 * math.exp(-i / 5)}) for i in range(200)]
+    chart = figures.loss([dataclasses.replace(log(n=200), rows=steep)], "t")
+    assert 2.2 <= chart.y.most < 2.6
+    assert chart.x.label == "bytes trained; the curve begins at 8.00, above the top edge"
+    flat = [Row(i + 1, 0.0, {"train/bpb": 2.3 - 0.001 * i}) for i in range(50)]
+    quiet = figures.loss([dataclasses.replace(log(), rows=flat)], "t")
+    assert quiet.y.most is None and quiet.x.label == "bytes trained"
 
 
 def test_each_marker_is_a_shape_of_its_own(tmp_path):
