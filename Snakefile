@@ -51,9 +51,9 @@ for part, files in parts.items():
 
 
 onstart:
-    refuse_missing_gpus()
     if PRESENCE:
         PRESENCE.record_locks()
+    refuse_missing_gpus()
     checked(write_config, RESULTS, config)
     tracking.open_pipeline(RESULTS, CONFIG)
 

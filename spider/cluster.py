@@ -1,8 +1,8 @@
-"""What a scheduler needs to be told: what to do about its refusals, and an interpreter it can name.
+"""Help with schedulers: remedies for their refusals, values handed to jobs, a plain path of the interpreter.
 
-Slurm says what it did not like and not where the value came from. After a workflow failed, its log is
-searched for the refusals that a wrong site value brings, and the setting to change is named. Whatever was
-made before is there; the same command goes on from it.
+Slurm reports what it refuses and not which setting asked for it. After a workflow failed, its log is searched
+for the refusals that a wrong site value brings, and the setting to change is named. The files that were made
+before stay; the same command goes on from them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _REMEDIES = {
 
 
 def remedies(logs: Iterable[str]) -> list[str]:
-    """What to change, one line for each kind of refusal that Snakemake's logs of a failed workflow hold."""
+    """Return what to change: a line for each kind of refusal in Snakemake's logs of a failed workflow."""
     text = "".join(Path(log).read_text(encoding="utf-8", errors="replace") for log in logs)
     refusals = ((re.search(pattern, text), advice) for pattern, advice in _REMEDIES.items())
     return [advice.format(**match.groupdict()) for match, advice in refusals if match]
@@ -87,7 +87,7 @@ def lacking_gpus(gpus: int) -> str | None:
 
 
 def one_word(python: str) -> str:
-    """A path of this interpreter without a space, or whatever else a shell would not take as it stands.
+    """Return a path of this interpreter without a space or another character that a shell takes apart.
 
     The script that Snakemake sends to a scheduler names the interpreter unquoted. Where its folder has a
     space, the environment gets a link in the user's cache folder, which a cluster shares as it shares homes.

@@ -31,7 +31,7 @@ class _Inside:
 
 @dataclass(frozen=True)
 class StageFolder:
-    """What one stage leaves in ``runs/{run}/{stage}``: the only place that names these files."""
+    """The files of one stage in ``runs/{run}/{stage}``; their names stand here only."""
 
     path: Path
 
@@ -50,7 +50,7 @@ class StageFolder:
 
 @dataclass(frozen=True)
 class ArtifactFolder(StageFolder):
-    """What pressing a stage's checkpoint leaves in its folder ``artifact``, and measuring that."""
+    """The files of a stage's compressed model and of its scores, in the stage's folder ``artifact``."""
 
     receipt = _Inside("artifact.json")
     model = _Inside("model.spider")
@@ -82,11 +82,11 @@ class Results:
         return StageFolder(self.run(run) / stage)
 
     def stages(self, run: str) -> list[StageFolder]:
-        """What lies in a run's folder, by name; not all of it need be trained."""
+        """Return the folders in a run's folder, by name; some of their stages may not be trained."""
         return [StageFolder(path) for path in sorted(self.run(run).glob("*/"))]
 
     def pointer(self, run: str) -> Path:
-        """Which tracked run its curves belong to."""
+        """Return the file that names the tracked run of its curves."""
         return self.run(run) / "tracking.json"
 
     def warmup(self, run: str, shape: str) -> Path:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 #: Inode and time of change of each lock file, which tell it from a later one of the same name.
 Locks = dict[str, list[int]]
 
-#: Errors of `flock` on a disk that has no kernel locks.
+#: The errors that `flock` raises on a disk without kernel locks.
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -54,7 +54,7 @@ def enter(folder: Path, *, change: bool = True) -> Presence | None:
     """Remove the locks of killed workflows from ``folder`` and record this process as one at work there.
 
     A warning names each living workflow that has locked files there. With ``change=False``, as for a dry run,
-    nothing is removed or written. Returns None then, and where the disk has no kernel locks.
+    nothing is removed or written, and the result is None. It is None too on a disk without kernel locks.
     """
     records = folder / ".snakemake/spider"
     living: Locks = {}

@@ -1,4 +1,4 @@
-"""The jobs of a workflow read the configuration that it started with, whatever is written meanwhile."""
+"""The jobs of a workflow read the configuration that it started with, also when the file is edited."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What every rule asks a scheduler for, read from a plan with the profile for Slurm."""
+"""Every rule's log, benchmark, resources and partition, read from a plan with the profile for Slurm."""
 
 import copy
 import logging
