@@ -110,7 +110,8 @@ def test_a_thousand_shards_twenty_stages_and_five_runs_are_planned_in_under_twen
 def test_a_wrong_configuration_stops_before_any_job(workflow):
     workflow.run["stages"][1]["max_steps"] = -5
     output = workflow(fails=True)
-    assert "runs.small.stages[1].max_steps: must be positive (got -5)" in output
+    assert "\nerror: runs.small.stages[1].max_steps: must be positive (got -5)\n" in output
+    assert "WorkflowError" not in output and "common.smk" not in output
     assert not workflow.results.exists()
 
 
