@@ -65,6 +65,8 @@ def _evaluate_artifact(session: Session, run: str, stage: str, threads: int | No
         )
         scores = {"bpb": measured.bpb, "bpb_strict": measured.bpb_strict}
         scores["bytes"] = ArtifactReceipt.read(folder.receipt).artifact.total_bytes
+        if measured.ttt:
+            scores["ttt/bpb"] = measured.ttt.bpb
         metrics = {f"artifact/{name}": value for name, value in scores.items()}
         tracking.log_scores(results.root, run, stage, metrics, of="artifact", folder=folder)
         # Not on the training run: there it would replace the evaluation of the checkpoint itself.
@@ -120,7 +122,8 @@ def compare(session: Session, output: Path) -> None:
     from spider.report.compare import compare
 
     evaluations, artifacts = session.evaluations(session.config.runs), session.artifacts()
-    with session.tracked("compare", "report", {}, [*evaluations, *artifacts], [output]) as job:
+    beside = [output.with_name(name) for name in ("table.md", "table.html", "bpb.svg", "loss.svg")]
+    with session.tracked("compare", "report", {}, [*evaluations, *artifacts], [output, *beside]) as job:
         benchmarks = session.results.root / "benchmarks"
         summary = compare(evaluations, artifacts=artifacts, benchmarks=benchmarks, output=output.parent)
         for run, compared in summary.runs.items():
@@ -157,10 +160,11 @@ def scaling(session: Session, output: Path | None) -> None:
     config, results = session.config, session.results
     path = output or results.report / "scaling.json"
     evaluations = session.evaluations(config.sweeps.get(config.scaling or "", []))
-    with session.tracked("scaling", config.scaling or "", {}, evaluations, [path]) as job:
+    made = [path.with_suffix(suffix) for suffix in (".json", ".md", ".svg")]
+    with session.tracked("scaling", config.scaling or "", {}, evaluations, made) as job:
         fitted = write_scaling(config, results, path)
-        for suffix in (".json", ".md", ".svg"):
-            job.artifact(path.with_suffix(suffix))
+        for file in made:
+            job.artifact(file)
         for name in ("parameters", "bytes", "bpb"):
             if law := getattr(fitted, name):
                 job.metric(f"exponent/{name}", law.exponent)
