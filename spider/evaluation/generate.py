@@ -74,20 +74,25 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
 
     def stream(ids: list[int]) -> Iterator[int]:
-        reader, unread, written = model.incremental(context, n_loops), ids, 0
-        document = list(ids)  # a memory looks back on all of it, whatever the context
+        reader, written = model.incremental(context, n_loops), 0
+        # The n-gram index looks back on the whole document, so it reads each id once, also in a new context.
+        index = model.proposer.stream() if model.proposer else None
+        new = unread = ids = list(ids)
         while written < max_bytes:
+            given = {}
+            if index is not None:
+                new_NW = torch.from_numpy(index.extend(np.array(new)))
+                given["proposals_NW"] = new_NW.to(next(model.parameters()).device)
             if len(ids) > context:
-                ids = unread = ids[-max(1, context // 2) :]
+                unread = ids = ids[-max(1, context // 2) :]
+                if index is not None:
+                    assert reader.proposals_NW is not None, "the reader was given candidates"
+                    known_NW = torch.cat([reader.proposals_NW, given["proposals_NW"]])
+                    given["proposals_NW"] = known_NW[-len(ids) :]
                 reader = model.incremental(context, n_loops)
             # Between ids the caller has the model back in the mode that it left it in.
             if was_training := model.training:
                 model.eval()
-            given = {}
-            if model.proposer:
-                end = len(document)
-                known_NW = model.proposer.after(np.array(document), end - len(unread), end)
-                given["proposals_NW"] = torch.from_numpy(known_NW).to(next(model.parameters()).device)
             logits_V = reader.extend(unread, **given)[-1]
             if was_training:
                 model.train()
@@ -95,9 +100,8 @@ def generate(
             written += int(alphabet.bytes_of[drawn])
             if drawn in closing or written > max_bytes:  # what would go beyond is left out
                 return
-            unread = [drawn]
-            ids = ids + unread
-            document.append(drawn)
+            new = unread = [drawn]
+            ids.append(drawn)
             yield drawn
 
     return stream(ids)

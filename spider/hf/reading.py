@@ -10,7 +10,6 @@ Shapes: B rows, T ids of a row, V ids of the alphabet, W bytes of a proposal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,21 +24,42 @@ def begins(length: int, context: int) -> int:
     return max(0, -(-(length - context) // step)) * step
 
 
-def proposed(model: Model, ids: Sequence[int], first: int = 0) -> Tensor:
-    """What the model's memory proposes to follow each of a text's ids from ``first`` on, (N, W) uint8."""
+def proposed(model: Model, ids: Sequence[int]) -> Tensor:
+    """Return the candidates that the model's n-gram index has after each of a text's ids, (N, W) uint8."""
     assert model.proposer is not None, "asked of a model that reads one"
-    known_NW = model.proposer.after(np.array(ids), first, len(ids))
+    known_NW = model.proposer.after(np.array(ids), 0, len(ids))
     return torch.from_numpy(known_NW).to(next(model.parameters()).device)
 
 
+class _Row:
+    """A row of a batch: the ids that were read, the model's reader, and the stream of its n-gram index."""
+
+    def __init__(self, model: Model, context: int, n_loops: int | None, first: int, ids: list[int]) -> None:
+        """Begin a row whose model reads from the id ``first`` on, of a text that begins with ``ids``."""
+        self.model, self.first, self.read = model, first, ids[:first]
+        self.reader: Reader = model.incremental(context, n_loops)
+        self.index = model.proposer.stream() if model.proposer else None
+        if self.index is not None:
+            self.index.skip(np.array(self.read, np.int64))
+
+    def extend(self, ids: list[int]) -> Tensor:
+        """Read what is new in ``ids``; return the logits of what follows them, (V,)."""
+        new = ids[len(self.read) :]
+        known_NW = None
+        if self.index is not None:
+            known_NW = torch.from_numpy(self.index.extend(np.array(new)))
+            known_NW = known_NW.to(next(self.model.parameters()).device)
+        self.read = ids
+        return self.reader.extend(new, known_NW)[-1]
+
+
 class Readers:
-    """Of a batch's rows. Beams may change places: each row goes on with whatever reader has read its
-    beginning, or is read anew."""
+    """The rows of a batch. Beams may change places: each row goes on with a reader that has read its
+    beginning, or is read from its beginning."""
 
     def __init__(self, model: Model, context: int, n_loops: int | None) -> None:
-        self._new: tuple[Any, ...] = context, n_loops
-        self.model, self.context = model, context
-        self.rows: list[tuple[int, Reader]] = []
+        self.model, self.context, self.n_loops = model, context, n_loops
+        self.rows: list[_Row] = []
 
     def extend(self, rows: Sequence[list[int]]) -> Tensor:
         """Read the rest of each row, and of a new one all; returns the logits of what follows, (B, V)."""
@@ -51,15 +71,13 @@ class Readers:
         finally:
             self.model.train(was_training)
 
-    def _extend(self, ids: list[int], free: list[tuple[int, Reader]]) -> Tensor:
-        at = begins(len(ids), self.context)
-        fit = (i for i, (begun, one) in enumerate(free) if begun == at and _continues(one.ids, ids[at:]))
+    def _extend(self, ids: list[int], free: list[_Row]) -> Tensor:
+        first = begins(len(ids), self.context)
+        fit = (i for i, row in enumerate(free) if row.first == first and _continues(row.read, ids))
         found = next(fit, None)
-        reader = self.model.incremental(*self._new) if found is None else free.pop(found)[1]
-        self.rows.append((at, reader))
-        unread = at + len(reader.ids)
-        known_NW = proposed(self.model, ids, unread) if self.model.proposer else None
-        return reader.extend(ids[unread:], known_NW)[-1]
+        row = _Row(self.model, self.context, self.n_loops, first, ids) if found is None else free.pop(found)
+        self.rows.append(row)
+        return row.extend(ids)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Nothing to do: see the class."""

@@ -18,14 +18,13 @@ candidates, W bytes of a proposal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from spider.config.memory import LONGEST_ORDER
 from spider.memory.compiled import compiled, inner
 from spider.memory.contexts import contexts_of
-from spider.memory.hashes import mixed, power, prefix_hashes
+from spider.memory.hashes import appended, mixed, power
 from spider.memory.layout import PLACES, Layout
 from spider.memory.symbols import BEGIN, END
 from spider.memory.table import MATCHED, Tables, width
@@ -34,20 +33,12 @@ from spider.memory.table import MATCHED, Tables, width
 REACH = 1 << 16
 #: How far back a document must be known for that: the context of the farthest place is needed as well.
 BACK = REACH + LONGEST_ORDER
+#: Symbols of a document that are held at most. Beyond, those further back than `BACK` are dropped.
+HELD = 1 << 18
 #: Places whose rows are read at a time.
 _BLOCK = 1 << 9
 #: How far a match is compared, in symbols.
 LONGEST = 64
-
-
-class Span(NamedTuple):
-    """Places of a document whose proposals are asked for, one after the other."""
-
-    before: int
-    """Symbols before the first of them, less one: it is ``text[: before + 1]`` that is followed."""
-    row: int
-    """Where the proposals of the first go."""
-    size: int
 
 
 #: q of every distance that a pointer reaches, and of every length of a match.
@@ -55,26 +46,10 @@ _FAR = np.round(8 * np.log2(1.0 + np.arange(REACH + 1))).astype(np.uint8)
 
 
 @compiled
-def _places(spans, places, rows):  # type: ignore[no-untyped-def]
-    """Of all places of spans (n, 3): how many symbols stand before, and the rows where their proposals go."""
-    n = 0
-    for s in range(len(spans)):
-        for k in range(spans[s, 2]):
-            places[n], rows[n] = spans[s, 0] + 1 + k, spans[s, 1] + k
-            n += 1
-
-
-@compiled
-def _contexts(text, hashes, kinds, spans, contexts):  # type: ignore[no-untyped-def]
-    """Of all places of spans the contexts of each kind: (O, N) uint64."""
+def _contexts(text, hashes, kinds, first, contexts):  # type: ignore[no-untyped-def]
+    """Fill ``contexts`` (O, N) uint64 with the contexts of each kind before N places, from ``first`` on."""
     for o in range(len(kinds)):
-        n = 0
-        for s in range(len(spans)):
-            lo, hi = spans[s, 0] + 1, spans[s, 0] + 1 + spans[s, 2]
-            found = contexts_of(text, hashes, kinds[o], lo, hi)
-            for k in range(len(found)):
-                contexts[o, n + k] = found[k]
-            n += len(found)
+        contexts[o] = contexts_of(text, hashes, kinds[o], first, first + contexts.shape[1])
 
 
 @compiled
@@ -99,29 +74,39 @@ def _look_up(contexts, shift, first, table, known, o, bounds):  # type: ignore[n
 
 
 @compiled
-def _chain(hashes, orders, shift, chains, heads):  # type: ignore[no-untyped-def]
-    """For each order and place of a document the latest place before it whose symbols may be the same:
-    (P, N + 1), 0 for none. ``heads``: zeros, for each order the latest place of each hash."""
+def _index(text, hashes, orders, shift, chains, heads, lo, hi):  # type: ignore[no-untyped-def]
+    """Extend the index of a document from its first ``lo`` symbols to its first ``hi``.
+
+    ``hashes`` (N + 1,) are the hashes of its prefixes. ``chains`` (P, N + 1) has, for each order and place,
+    the latest earlier place in the same bucket, 0 for none. ``heads`` (P, buckets) has the latest place of
+    each bucket, 0 for none.
+    """
+    for i in range(lo, hi):
+        hashes[i + 1] = appended(hashes[i], text[i])
     for p in range(len(orders)):
         order, grown = orders[p], power(orders[p])
-        for i in range(order, len(hashes)):
+        for i in range(max(order, lo + 1), hi + 1):
             bucket = mixed(hashes[i - order], hashes[i], grown) >> shift
             chains[p, i] = heads[p, bucket]
             heads[p, bucket] = i
 
 
 @compiled
-def _match(text, hashes, places, shift, last, old, after, lengths):  # type: ignore[no-untyped-def]
-    """Of each place what followed the last place of the memory's text after the same symbols, `BEGIN` for
-    nothing, and how many are the same (0: fewer than `MATCHED`). In two passes, as `_look_up`."""
-    n, grown = len(places), power(MATCHED)
-    for j in range(n):
-        i = places[j]
+def _match(text, hashes, first, shift, last, old, after, lengths):  # type: ignore[no-untyped-def]
+    """Find for places, from ``first`` on, where their last `MATCHED` symbols last occurred in the text.
+
+    ``after`` gets the symbol that followed there, `BEGIN` for none, and ``lengths`` how many symbols before
+    both places are equal, 0 for fewer than `MATCHED`. There are two passes, for the reason that `_look_up`
+    gives.
+    """
+    grown = power(MATCHED)
+    for j in range(len(after)):
+        i = first + j
         after[j], lengths[j] = BEGIN, 0
         if i >= MATCHED:
             lengths[j] = last[mixed(hashes[i - MATCHED], hashes[i], grown) >> shift]
-    for j in range(n):
-        i, place, length = places[j], lengths[j] - 1, 0
+    for j in range(len(after)):
+        i, place, length = first + j, lengths[j] - 1, 0
         lengths[j] = 0
         while (
             length < LONGEST
@@ -209,21 +194,25 @@ def _tell(known, followed, found, slot, line, totals, counts, pointed):  # type:
 
 @compiled
 def _fill(  # type: ignore[no-untyped-def]
-    text, hashes, chains, orders, places, rows, known, after, lengths, out, at, scratch
+    text, hashes, chains, orders, first, known, after, lengths, out, at, scratch
 ):
-    """Candidates of places, and what is said of them, into ``rows`` of ``out``; ``after`` and ``lengths`` are
-    `_match`'s, ``at`` is the first byte of each of `Layout.parts`."""
+    """Write the candidates of places, from ``first`` on, into the rows of ``out``.
+
+    ``known`` is from `_look_up`, ``after`` and ``lengths`` are from `_match`, and ``at`` is the first byte of
+    each of `Layout.parts`.
+    """
     P, W = len(orders), out.shape[1]
-    there, first, totals, seen, counts, pointed = at
+    there, symbols_at, totals, seen, counts, pointed = at
     followed, found, far, slot, symbols, line, grown = scratch
     for p in range(P):
         grown[p] = power(orders[p])
-    for j in range(len(places)):
-        if text[places[j] - 1] == END:
+    for j in range(len(out)):
+        i = first + j
+        if text[i - 1] == END:
             continue
         for w in range(len(line)):
             line[w] = 0
-        _point(text, hashes, chains, orders, grown, places[j], followed, found, far)
+        _point(text, hashes, chains, orders, grown, i, followed, found, far)
         n = line[there] = _choose(after[j], known[j], followed, found, slot, symbols)
         _tell(known[j], followed, found, slot, line, totals, counts, pointed)
         for p in range(P):
@@ -233,40 +222,86 @@ def _fill(  # type: ignore[no-untyped-def]
             line[seen + 2 * P], line[seen + 2 * P + 1] = 1, _FAR[lengths[j]]
             line[pointed + slot[after[j]] * (P + 1) + P] = 1
         for c in range(n):
-            line[first + c] = symbols[c]
+            line[symbols_at + c] = symbols[c]
             slot[symbols[c]] = len(symbols) - 1
         for w in range(W):
-            out[rows[j], w] = line[w]
+            out[j, w] = line[w]
 
 
-def propose(
-    text: np.ndarray, spans: Sequence[Span], out_NW: np.ndarray, layout: Layout, tables: Tables,
-    pointer_orders: Sequence[int],
-) -> None:  # fmt: skip
-    """Fill proposals of places of one document, zeros so far: what may follow ``text[:i]``.
+class Document:
+    """One document that is read from front to back, and the candidates after each of its symbols.
 
-    ``text`` are the document's symbols up to the last place, from its beginning or from `BACK` before the
-    first; ``spans`` rise.
+    Reading begins at the document's first symbol, or at least `BACK` symbols before the first place whose
+    candidates are needed. A symbol costs the same time at every place, and memory is bounded: at most `HELD`
+    symbols are held, with an index of their contexts that grows with them. When there would be more, all but
+    the last `BACK` are dropped and the index is built again.
     """
-    hashes, orders, asked = prefix_hashes(text), np.array(pointer_orders), np.array(spans)
-    kinds, P, size = np.array(tables.kinds), len(orders), sum(span.size for span in spans)
-    chains, bits = np.zeros((P, len(hashes)), np.int32), (2 * len(text)).bit_length()
-    _chain(hashes, orders, _shift(1 << bits), chains, np.zeros((P, 1 << bits), np.int32))
-    places, rows, contexts = *np.empty((2, size), np.int64), np.empty((len(kinds), size), np.uint64)
-    _places(asked, places, rows)
-    _contexts(text, hashes, kinds, asked, contexts)
-    at, columns = tuple(first for first, _ in layout.parts.values()), max(map(width, tables.kinds)) - 2
-    scratch = _scratch(layout, P)
-    bounds, after = np.empty((_BLOCK, 2), np.int64), np.empty(_BLOCK, np.uint8)
-    lengths = np.empty(_BLOCK, np.int64)
-    for a in range(0, len(places), _BLOCK):
-        here, to = places[a : a + _BLOCK], rows[a : a + _BLOCK]
-        known = np.zeros((len(here), len(kinds), columns), np.uint8)
-        for o, (first, table) in enumerate(tables.of):
-            shift = _shift(len(first) - 1)
-            _look_up(contexts[o, a : a + _BLOCK], shift, first, table, known, o, bounds)
-        _match(text, hashes, here, _shift(len(tables.last)), tables.last, tables.text, after, lengths)
-        _fill(text, hashes, chains, orders, here, to, known, after, lengths, out_NW, at, scratch)
+
+    def __init__(self, layout: Layout, tables: Tables, pointer_orders: Sequence[int], size: int = 0) -> None:
+        """Allocate for ``size`` symbols, where it is known how many will be read."""
+        self._tables = tables
+        self._kinds, self._orders = np.array(tables.kinds), np.array(pointer_orders)
+        self._at = tuple(first for first, _ in layout.parts.values())
+        self._scratch = _scratch(layout, len(self._orders))
+        self._hold(np.zeros(0, np.uint8), max(1, min(size, HELD)))
+
+    def read(self, text: np.ndarray, out_NW: np.ndarray | None = None) -> None:
+        """Read N more symbols, and write the candidates after each into ``out_NW`` (zeros), if given."""
+        step = HELD - BACK
+        for a in range(0, len(text), step):
+            self._append(text[a : a + step])
+            if out_NW is not None:
+                self._write(out_NW[a : a + step])
+
+    def _append(self, text: np.ndarray) -> None:
+        size = self._size + len(text)
+        if size > HELD:
+            self._hold(self._text[self._size - BACK : self._size], HELD)
+        elif size > len(self._text):
+            self._hold(self._text[: self._size], min(HELD, 1 << size.bit_length()))
+        self._text[self._size : self._size + len(text)] = text
+        self._size += len(text)
+
+    def _hold(self, text: np.ndarray, room: int) -> None:
+        """Allocate for ``room`` symbols, keep ``text`` as the first of them, and forget the index."""
+        held = np.empty(room, np.uint8)
+        held[: len(text)] = text
+        self._text, self._size, self._indexed = held, len(text), 0
+
+    def _extend_index(self) -> None:
+        """Index the symbols that are not yet indexed."""
+        P, room = len(self._orders), len(self._text)
+        bits = (2 * room - 1).bit_length()
+        if self._indexed == 0:
+            self._hashes = np.zeros(room + 1, np.uint64)
+            self._chains = np.zeros((P, room + 1), np.int32)
+            self._heads = np.zeros((P, 1 << bits), np.int32)
+        arrays = self._chains, self._heads, self._indexed, self._size
+        _index(self._text, self._hashes, self._orders, _shift(1 << bits), *arrays)
+        self._indexed = self._size
+
+    def _write(self, out_NW: np.ndarray) -> None:
+        """Write the candidates after each of the last N symbols."""
+        self._extend_index()
+        text, hashes, tables = self._text[: self._size], self._hashes, self._tables
+        start = self._size - len(out_NW) + 1
+        contexts = np.empty((len(self._kinds), len(out_NW)), np.uint64)
+        _contexts(text, hashes, self._kinds, start, contexts)
+        columns = max(map(width, tables.kinds)) - 2
+        for a in range(0, len(out_NW), _BLOCK):
+            out = out_NW[a : a + _BLOCK]
+            first = start + a
+            known = np.zeros((len(out), len(self._kinds), columns), np.uint8)
+            bounds = np.empty((len(out), 2), np.int64)
+            for o, (buckets, table) in enumerate(tables.of):
+                shift = _shift(len(buckets) - 1)
+                _look_up(contexts[o, a : a + _BLOCK], shift, buckets, table, known, o, bounds)
+            after, lengths = np.empty(len(out), np.uint8), np.empty(len(out), np.int64)
+            _match(text, hashes, first, _shift(len(tables.last)), tables.last, tables.text, after, lengths)
+            _fill(
+                text, hashes, self._chains, self._orders, first, known, after, lengths, out,
+                self._at, self._scratch,
+            )  # fmt: skip
 
 
 def _scratch(layout: Layout, P: int) -> tuple[np.ndarray, ...]:

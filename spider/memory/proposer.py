@@ -6,7 +6,7 @@ what it was trained on.
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from spider.config.memory import MemoryConfig
 from spider.data.shards import Shards
 from spider.memory.contexts import name_of
 from spider.memory.layout import Layout
-from spider.memory.propose import BACK, Span, propose
+from spider.memory.propose import BACK, Document
 from spider.memory.store import Memory, open_memory
 from spider.memory.symbols import BEGIN, symbols_of
 from spider.tokens import Tokens
@@ -52,25 +52,29 @@ class Proposer:
             )
         return cls(memory, config, alphabet)
 
+    def stream(self) -> Stream:
+        """Begin a stream of ids that grows, such as a text that is generated."""
+        return Stream(self)
+
+    def document(self, size: int = 0) -> Document:
+        """Begin to read a document; ``size`` symbols of it, where that is known."""
+        return Document(self.layout, self.memory.tables, self.config.pointers, size)
+
     def after(self, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:
-        """What may follow each of the ids ``lo`` to ``hi`` of a stream: (hi - lo, width) uint8."""
-        out = np.zeros((hi - lo, self.layout.width), np.uint8)
+        """Return the candidates after each of a stream's ids ``lo`` to ``hi``: (hi - lo, width) uint8."""
         first = max(0, lo - BACK)
-        text = self.symbols[tokens_N[first:hi]]
-        begins = np.flatnonzero(text == BEGIN)
-        starts = np.unique(np.concatenate([[0], begins[begins > lo - first]]))
-        inside = begins[begins <= lo - first]
-        starts[0] = inside[-1] if len(inside) else 0
-        for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
-            at = max(int(start), lo - first)
-            span = Span(at - int(start), at + first - lo, int(end) - at)
-            self._propose(text[start:end], [span], out)
-        return out
+        begins = np.flatnonzero(self.symbols[tokens_N[first : lo + 1]] == BEGIN)
+        if len(begins):
+            first += int(begins[-1])
+        stream = self.stream()
+        stream.skip(tokens_N[first:lo])
+        return stream.extend(tokens_N[lo:hi])
 
     def windows(self, shards: Shards, starts: np.ndarray, length: int) -> np.ndarray:
-        """What may follow each id of windows (n,) of a split: (n, length, width) uint8.
+        """Return the candidates after each id of windows (n,) of a split: (n, length, width) uint8.
 
-        A document is read once, from its beginning, for all windows in it.
+        A document is read once for all windows in it, from its beginning or from `BACK` before the first of
+        them. Where two windows lie further apart than `BACK`, what is between them is not read.
         """
         out = np.zeros((len(starts) * length, self.layout.width), np.uint8)
         pieces = []
@@ -82,12 +86,54 @@ class Proposer:
                 pieces.append((shard, begin, at, size, row * length + column))
                 column += size
         for (shard, begin), group in groupby(sorted(pieces), itemgetter(0, 1)):
-            inside = list(group)
-            first = max(begin, inside[0][2] - BACK)
-            last = max(at + size for _, _, at, size, _ in inside)
-            spans = [Span(at - first, row, size) for _, _, at, size, row in inside]
-            self._propose(self.symbols[shards.maps[shard][first:last]], spans, out)
+            self._of_document(shards.maps[shard], begin, [piece[2:] for piece in group], out)
         return out.reshape(len(starts), length, -1)
 
-    def _propose(self, text: np.ndarray, spans: list[Span], out_NW: np.ndarray) -> None:
-        propose(text, spans, out_NW, self.layout, self.memory.tables, self.config.pointers)
+    def _of_document(
+        self, tokens: np.ndarray, begin: int, pieces: list[tuple[int, int, int]], out_NW: np.ndarray
+    ) -> None:
+        """Write the candidates of pieces of one document, in rising order: first id, size, first row."""
+        document, known, offset = None, begin, 0
+        last = max(at + size for at, size, _ in pieces)
+        for at, size, row in pieces:
+            # What an earlier piece has as well is copied; its rows are `offset` behind its ids.
+            shared = max(0, min(size, known - at))
+            out_NW[row : row + shared] = out_NW[offset + at : offset + at + shared]
+            if shared == size:
+                continue
+            start, end = at + shared, at + size
+            if document is None or start > known + BACK:
+                known = max(known, start - BACK)
+                document = self.document(last - known)
+            document.read(self.symbols[tokens[known:start]])
+            document.read(self.symbols[tokens[start:end]], out_NW[row + shared : row + size])
+            known, offset = end, row - at
+
+
+class Stream:
+    """A stream of ids that grows, and the candidates after each: an id costs the same at every place.
+
+    A stream begins at a document's beginning, or at least `BACK` ids before the first whose candidates are
+    needed. A document's first id ends the document before it.
+    """
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer, self._document = proposer, proposer.document()
+
+    def extend(self, tokens_N: np.ndarray) -> np.ndarray:
+        """Read more ids and return the candidates after each of them: (N, width) uint8."""
+        out_NW = np.zeros((len(tokens_N), self._proposer.layout.width), np.uint8)
+        self._read(tokens_N, out_NW)
+        return out_NW
+
+    def skip(self, tokens_N: np.ndarray) -> None:
+        """Read more ids whose candidates are not needed."""
+        self._read(tokens_N, None)
+
+    def _read(self, tokens_N: np.ndarray, out_NW: np.ndarray | None) -> None:
+        text = self._proposer.symbols[tokens_N]
+        begins = np.flatnonzero(text == BEGIN).tolist()
+        for start, end in pairwise([0, *begins, len(text)]):
+            if end > start and text[start] == BEGIN:
+                self._document = self._proposer.document()
+            self._document.read(text[start:end], None if out_NW is None else out_NW[start:end])

@@ -257,23 +257,37 @@ class Reader:
         self.model, self.context, self.n_loops = model, context, model.loops(n_loops)
         self.ids: list[int] = []
         self.proposals_NW: Tensor | None = None
+        """The candidates after each id so far, where there are any: a view of a buffer that grows."""
+        self._buffer_NW: Tensor | None = None
 
     @torch.inference_mode()
     def extend(self, ids: Sequence[int], proposals_NW: Tensor | None = None) -> Tensor:
-        """Read N more ids, with what a memory proposes to follow them, if there is one; returns the logits of
-        what follows each of them, (N, V) float32.
+        """Read N more ids, with the candidates after each where the model reads an n-gram index; return the
+        logits of what follows each of them, (N, V) float32.
 
         Raises:
-            ValueError: nothing to read, or more than the context holds.
+            ValueError: there is nothing to read, or more than the context holds.
         """
         N, before = len(ids), len(self.ids)
         if not N or before + N > self.context:
             raise ValueError(f"cannot read {N} ids after {before} with a context of {self.context}")
         self.ids += ids
         if proposals_NW is not None:
-            known = [] if self.proposals_NW is None else [self.proposals_NW]
-            self.proposals_NW = torch.cat([*known, proposals_NW])
+            self._keep(proposals_NW, before)
         return self.read(N)
+
+    def _keep(self, proposals_NW: Tensor, before: int) -> None:
+        """Put candidates behind the ``before`` earlier ones. The buffer doubles, so that an id costs the same
+        wherever it stands."""
+        total, buffer_NW = before + len(proposals_NW), self._buffer_NW
+        if buffer_NW is None or total > len(buffer_NW):
+            rows = min(self.context, 1 << total.bit_length())
+            buffer_NW = proposals_NW.new_empty(rows, proposals_NW.shape[1])
+            if self._buffer_NW is not None:
+                buffer_NW[:before] = self._buffer_NW[:before]
+            self._buffer_NW = buffer_NW
+        buffer_NW[before:total] = proposals_NW
+        self.proposals_NW = buffer_NW[:total]
 
     def read(self, N: int) -> Tensor:
         """The logits of the last N ids of the stream."""

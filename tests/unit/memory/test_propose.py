@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from spider.memory import propose as module
 from spider.memory.layout import Layout
-from spider.memory.propose import LONGEST, Span, propose
+from spider.memory.propose import BACK, HELD, LONGEST, REACH, Document
 from spider.memory.symbols import BEGIN, END
 from spider.memory.table import MATCHED, successors
 from tests.unit.memory.texts import documents, followers, q, symbols, tables_of
@@ -20,14 +21,11 @@ TEXTS = documents(40, seed=2)
 TABLES = tables_of(TEXTS, ORDERS, RARE)
 
 
-def proposed(document: np.ndarray, candidates: int = 16, spans: list[tuple[int, int]] | None = None):
-    """The parts of the proposals of a document's places, all of them or those of some spans."""
+def proposed(document: np.ndarray, candidates: int = 16) -> tuple[np.ndarray, Layout]:
+    """Return the candidates after each symbol of a document that is read at once, and their layout."""
     layout = Layout(len(ORDERS), len(POINTERS) + 1, candidates)
-    spans = spans or [(0, len(document))]
-    rows = np.cumsum([0, *(hi - lo for lo, hi in spans)]).tolist()
-    out = np.zeros((rows[-1], layout.width), np.uint8)
-    asked = [Span(lo, row, hi - lo) for (lo, hi), row in zip(spans, rows, strict=False)]
-    propose(document, asked, out, layout, TABLES, POINTERS)
+    out = np.zeros((len(document), layout.width), np.uint8)
+    Document(layout, TABLES, POINTERS).read(document, out)
     return out, layout
 
 
@@ -140,7 +138,7 @@ def test_a_match_is_the_last_of_several_and_is_compared_up_to_64_symbols_back():
     for text, symbol, length in [(b"0123456789abcdef", b"Y", 17), (b"z" * 150, b"\xff", 64)]:
         document = np.frombuffer(bytes([BEGIN]) + text, np.uint8)
         out = np.zeros((len(document), layout.width), np.uint8)
-        propose(document, [Span(0, 0, len(document))], out, layout, tables, [3])
+        Document(layout, tables, [3]).read(document, out)
         last = said(out[-1], layout)
         assert last["symbols"][0] == symbol[0] and last["seen"][-1] == [1, q(length)]
         assert last["places"][0][-1] == 1
@@ -164,7 +162,7 @@ def test_no_scratch_buffer_is_written_outside_its_bounds(monkeypatch):
     for orders, candidates in [(range(5, 30), 1), (range(1, 26), 1), ([5], 1), (range(5, 30), 3)]:
         tables, layout = tables_of(TEXTS[:8], list(orders), 9), Layout(len(orders), 2, candidates)
         out = np.zeros((len(document), layout.width), np.uint8)
-        propose(document, [Span(0, 0, len(document))], out, layout, tables, [2])
+        Document(layout, tables, [2]).read(document, out)
         assert out.any()
     assert guarded
     for whole in guarded:
@@ -187,12 +185,77 @@ def test_what_comes_later_changes_nothing(seed):
         assert not np.array_equal(after[t:], whole[t:]) or t == len(document) - 1
 
 
-def test_spans_of_a_document_are_what_the_whole_says_of_their_places():
-    """Also where they overlap, touch, are of one place, or longer than are read at a time."""
+def test_a_document_that_is_read_in_pieces_has_the_candidates_of_one_that_is_read_at_once():
+    """Also with pieces that are skipped, of one symbol, or longer than are looked up at a time."""
     document = np.concatenate([new_document(seed)[:-1] if seed < 3 else new_document(3) for seed in range(4)])
     document[1:][document[1:] == BEGIN] = ord(" ")
-    whole, _ = proposed(document)
-    spans = [(3, 4), (4, 40), (20, 60), (100, 100 + 600), (900, len(document))]
-    found, _ = proposed(document, spans=spans)
-    assert np.array_equal(found, np.concatenate([whole[lo:hi] for lo, hi in spans]))
+    whole, layout = proposed(document)
+    borders = [0, 1, 2, 3, 40, 41, 100, 700, 900, len(document)]
+    for skipped in ([], [0], [3, 5], range(0, 9, 2)):
+        read = Document(layout, TABLES, POINTERS)
+        for number, (lo, hi) in enumerate(pairwise(borders)):
+            if number in skipped:
+                read.read(document[lo:hi])
+                continue
+            out = np.zeros((hi - lo, layout.width), np.uint8)
+            read.read(document[lo:hi], out)
+            assert np.array_equal(out, whole[lo:hi]), (skipped, lo)
     assert len(document) > 1000
+
+
+# -------------------------------------------------------------------------------------------- long documents
+
+
+@pytest.fixture(scope="module")
+def long_text() -> np.ndarray:
+    """More symbols than are held; most places have several earlier places near and far."""
+    words = [text + b" " for text in documents(3000, seed=5) if text]
+    draw = random.Random(6)
+    text = b"".join(draw.choices(words, k=2 * HELD // 60))
+    return np.frombuffer(bytes([BEGIN]) + text, np.uint8)[: HELD + 200_000]
+
+
+def test_a_long_document_keeps_the_candidates_of_its_last_symbols_alone(long_text):
+    """Pointers beyond `REACH` are never followed, so a reader that begins `BACK` symbols before a place must
+    find the same there as one that read everything."""
+    layout = Layout(len(ORDERS), len(POINTERS) + 1, 16)
+    read, at = Document(layout, TABLES, POINTERS), 0
+    stops = [HELD // 2, HELD - 100, HELD - 20, HELD + 3000, 2 * HELD - BACK + 5, len(long_text) - 40]
+    for stop in stops:
+        read.read(long_text[at:stop])
+        at = stop + 40
+        found, alone = np.zeros((2, 40, layout.width), np.uint8)
+        read.read(long_text[stop:at], found)
+        fresh = Document(layout, TABLES, POINTERS)
+        fresh.read(long_text[stop - BACK : stop])
+        fresh.read(long_text[stop:at], alone)
+        assert np.array_equal(found, alone), stop
+        before = long_text[:stop].tobytes()
+        for order, (count, distance) in zip(POINTERS, said(found[0], layout)["seen"], strict=False):
+            # The symbol at `stop` was read as well: its place looks back on what ends with it.
+            context = before[len(before) - order + 1 :] + long_text[stop : stop + 1].tobytes()
+            last = before.rfind(context, max(0, stop + 1 - REACH - order))
+            assert (count > 0) == (last >= 0), (stop, order)
+            assert distance == (q(stop + 1 - last - order) if last >= 0 else 0), (stop, order)
+    assert len(long_text) > 2 * HELD - BACK + 45
+
+
+def test_the_work_for_a_symbol_does_not_grow_with_the_document(long_text, monkeypatch):
+    """Work is the number of symbols that are indexed; held memory is counted as well."""
+    indexed, real = [], module._index
+
+    def counted(*arguments):
+        indexed.append(arguments[-1] - arguments[-2])
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "_index", counted)
+    layout = Layout(len(ORDERS), len(POINTERS) + 1, 16)
+    read, out = Document(layout, TABLES, POINTERS), np.zeros((1, layout.width), np.uint8)
+    piece = 509
+    for at in range(0, len(long_text), piece):
+        read.read(long_text[at : at + piece - 1])
+        read.read(long_text[at + piece - 1 : at + piece], out[: len(long_text[at + piece - 1 : at + piece])])
+    assert sum(indexed) < 2.5 * len(long_text)
+    again = [number for number in indexed if number > piece]
+    assert len(again) < 12, "a text is indexed again only when its size has doubled, or `HELD` is reached"
+    assert sum(value.nbytes for value in vars(read).values() if isinstance(value, np.ndarray)) < 160 * HELD

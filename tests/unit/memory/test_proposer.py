@@ -12,11 +12,13 @@ import pytest
 
 from spider.data.loader import Loader
 from spider.data.shards import Shards
-from spider.memory.propose import REACH
+from spider.memory import propose
+from spider.memory.propose import BACK, REACH
 from spider.memory.proposer import Proposer
 from spider.memory.store import open_memory
 from spider.tokens import BYTES
 from tests.unit.memory.small_memory import CONFIG, make_shards
+from tests.unit.memory.texts import documents
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,21 @@ def test_a_stream_is_proposed_piece_by_piece_as_at_once(train, whole, proposer):
         )
         lo = hi
     assert whole.any(1).mean() > 0.9
+
+
+@pytest.mark.parametrize("largest", [1, 30, 2000])
+def test_a_stream_that_grows_has_the_candidates_of_the_whole_pass(train, whole, proposer, largest):
+    """With pieces that hold several documents, and with some that are skipped."""
+    tokens, rng = train.read(0, train.tokens), random.Random(largest)
+    for skipped in (0.0, 0.5):
+        stream, lo = proposer.stream(), 0
+        while lo < len(tokens):
+            hi = min(len(tokens), lo + rng.randint(0, largest))
+            if rng.random() < skipped:
+                stream.skip(tokens[lo:hi])
+            else:
+                assert np.array_equal(stream.extend(tokens[lo:hi]), whole[lo:hi]), lo
+            lo = hi
 
 
 @pytest.mark.parametrize("length", [1, 16, 500])
@@ -143,6 +160,33 @@ def test_a_pointer_reaches_so_far_and_no_farther_wherever_the_window_begins(long
     seen = proposer.layout.views(whole)[3][:, -2]  # of the longest order
     far = [(REACH + at) for at in (100, 300, 700, 1200)]
     assert seen[far, 0].tolist() == [1, 1, 0, 1] and seen[far[0], 1] == 128
+
+
+def test_what_lies_between_windows_far_apart_is_not_read(tmp_path, proposer, monkeypatch):
+    """Windows of one giant document: the symbols that are indexed and the memory that is held are counted."""
+    draw = random.Random(4)
+    words = [text.decode() + " " for text in documents(500, seed=8) if text]
+    giant = "".join(draw.choices(words, k=60_000))
+    shards = make_shards(tmp_path, {"0": [giant], "1": ["short " * 9] * 20}, 0.01)
+    view = Shards(shards, "train")
+    begins = view.begins(0)
+    begin = int(begins[np.argmax(np.diff([*begins.tolist(), len(view.maps[0])]))])
+    indexed, held, real = [], [], propose._index
+
+    def counted(*arguments):
+        indexed.append(arguments[-1] - arguments[-2])
+        held.append(sum(one.nbytes for one in arguments if isinstance(one, np.ndarray)))
+        return real(*arguments)
+
+    monkeypatch.setattr(propose, "_index", counted)
+    at = [9, 300_000, 300_060, 300_000 + BACK, 900_000, 900_040, 900_040]
+    found = proposer.windows(view, begin + np.array(at), 60)
+    assert len(giant) > 1_500_000
+    assert sum(indexed) < 69 + (BACK + 60 + BACK + 60) + (BACK + 100) + 1
+    assert max(held) < 300 * (2 * BACK + 120)
+    tokens = view.read(begin, 1_000_000)
+    for start, window in zip(at, found, strict=True):
+        assert np.array_equal(window, proposer.after(tokens, start, start + 60)), start
 
 
 # ----------------------------------------------------------------------------------------------- settings
