@@ -14,7 +14,6 @@ import numpy as np
 
 from spider.config.memory import MemoryConfig
 from spider.data.shards import Shards
-from spider.memory.contexts import name_of
 from spider.memory.layout import Layout
 from spider.memory.propose import BACK, Document
 from spider.memory.store import Memory, open_memory
@@ -30,12 +29,7 @@ class Proposer:
     """
 
     def __init__(self, memory: Memory, config: MemoryConfig, alphabet: Tokens) -> None:
-        if memory.description.counted != config.counted:
-            raise ValueError(
-                f"{memory.folder}: counted with other settings than model.memory has (it has contexts of "
-                f"{', '.join(memory.description.contexts)}, asked for are "
-                f"{', '.join(map(name_of, config.contexts))}); run its jobs again"
-            )
+        memory.check_counted(config)
         self.memory, self.config, self.layout = memory, config, Layout.of(config)
         self.alphabet, self.symbols = alphabet, symbols_of(alphabet)
 

@@ -93,6 +93,15 @@ class Memory:
                 "folder and run its jobs again"
             )
 
+    def check_counted(self, config: MemoryConfig) -> None:
+        """Refuse, by a `ValueError`, an index that was counted with other settings than ``config`` has."""
+        if self.description.counted != config.counted:
+            raise ValueError(
+                f"{self.folder}: counted with other settings than model.memory has (it has contexts of "
+                f"{', '.join(self.description.contexts)}, asked for are "
+                f"{', '.join(map(name_of, config.contexts))}); run its jobs again"
+            )
+
 
 def count_part(shards: Path, metadata: Metadata, part: str, config: MemoryConfig, output: Path) -> None:
     """Count one part of a dataset, each split that a memory may hold, into ``output/{split}``.
@@ -199,11 +208,16 @@ class _Unfinished:
 
 
 def make_memories(shards: Path, config: MemoryConfig, memory: Path, folded: Path) -> None:
-    """Both memories of a small dataset at once, without the workflow; what is there and of it is kept."""
+    """Make both n-gram indexes of a small dataset at once, without the workflow.
+
+    An index that is there already is kept if it is whole, and of this dataset, these splits and settings.
+    """
     metadata = load_metadata(shards)
     for output, splits in ((memory, ["memory"]), (folded, ["memory", "train"])):
         with contextlib.suppress(ValueError):
-            open_memory(output).check(metadata.digest, splits)
+            made = open_memory(output)
+            made.check(metadata.digest, splits)
+            made.check_counted(config)
             continue
         with tempfile.TemporaryDirectory(dir=shards) as scratch:
             counts = [Path(scratch) / shard.part for shard in metadata.splits["memory"].shards]

@@ -47,6 +47,7 @@ class CandidateHead(nn.Module):
     def __init__(self, dim: int, config: MemoryConfig, tokens: Tokens) -> None:
         super().__init__()
         self.layout = layout = Layout.of(config)
+        self.vocabulary = tokens.size
         H, S = config.hidden, config.state
         self.U, self.F = (
             2 * (layout.contexts + layout.pointers),
@@ -73,9 +74,18 @@ class CandidateHead(nn.Module):
         return once + self.direct.weight.numel() + self.trust.weight.numel() + self.layout.candidates * each
 
     def activation_bytes(self) -> int:
-        """Estimate of what is kept of a place for the backward pass."""
-        candidate = 3 * self.F + 5 * self.symbols.shape[1]
-        return 4 * (self.layout.candidates * candidate + 6 * self.mix.in_features + 2 * len(self.ids))
+        """Return the bytes that a forward pass in float32 keeps of a place for the backward pass.
+
+        The network's state and the weights are not counted. The logits are, because the network alone does
+        not keep them.
+        """
+        C, H, S = self.layout.candidates, self.symbols.shape[1], self.mix.in_features
+        features = C * self.F + self.U
+        hidden = (3 * C + 1) * H
+        logits_and_trust = self.vocabulary + 1
+        # Symbols and their ids, int64, and a mask, for the gradients of rows that are looked up or added.
+        looked_up = (8 + 8 + 1) * C
+        return 4 * (features + hidden + 4 * S + logits_and_trust) + looked_up
 
     def forward(self, logits_V: Tensor, h_D: Tensor, proposals_W: Tensor) -> Tensor:
         """The logits (..., V) with memory read, float32, of ``proposals_W`` (uint8)."""

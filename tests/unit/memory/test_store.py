@@ -12,8 +12,9 @@ import pytest
 from spider import files
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
-from spider.memory import arrays
+from spider.memory import arrays, store
 from spider.memory.contexts import name_of
+from spider.memory.proposer import Proposer
 from spider.memory.store import MARK, build, count_part, open_memory, verify
 from spider.memory.symbols import BEGIN, symbols_of
 from spider.tokens import BYTES
@@ -152,6 +153,22 @@ def test_a_merge_that_failed_goes_on_with_the_tables_that_are_finished(memories,
     assert made_now == {"words2.rows.npy"}
     expected = {path.name: path.read_bytes() for path in memories["memory"].iterdir()}
     assert {path.name: path.read_bytes() for path in again.iterdir()} == expected
+
+
+def test_indexes_of_mock_data_are_made_again_for_other_settings_and_kept_for_the_same(shards, tmp_path):
+    """Also where the folder is the same."""
+    data, both = shutil.copytree(shards, tmp_path / "shards"), (tmp_path / "memory", tmp_path / "folded")
+    made = {}
+    for orders in ([1, 2], [1, 2], [1, 3]):
+        config = CONFIG.model_copy(update={"orders": orders})
+        store.make_memories(data, config, *both)
+        for folder in both:
+            description = open_memory(folder).description
+            assert (description.counted, list(description.contexts)[1]) == (config.counted, str(orders[1]))
+            Proposer(open_memory(folder), config, BYTES)
+            made.setdefault(folder, []).append((folder / MARK).stat().st_mtime_ns)
+    for first, second, third in made.values():
+        assert first == second < third
 
 
 # ---------------------------------------------------------------------------------------------- what is wrong

@@ -135,6 +135,37 @@ def test_a_counts_worth_is_that_of_its_candidate_whatever_the_slot(head):
     assert sum(different) > 10
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"candidates": 5, "hidden": 8, "state": 12, "orders": [1, 2, 4], "pointers": [2, 5]},
+        {"candidates": 64, "hidden": 1, "state": 1, "orders": list(range(1, 17)), "pointers": [2]},
+        {"candidates": 3, "hidden": 300, "state": 1, "orders": [1], "pointers": [2]},
+        {"candidates": 1, "hidden": 1, "state": 4000, "orders": [1], "pointers": [2]},
+        {"candidates": 1, "hidden": 1, "state": 1, "orders": [1], "pointers": [2]},
+    ],
+)
+def test_the_estimate_of_activations_is_what_a_forward_pass_keeps(shape):
+    """Each shape has another part that takes most: features, hidden units, the state, the logits."""
+    places, part = 50, CandidateHead(D, MemoryConfig.model_validate(shape), BYTES)
+    part.init_weights()
+    h, logits = torch.randn(places, D), torch.randn(places, BYTES.size, requires_grad=True) * 1
+    # Weights are not activations, and the network keeps its state whether it has this head or not.
+    own = {t.untyped_storage().data_ptr() for t in [*part.parameters(), *part.buffers(), h]}
+    kept = {}
+
+    def keep(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        output = part(logits, h, torch.zeros(places, part.layout.width, dtype=torch.uint8))
+    assert output.requires_grad
+    real = sum(storage.nbytes() for pointer, storage in kept.items() if pointer not in own)
+    assert part.activation_bytes() * places == real
+
+
 # ------------------------------------------------------------------------------------------------- in a model
 
 
