@@ -4,14 +4,19 @@ The demo's model with fresh weights, two loops and a patch every 4 bytes (cost d
 through the number of patches, and trained ones close fewer), one stream, float32. "At 1,024" is the 64 bytes
 that end there, "from 0" all 1,024; the ways take turns. Their last logits are compared and must agree.
 
-    python benchmarks/generation.py [--quick] [--json FILE] [--model PRESET]
+    python benchmarks/generation.py [--quick] [--json FILE] [--model PRESET] [--index]
 
-``--model`` takes another model over bytes instead, such as ``gpt-cpu``.
+``--model`` takes another model over bytes instead, such as ``gpt-cpu``. ``--index`` measures one that reads
+an n-gram index, ``slim``, with a context of 1,024: the processor time of a byte near 1,000 and near 60,000 of
+one document. Between the two, bytes are drawn without the network, but the index reads them.
 """
 
 from __future__ import annotations
 
+import argparse
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -20,8 +25,12 @@ from common import parser, report
 
 from spider.config import load_config
 from spider.config.model import family_block, model_block
+from spider.data.mock import make_mock_data
+from spider.evaluation.generate import generate
+from spider.memory.proposer import Proposer
+from spider.memory.store import make_memories, open_memory
 from spider.model import build_model
-from spider.model.interface import Model
+from spider.model.interface import Model, Reader
 from spider.tokens import BYTES
 
 ROOT = Path(__file__).parents[1]
@@ -58,10 +67,72 @@ def demo() -> Model:
     return build_model(run.model.model_copy(update={**parts, "memory": None}))
 
 
+class Endless:
+    """A reader that never ends a text. Where ``network`` is false, all bytes are equally probable."""
+
+    def __init__(self, reader: Reader, network: bool) -> None:
+        self.reader = reader
+        if not network:
+            size = reader.model.tokens.size
+            reader.read = lambda N: torch.zeros(N, size)  # type: ignore[method-assign]
+
+    @property
+    def proposals_NW(self) -> torch.Tensor | None:
+        return self.reader.proposals_NW
+
+    def extend(self, ids: Sequence[int], proposals_NW: torch.Tensor | None = None) -> torch.Tensor:
+        logits_NV = self.reader.extend(ids, proposals_NW).clone()
+        logits_NV[:, self.reader.model.tokens.eos] = -torch.inf
+        return logits_NV
+
+
+def with_index(options: argparse.Namespace) -> None:
+    """Print what a byte costs near the beginning of a document and far from it,."""
+    torch.set_num_threads(1)
+    context, far = (64, 3000) if options.quick else (1024, 60_000)
+    # So many bytes are drawn from one beginning of a context to the next.
+    turn, block = context - context // 2 + 1, model_block("slim")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        make_mock_data(folder / "data", 0.5)
+        model = build_model(family_block(block)).eval()
+        make_memories(folder / "data", model.config.memory, folder / "memory", folder / "folded")
+        model.proposer = Proposer(open_memory(folder / "folded"), model.config.memory, BYTES)
+        network, made = True, model.incremental
+        model.incremental = lambda *asked: Endless(made(*asked), network)  # type: ignore[method-assign,assignment]
+        written = generate(model, b"", max_bytes=2 * far, seed=0, context=context)
+        at, measured = 0, {}
+        for name, start in (("near", context), ("far", far)):
+            while at < start or (at - context) % turn:
+                network = start - at <= 2 * turn
+                next(written)
+                at += 1
+            seconds = []
+            for _ in range(turn):
+                began = time.process_time()
+                next(written)
+                seconds.append(time.process_time() - began)
+            at += turn
+            measured[name] = {"at": at - turn, "median": median(seconds), "mean": sum(seconds) / turn}
+    ratio = measured["far"]["median"] / measured["near"]["median"]
+    rows = [
+        [f"a byte after {one['at']:,}", f"{1000 * one['median']:.2f} ms", f"{1000 * one['mean']:.2f} ms"]
+        for one in measured.values()
+    ]
+    rows.append(["far against near", f"{ratio:.2f}x", ""])
+    figures = {**measured, "ratio": ratio}
+    title = f"Generation with an n-gram index, a context of {context:,}"
+    report(title, ["what", "median", "mean"], rows, figures, options, ["torch", "numba"])
+
+
 def main() -> None:
     asked = parser(__doc__.splitlines()[0])
     asked.add_argument("--model", metavar="PRESET")
+    asked.add_argument("--index", action="store_true", help="a model with an n-gram index, far in a document")
     options = asked.parse_args()
+    if options.index:
+        with_index(options)
+        return
     length, rounds = (192, 1) if options.quick else (1024, 3)
     torch.manual_seed(0)
     model = (build_model(family_block(model_block(options.model))) if options.model else demo()).eval()
