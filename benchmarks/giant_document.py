@@ -1,7 +1,7 @@
 """Candidates of windows of one giant document: peak memory and speed.
 
 A loader looks up `PROPOSED` ids at once, in windows of 256. They lie at random places of the document, in a
-row at its end, or at random places of small documents of the same made-up text. Each has a process of its own,
+row at its end, or at random places of small documents of the same made-up text. Each has its own process,
 and the peak memory is that of the process: the difference to small documents is what the giant one costs.
 
     python benchmarks/giant_document.py [--megabytes 200] [--quick] [--json FILE]
