@@ -54,7 +54,7 @@ def test_text_is_counted_trained_with_and_read_with(remembering, monkeypatch):
     assert "Nothing to be done" in remembering("--dry-run", PYTHONPATH=str(root))
 
     # The figure is the model's with that memory, and not without what it knows.
-    model, _ = load_model(remembering.stage("second"))
+    model, _ = load_model(remembering.stage("second"), family_module="tests.families.toy")
     tokens_N, _ = validation_stream(remembering.results / "shards/text", 4000)
     assert score(model, clip_stream(tokens_N, 4000), seq_len=32).bpb == pytest.approx(
         evaluated["bpb"], abs=1e-3
@@ -66,10 +66,10 @@ def test_text_is_counted_trained_with_and_read_with(remembering, monkeypatch):
     # Another memory, or none, is not read in its place.
     shutil.rmtree(memories(remembering)["folded"])
     with pytest.raises(CheckpointError, match="no memory lies there"):
-        load_model(remembering.stage("second"))
+        load_model(remembering.stage("second"), family_module="tests.families.toy")
     shutil.copytree(memories(remembering)["memory"], made["folded"].folder)
     with pytest.raises(CheckpointError, match="another memory"):
-        load_model(remembering.stage("second"))
+        load_model(remembering.stage("second"), family_module="tests.families.toy")
 
 
 def indexes(workflow) -> list[str]:

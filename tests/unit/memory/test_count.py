@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
+import resource
+import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,6 +167,39 @@ def test_tables_of_a_text_in_parts_pieces_and_slices_are_those_of_it_whole(tmp_p
         assert first.tobytes() == whole[0].tobytes() and rows.tobytes() == whole[1].tobytes()
         again = built_of(runs[::-1], order, least, size=slice_, most=most)
         assert again[1].tobytes() == rows.tobytes(), "runs are added up in any order"
+
+
+@pytest.fixture
+def opened():
+    """The names of the files that are opened while a test runs, and how often each."""
+    names, on = Counter(), [True]
+
+    def note(event, arguments):
+        if on and event == "open":
+            names[Path(str(arguments[0])).name] += 1
+
+    sys.addaudithook(note)
+    yield names
+    on.clear()  # a hook stays for as long as the process lives
+
+
+def test_each_run_is_opened_a_few_times_and_few_at_once_however_many_slices_there_are(tmp_path, opened):
+    runs = counted(tmp_path / "runs", symbols(TEXTS), [5], 40)[5]
+    assert len(runs) > 60
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 4
+    used = {int(name) for name in os.listdir("/dev/fd")}
+    free = (number for number in itertools.count() if number not in used)
+    limit = next(itertools.islice(free, 2 * most + 8, None))  # descriptors below it can be opened
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        opened.clear()
+        held, _ = table.build(runs_of(tmp_path / "runs", 5), 5, 1, tmp_path / "runs", size=8, most=most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert held > 50 * 8, "several tens of slices"
+    read = {name: times for name, times in opened.items() if re.fullmatch(r"5\.\d+\.\w+\.npy", name)}
+    assert len(read) == 2 * len(runs) and max(read.values()) <= 3
 
 
 def test_a_table_of_no_runs_is_empty():
