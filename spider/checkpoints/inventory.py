@@ -110,7 +110,7 @@ def _damage_of_memory(path: Path, manifest: Manifest | Exported, quick: bool) ->
 
 
 def render(entries: list[dict[str, Any]]) -> None:
-    """Print a table with a line for each entry of `examine`; at 80 columns only stages' names are folded."""
+    """Print a table with a line for each entry of `examine`; at 80 columns only stages' names are wrapped."""
     table = Table(box=None, pad_edge=False)
     table.add_column("stage", overflow="fold", min_width=12)
     validated = any(entry["val_bpb"] is not None for entry in entries)

@@ -5,8 +5,8 @@ known by their folder's name and their presets; any other by the name it is impo
 my_package.my_family}``. Nothing else in Spider names a family.
 
 Reading a model imports its family, and importing runs code. A checkpoint or a compressed file may come from
-anywhere, so the name in it is not enough. Besides Spider's own families two kinds are imported: those that an
-installed package registers (entry points of the group `ENTRY_POINTS`), and those that the user named in the
+anywhere, so the name in it is not enough. Spider imports its own families and those that an installed package
+registers (entry points of the group `ENTRY_POINTS`). It also imports a family that the user named in the
 configuration, with ``--family-module`` or by ``trust_remote_code=True`` (`allow_family`).
 """
 
@@ -135,7 +135,7 @@ def family_module(family: str, module: str) -> ModuleType:
     """Import ``config`` or ``model`` of a family.
 
     Raises:
-        ConfigError: there is no such family, it cannot be imported, or the user did not name it.
+        ConfigError: the family does not exist, cannot be imported, or was not named by the user.
     """
     if not may_import(family):
         raise ConfigError(

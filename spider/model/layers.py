@@ -99,8 +99,8 @@ def rope_table(
 ) -> Rope:
     """Return cosine and sine of the angles ``t * base^(-2i/dim)`` of positions 0..length-1.
 
-    They are as wide as ``dtype``, and at least float32, also under autocast: bfloat16 has 8 significant bits,
-    so from position 257 on it gives neighbouring positions the same angle.
+    They are as wide as ``dtype``, and at least float32, also under autocast. bfloat16 has 8 significant bits:
+    from position 257 on, neighbouring positions would have the same angle.
     """
     dtype = torch.promote_types(dtype, torch.float32)
     frequency = base ** (-torch.arange(0, dim, 2, device=device, dtype=dtype) / dim)

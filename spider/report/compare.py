@@ -69,7 +69,7 @@ class ComparedRun(BaseModel, frozen=True):
 
     @property
     def leading(self) -> str:
-        """Return the name of the score by which the stages are ranked."""
+        """Return the name of the score that ranks the stages."""
         return leading([self.stages[name] for name in self.like_last])
 
     @property
@@ -166,7 +166,7 @@ def compare(
 
 
 def leading(stages: Iterable[dict[str, Any]]) -> str:
-    """Return the name of the score by which stages of a summary are ranked.
+    """Return the name of the score that ranks stages of a summary.
 
     It is that of the answers where one of the stages learned answers alone: such a stage forgets what the
     others learned of the rest of a conversation.

@@ -95,8 +95,8 @@ def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart
 def _end_of_axis(series: Sequence[Series]) -> tuple[float | None, float]:
     """Return where an axis of losses ends, None for above all of them, and the largest loss.
 
-    It ends at the largest value that is a mark, or on a line behind its first tenth, if what lies above would
-    take more than a third of a logarithmic axis.
+    It ends at the largest value of the marks, and of the lines behind their first tenth, but only if the
+    values above would take more than a third of a logarithmic axis.
     """
     values = [y for one in series for y in one.y]
     kept = [y for one in series if one.style == "dots" for y in one.y]

@@ -34,7 +34,7 @@ def model():
 @pytest.mark.parametrize("masks", [False, True], ids=["gradients are right", "gradients are masked"])
 @pytest.mark.parametrize("ops", [False, True], ids=["torch", "ops"])
 def test_every_expert_is_seen_on_every_device(model, masks, ops, monkeypatch):
-    """On compute capability 10 the gradient of an expert without rows is masked. Calibration takes no
+    """The gradient of an expert without rows is masked on compute capability 10. Calibration takes no
     gradient, so the sums there are those of any other device."""
     monkeypatch.setattr(grouped_mm, "_is_wrong_where_empty", lambda device: masks)
     monkeypatch.setattr(experts, "use_triton", lambda x: ops)

@@ -132,7 +132,7 @@ def test_on_the_command_line_an_option_or_the_configuration_names_it(downloaded,
 
 
 def test_an_installed_package_registers_its_family(downloaded, foreign):
-    """By an entry point, as pip writes it beside an installed package."""
+    """The entry point is what pip writes beside an installed package."""
     about = foreign.parent / "foreign_code-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-code\nVersion: 1.0\n")
