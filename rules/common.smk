@@ -182,6 +182,17 @@ def watched(files):
     return sorted({local(str(Path(file).parent if "{" in Path(file).name else file)) for file in files})
 
 
+def there(key, run, files):
+    """Return the user's own files that a key of a run names; end Snakemake where one of them is missing.
+
+    Snakemake would name the file but not the key.
+    """
+    missing = [file for file in files if not Path(file).exists()]
+    if missing:
+        sys.exit(f"Error: runs.{run}.{key}: {missing[0]}: no such file or folder")
+    return files
+
+
 def raw_identity(wildcards):
     """Return what decides the content of a downloaded or imported part."""
     item = parts_of(wildcards.dataset)[wildcards.part]
@@ -374,8 +385,9 @@ def packed_rows(wildcards):
 
 def task_files(wildcards):
     """Return the user's own files that a stage's questions are read from."""
-    asked = stage_spec(wildcards).evaluation.tasks.values()
-    return watched(path for task in asked for path in task.files())
+    asked = stage_spec(wildcards).evaluation.tasks
+    found = [there(f"evaluation.tasks.{name}", wildcards.run, task.files()) for name, task in asked.items()]
+    return watched(path for files in found for path in files)
 
 
 def harness_results(runs):
@@ -411,7 +423,7 @@ def harness_asked(wildcards):
 
 def harness_files(wildcards):
     """Return the files that the user's own tasks are read from."""
-    return watched(harness_asked(wildcards).files())
+    return watched(there("harness.include", wildcards.run, harness_asked(wildcards).files()))
 
 
 def harness_options(wildcards):

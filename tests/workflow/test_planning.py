@@ -159,6 +159,17 @@ def test_the_linter_finds_nothing_but_what_the_docs_explain():
     assert found == {"* Specify a conda environment or container for each rule.:"}
 
 
+def test_a_plan_names_the_key_of_a_missing_file_of_tasks(workflow):
+    workflow.run["evaluation"]["tasks"] = {"mine": {"kind": "jsonl", "file": "nowhere.jsonl"}}
+    output = workflow("--dry-run", fails=True)
+    assert "Error: runs.small.evaluation.tasks.mine: nowhere.jsonl: no such file or folder" in output
+    assert "Traceback" not in output
+    del workflow.run["evaluation"]["tasks"]
+    workflow.run["harness"] = {"tasks": ["mine"], "include": "nowhere"}
+    output = workflow("--dry-run", fails=True)
+    assert "Error: runs.small.harness.include: nowhere: no such file or folder" in output
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_gpu_is_said_by_a_plan_and_stops_a_run_on_this_machine_before_any_job(workflow):
     workflow.run["resources"] = {"gpus": 2, "threads": 1}
