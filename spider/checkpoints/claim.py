@@ -93,7 +93,7 @@ def claim(folder: Path, origin: Origin) -> Checkpoint | None:
     clean(stage.checkpoints)
     if stage.origin.exists():
         before = Origin.read(stage.origin)
-        if changed := differences(StageSpec.deciding_in(before.fields), origin.fields):
+        if changed := _changed(StageSpec.deciding_in(before.fields), origin.fields):
             _retire(stage, before.identity, changed)
     elif steps(stage.checkpoints):
         raise TrainingError(
@@ -137,6 +137,13 @@ def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
     log.warning(
         "%s: settings changed, starting afresh; the old training is in %s:\n  %s", folder, aside.name, told
     )
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the `differences` of what decided two trainings, with the defaults that are not written down."""
+    with contextlib.suppress(ValueError):  # a key that this version does not know: as they were written
+        before, now = StageSpec.with_defaults(before), StageSpec.with_defaults(now)
+    return differences(before, now)
 
 
 def differences(before: Any, now: Any, at: str = "") -> list[str]:

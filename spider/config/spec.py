@@ -41,6 +41,17 @@ class StageSpec(RunSettings):
         except (ValidationError, ConfigError):
             return fields
 
+    @classmethod
+    def with_defaults(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return fields as `deciding` makes them, with the defaults that it leaves out.
+
+        Fields of other names stay as they are. Raises `ValidationError` or `ConfigError` where this version
+        does not know all keys.
+        """
+        own = {name: value for name, value in fields.items() if name in cls.model_fields}
+        others = {name: value for name, value in fields.items() if name not in own}
+        return others | cls.model_validate(own).model_dump(mode="json")
+
     @property
     def identity(self) -> str:
         """Digest of what decides the weights; equal identities may resume each other's checkpoints."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -295,6 +296,23 @@ def test_a_finished_stage_is_not_trained_again_only_its_receipt_is_written(tmp_p
     (tmp_path / "train.json").unlink()
     again = train(make_spec(log_every=1), tmp_path, shards, on_step=lambda step: pytest.fail("it trained"))
     assert again == receipt == Receipt.read(tmp_path / "train.json")
+
+
+def test_a_setting_that_one_training_leaves_at_its_default_is_named_with_the_default(
+    tmp_path, make_spec, shards
+):
+    first = {"min_lr_ratio": 0.0, "schedule": "constant", "ema": {"decay": 0.5}}
+    with pytest.raises(Stop):
+        train(make_spec(**first), tmp_path, shards, on_step=crash_at(6))
+    with pytest.raises(TrainingError) as error:
+        train(make_spec(nan_patience=3), tmp_path, shards)
+    told = set(re.findall(r"^  (settings\..*)$", str(error.value), re.M))
+    assert told == {
+        "settings.min_lr_ratio: 0.0 -> 0.1",
+        "settings.schedule: constant -> cosine",
+        "settings.ema: {'decay': 0.5, 'start_step': 0} -> None",
+        "settings.nan_patience: 10 -> 3",
+    }
 
 
 def test_unfinished_training_under_another_spec_is_refused_naming_the_fields(tmp_path, make_spec, shards):
