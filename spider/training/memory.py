@@ -6,8 +6,8 @@ gradients (fp8 weights would be smaller than what is counted here). Activations 
 temporaries, the framework and the allocator's rest come on top.
 
 A training that cannot fit is refused before it begins, and not by its first step, minutes of compiling later.
-The estimate may be too high, so only what is too much by the least that it can mean is refused; what is
-likely to be too much is warned of.
+The estimate may be too high: what is too much by the lowest figure that it can mean is refused, and the log
+warns of what is likely to be too much.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+import psutil
 import torch
 
 from spider.config import StageSpec, merged
@@ -80,9 +81,14 @@ def _size(tensors: Iterable[Any]) -> int:
 
 
 def check_fits(spec: StageSpec, kind: Kind, device: torch.device, processes: int = 1) -> None:
-    """`TrainingError` where a GPU cannot hold this training, with what it could; a warning where it is likely
-    not to. On a CPU nothing is asked: what is there is not known, since others may give some back."""
+    """Raise `TrainingError` where a GPU cannot hold this training, with a change that would fit. Where it is
+    only likely not to, log a warning.
+
+    On a CPU other programs may free memory, so only a training is refused whose estimate is twice as high as
+    all memory and swap of the machine.
+    """
     if device.type != "cuda":
+        _check_machine(spec.model_copy(update={"processes": processes}), kind)
         return
     spec = spec.model_copy(update={"processes": processes})
     free, total = torch.cuda.mem_get_info(device)
@@ -97,9 +103,20 @@ def check_fits(spec: StageSpec, kind: Kind, device: torch.device, processes: int
         log.warning("memory: this training may need %s, and %s", quantity(likely, "B"), has)
 
 
-def _needs(spec: StageSpec, kind: Kind) -> tuple[int, int]:
-    """Bytes at least, and by the estimate."""
-    model, how = meta_model(spec), _how(spec, kind)
+def _check_machine(spec: StageSpec, kind: Kind) -> None:
+    """Raise `TrainingError` where a training needs far more than the memory and swap of this machine."""
+    _, likely = _needs(spec, kind, "cpu")
+    total = psutil.virtual_memory().total + psutil.swap_memory().total
+    if likely > 2 * total:
+        s = spec.settings
+        needs = f"this training needs about {quantity(likely, 'B')} of memory"
+        remedy = f"lower seq_len ({s.seq_len}) or micro_batch ({s.micro_batch}), or take a smaller model"
+        raise TrainingError(f"{needs}, and this machine has {quantity(total, 'B')} with swap; {remedy}")
+
+
+def _needs(spec: StageSpec, kind: Kind, device_type: str = "cuda") -> tuple[int, int]:
+    """Return the bytes that a training needs at least, and those of the estimate."""
+    model, how = meta_model(spec), _how(spec, kind, device_type)
     memory = stage_memory(model, spec, fixed_memory(model, spec, how["narrow"]), **how)
     spare = memory["activations"] * (1 - _LEAST)
     # The first gradients are made when activations go.
@@ -108,9 +125,9 @@ def _needs(spec: StageSpec, kind: Kind) -> tuple[int, int]:
     return int(memory["total"] - spare), memory["total"]
 
 
-def _how(spec: StageSpec, kind: Kind) -> dict[str, bool]:
-    """How a GPU runs it."""
-    return {"narrow": kind != "fp32", "compiled": spec.compiled_on("cuda", kind)}
+def _how(spec: StageSpec, kind: Kind, device_type: str = "cuda") -> dict[str, bool]:
+    """Return how a device of this type runs a training: in two bytes, compiled."""
+    return {"narrow": kind != "fp32", "compiled": spec.compiled_on(device_type, kind)}
 
 
 def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch._inductor.config
@@ -101,6 +102,20 @@ def test_a_training_that_fits_is_left_alone(gpu, needed, caplog):
     gpu(1.01 * likely, 1.01 * likely)
     check_fits(spec, "bf16", GPU)
     assert not caplog.text
+
+
+def test_a_window_that_no_memory_of_this_machine_could_hold_is_refused_on_a_cpu(make_spec, tmp_path, shards):
+    check_fits(make_spec(), "fp32", torch.device("cpu"))
+    endless = make_spec(seq_len=100_000_000, model={"recurrence": {"checkpointing": False}})
+    with pytest.raises(
+        TrainingError, match=r"needs about [\d.]+ [TP]B of memory, and this machine has"
+    ) as error:
+        train(endless, tmp_path, shards)
+    assert "lower seq_len (100000000) or micro_batch" in str(error.value)
+    # Half of the estimate decides, for it may be too high.
+    total = psutil.virtual_memory().total + psutil.swap_memory().total
+    needs = memory._needs(endless, "fp32", "cpu")[1]
+    assert needs > 2 * total
 
 
 def test_one_that_is_likely_not_to_fit_is_warned_of(gpu, needed, caplog):
