@@ -1,4 +1,4 @@
-"""A memory of the default corpus: seconds and bytes, what it proposes, how fast, and of larger texts.
+"""The n-gram index of the default corpus and of larger texts: seconds, bytes, candidates and their speed.
 
 Counting and merging run as in the workflow, a job a part, on the machine's processors. Recall is the share of
 held-out bytes that are among the candidates.
@@ -93,7 +93,7 @@ def command(work: Sequence[str | Path], folder: Path) -> tuple[float, float]:
 
 
 def edited(table_of_text: pa.Table, seed: int) -> pa.Table:
-    """Return documents of which some letters are replaced by others."""
+    """Return a copy of documents in which some letters are replaced by others."""
     texts = table_of_text["text"].combine_chunks().cast(pa.large_string())
     _, offsets, content = texts.buffers()
     letters = np.frombuffer(content, np.uint8).copy()

@@ -13,7 +13,7 @@ from spider.files import replacing
 
 
 def save(path: Path, array: np.ndarray) -> None:
-    """Write an array; `np.save` would not notice that its last kilobytes find no room."""
+    """Write an array. `np.save` does not raise an error where the disk is full at the last kilobytes."""
     array = np.ascontiguousarray(array)
     with replacing(path) as beside, beside.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
@@ -27,7 +27,7 @@ def growing(path: Path, dtype: Any, *columns: int) -> Iterator[Callable[[np.ndar
     with replacing(path) as beside, beside.open("wb") as file:
         n = 0
 
-        def header() -> None:  # numpy leaves room in it for any n
+        def header() -> None:  # it has the same length for any n
             described = {
                 "descr": np.lib.format.dtype_to_descr(dtype),
                 "fortran_order": False,

@@ -1,9 +1,9 @@
 """Counting: which symbol follows which context, and how often, in a part of a text (the map of a map-reduce).
 
 Of each kind of contexts a *run*: keys ``hash << 8 | symbol`` (uint64, rising, each once) and how often each
-occurs (uint32). A run is a function of the part's text alone, and runs are added up in whatever order they
-come (`spider.memory.runs`). A part is counted in pieces of `PIECE` symbols, a run each, so a job's memory is
-bounded whatever the size of its part and of its documents.
+occurs (uint32). A run is a function of the part's text alone, and runs can be added up in any
+order (`spider.memory.runs`). A part is counted in pieces of `PIECE` symbols, a run each. So a job's memory is
+bounded, however large its part and its documents are.
 """
 
 from __future__ import annotations

@@ -185,12 +185,14 @@ def build(
 
 
 class _Unfinished:
-    """The tables that are finished in a folder that is not, so that an attempt goes on where one ended."""
+    """The finished tables of an unfinished folder, from which the next attempt continues."""
 
     def __init__(self, folder: Path, counted: str) -> None:
         self.path, self._counted, self._lock = folder / "unfinished.json", counted, Lock()
         self.made: dict[str, ContextTable] = {}
-        with contextlib.suppress(ValueError, KeyError):  # none there, or of a version before
+        with contextlib.suppress(
+            ValueError, KeyError
+        ):  # there is no such file, or an earlier version wrote it
             before = files.read_json(self.path)
             if before["counted"] == counted:
                 self.made = {kind: ContextTable(**one) for kind, one in before["made"].items()}

@@ -18,10 +18,10 @@ Contexts seen less than twice are left out from some order on: there almost all 
 stands in the text itself. ``last`` holds for the hash of `MATCHED` symbols the last place that they stood
 before; who follows it compares the text backwards, so a hash that two contexts share does no harm.
 
-Merging is the reduce of a map-reduce: runs are cut by the hash's top bits into slices of bounded size, and
-each slice is merged, packed and written before the next is read (`spider.memory.runs`). The size of a bucket
-follows from the number of rows, which is known last: rows are counted in finer buckets, on disk, that are
-joined at the end. So a table is a function of the text, however it was cut, and memory is bounded.
+Merging is the reduce step of a map-reduce. It cuts runs by the hash's top bits into slices of bounded size,
+and merges, packs and writes each slice before it reads the next (`spider.memory.runs`). The size of a bucket
+follows from the number of rows, which is known last. So rows are counted in finer buckets, on disk, which are
+joined at the end. A table is a function of the text, however that was cut, and memory is bounded.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def width(kind: int) -> int:
 
 @compiled
 def quantized(count):  # type: ignore[no-untyped-def]
-    """Return q of a count, which fits a byte whatever the count."""
+    """Return q of a count; it fits into a byte for any count."""
     return min(255, round(8 * np.log2(1.0 + count)))
 
 
@@ -107,7 +107,7 @@ def _pack(keys, counts, per, least, contexts, rows):  # type: ignore[no-untyped-
 
 @compiled
 def _tally(contexts, shift, first, buckets):  # type: ignore[no-untyped-def]
-    """Count the contexts of each bucket, of which ``first`` is the number of the first one given."""
+    """Count the contexts in each bucket; ``first`` is the number of the first of these buckets."""
     for context in contexts:
         buckets[(context >> np.uint64(shift)) - np.uint64(first)] += 1
 
@@ -163,7 +163,7 @@ def build(
 
 
 def _joined(buckets: Path, number: int) -> Iterator[np.ndarray]:
-    """Yield the numbers of rows in buckets of which each is made of ``number`` stored ones."""
+    """Yield the numbers of rows in buckets, each made of ``number`` stored buckets."""
     with Reader(buckets) as stored:
         at_once = max(number, _BUCKETS)
         for start in range(0, stored.length, at_once):

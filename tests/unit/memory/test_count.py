@@ -122,7 +122,7 @@ def counted(folder, text, kinds, piece):
 
 
 def test_nothing_is_counted_before_the_first_document_and_nothing_of_no_text(tmp_path):
-    """A part may be empty; and what stands before a beginning is no document."""
+    """A part may be empty, and text before the first beginning of a document is not counted."""
     assert counted(tmp_path / "none", np.zeros(0, np.uint8), [3], 100) == {3: []}
     tail = np.frombuffer(b"a tail of another", np.uint8)
     assert counted(tmp_path / "tail", tail, [3], 5) == {3: []}

@@ -22,7 +22,7 @@ def stored(count: int) -> int:
 
 
 def run_of(counts: dict[bytes, int], context: int = 0x1234567) -> tuple[np.ndarray, np.ndarray]:
-    """Return a run of one context in which each symbol follows so many times."""
+    """Return a run of one context, from the number of times that each symbol follows it."""
     symbols = sorted(symbol[0] for symbol in counts)
     keys = np.array([context << 8 | symbol for symbol in symbols], np.uint64)
     return keys, np.array([counts[bytes([symbol])] for symbol in symbols], np.uint32)
