@@ -13,6 +13,7 @@ digest, no weights), their scores metrics of that. mlflow is imported when somet
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,10 +21,12 @@ import re
 import secrets
 import shlex
 import socket
+import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
@@ -39,7 +42,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ARTIFACTS = "mlartifacts"  # the folder beside a database that holds its files
+
 EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"}
+_NOTE = "mlflow.note.content"  # the tag that MLflow shows as a description
+#: The description of an experiment, unless somebody wrote another.
+_ABOUT = {
+    "Training": "One run for each training run of Spider, through all its stages and restarts: its curves, "
+    "its settings and its data. *Models* has each checkpoint with its scores.",
+    "Pipeline": "One run for each invocation of Spider's workflow, and below it one for each job: its "
+    "parameters, the digests of its inputs and outputs, its time and memory, and the error if it failed.",
+}
 #: Answers that blame the record and not the store: the others may still be sent.
 REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
 
@@ -74,7 +87,7 @@ def create_database(path: Path) -> None:
     with FileLock(f"{path}.lock"):
         if not path.exists():
             with replacing(path) as new:
-                SqlAlchemyStore(f"sqlite:///{new}", (path.parent / "mlartifacts").as_uri()).engine.dispose()
+                SqlAlchemyStore(f"sqlite:///{new}", (path.parent / _ARTIFACTS).as_uri()).engine.dispose()
 
 
 def check_database(uri: str) -> None:
@@ -102,6 +115,43 @@ def check_database(uri: str) -> None:
     raise ValueError(f"{uri}: the database was made by {wrong}")
 
 
+#: Columns of MLflow's database that hold where artifacts lie, as absolute URIs.
+_PLACES = {
+    "experiments": "artifact_location",
+    "runs": "artifact_uri",
+    "logged_models": "artifact_location",
+    "model_versions": "storage_location",
+}
+
+
+def bring_artifacts_along(database: Path) -> None:
+    """Let a SQLite store that was copied or moved keep its artifacts beside it, where they came along.
+
+    MLflow writes absolute paths. A copy would go on writing into the original's folder, and replace what the
+    original's models are loaded from. Locations that Spider did not choose stay as they are.
+    """
+    here = database.parent / _ARTIFACTS
+    with contextlib.closing(sqlite3.connect(database, timeout=30)) as connection, connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if "experiments" not in tables:
+            return
+        for (uri,) in connection.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
+            there = Path(unquote(urlsplit(uri or "").path))
+            if not str(uri).startswith("file:///") or there.name != _ARTIFACTS or there == here:
+                continue
+            if there.exists() and (not here.exists() or here.samefile(there)):
+                continue
+            log.info(
+                "%s: was copied or moved here from %s, and its artifacts with it", database, there.parent
+            )
+            for table, column in _PLACES.items():
+                connection.execute(
+                    f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
+                    f"WHERE {column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'",
+                    {"old": uri, "new": here.as_uri()},
+                )
+
+
 class Store:
     """A connection to the MLflow store of a results folder, with Spider's two experiments in it.
 
@@ -121,6 +171,8 @@ class Store:
                 create_database(database)
         if not is_server(uri):
             check_database(uri)
+        if database is not None:
+            bring_artifacts_along(database)
         import mlflow
 
         # Models, and versions of them, are made with the global URI; mlflow also puts it into the
@@ -135,7 +187,7 @@ class Store:
             write_json(identity, {"format": 1, "identity": secrets.token_hex(6)})
         self.folder = read_json(identity)["identity"]  # tells it from any other, wherever it is moved
         beside = database.parent if database is not None else results.absolute()
-        artifacts = None if is_server(uri) else (beside / "mlartifacts").as_uri()
+        artifacts = None if is_server(uri) else (beside / _ARTIFACTS).as_uri()
         there = {n: self._experiment(prefix() + n, artifacts) for n in sorted({*EXPERIMENTS.values()})}
         self.experiments = {name: one.experiment_id for name, one in there.items()}
         # Differs once the store behind the same URI was made anew.
@@ -158,6 +210,9 @@ class Store:
                     raise
             experiment = self.client.get_experiment_by_name(name)
         assert experiment is not None
+        if experiment.lifecycle_stage == "active" and _NOTE not in experiment.tags:
+            said = _ABOUT[name.removeprefix(prefix())]
+            self.client.set_experiment_tag(experiment.experiment_id, _NOTE, said)
         if experiment.lifecycle_stage != "active":
             raise ValueError(
                 f"{self.uri}: the experiment {name!r} was deleted in MLflow; restore it there (`mlflow "
@@ -364,7 +419,7 @@ def serve(results: Path, port: int) -> None:
     quiet()
     os.environ |= {
         "MLFLOW_BACKEND_STORE_URI": uri,
-        "MLFLOW_ARTIFACTS_DESTINATION": str((results / "mlartifacts").absolute()),
+        "MLFLOW_ARTIFACTS_DESTINATION": str((results / _ARTIFACTS).absolute()),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
     log.info("MLflow starts; in some seconds: http://%s:%d%s   (Ctrl-C ends it)", HOST, port, FRONT)

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -122,7 +123,8 @@ class Syncer:
         error, uri = None, ""
         try:
             uri = store_uri(self.results)
-            with FileLock(self.results / "tracking" / ".sync.lock", timeout):
+            with FileLock(_lock(self.results), timeout):
+                _holder(self.results).write_text(_me(os.getpid()))
                 if self._store is None or self._store.stale():
                     self._store = Store(self.results)
                 error = self._send_all(self._store, sent, deadline)
@@ -321,19 +323,54 @@ class Sender:
             log.warning("cannot start the tracking sender (%s); %s", error, spool.REMEDY)
 
     def stop(self, timeout: float = 5) -> None:
-        """Let it send the rest and end; if that takes more than ``timeout`` seconds, it goes on by itself for
-        up to a minute, and one warning says what to do."""
+        """Let it send the rest and end.
+
+        If that takes more than ``timeout`` seconds, it goes on by itself for up to a minute, and one line
+        says why and what to do.
+        """
         if self._process is None:
             return
         try:
             self._process.communicate(b"x", timeout)
         except subprocess.TimeoutExpired:
-            log.warning("the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY)
+            if self._waits_for_another():
+                busy = "another process is sending to the tracking store, these records follow after it"
+                log.info("%s; if they do not, %s", busy, spool.REMEDY)
+            else:
+                log.warning(
+                    "the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY
+                )
             return
         if code := self._process.returncode:
             said = self._log.read_text(errors="replace").splitlines()
             reason = said[-1].partition(": ")[2] if said else f"exit code {code}"  # past time, level and name
             log.warning("not everything reached the tracking store: %s", reason)
+
+    def _waits_for_another(self) -> bool:
+        """Return whether another process than the one that was started here holds the lock for sending."""
+        assert self._process is not None
+        results = self._log.parents[1]
+        try:
+            with FileLock(_lock(results), 0):
+                return False
+        except Timeout:
+            holder = _holder(results)
+            return not holder.exists() or holder.read_text() != _me(self._process.pid)
+
+
+def _lock(results: Path) -> Path:
+    """Return the file that is locked by the process that sends."""
+    return results / "tracking" / ".sync.lock"
+
+
+def _holder(results: Path) -> Path:
+    """Return the file that names the process that sends, or the last one that did."""
+    return results / "tracking" / ".sync.holder"
+
+
+def _me(pid: int) -> str:
+    """Return what names a process of this machine."""
+    return f"{socket.gethostname()} {pid}"
 
 
 def follow(results: Path) -> bool:

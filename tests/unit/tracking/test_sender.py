@@ -4,6 +4,8 @@ import json
 import socket
 import time
 
+from filelock import FileLock
+
 from spider.files import read_json
 from spider.tracking import job, sync, training
 from spider.tracking.sync import Syncer
@@ -75,6 +77,19 @@ def test_a_store_that_never_answers_delays_a_job_by_seconds_and_says_what_to_do(
     ) == 1
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert sync(results).sent == {"jobs": 1}
+
+
+def test_a_job_that_ends_while_another_process_sends_says_that_and_not_that_the_store_is_away(
+    results, caplog
+):
+    caplog.set_level("INFO")
+    (results / "tracking").mkdir()
+    with FileLock(results / "tracking/.sync.lock"), job("export", "demo", results=results):
+        pass
+    said = [record.message for record in caplog.records if "tracking" in record.message]
+    assert len(said) == 1 and said[0].startswith("another process is sending to the tracking store")
+    assert "slow or away" not in caplog.text
+    assert sync(results).error is None
 
 
 def test_in_a_workflow_a_trainer_needs_no_sender_of_its_own(results, make_spec, in_workflow):

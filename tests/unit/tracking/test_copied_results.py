@@ -1,0 +1,134 @@
+"""A results folder that is copied or moved with its SQLite store goes on in its own place."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import mlflow
+import pytest
+
+from spider.files import sha256
+from spider.results import Results
+from spider.tracking import job, sync
+from spider.tracking.store import Store
+from tests.unit.tracking.test_registry import choose, fill, measure, train, weights  # noqa: F401 (fixture)
+
+SEND = """
+import sys
+from pathlib import Path
+from spider.tracking import sync
+print(sync(Path(sys.argv[1])).error)
+"""
+LOAD = """
+import sys, mlflow
+mlflow.set_tracking_uri(f"sqlite:///{sys.argv[1]}/mlflow.db")
+print(mlflow.pyfunc.load_model("models:/demo@best")._model_impl.checkpoint.path)
+"""
+
+
+@pytest.fixture
+def send(start_python):
+    """Send what is missing, in a process of its own: MLflow keeps in memory where it has put artifacts."""
+
+    def send(results: Path) -> None:
+        output, errors = start_python(SEND, results).communicate()
+        assert output == "None\n", errors
+
+    return send
+
+
+@pytest.fixture
+def loaded_from(start_python):
+    """The checkpoint that ``demo@best`` is loaded from."""
+    return lambda results: Path(start_python(LOAD, results).communicate()[0].strip())
+
+
+@pytest.fixture
+def own(results, weights, in_workflow, send):  # noqa: F811
+    """A finished run whose records the store has."""
+    own = results.rename(results.with_name("own"))  # MLflow loads no model from a path with a % in it
+    fill(own, weights)
+    with job("encode", "d", results=own):
+        pass
+    send(own)
+    return own
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): sha256(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def places(results: Path) -> set[Path]:
+    """All folders that the store names for artifacts."""
+    client = mlflow.MlflowClient(f"sqlite:///{results}/mlflow.db")
+    experiments = [one for one in client.search_experiments() if one.name != "Default"]
+    ids = [one.experiment_id for one in experiments]
+    uris = [one.artifact_location for one in experiments]
+    uris += [run.info.artifact_uri for run in client.search_runs(ids)]
+    uris += [model.artifact_location for model in client.search_logged_models(ids)]
+    found = client.search_model_versions("name = 'demo'")
+    uris += [client.get_model_version_download_uri("demo", str(one.version)) for one in found]
+    return {Path(unquote(urlsplit(uri).path)) for uri in uris if not uri.startswith("models:")}
+
+
+def trained_on(results: Path, weights) -> None:  # noqa: F811
+    """What a run in a copy does: a job, a stage that is trained anew, and another choice."""
+    with job("encode", "d", results=results) as again:
+        shown = results / "shown.json"
+        shown.write_text("{}")
+        again.artifact(shown)
+    train(results, "warmup", weights)
+    measure(results, "warmup")
+    choose(results, weights, stage="warmup")
+
+
+def test_a_copy_writes_nothing_into_the_original_which_still_finds_its_own(own, weights, send, loaded_from):  # noqa: F811
+    copy = own.with_name("copy of it")
+    shutil.copytree(own, copy)
+    before = contents(own)
+    trained_on(copy, weights)
+    send(copy)
+    assert contents(own) == before
+    assert places(own) and all(place.is_relative_to(own) for place in places(own))
+    assert places(copy) and all(place.is_relative_to(copy) for place in places(copy))
+    send(own)
+    assert loaded_from(own).is_relative_to(own) and loaded_from(own).parents[1].name == "main"
+    assert loaded_from(copy).is_relative_to(copy) and loaded_from(copy).parents[1].name == "warmup"
+
+
+def test_a_moved_folder_finds_its_artifacts_without_being_told(own, weights, send, loaded_from):  # noqa: F811
+    runs = {run.info.run_id for run in Store(own).client.search_runs(Store(own).experiments["Pipeline"])}
+    moved = own.rename(own.with_name("moved"))
+    trained_on(moved, weights)
+    send(moved)
+    assert not own.exists()
+    assert all(place.is_relative_to(moved) for place in places(moved))
+    store = Store(moved)
+    assert {run.info.run_id for run in store.client.search_runs(store.experiments["Pipeline"])} == runs
+    (run,) = runs
+    assert {file.path for file in store.client.list_artifacts(run)} == {"record.json", "shown.json"}
+    assert Results(moved).stage("demo", "warmup").path in loaded_from(moved).parents
+
+
+def test_experiments_have_a_description_which_people_can_change(results, store):
+    client = store().client
+    for name, words in (("Training", "curves"), ("Pipeline", "invocation of Spider's workflow")):
+        assert words in client.get_experiment_by_name(name).tags["mlflow.note.content"]
+    experiment = client.get_experiment_by_name("Training").experiment_id
+    client.set_experiment_tag(experiment, "mlflow.note.content", "Ours.")
+    store()
+    assert client.get_experiment(experiment).tags["mlflow.note.content"] == "Ours."
+
+
+def test_artifacts_that_somebody_else_keeps_elsewhere_stay_there(results, in_workflow, tmp_path):
+    """Only what Spider laid beside the database moves with it."""
+    elsewhere = (tmp_path / "shared/files").as_uri()
+    mlflow.MlflowClient(f"sqlite:///{results}/mlflow.db").create_experiment("Pipeline", elsewhere)
+    with job("encode", "d", results=results):
+        pass
+    assert sync(results).error is None
+    client = Store(results).client
+    assert client.get_experiment_by_name("Pipeline").artifact_location == elsewhere
+    assert list((tmp_path / "shared/files").rglob("record.json"))
