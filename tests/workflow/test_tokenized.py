@@ -110,8 +110,10 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tmp_path):
     """Every kind of step is in this run: tokenizer, packed rows, harness, compressed file."""
+    del two.config["runs"]["bytes"]
     two.config |= {"results": "made/here", "tracking": {"registry": False}}
     two("made/here/report/runs/bpe.html", patience=1500)
     page = (two.folder / "made/here/report/runs/bpe.html").read_text()
