@@ -1,4 +1,4 @@
-"""Which jobs made a run, and what they cost: seconds, processor time, memory, and energy of GPUs.
+"""Find the jobs that made a run, and add up their seconds, processor time, memory, and energy of GPUs.
 
 A job is found by its benchmark file, which Snakemake writes, and by its tracking record, which holds its
 command line. Seconds, processor time and memory are Snakemake's, of the job's last attempt. Energy is in the
@@ -46,16 +46,16 @@ _OF_PARTS = ("download", "encode", "count")
 
 
 class RuleCost(NamedTuple):
-    """All jobs of one rule that this run needed; None: nothing measured it."""
+    """All jobs of one rule that this run needed. A value that nothing measured is None."""
 
     rule: str
     jobs: int
     seconds: float
     cpu_seconds: float | None
     peak_mb: float | None
-    """Of the largest job."""
+    """The peak of the largest job."""
     joules: float | None
-    """Of the GPUs."""
+    """The energy of the GPUs."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Job:
     finished: bool
     outputs: tuple[str, ...]
     joules: float
-    """Of the GPUs; 0 if they were not counted."""
+    """The energy of the GPUs; 0 if it was not counted."""
 
     @classmethod
     def read(cls, record: dict[str, Any]) -> Job:
@@ -233,7 +233,7 @@ def seconds_by_rule(benchmarks: Path) -> dict[str, float]:
 
 
 def _rows(path: Path) -> list[dict[str, float]]:
-    """What Snakemake measured of each attempt, but for what is NA: a job that ended before it looked."""
+    """Return what Snakemake measured of each attempt, without the values that it wrote as NA."""
     with open(path, encoding="utf-8", newline="") as f:
         rows = list(csv.DictReader(f, delimiter="\t"))
     try:

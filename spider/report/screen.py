@@ -46,7 +46,7 @@ class Invocation:
     """Whether a store holds the runs."""
 
     def commands(self, summary: Summary, folder: Path) -> dict[str, str]:
-        """Return what to do next and with which command; ``folder`` is that of the summary."""
+        """Return the next steps and their commands; ``folder`` holds the summary."""
         if self.snakefile is None:
             chosen = f" CONFIG={self._quoted(self.config)}" if self.config else ""
             ui, report = f"make ui{chosen}", f"make report{chosen}"

@@ -1,4 +1,4 @@
-"""Which jobs are a run's: every rule of the workflow has a row, and the jobs of others are left out."""
+"""Every rule of the workflow has a row of costs, and the jobs of other runs are left out."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ BENCHMARKS = {
 
 @pytest.fixture
 def needed():
-    """What a run with all kinds of jobs needs; its dataset ``cut`` is like ``text``."""
+    """Return the needs of a run with all kinds of jobs, whose dataset ``cut`` is like ``text``."""
     return Needed(
         run="small",
         stages=("only",),

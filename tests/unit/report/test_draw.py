@@ -1,4 +1,4 @@
-"""`spider draw` on a machine that has no torch."""
+"""Run `spider draw` in a process that cannot import torch."""
 
 import json
 import shutil
