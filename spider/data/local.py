@@ -276,7 +276,10 @@ class _Array:
         self._at += len(mark)
 
     def value(self) -> Any:
-        """Decode the next value, and read on if the text that is held ends within it."""
+        """Decode the next value, and read on if the text that is held ends within it.
+
+        Only a number may be cut off without an error. An element that is a number is refused anyway.
+        """
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
@@ -287,11 +290,8 @@ class _Array:
                 if not (cut_off and self._more()):
                     self._refuse(error.msg, self._at + ahead)
                 continue
-            # A number that the text ends with may go on.
-            ahead = end - self._at
-            if end < len(self._text) or not self._more():
-                self._at += ahead
-                return value
+            self._at = end
+            return value
 
     def _refuse(self, problem: str, at: int) -> None:
         line, column = self._place(at)
