@@ -270,6 +270,15 @@ def test_one_split_whichever_kind_of_file_the_documents_come_in(tmp_path):
     assert made[0] == made[1] != b""
 
 
+def test_a_conversation_may_be_a_list_and_a_text_may_not(tmp_path):
+    turns = [{"role": "user", "content": "Hé?"}, {"role": "assistant", "content": "Ja."}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": turns, "id": "a"}))
+    import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset(format="chat"))
+    assert json.loads(rows_of(tmp_path / "o.parquet")[0]["text"]) == turns
+    with pytest.raises(ValueError, match=r"line 1: 'text' must be text or null \(got list\)"):
+        import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset())
+
+
 def test_a_column_that_no_line_has_is_named_with_its_setting(tmp_path, caplog):
     (tmp_path / "a.jsonl").write_text('{"text": "x", "pkg": null}\n{"text": "y", "n": 1}\n')
     wrong = dataset(split_by={"column": "url"})
