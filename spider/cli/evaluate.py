@@ -29,7 +29,7 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None, artifa
     results, spec = session.results, session.config.stage(run, stage)
     folder, scored = results.stage(run, stage), spec.evaluation.data or spec.data
     data = results.shards(scored)
-    for line in undecided(session.config, run):
+    for line in undecided(session.config.datasets, session.config.tokenizers, session.config.run(run)):
         log.info("%s", line)
     inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.evaluation]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.scoring(), inputs, outputs) as job:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from spider.config.block import ConfigError
 from spider.config.data import (
@@ -28,9 +27,6 @@ from spider.config.data import (
     TokensSource,
 )
 from spider.config.run import Run
-
-if TYPE_CHECKING:
-    from spider.config.schema import Config
 
 Datasets = Mapping[str, Dataset]
 Tokenizers = Mapping[str, TokenizerConfig]
@@ -85,16 +81,15 @@ def leak_problems(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Itera
             yield f"evaluation.data: {reason}"
 
 
-def undecided(config: Config, run: str) -> list[str]:
+def undecided(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> list[str]:
     """Return a line for each dataset that a run learns from and whose overlap with the scored text the
     configuration does not show."""
-    block, datasets = config.run(run), config.datasets
-    scored = block.evaluation.data or block.data
+    scored = run.evaluation.data or run.data
     doubts: dict[str, str] = {}
-    for learned in _learned(datasets, config.tokenizers, block):
+    for learned in _learned(datasets, tokenizers, run):
         if doubt := _doubt(datasets, scored, learned):
             doubts.setdefault(learned.data, f"evaluation.data: {doubt}")
-    source = datasets[block.data].source
+    source = datasets[run.data].source
     if isinstance(source, TokensSource):
         elsewhere = f"the tokenizer {source.model} comes from elsewhere"
         cannot = f"whether it was learned from documents that {scored!r} holds out"

@@ -153,7 +153,8 @@ def test_another_revision_of_a_file_is_that_file():
 )
 def test_what_a_configuration_cannot_show_is_said(held, docs, words):
     plain = configuration({"held": {"source": held}, "docs": hub(**docs) if "source" not in docs else docs})
-    found = undecided(load_config(plain), "r")
+    config = load_config(plain)
+    found = undecided(config.datasets, config.tokenizers, config.run("r"))
     if words is None:
         assert found == []
     else:
@@ -163,7 +164,8 @@ def test_what_a_configuration_cannot_show_is_said(held, docs, words):
 
 def test_a_tokenizer_from_elsewhere_is_mentioned(tmp_path):
     source = {"kind": "tokens", "train": ["a"], "validation": ["b"], "model": "m", "vocab_size": 300}
-    found = undecided(load_config(configuration({"held": {"source": source}}, data="held")), "r")
+    config = load_config(configuration({"held": {"source": source}}, data="held"))
+    found = undecided(config.datasets, config.tokenizers, config.run("r"))
     assert len(found) == 1 and "tokenizer" in found[0]
 
 
