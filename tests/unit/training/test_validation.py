@@ -273,7 +273,7 @@ def test_a_split_smaller_than_a_window_or_none_is_an_error_where_it_is_asked_for
 def test_what_cannot_be_validated_is_refused_before_it_begins(stage, said):
     crawl = {"source": {"kind": "stream", "repo": "a/b", "revision": "0" * 40, "files": ["a.parquet"]}}
     data = {"toy": {"source": {"kind": "pydocs"}}, "crawl": crawl}
-    data["bare"] = {"source": {"kind": "pydocs"}, "validation": 0.0}
+    data["bare"] = {"source": {"kind": "mock"}, "validation": 0.0}
     run = {"data": "toy", "model": "tiny", "stages": [{"name": "a", "max_steps": 9, **stage}]}
     with pytest.raises(ConfigError) as refused:
         load_config({"datasets": data, "runs": {"r": run}})
