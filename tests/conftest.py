@@ -7,11 +7,16 @@ at every parallel region, which is tens of times slower than one thread.
 import os
 import shutil
 
+import hypothesis
 import pytest
 
 from .debian import left_out
 
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# No test depends on the speed of the machine.
+hypothesis.settings.register_profile("spider", deadline=None)
+hypothesis.settings.load_profile("spider")
 
 
 def pytest_runtest_setup(item):

@@ -45,7 +45,7 @@ def kernels():
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_kernel_gives_what_its_twin_gives(name, data):
     PAIRS[name].check(data.draw(PAIRS[name].cases), DEVICE)

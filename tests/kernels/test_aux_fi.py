@@ -12,7 +12,7 @@ from tests.kernels.maps import choices
 from tests.kernels.twins import Pair
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(choices())
 def test_counts_are_scaled(case):
     chosen_NK, E, _ = case

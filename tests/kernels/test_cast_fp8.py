@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -72,7 +72,6 @@ COLUMNS_PAIR = Pair(
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8))
-@settings(deadline=None)
 def test_each_number_goes_to_the_nearest_under_the_largest_power_of_two_that_fits(row):
     q_1C, inverse_1 = cast_rows_fp8(torch.tensor([row]))
     most, inverse = max(map(abs, row)), inverse_1.item()

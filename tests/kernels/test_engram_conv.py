@@ -61,7 +61,7 @@ def by_hand(made: Case) -> list[list[float]]:
     return out
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(WINDOWS, st.integers(1, 5), WIDTHS)
 def test_values_are_convolved_within_their_windows(windows, K, D):
     made = case(windows, K, D, torch.float64)

@@ -60,7 +60,7 @@ def by_hand(made: Case) -> list[list[float]]:
     return out
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SHAPES)
 def test_values_are_gated(shape):
     made = case(shape, torch.float64)

@@ -74,7 +74,7 @@ def by_hand(made: Case) -> list[list[list[int]]]:
     return rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases())
 @example(AS_CONFIGURED)
 def test_rows_are_those_of_unbounded_integers(made):

@@ -29,7 +29,7 @@ def poison(made: Maps, D: int, dtype: torch.dtype) -> torch.Tensor:
     return x_ND
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(maps(), st.integers(1, 9))
 def test_every_row_is_copied_and_padding_is_zero(made, D):
     x_ND = poison(made, D, torch.float64)
@@ -50,7 +50,7 @@ EXPAND = Pair(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(maps())
 def test_reduce_is_its_adjoint(made):
     generator = torch.Generator().manual_seed(1)
@@ -61,7 +61,7 @@ def test_reduce_is_its_adjoint(made):
     torch.testing.assert_close(expanded, reduced)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(maps(max_tokens=4))
 def test_gradients_of_op_and_twin(made):
     x_ND = torch.randn(len(made.token_to_pos), 3, dtype=torch.float64, requires_grad=True)

@@ -37,7 +37,7 @@ def by_hand(chosen_NK: Tensor, E: int, alignment: int) -> list[list[int]]:
     return [[entry[i] for entry in entries] for i in range(3)] + [token_to_pos, start, end, count]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(choices())
 def test_mapping_is_what_lists_give(case):
     got = get_fused_mapping(*case)
@@ -48,7 +48,7 @@ def test_mapping_is_what_lists_give(case):
     assert all(field.dtype == torch.int32 for field in got)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(choices())
 def test_invariants(case):
     chosen_NK, E, alignment = case

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -31,7 +31,6 @@ def weights(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tenso
 
 
 @given(SHAPES)
-@settings(deadline=None)
 def test_rows_are_divided_by_their_sums(shape):
     w_NK = weights(shape, torch.float64)
     sum_N, normal_NK = normalize_weight(w_NK)

@@ -40,7 +40,7 @@ def spoiled(made: Maps) -> Tensor:
     return made.weights.masked_fill(made.token_to_pos < 0, torch.nan)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(maps(), st.integers(1, 5), st.booleans())
 def test_rows_are_summed(made, D, weighted):
     y_PD, w_NK = rows(made, D, torch.float64), spoiled(made).double() if weighted else None
@@ -73,7 +73,7 @@ BACKWARD = Pair(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(maps())
 def test_weighted_adjoint(made):
     generator = torch.Generator().manual_seed(1)
@@ -86,7 +86,7 @@ def test_weighted_adjoint(made):
     assert (adjoint_PD[made.pos_to_expert < 0] == 0).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(maps(max_tokens=4), st.booleans(), st.booleans())
 def test_gradients_of_op_and_twin(made, weighted, told):
     y_PD = rows(made, 2, torch.float64).nan_to_num().requires_grad_()

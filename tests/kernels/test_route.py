@@ -53,7 +53,7 @@ def by_hand(logits_NE, bias_E, k, score, valid_N) -> list[list]:
     return [gates, chosen, count, all_scores]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cases())
 def test_routing_is_what_lists_give(case):
     got = route(*case)
@@ -64,7 +64,7 @@ def test_routing_is_what_lists_give(case):
     assert got.chosen_NK.dtype == torch.int64 and got.count_E.dtype == torch.int32
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(scores(), SCORE)
 @example(SPECIAL, "softmax")
 def test_choices_are_different_experts_whatever_the_logits(logits_NE, score):
@@ -117,7 +117,7 @@ ROUTE_BACKWARD = Pair(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cases())
 def test_gradients_of_op_and_twin(case):
     logits_NE, _, k, score, valid_N = case

@@ -88,7 +88,7 @@ EXPAND = Pair(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cuts(), st.sampled_from([torch.float32, torch.float64]))
 def test_each_segment_is_the_sum_of_its_rows_and_gives_its_own_back(made, dtype):
     x, edge = rows(len(made.segment), 3, dtype), made.edge.tolist()

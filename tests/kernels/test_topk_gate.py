@@ -28,7 +28,7 @@ def by_hand(scores_NE: Tensor, k: int) -> Tensor:
     return torch.tensor([best(row)[:k] for row in scores_NE.tolist()], dtype=torch.int64).view(-1, k)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scores(), st.integers(1, 8))
 @example(SPECIAL, 3)
 def test_largest_first_and_ties_to_the_lower_index(scores_NE, k):

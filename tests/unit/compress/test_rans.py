@@ -42,7 +42,7 @@ def test_it_is_smaller_than_general_compressors():
     assert size < len(lzma.compress(run.tobytes(), preset=9 | lzma.PRESET_EXTREME))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=300), min_size=1, max_size=5),
     st.integers(1, 9),
@@ -54,7 +54,7 @@ def test_runs_of_several_tables_share_a_stream(lists, lanes):
     assert all((a == b).all() for a, b in zip(found, runs, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 10**7), min_size=1, max_size=255).filter(any))
 def test_a_table_sums_to_its_total_and_leaves_nothing_out(counts):
     frequencies = rans.table(np.array(counts))

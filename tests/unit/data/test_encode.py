@@ -89,7 +89,7 @@ def test_every_kind_of_string_column(tmp_path, kind):
     check(tmp_path / "out", MANY, IDS, 0.1)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.text(alphabet="ab é日🙂\0\n", max_size=30), max_size=40),
     group=st.integers(1, 12),

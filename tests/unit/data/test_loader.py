@@ -97,7 +97,7 @@ def test_seeds_differ(data):
     assert (a != b).mean() > 0.8
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seq_len=st.integers(1, 200), rows=st.integers(1, 40), seed=st.integers(0, 5), steps=st.integers(1, 4))
 def test_rows_are_the_windows_of_the_concatenation(data, seq_len, rows, seed, steps):
     """Over shard borders, empty shards, the ring's end and the end of the epoch."""
@@ -108,7 +108,7 @@ def test_rows_are_the_windows_of_the_concatenation(data, seq_len, rows, seed, st
     assert np.array_equal(take(loader, steps), [ring[s : s + seq_len + 1] for s in starts])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(rows=st.integers(1, 5), steps=st.integers(1, 6), seed=st.integers(0, 3))
 def test_any_number_of_ranks_sees_the_same_global_order(data, rows, steps, seed):
     batch = 12 * rows
@@ -122,7 +122,7 @@ def test_any_number_of_ranks_sees_the_same_global_order(data, rows, steps, seed)
         assert np.array_equal(one, np.concatenate([share[s] for s in range(steps) for share in shares]))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(before=st.integers(0, 30), after=st.integers(1, 10), world=st.sampled_from([1, 2, 3, 4]))
 def test_resume_equals_never_stopping_on_any_number_of_ranks(data, before, after, world):
     whole = take(Loader(data[0], seq_len=16, rows=12, seed=1), before + after)

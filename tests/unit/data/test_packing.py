@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spider.data.encode import encode_part
@@ -29,7 +29,6 @@ def placed(lengths, seq_len):
     return pieces, plan(pieces, seq_len)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(2, 90), min_size=1, max_size=80), st.integers(1, 40))
 def test_every_id_but_the_first_of_a_document_is_a_target_once(lengths, seq_len):
     lengths = np.array(lengths)

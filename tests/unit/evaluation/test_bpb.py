@@ -21,7 +21,7 @@ def stream(*documents: str) -> np.ndarray:
 TOKENS = stream("The quick brown fox", "jumps over", "", "the lazy dog, größer than before. " * 9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     length=st.integers(2, 300),
     seq_len=st.integers(1, 64),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from unittest import mock
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spider.model.spider.config import EngramConfig
@@ -43,7 +43,6 @@ IDS = st.one_of(st.just(BYTES.bos), st.integers(0, BYTES.size - 1))
     orders=st.lists(st.integers(1, 8), min_size=1, unique=True),
     start=st.integers(2, 200),
 )
-@settings(deadline=None)
 def test_hashes_equal_big_integers_negative_ones_included(tokens, multipliers, orders, start):
     primes = primes_from(start, 2 * len(orders))
     with mock.patch("spider.model.spider.engram.multiplier", multipliers.__getitem__):

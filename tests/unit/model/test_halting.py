@@ -38,7 +38,7 @@ PROBABILITIES = st.one_of(
         lambda n: st.lists(st.lists(PROBABILITIES, min_size=n, max_size=n), min_size=1, max_size=6)
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_weights_of_every_patch_sum_to_one(rows, epsilon, dtype):
     R = len(rows[0])
     # State r is the r-th unit vector, so that the output is the weights themselves.
