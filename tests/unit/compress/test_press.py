@@ -387,7 +387,7 @@ def test_standard_tasks_ask_it_and_its_answers_are_recorded_as_its_own(files, tr
     stage = results.stage("r", "a")
     shutil.copytree(trained["gpt"][0].path, stage.path)
     shutil.copytree(files["gpt"][0].path, stage.artifact)
-    write_config(results.root / "config.yaml", {})
+    write_config(results.root, {})
     rows = [{"query": f"q {i}", "choices": ["one", "two"], "gold": i % 2} for i in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = {
