@@ -19,6 +19,19 @@ hypothesis.settings.register_profile("spider", deadline=None)
 hypothesis.settings.load_profile("spider")
 
 
+@pytest.fixture(autouse=True)
+def environment_of_before():
+    """Give each test the environment variables that the process started with.
+
+    Commands that run inside the test process set some: ``spider train --no-track`` turns tracking off.
+    """
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 def pytest_runtest_setup(item):
     """Skip, and say why, what needs a compiler that cannot work here."""
     if item.get_closest_marker("inductor"):

@@ -19,6 +19,7 @@ from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 
 ROOT = Path(__file__).parents[2]
+TOY = "tests.families.toy"
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def two(workflow, monkeypatch):
     run = workflow.config["runs"].pop("small")
     first = run["stages"][0] | {"max_steps": 10}
     packed = {"name": "packed", "max_steps": 5, "warmup_steps": 0, "packing": "best_fit"}
-    run |= {"model": {"family": "tests.families.toy", "width": 8}, "stages": [first]}
+    run |= {"model": {"family": TOY, "width": 8}, "stages": [first]}
     workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
     workflow.config["runs"]["bpe"]["compress"] = {"cap": 1_000_000, "windows": 4}
     workflow.config["runs"]["bpe"]["harness"] = {"tasks": ["mine"], "include": standard_task(workflow.folder)}
@@ -81,9 +82,9 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
     export = two.folder / "exported"
     spider(two, "checkpoint", "export", str(stages["bpe"]), str(export))
     for place in (stages["bpe"], export):
-        model, _ = load_model(place)
+        model, _ = load_model(place, family_module=TOY)
         assert model.tokens.digest == learned.digest and model.tokens.size == 350
-    assert load_model(stages["bytes"])[0].tokens is BYTES
+    assert load_model(stages["bytes"], family_module=TOY)[0].tokens is BYTES
     small = results / "runs/bpe/packed/artifact"
     summary = read_json(results / "report/summary.json")["runs"]["bpe"]["stages"]["packed"]
     scored = read_json(small / "evaluation.json")
@@ -97,7 +98,7 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
     asked = read_json(results / "runs/bpe/packed/harness.json")
     assert asked["tasks"][0]["items"] == 6 and 0 <= asked["tasks"][0]["metrics"]["acc_bytes"]["value"] <= 1
     assert "Standard tasks" in (results / "report/runs/bpe.html").read_text()
-    assert spider(two, "generate", str(export), "--prompt", "Document", "--bytes", "40")
+    assert spider(two, "--family-module", TOY, "generate", str(export), "--prompt", "Document", "--bytes", "40")
     assert "Nothing to be done" in two("--dry-run")
 
     # Another size is another tokenizer: what is written in it is made again, and no more.
