@@ -98,7 +98,9 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(two):
     asked = read_json(results / "runs/bpe/packed/harness.json")
     assert asked["tasks"][0]["items"] == 6 and 0 <= asked["tasks"][0]["metrics"]["acc_bytes"]["value"] <= 1
     assert "Standard tasks" in (results / "report/runs/bpe.html").read_text()
-    assert spider(two, "--family-module", TOY, "generate", str(export), "--prompt", "Document", "--bytes", "40")
+    assert spider(
+        two, "--family-module", TOY, "generate", str(export), "--prompt", "Document", "--bytes", "40"
+    )
     assert "Nothing to be done" in two("--dry-run")
 
     # Another size is another tokenizer: what is written in it is made again, and no more.
