@@ -13,8 +13,8 @@ The result is the sum of a token's experts, weighted by its gates, whatever the 
   every size is known beforehand and nothing waits for the device; ``grouped_mm`` multiplies all segments at
   once, in bfloat16 or in fp8; the rows of a token are summed. Tokens that are not valid get no row.
 - by torch: tokens are sorted by expert. Exactly N*K rows are made and the last offset is N*K, so no row is
-  garbage; a token that is not valid, of which there are few, counts as its expert 0's, with a gate of 0. On
-  a CPU this is cheaper than the ops' twins, which pay for static sizes.
+  garbage. A token that is not valid is a row of zeros for expert 0, with a gate of 0. There are few of these
+  tokens. On a CPU this is cheaper than the mirrors of the ops, which pay for static sizes.
 - ``loop``: the same rows, one product an expert. It waits for the device, to know where to cut.
 - float64, which has no grouped kernel and serves proofs: every expert on every token. Its products have one
   shape whatever the routing, so a token's result does not depend, in its last bit, on how many others chose
@@ -146,7 +146,9 @@ class Experts(nn.Module):
             n_N = torch.arange(len(x_ND), device=x_ND.device)
             y_NKD = (swiglu(x_ND @ up) @ down)[chosen_NK, n_N[:, None]]
         else:
-            y_NKD = self._sorted(x_ND, up, down, chosen_NK)
+            # Calibration (spider/compress/calibrate.py) sums over all rows, so those without an expert are zero.
+            has_expert_N1 = routing.chosen_NK[:, :1] >= 0
+            y_NKD = self._sorted(x_ND * has_expert_N1, up, down, chosen_NK)
         return (routing.gates_NK[:, :, None].to(dtype) * y_NKD).sum(1)
 
     def casts(self, dtype: torch.dtype) -> dict[str, Tensor]:

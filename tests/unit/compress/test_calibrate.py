@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import grouped_mm
-from spider.compress.calibrate import inputs
+from spider.compress.calibrate import Inputs, inputs
 from spider.config.model import family_block
 from spider.model import build_model
 from spider.model.spider import moe as experts
@@ -49,3 +49,17 @@ def test_every_expert_is_seen_on_every_device(model, masks, ops, monkeypatch):
         found = sums["core.layers.0.ffn.experts.up", expert]
         torch.testing.assert_close(found, rows.T @ rows, rtol=1e-4, atol=1e-4)
         assert ("core.layers.0.ffn.experts.down", expert) in sums
+
+
+def test_tokens_that_are_not_valid_enter_no_expert(model):
+    layer = model.core.layers[0].ffn
+    x_ND = torch.randn(50, 32)
+    valid_N = torch.arange(50) % 3 > 0
+    stacks = dict(layer.experts.named_parameters())
+    with torch.no_grad(), Inputs(stacks) as watched:
+        layer(x_ND, valid_N)
+    with torch.no_grad(), Inputs(stacks) as alone:
+        layer(x_ND[valid_N], valid_N[valid_N])
+    assert watched.sums.keys() == alone.sums.keys()
+    for key, sum_II in alone.sums.items():
+        torch.testing.assert_close(watched.sums[key], sum_II, rtol=1e-4, atol=1e-4)
