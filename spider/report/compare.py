@@ -176,6 +176,19 @@ def leading(stages: Iterable[dict[str, Any]]) -> str:
     return "bpb_assistant" if answers and all("bpb_assistant" in one for one in stages) else "bpb"
 
 
+def best_first(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """Sort evaluations by the score that ranks them, the least first."""
+    evaluations = list(evaluations)
+    score = leading_of(evaluations)
+    return sorted(evaluations, key=lambda one: float(getattr(one, score)))
+
+
+def leading_of(evaluations: Iterable[Evaluation]) -> str:
+    """Return the name of the score that ranks evaluations, as `leading` does for a summary."""
+    scores = {"learn", "bpb_assistant"}
+    return leading(one.model_dump(include=scores, exclude_none=True) for one in evaluations)
+
+
 def _like(runs: dict[str, ComparedRun]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return by text, and by run, the last stage that was scored on it."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
@@ -250,8 +263,8 @@ def _labels(evaluations: list[Evaluation]) -> dict[str, str]:
 
 
 def _draw(stages: _Stages, output: Path) -> None:
-    """The figures, of all runs or of the best."""
-    best = sorted(stages, key=lambda run: stages[run][-1][1].bpb)[:_DRAWN_RUNS]
+    """Draw the figures of all runs, or of the best."""
+    best = [one.run for one in best_first(own[-1][1] for own in stages.values())[:_DRAWN_RUNS]]
     names = {run: run if own[-1][1].lossless else f"{run}{DAGGER}" for run, own in stages.items()}
     drawn = {names[run]: own for run, own in stages.items() if run in best}
     few = len(drawn) == len(stages)

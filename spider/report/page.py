@@ -21,7 +21,7 @@ from spider.config import Config
 from spider.evaluation.artifact import Evaluation, fairest, quarters
 from spider.evaluation.harness_result import HarnessResult
 from spider.report import figures
-from spider.report.compare import LIKE_AND_UNLIKE
+from spider.report.compare import LIKE_AND_UNLIKE, best_first, leading_of
 from spider.report.costs import Job, Needed, commands, costs
 from spider.report.formatting import DAGGER, LOSSY, printable
 from spider.report.provenance import chain, read_datasets
@@ -46,6 +46,7 @@ def render(config: Config, results: Results, run: str) -> str:
     jobs = needed.jobs(records)
     measured = {stage.name: stage.evaluation for stage in stages if stage.evaluation}
     last = [*measured.values()][-1] if measured else None
+    others = _others(config, results, last) if last else []
     loops = figures.loops({name: one.loops for name, one in measured.items()})
     return html(
         "page.html.j2",
@@ -65,7 +66,8 @@ def render(config: Config, results: Results, run: str) -> str:
         lossy=LOSSY,
         quarters=quarters(last.by_document or ()) if last else [],
         ranking=_ranking(run, last) if last else [],
-        others=_others(config, results, last) if last else [],
+        others=others,
+        answers=leading_of(others) == "bpb_assistant",
         pressed=_pressed(results, run, [stage.name for stage in stages], measured),
         standard=_standard(results, run, [stage.name for stage in stages]),
         curves=figures.training(stages),
@@ -89,12 +91,12 @@ def _ranking(run: str, last: Evaluation) -> list[dict[str, Any]]:
 
 
 def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluation]:
-    """The configuration's runs whose last stage was scored on the same text, best first."""
+    """Return the evaluations of runs whose last stage was scored on the same text, best first."""
     paths = [results.stage(name, run.stages[-1].name).evaluation for name, run in config.runs.items()]
     scored = [
         one for one in map(Evaluation.read, filter(Path.exists, paths)) if one.text_sha256 == last.text_sha256
     ]
-    return sorted(scored, key=lambda one: one.bpb) if len(scored) > 1 else []
+    return best_first(scored) if len(scored) > 1 else []
 
 
 def _pressed(

@@ -278,6 +278,20 @@ def test_a_page_of_what_learned_answers_leads_with_them(copied):
     assert "1.824 of all of that text" in said and "above" not in said
 
 
+def test_runs_that_learned_answers_stand_in_the_order_of_their_answers(copied):
+    _, results = copied
+    plain = config_of(results.root)
+    plain["runs"]["twin"] = plain["runs"]["small"]
+    path = results.stage("small", "second").evaluation
+    measured = read_json(path) | {"learn": "assistant", "bpb_assistant": 1.5, "bpb": 1.8}
+    write_json(path, measured)
+    better = {"run": "twin", "bpb_assistant": 1.25, "bpb": 1.9}
+    write_json(results.stage("twin", "second").evaluation, measured | better)
+    scores = section(render(load_config(plain), results, "small"), "scores")
+    others = scores.split("Beside the other runs")[1]
+    assert others.index("<th>twin</th><td><b>1.2500</b>") < others.index("<th>small</th><td><b>1.5000</b>")
+
+
 def test_an_evaluation_from_before_figures_were_kept_is_shown_without_them_or_refused(copied):
     config, results = copied
     path = results.stage("small", "second").evaluation
