@@ -15,6 +15,7 @@ Shapes: B windows, T ids of a window, V ids of the alphabet, N new ids of a stre
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from spider.config.model import ModelConfig
 from spider.tokens import BYTES, Tokens
@@ -200,6 +202,19 @@ class LanguageModel(Protocol):
         return None
 
 
+class _WithoutDraws(TorchFunctionMode):
+    """Leave tensors as they are where random values would fill them.
+
+    A tensor on the meta device has no values, and torch imports its compiler to fill it: two seconds.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in ("normal_", "uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
 class Model(nn.Module, LanguageModel):
     """A torch module that is a `LanguageModel`: for annotations, and as the base of a family's model."""
 
@@ -211,9 +226,11 @@ class Model(nn.Module, LanguageModel):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Have every module that knows how, in order, set its own weights."""
-        for module in self.modules():
-            getattr(module, "init_weights", lambda: None)()
+        """Call ``init_weights`` of every module that has it, in order."""
+        on_meta = any(parameter.is_meta for parameter in self.parameters())
+        with _WithoutDraws() if on_meta else contextlib.nullcontext():
+            for module in self.modules():
+                getattr(module, "init_weights", lambda: None)()
 
     def incremental(self, context: int, n_loops: int | None = None) -> Reader:
         return Reader(self, context, n_loops)
