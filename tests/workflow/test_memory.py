@@ -1,20 +1,14 @@
-"""A memory through the real workflow: counted, read in training and after, never of what is trained on."""
+"""The n-gram index in the workflow: what is counted again after a change, and what its jobs request."""
 
 import base64
 import json
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 
-from spider import load_model, requests
+from spider import requests
 from spider.config.memory import MemoryConfig
-from spider.errors import CheckpointError
-from spider.evaluation.bpb import clip_stream, score
-from spider.evaluation.held_out import validation_stream
 from spider.files import read_json
-from spider.memory.store import open_memory
 
 MEMORY = {"orders": [1, 2, 4, 6], "rare": 5, "pointers": [2, 4], "hidden": 8, "state": 8}
 
@@ -27,49 +21,6 @@ def remembering(workflow):
     for stage in workflow.run["stages"]:
         stage["max_steps"] = 10
     return workflow
-
-
-def memories(workflow) -> dict[str, Path]:
-    return {path.parent.name: path.parent for path in workflow.results.glob("memory/*/*/*/memory.json")}
-
-
-def test_text_is_counted_trained_with_and_read_with(remembering, monkeypatch):
-    root = Path(__file__).parents[2]
-    remembering(PYTHONPATH=str(root))
-    monkeypatch.chdir(remembering.folder)
-    made = {name: open_memory(folder) for name, folder in memories(remembering).items()}
-    assert set(made) == {"memory", "folded"}
-    assert made["memory"].description.splits == ["memory"]
-    assert made["folded"].description.splits == ["memory", "train"]
-    assert not list(remembering.results.glob("memory/*/*/counts/*")), "what was merged is not kept"
-
-    checkpoint = (
-        remembering.stage("second") / read_json(remembering.stage("second") / "train.json")["checkpoint"]
-    )
-    manifest = read_json(checkpoint / "manifest.json")
-    assert manifest["memory"] == made["memory"].description.digest
-    assert manifest["folded"] == made["folded"].description.digest
-    evaluated = read_json(remembering.stage("second") / "evaluation.json")
-    assert evaluated["memory"] == manifest["folded"]
-    assert "Nothing to be done" in remembering("--dry-run", PYTHONPATH=str(root))
-
-    # The figure is the model's with that memory, and not without what it knows.
-    model, _ = load_model(remembering.stage("second"), family_module="tests.families.toy")
-    tokens_N, _ = validation_stream(remembering.results / "shards/text", 4000)
-    assert score(model, clip_stream(tokens_N, 4000), seq_len=32).bpb == pytest.approx(
-        evaluated["bpb"], abs=1e-3
-    )
-    model.proposer = None
-    with pytest.raises(ValueError, match="reads a memory"):
-        score(model, tokens_N, seq_len=32)
-
-    # Another memory, or none, is not read in its place.
-    shutil.rmtree(memories(remembering)["folded"])
-    with pytest.raises(CheckpointError, match="no memory lies there"):
-        load_model(remembering.stage("second"), family_module="tests.families.toy")
-    shutil.copytree(memories(remembering)["memory"], made["folded"].folder)
-    with pytest.raises(CheckpointError, match="another memory"):
-        load_model(remembering.stage("second"), family_module="tests.families.toy")
 
 
 def indexes(workflow) -> list[str]:

@@ -1,0 +1,287 @@
+"""One workflow with jobs of every rule: what tokens and n-gram indexes reach, and what each job records."""
+
+import copy
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from spider import load_model
+from spider.data.packing import Packing
+from spider.errors import CheckpointError
+from spider.evaluation.bpb import clip_stream, score
+from spider.evaluation.held_out import validation_stream
+from spider.files import read_json
+from spider.memory.store import open_memory
+from spider.tokens import BYTES
+from spider.tokens.stored import read_tokens
+
+from .conftest import Workflow
+
+ROOT = Path(__file__).parents[2]
+TOY = "tests.families.toy"
+MEMORY = {"orders": [1, 2, 4, 6], "rare": 5, "pointers": [2, 4], "hidden": 8, "state": 8}
+
+
+def add_tokens(workflow):
+    """Configure two runs on one text: on bytes, and on tokens with packed rows, compression and a task."""
+    workflow.config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
+    workflow.config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 350}}
+    run = workflow.config["runs"].pop("small")
+    first = run["stages"][0] | {"max_steps": 10}
+    packed = {"name": "packed", "max_steps": 5, "warmup_steps": 0, "packing": "best_fit"}
+    run |= {"model": {"family": TOY, "width": 8}, "stages": [first]}
+    workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
+    workflow.config["runs"]["bpe"]["compress"] = {"cap": 1_000_000, "windows": 4}
+    workflow.config["runs"]["bpe"]["harness"] = {"tasks": ["mine"], "include": standard_task(workflow.folder)}
+    return workflow
+
+
+@pytest.fixture
+def two(workflow, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return add_tokens(workflow)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Run a tracked workflow once, with jobs of every rule but `scaling`; return it and what it printed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        made = add_tokens(Workflow(tmp_path_factory.mktemp("every-rule")))
+        made.config["datasets"]["text"]["memory"] = 0.5
+        made.config["datasets"]["text-bpe"]["memory"] = 0
+        runs = made.config["runs"]
+        runs["bytes"]["model"] = runs["bytes"]["model"] | {"memory": MEMORY}
+        runs["bpe"]["evaluation"] = runs["bpe"]["evaluation"] | {"ttt": {"chunk": 64}}
+        yield made, made()
+
+
+@pytest.fixture
+def everything(trained, monkeypatch):
+    """The finished workflow; a test may change its configuration."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    made, _ = trained
+    config = made.config
+    made.config = copy.deepcopy(config)
+    yield made
+    made.config = config
+
+
+def standard_task(folder):
+    """A task as lm-evaluation-harness describes one, in a folder."""
+    own = folder / "own"
+    own.mkdir()
+    rows = [{"query": f"Document {i} is", "choices": ["short", "long"], "gold": i % 2} for i in range(6)]
+    (own / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    task = {"task": "mine", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"}
+    task |= {"dataset_kwargs": {"data_files": {"test": str(own / "rows.jsonl")}}}
+    task |= {"doc_to_text": "query", "doc_to_choice": "choices", "doc_to_target": "gold"}
+    (own / "mine.yaml").write_text(yaml.safe_dump(task | {"metric_list": [{"metric": "acc_bytes"}]}))
+    return str(own)
+
+
+def spider(workflow, *words):
+    done = subprocess.run(
+        [Path(sys.executable).with_name("spider"), *words],
+        cwd=workflow.folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(trained, everything):
+    assert trained[1].count("(Rule: pack)") == 1
+    results = everything.results
+    assert [path.name for path in (results / "raw").iterdir()] == ["text"], "what it is like is fetched once"
+    learned = read_tokens(results / "tokenizers/bpe/tokenizer.json")
+    stages = {run: results / "runs" / run / "first" for run in ("bytes", "bpe")}
+    measured = {run: read_json(stage / "evaluation.json") for run, stage in stages.items()}
+    assert measured["bytes"]["text_sha256"] == measured["bpe"]["text_sha256"]
+    assert measured["bytes"]["bytes"] == measured["bpe"]["bytes"] == measured["bpe"]["targets"]["byte"]
+    assert measured["bytes"]["compressors"]["xz"] == measured["bpe"]["compressors"]["xz"]
+
+    # The rows are planned once, and what was trained on them knows by which plan.
+    plan = Packing.read(results / "shards/text-bpe/packed-32.json")
+    trained = read_json(results / "runs/bpe/packed/train.json")
+    assert trained["position"]["packing"] == plan.digest and trained["global_step"] == 15
+    assert "packing" not in read_json(stages["bpe"] / "train.json")["position"]
+
+    # Whatever holds ids holds what they stand for.
+    export = everything.folder / "exported"
+    spider(everything, "checkpoint", "export", str(stages["bpe"]), str(export))
+    for place in (stages["bpe"], export):
+        model, _ = load_model(place, family_module=TOY)
+        assert model.tokens.digest == learned.digest and model.tokens.size == 350
+    assert load_model(stages["bytes"], family_module=TOY)[0].tokens is BYTES
+    small = results / "runs/bpe/packed/artifact"
+    summary = read_json(results / "report/summary.json")["runs"]["bpe"]["stages"]["packed"]
+    scored = read_json(small / "evaluation.json")
+    assert (
+        summary["artifact"]["bpb"] == scored["bpb"]
+        and scored["text_sha256"] == measured["bpe"]["text_sha256"]
+    )
+    assert summary["artifact"]["bytes"] == (small / "model.spider").stat().st_size
+    assert "bpe / packed, pressed into" in (results / "report/table.md").read_text()
+    assert "Pressed into a file" in (results / "report/runs/bpe.html").read_text()
+    asked = read_json(results / "runs/bpe/packed/harness.json")
+    assert asked["tasks"][0]["items"] == 6 and 0 <= asked["tasks"][0]["metrics"]["acc_bytes"]["value"] <= 1
+    assert "Standard tasks" in (results / "report/runs/bpe.html").read_text()
+    assert spider(
+        everything, "--family-module", TOY, "generate", str(export), "--prompt", "Document", "--bytes", "40"
+    )
+    assert "Nothing to be done" in everything("--dry-run")
+
+    # Another size is another tokenizer: what is written in it is made again, and no more.
+    everything.config["tokenizers"]["bpe"]["vocab_size"] = 300
+    again = everything.planned()
+    data = ("download", "tokenizer", "encode", "index", "pack", "train")
+    assert {rule: again.get(rule) for rule in data} == {
+        **{"download": None, "tokenizer": 1, "encode": 1, "index": 1, "pack": 1, "train": 2}
+    }
+
+
+def memories(workflow) -> dict[str, Path]:
+    return {path.parent.name: path.parent for path in workflow.results.glob("memory/*/*/*/memory.json")}
+
+
+def test_text_is_counted_trained_with_and_read_with(everything, tmp_path, monkeypatch):
+    copied = Workflow(shutil.copytree(everything.folder, tmp_path / "copied", symlinks=True))
+    stage = copied.results / "runs/bytes/first"
+    monkeypatch.chdir(copied.folder)
+    made = {name: open_memory(folder) for name, folder in memories(copied).items()}
+    assert set(made) == {"memory", "folded"}
+    assert made["memory"].description.splits == ["memory"]
+    assert made["folded"].description.splits == ["memory", "train"]
+    assert not list(copied.results.glob("memory/*/*/counts/*")), "what was merged is not kept"
+
+    manifest = read_json(stage / read_json(stage / "train.json")["checkpoint"] / "manifest.json")
+    assert manifest["memory"] == made["memory"].description.digest
+    assert manifest["folded"] == made["folded"].description.digest
+    evaluated = read_json(stage / "evaluation.json")
+    assert evaluated["memory"] == manifest["folded"]
+
+    # The figure is the model's with that memory, and not without what it knows.
+    model, _ = load_model(stage, family_module="tests.families.toy")
+    tokens_N, _ = validation_stream(copied.results / "shards/text", 4000)
+    assert score(model, clip_stream(tokens_N, 4000), seq_len=32).bpb == pytest.approx(
+        evaluated["bpb"], abs=1e-3
+    )
+    model.proposer = None
+    with pytest.raises(ValueError, match="reads a memory"):
+        score(model, tokens_N, seq_len=32)
+
+    # Another memory, or none, is not read in its place.
+    shutil.rmtree(memories(copied)["folded"])
+    with pytest.raises(CheckpointError, match="no memory lies there"):
+        load_model(stage, family_module="tests.families.toy")
+    shutil.copytree(memories(copied)["memory"], made["folded"].folder)
+    with pytest.raises(CheckpointError, match="another memory"):
+        load_model(stage, family_module="tests.families.toy")
+
+
+def rules() -> set[str]:
+    """Every rule in the files of the workflow."""
+    text = "\n".join(path.read_text() for path in (ROOT / "rules").glob("*.smk"))
+    return set(re.findall(r"^ *rule (\w+):", text, re.M)) | set(
+        re.findall(r"^ *use rule .* as (\w+)", text, re.M)
+    )
+
+
+def declared(workflow: Workflow, *targets: str) -> list[tuple[str, set[str]]]:
+    """The rule and the declared outputs of every job of the workflow, done or not."""
+    said = workflow("--dry-run", "--forceall", *targets, "--quiet", "host")
+    blocks = re.findall(r"^(?:local)?rule (\w+):\n((?:    .+\n)+)", said, re.M)
+    outputs = {name: re.findall(r"^    output: (.+)$", block, re.M) for name, block in blocks}
+    assert outputs, said
+    return [
+        (name, set(output.split(", ")))
+        for name, block in blocks
+        for output in re.findall(r"^    output: (.+)$", block, re.M)
+    ]
+
+
+def unrecorded(workflow: Workflow, jobs: list[tuple[str, set[str]]]) -> dict[str, set[str]]:
+    """By rule, the declared outputs of jobs that are missing in every record that names any of them."""
+    root = str(workflow.results.relative_to(workflow.folder))
+    found = [read_json(path) for path in (workflow.results / "tracking/jobs").glob("*.json")]
+    recorded = [{f"{root}/{file['path']}" for file in record["outputs"]} for record in found]
+    missing = {}
+    for rule, outputs in jobs:
+        if left := min((outputs - one for one in recorded), key=len):
+            missing[rule] = left
+    return missing
+
+
+def test_every_job_of_every_rule_names_all_that_it_makes(everything):
+    jobs = declared(everything)
+    assert {rule for rule, _ in jobs} == rules() - {"scaling"}
+    assert unrecorded(everything, jobs) == {}
+
+    # A law is fitted to a sweep of six runs at least: of one run that is done six times as if it were those.
+    done = everything.results / "runs/bytes"
+    run = everything.config["runs"].pop("bytes")
+    grid = {"model": {f"w{width}": {**run["model"], "width": width} for width in (8, 16, 32)}}
+    stages = [{"name": "first"}]
+    run |= {"grid": grid | {"target_flops": {"small": 1e8, "large": 4e8}}, "stages": stages}
+    everything.config |= {"runs": {"bytes": run}, "scaling": "bytes"}
+    jobs = declared(everything, "results/report/scaling.json")
+    for width in (8, 16, 32):
+        for budget in ("small", "large"):
+            shutil.copytree(done, everything.results / f"runs/bytes-w{width}-{budget}")
+    spider(everything, "scaling")
+    scaling = [job for job in jobs if job[0] == "scaling"]
+    assert len(scaling) == 1 and unrecorded(everything, scaling) == {}
+
+    scores = [read_json(path) for path in (everything.results / "tracking/evaluations").glob("*.json")]
+    artifact = read_json(everything.results / "runs/bpe/packed/artifact/evaluation.json")
+    (sent,) = [one["metrics"] for one in scores if "artifact/bpb" in one["metrics"]]
+    assert sent["artifact/ttt/bpb"] == artifact["ttt"]["bpb"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tmp_path):
+    """Every kind of step is in this run: tokenizer, packed rows, harness, compressed file."""
+    del two.config["runs"]["bytes"]
+    two.config |= {"results": "made/here", "tracking": {"registry": False}}
+    two("made/here/report/runs/bpe.html", patience=1500)
+    page = (two.folder / "made/here/report/runs/bpe.html").read_text()
+    blocks = [html.unescape(text) for text in re.findall(r'<pre class="code">(.*?)</pre>', page, re.DOTALL)]
+    (written,) = (text for text in blocks if "datasets:" in text)
+    (listed,) = (text for text in blocks if "spider --config" in text)
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "run.yaml").write_text(written)
+    shutil.copy(two.folder / "text.jsonl", again)
+    lines = listed.splitlines()
+    run = [line.split()[3] for line in lines]
+    once = ["download", "tokenizer", "encode", "index", "pack"]
+    assert run[:5] == once and run.count("train") == run.count("evaluate") - 1 == 2
+    assert {"harness", "compress", "sample", "draw"} < set(run) and "--artifact" in listed
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for line in lines:
+        subprocess.run(
+            line,
+            shell=True,
+            cwd=again,
+            env={**os.environ, "PATH": path, "SPIDER_TRACKING": "off"},
+            check=True,
+        )
+    for name in ("first/train.json", "packed/train.json", "packed/artifact/artifact.json"):
+        before, after = (read_json(root / "made/here/runs/bpe" / name) for root in (two.folder, again))
+        assert before["weights"] == after["weights"]
+    figures = re.findall(r"<th>(\w+)</th><td>(\d+)</td>", page.split('id="costs"')[1].split("</table>")[0])
+    assert dict(figures) == {rule: str(run.count(rule)) for rule in once} | {
+        **{"warmup": "1", "train": "2", "evaluate": "2", "sample": "2", "draw": "2"},
+        **{"harness": "1", "compress": "1", "evaluate_artifact": "1", "sample_artifact": "1"},
+    }
