@@ -136,7 +136,11 @@ class Selection:
         self.failing = failing_tests()
 
     def tests(self, spec: MutationSpec) -> list[str]:
-        """Return the tests of the function around the fault, else of its module, the module's own first."""
+        """Return the tests that execute the function around the fault, those of its module first.
+
+        Coverage sees no line of a function that numba compiles, and none that runs while a module is
+        imported. For such a line these are the tests of the package.
+        """
         module = spec.module_path.as_posix()
         contexts = self.data.contexts_by_lineno(module)
         line = spec.start_pos[0]
@@ -150,6 +154,9 @@ class Selection:
             for context in names
         }
         folder, stem = spec.module_path.parent.name, spec.module_path.stem
+        if not found - {""}:
+            every = {context.partition("|")[0] for context in self.data.measured_contexts()}
+            found = {name for name in every if f"/{folder}/" in name}
         nearest = sorted(
             found - self.failing - {""},
             key=lambda name: (f"test_{stem}" not in name, f"/{folder}/" not in name, name),

@@ -178,6 +178,17 @@ def test_the_estimate_of_activations_is_near_what_a_forward_pass_keeps(
     assert 0.85 < estimate / real < most
 
 
+@pytest.mark.parametrize("changes", [{}, {"qk_gain": 5.0, "residual_mix": "none", "heads": 4, "kv_heads": 2}])
+@pytest.mark.parametrize("length", [64, 256])
+def test_the_estimate_of_a_gpts_activations_is_near_what_a_forward_pass_keeps(length, changes, monkeypatch):
+    model = {"preset": "gpt-cpu", "hidden": 192, **changes}
+    stages = [{"name": "main", "max_steps": 2}]
+    defaults = {"seq_len": length, "micro_batch": 6}
+    config = configuration(model, precision="fp32", defaults=defaults, stages=stages)
+    estimate = describe(config, "r")["stages"][0]["memory"]["activations"]
+    assert 0.96 < estimate / kept_by_forward(config, False, monkeypatch) < 1
+
+
 @pytest.mark.parametrize(
     "stream, checkpointing, traced",
     # GB that the step of spider-1b, 112 windows of 256 bytes and 6 loops, keeps besides copies of weights, as

@@ -297,6 +297,8 @@ def test_a_header_that_lies_is_refused_before_anything_is_made(files, tmp_path):
         ({"model": model | {"hidden": 2**20, "heads": 2**14}}, r"too small for the model"),
         ({"weights": "0" * 16}, r"weights are not those of its digest"),
         ({"quantized": [[n, 10**9, *m] for n, _, *m in header["quantized"]]}, r"not of 2 to 8 bits"),
+        ({"exact": [[n, "float99"] for n, _ in header["exact"]]}, r"of float99 is not there whole"),
+        ({"exact": [[n, "float64"] for n, _ in header["exact"]]}, r"of float64 is not there whole"),
         ({"exact": []}, r"tensors are not those of its architecture"),
         ({"model": {"family": "nobody"}}, r"header is of another version, or wrong .*nobody"),
         ({"lanes": None}, r"header is of another version, or wrong"),

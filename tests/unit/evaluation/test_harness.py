@@ -64,6 +64,7 @@ def folder(tmp_path):
         data = {"test": str(tmp_path / f"{source}.jsonl")}
         task = {"task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": data}}
         task |= {"test_split": "test", "output_type": kind, "metric_list": [{"metric": m} for m in metrics]}
+        task |= {"metadata": {"version": 7}}
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(task | keys))
 
     choose = {"doc_to_text": "query", "doc_to_choice": "choices", "doc_to_target": "gold"}
@@ -81,6 +82,7 @@ def test_its_numbers_are_ours(folder, tokens, monkeypatch):
     model = model_of(tokens)
     told = ask(asking(model), ["choose", "roll", "write"], include=folder, label="it", weights="w")
     choose, roll, write = told.tasks
+    assert [one.version for one in told.tasks] == ["7", "7", "7"]
     assert [one.items for one in told.tasks] == [40, 3, 40] and write.metrics["exact_match"].value == 0.0
 
     (task,) = tasks("ours", JsonlTask(kind="jsonl", file=str(folder / "questions.jsonl")), [])

@@ -117,6 +117,11 @@ def test_what_has_no_glyph_is_made_visible():
     assert "\x1b" not in shown
 
 
+def test_every_byte_that_is_not_text_is_shown_as_its_number():
+    shown = "".join(texts(cut_by(bytes(range(0x80, 0x100)), kind="fixed", stride=500)))
+    assert shown == "".join(f"\\x{byte:02x}" for byte in range(0x80, 0x100))
+
+
 def test_ids_between_documents_are_named():
     tokens_N = np.array([BOS, *b"one", EOS, BOS, *b"two"], np.uint16)
     model = small_model(boundary={"kind": "fixed", "stride": 100})

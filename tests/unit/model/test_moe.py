@@ -197,6 +197,18 @@ def test_counts_are_exact_and_leave_invalid_slots_out():
     torch.testing.assert_close(stats.z, again.z)
 
 
+def test_the_losses_of_the_router_are_their_formulas():
+    """The first is that of Switch over valid tokens: E times the sum of used share times mean probability."""
+    module, x = moe(), torch.randn(2, 8, 16)
+    mask = valid(x)
+    mask[1, 3:] = False
+    _, stats = module(x, mask)
+    logits = x[mask] @ module.router.weight.T
+    used_E = stats.counts_E / stats.counts_E.sum()
+    torch.testing.assert_close(stats.aux, 4 * (used_E * logits.softmax(-1).mean(0)).sum())
+    torch.testing.assert_close(stats.z, logits.logsumexp(-1).square().mean())
+
+
 def test_the_bias_spreads_a_collapsed_load():
     module = moe(bias_rate=0.005)
     with torch.no_grad():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,6 +85,20 @@ def test_loop_embeddings_differ_and_need_no_parameter():
     rows = loop_embedding(40, 64, torch.device("cpu"))
     distance = torch.cdist(rows, rows) + 10 * torch.eye(40)
     assert distance.min() > 0.1
+
+
+def test_each_loop_reads_the_embedding_of_its_number_where_there_are_any(make, tokens, monkeypatch):
+    for embedded in (True, False):
+        model = make(recurrence={"loops": 3, "loop_embedding": embedded}).eval()
+        begin = mock.Mock(wraps=model.core.begin)
+        monkeypatch.setattr(model.core, "begin", begin)
+        model(tokens)
+        given = [call.args[2] for call in begin.call_args_list]
+        if embedded:
+            expected = loop_embedding(3, model.config.hidden, torch.device("cpu"))
+            torch.testing.assert_close(torch.stack(given), expected)
+        else:
+            assert given == [None] * 3
 
 
 def test_bptt_truncates_gradients_but_not_values(make, tokens):

@@ -182,6 +182,8 @@ optimizer = build_optimizer(model, OptimizerConfig(), 1e-3)
 tokens = torch.randint(0, 256, (2, 17))
 model(tokens[:, :-1], tokens[:, 1:]).loss.backward()
 optimizer.step()
+with torch.device("meta"):
+    build_model(SpiderConfig.model_validate(PRESETS["tiny"]))
 print("torch._dynamo" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
