@@ -145,6 +145,16 @@ def write_distribution(folder: Path, name: str, version: str) -> None:
     (folder / f"{name}.py").write_text(f'"""{PROSE}"""\n')
 
 
+def test_tests_scripts_and_empty_files_of_a_package_are_left_out(tmp_path):
+    write_distribution(tmp_path, "one", "1.0")
+    (record,) = tmp_path.glob("*.dist-info/RECORD")
+    others = ("one/tests/data.py,sha256=a,9", "../../bin/one.py,sha256=b,9", "one/__init__.py,sha256=c,0")
+    record.write_text("\n".join([*others, "one.py,sha256=xone,9"]))
+    (distribution,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    files = [file for file in installed_files({"one": distribution}) if file.package == "one"]
+    assert [file.relative for file in files] == ["one.py"]
+
+
 def test_only_listed_packages_enter_and_differences_are_named(tmp_path, monkeypatch, caplog):
     for name, version in (("wanted", "1.0+cpu"), ("moved", "2.1"), ("besides", "3.0")):
         write_distribution(tmp_path / "site", name, version)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from spider.config import merged
 from spider.model import build_model, choose_kernels
-from spider.model.spider.config import SpiderConfig
+from spider.model.spider.config import PRESETS, SpiderConfig
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
@@ -65,6 +65,16 @@ def test_language_model_loss_pushes_a_cut_where_cutting_lowers_it(make, seed):
     for clear_N in (worse_N > worse_N.std(), worse_N < -worse_N.std()):
         assert clear_N.sum() > 10
         assert (worse_N * gradient_N > 0)[clear_N].double().mean() > 0.85
+
+
+@pytest.mark.parametrize(
+    ("preset", "count"),
+    [("spider-400m", 395_696_738), ("spider-150m", 149_691_234), ("tiny", 17_196_198), ("slim", 246_390)],
+)
+def test_parameters_of_the_smaller_presets(preset, count):
+    with torch.device("meta"):
+        model = build_model(SpiderConfig.model_validate(PRESETS[preset]))
+    assert model.num_parameters() == count
 
 
 def test_spider_1b_has_exactly_the_designed_parameters():

@@ -11,7 +11,7 @@ from spider.config import OptimizerConfig
 from spider.model import build_model
 from spider.model.spider.config import PRESETS, SpiderConfig
 from spider.training import optim
-from spider.training.optim import Optimizer, build_optimizer, polar
+from spider.training.optim import POLAR_EXPRESS, Optimizer, build_optimizer, polar
 
 CLASSIC = ((3.4445, -4.7750, 2.0315),) * 5
 
@@ -30,6 +30,17 @@ def test_polar_brings_the_singular_values_near_one_and_keeps_the_singular_vector
     found = polar(g)
     assert torch.linalg.svdvals(found).sub(1).abs().max() < 0.15
     assert (found - u @ v).norm() / (u @ v).norm() < 0.1
+
+
+def test_each_polynomial_is_the_best_of_its_degree_for_what_the_one_before_leaves():
+    """On its interval its least and its greatest value are equally far from 1, and the ends reach them."""
+    low, high = 1e-3, 1.0
+    for a, b, c in POLAR_EXPRESS:
+        x = torch.linspace(low, high, 10_001, dtype=torch.float64)
+        y = a * x + b * x**3 + c * x**5
+        low, high = y.min().item(), y.max().item()
+        assert low + high == pytest.approx(2, abs=1e-9)
+        assert (y[0].item(), y[-1].item()) == pytest.approx((low, high), abs=1e-9)
 
 
 def test_polar_of_a_zero_matrix_is_zero():
