@@ -21,6 +21,8 @@ from filelock import FileLock
 
 from spider.files import read_json
 
+from .forked import run_snakemake
+
 ROOT = Path(__file__).parents[2]
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
 
@@ -99,8 +101,21 @@ def said(log: Path) -> str:
     return ""
 
 
+def jobs_in(output: str) -> dict[str, int]:
+    """Return the jobs by rule that the output of a dry run lists."""
+    lines = output.splitlines()
+    if "Job stats:" not in lines:
+        return {}
+    table = lines[lines.index("Job stats:") + 3 :]
+    rows = [line.split() for line in table[: table.index("")]]
+    return {rule: int(count) for rule, count in rows if rule not in ("total", "all")}
+
+
 class Workflow:
     """A folder with a configuration and a text, in which the project's workflow is run."""
+
+    #: Whether a run may be forked (`run_snakemake`).
+    forked = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -146,8 +161,15 @@ class Workflow:
     def __call__(
         self, *arguments: str, fails: bool = False, patience: float = PATIENCE, **environment: str
     ) -> str:
-        """Run snakemake to its end; its output, after checking that it succeeded (or failed)."""
-        output, status = finished(self.start(*arguments, **environment), patience, self.waits_for)
+        """Run Snakemake to its end and return its output, after checking that it succeeded (or failed).
+
+        With variables of its own it starts as a user would start it. Else it is forked, which is quicker.
+        """
+        if environment or not self.forked:
+            output, status = finished(self.start(*arguments, **environment), patience, self.waits_for)
+        else:
+            command = self.command(*arguments)
+            output, status = run_snakemake(command, self.folder, dict(os.environ), patience)
         assert (status != 0) == fails, output
         return output
 
@@ -156,13 +178,9 @@ class Workflow:
         return "still running"
 
     def planned(self, *targets: str) -> dict[str, int]:
-        """Jobs by rule that a run would do now, parts of the workflow themselves left out."""
-        lines = self("--dry-run", *targets).splitlines()
-        if "Job stats:" not in lines:
-            return {}
-        table = lines[lines.index("Job stats:") + 3 :]
-        rows = [line.split() for line in table[: table.index("")]]
-        return {rule: int(count) for rule, count in rows if rule not in ("total", "all", *targets)}
+        """Return the jobs by rule that a run would do now, without the parts of the workflow themselves."""
+        jobs = jobs_in(self("--dry-run", *targets))
+        return {rule: count for rule, count in jobs.items() if rule not in targets}
 
 
 def untracked(folder: Path) -> Workflow:

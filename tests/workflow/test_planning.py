@@ -13,7 +13,8 @@ import yaml
 from spider.files import read_json
 from tests.shown_commands import shown, words
 
-from .conftest import ROOT, SNAKEMAKE
+from .conftest import PATIENCE, ROOT, SNAKEMAKE, finished, jobs_in
+from .forked import run_snakemake
 
 
 @contextlib.contextmanager
@@ -25,16 +26,13 @@ def planning_takes_less_than(seconds):
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < seconds
 
 
-def dry_run(*arguments):
-    command = [str(SNAKEMAKE), "--cores", "1", "--dry-run", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-    )
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
 def test_the_default_configuration_plans_in_under_five_seconds():
+    command = [str(SNAKEMAKE), "--cores", "1", "--dry-run", "--forceall"]
     with planning_takes_less_than(5):
-        planned = dry_run("--forceall")
+        planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
     assert planned.returncode == 0, planned.stderr
 
 
@@ -76,8 +74,9 @@ def test_every_command_line_that_is_shown_can_be_planned(line, tmp_path):
         options += ["--configfile", str(tmp_path / "grid.yaml")]
     if line == ("scaling",):
         options += ["--configfile", "presets/scaling-cpu.yaml"]
-    planned = dry_run("--quiet=all", *options, "--", *targets)
-    assert planned.returncode == 0, planned.stderr
+    command = [str(SNAKEMAKE), "--cores", "1", "--dry-run", "--quiet=all", *options, "--", *targets]
+    printed, status = run_snakemake(command, ROOT, ENVIRONMENT, PATIENCE)
+    assert status == 0, printed
 
 
 def test_the_full_model_plans_every_job_without_a_network(tmp_path):
@@ -102,7 +101,8 @@ def test_a_thousand_shards_twenty_stages_and_five_runs_are_planned_in_under_twen
     runs = workflow.config["runs"]
     runs |= {f"run{i}": {**workflow.run, "seed": i} for i in range(1, 5)}
     with planning_takes_less_than(20):
-        planned = workflow.planned()
+        output, _ = finished(workflow.start("--dry-run"), PATIENCE)
+    planned = jobs_in(output)
     assert planned["download"] == planned["encode"] == 1000
     assert planned["train"] == planned["evaluate"] == 100 and planned["warmup"] == 5
 

@@ -2,14 +2,15 @@
 
 import copy
 import logging
+import os
 import re
-import subprocess
 from types import SimpleNamespace
 
 import pytest
 from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
 
-from .conftest import ROOT, SNAKEMAKE, Workflow
+from .conftest import PATIENCE, ROOT, SNAKEMAKE, Workflow
+from .forked import run_snakemake
 
 PROFILE = ROOT / "profiles/slurm"
 
@@ -52,12 +53,11 @@ def planned_jobs(workflow: Workflow, *options: str) -> list[tuple[str, dict[str,
     """Return of each job in a plan: its rule, the lines that describe it, and its resources."""
     workflow.command()  # writes the configuration
     command = [str(SNAKEMAKE), "--snakefile", str(ROOT / "Snakefile"), "--dry-run", "--forceall"]
-    done = subprocess.run(
-        [*command, "--quiet", "progress", *options], cwd=workflow.folder, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command += ["--quiet", "progress", *options]
+    printed, status = run_snakemake(command, workflow.folder, dict(os.environ), PATIENCE)
+    assert status == 0, printed
     jobs = []
-    for rule, block in re.findall(r"(?m)^(?:local)?rule (\S+):\n((?:    .*\n)+)", done.stdout):
+    for rule, block in re.findall(r"(?m)^(?:local)?rule (\S+):\n((?:    .*\n)+)", printed):
         lines = dict(line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
         resources = dict(pair.split("=", 1) for pair in lines.get("resources", "").split(", ") if "=" in pair)
         jobs.append((rule, lines, resources))
@@ -81,8 +81,8 @@ def test_every_rule_asks_for_memory_and_time_and_goes_to_the_partition_of_its_gp
     with_every_rule(workflow, gpus)
     jobs = planned_jobs(workflow, "--workflow-profile", str(PROFILE))
     command = [str(SNAKEMAKE), "--snakefile", str(ROOT / "Snakefile"), "--list-rules"]
-    listed = subprocess.run(command, cwd=workflow.folder, capture_output=True, text=True, check=True).stdout
-    rules = {name for name in listed.split() if "/" not in name} - {"all"}
+    listed, _ = run_snakemake(command, workflow.folder, dict(os.environ), PATIENCE)
+    rules = set(re.findall(r"^\w+$", listed, re.M)) - {"all"}
     jobs = [job for job in jobs if job[0] != "all"]
     assert {rule for rule, _, _ in jobs} == rules
     for rule, lines, resources in jobs:

@@ -43,6 +43,8 @@ use rule * from spider
 class Cluster(Workflow):
     """A workflow folder that is shared with the nodes of a cluster."""
 
+    forked = False
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.profile = folder / "site"
