@@ -12,9 +12,12 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy
 
 from spider.config import Config, ConfigError, load_config
+from spider.config.model import family_block
 from spider.describe import describe, quantity, render
 from spider.model import build_model
+from spider.model.gpt import config as gpt
 from spider.model.spider import recompute
+from spider.model.spider.config import PRESETS as SPIDERS
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.kept import Position, kept, kept_compiled
 from spider.training.optim import build_optimizer, narrow_weights
@@ -187,6 +190,16 @@ def test_the_estimate_of_a_gpts_activations_is_near_what_a_forward_pass_keeps(le
     config = configuration(model, precision="fp32", defaults=defaults, stages=stages)
     estimate = describe(config, "r")["stages"][0]["memory"]["activations"]
     assert 0.96 < estimate / kept_by_forward(config, False, monkeypatch) < 1
+
+
+@pytest.mark.parametrize(
+    "model", [{**SPIDERS["slim"], "family": "spider"}, {**gpt.PRESETS["gpt-cpu"], "family": "gpt"}]
+)
+def test_an_index_adds_the_activations_of_its_head_at_every_position(model):
+    with torch.device("meta"):
+        without, with_index = (build_model(family_block({**model, "memory": index})) for index in (None, {}))
+    sizes = [one.activation_bytes(6, 64, None, narrow=False, compiled=False) for one in (without, with_index)]
+    assert sizes[1] - sizes[0] == 6 * 64 * with_index.memory.activation_bytes() > 0
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,7 @@ def test_a_header_that_lies_is_refused_before_anything_is_made(files, tmp_path):
         ({"quantized": [[n, 10**9, *m] for n, _, *m in header["quantized"]]}, r"not of 2 to 8 bits"),
         ({"exact": [[n, "float99"] for n, _ in header["exact"]]}, r"of float99 is not there whole"),
         ({"exact": [[n, "float64"] for n, _ in header["exact"]]}, r"of float64 is not there whole"),
+        ({"quantized": [[n, 1, *m] for n, _, *m in header["quantized"]]}, r"not of 2 to 8 bits"),
         ({"exact": []}, r"tensors are not those of its architecture"),
         ({"model": {"family": "nobody"}}, r"header is of another version, or wrong .*nobody"),
         ({"lanes": None}, r"header is of another version, or wrong"),
