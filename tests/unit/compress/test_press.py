@@ -25,7 +25,7 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.pressed import ArtifactReceipt
 from spider.cli import cli
 from spider.compress import artifact, code
-from spider.compress.fit import LEAST, SLACK, fill
+from spider.compress.fit import LEAST, SLACK, fill, first_clip
 from spider.compress.predict import predict
 from spider.compress.press import press
 from spider.config import CompressConfig
@@ -242,8 +242,9 @@ def test_the_search_ends_within_its_slack_or_at_the_finest_step():
     for off in (-0.02, 0.0, 0.02):
         clip, total = fill(100_000, 80_000, size, lambda clip, off=off: round(size(clip, off)))
         assert 99_700 <= total <= 100_000 and LEAST < clip < 96
-    clip, total = fill(109_000, 80_000, size, lambda clip: round(size(clip)))
-    assert LEAST < clip < 1.1 * LEAST and 108_673 <= total <= 109_000
+    for cap in (84_000, 100_000, 109_000):
+        clip = first_clip(cap, size)
+        assert clip > LEAST and size(clip) == pytest.approx(cap * (1 - SLACK / 2), abs=5)
     assert fill(10**6, 80_000, size, lambda clip: round(size(clip)))[0] == LEAST
     with pytest.raises(ValueError, match=r"even at clip 96"):
         fill(50_000, 80_000, size, lambda clip: round(size(clip)))
