@@ -152,13 +152,14 @@ class Selection:
             for number, names in contexts.items()
             if first <= number <= last
             for context in names
+            if context
         }
         folder, stem = spec.module_path.parent.name, spec.module_path.stem
-        if not found - {""}:
+        if not found:
             every = {context.partition("|")[0] for context in self.data.measured_contexts()}
             found = {name for name in every if f"/{folder}/" in name}
         nearest = sorted(
-            found - self.failing - {""},
+            found - self.failing,
             key=lambda name: (f"test_{stem}" not in name, f"/{folder}/" not in name, name),
         )
         return nearest[:MOST_TESTS]

@@ -23,7 +23,8 @@ hypothesis.settings.load_profile("spider")
 def environment_of_before():
     """Give each test the environment variables that the process started with.
 
-    Commands that run inside the test process set some: ``spider train --no-track`` turns tracking off.
+    Commands that run inside the test process set some: ``spider train`` with several processes turns
+    tracking off in all but the first.
     """
     before = dict(os.environ)
     yield

@@ -23,11 +23,10 @@ from spider.memory.store import open_memory
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 
-from .conftest import Workflow
+from .conftest import ROOT, Workflow
+from .test_memory import MEMORY
 
-ROOT = Path(__file__).parents[2]
 TOY = "tests.families.toy"
-MEMORY = {"orders": [1, 2, 4, 6], "rare": 5, "pointers": [2, 4], "hidden": 8, "state": 8}
 
 
 def add_tokens(workflow):
@@ -171,7 +170,7 @@ def test_text_is_counted_trained_with_and_read_with(everything, tmp_path, monkey
     assert evaluated["memory"] == manifest["folded"]
 
     # The figure is the model's with that memory, and not without what it knows.
-    model, _ = load_model(stage, family_module="tests.families.toy")
+    model, _ = load_model(stage, family_module=TOY)
     tokens_N, _ = validation_stream(copied.results / "shards/text", 4000)
     assert score(model, clip_stream(tokens_N, 4000), seq_len=32).bpb == pytest.approx(
         evaluated["bpb"], abs=1e-3
@@ -183,14 +182,14 @@ def test_text_is_counted_trained_with_and_read_with(everything, tmp_path, monkey
     # Another memory, or none, is not read in its place.
     shutil.rmtree(memories(copied)["folded"])
     with pytest.raises(CheckpointError, match="no memory lies there"):
-        load_model(stage, family_module="tests.families.toy")
+        load_model(stage, family_module=TOY)
     shutil.copytree(memories(copied)["memory"], made["folded"].folder)
     with pytest.raises(CheckpointError, match="another memory"):
-        load_model(stage, family_module="tests.families.toy")
+        load_model(stage, family_module=TOY)
 
 
 def rules() -> set[str]:
-    """Every rule in the files of the workflow."""
+    """Return every rule in the files of the workflow."""
     text = "\n".join(path.read_text() for path in (ROOT / "rules").glob("*.smk"))
     return set(re.findall(r"^ *rule (\w+):", text, re.M)) | set(
         re.findall(r"^ *use rule .* as (\w+)", text, re.M)
@@ -198,7 +197,7 @@ def rules() -> set[str]:
 
 
 def declared(workflow: Workflow, *targets: str) -> list[tuple[str, set[str]]]:
-    """The rule and the declared outputs of every job of the workflow, done or not."""
+    """Return the rule and the declared outputs of every job of the workflow, done or not."""
     said = workflow("--dry-run", "--forceall", *targets, "--quiet", "host")
     blocks = re.findall(r"^(?:local)?rule (\w+):\n((?:    .+\n)+)", said, re.M)
     outputs = {name: re.findall(r"^    output: (.+)$", block, re.M) for name, block in blocks}

@@ -129,10 +129,10 @@ class BoundaryPredictor(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         if self.prior is not None:
-            opens_V = _is_space(torch.arange(BYTES.size, device="cpu"))
-            first_V = torch.where(opens_V, _INITIAL_SPREAD, -_INITIAL_SPREAD)
+            # Comparisons on the meta device would import torch's compiler.
+            first_V = _is_space(torch.arange(BYTES.size, device="cpu")).to(self.prior.device)
             self.prior.fill_(-_INITIAL_SPREAD)
-            self.prior[0].copy_(first_V)
+            self.prior[0].masked_fill_(first_V, _INITIAL_SPREAD)
             embedding_like(self.prior)
 
     def forward(self, h_BTD: Tensor, tokens_BT: Tensor, after_space_BT: Tensor) -> Tensor:
