@@ -1,30 +1,34 @@
-"""All questions to a GPU, in order of worth, as far as the minutes go.
+"""Measure all questions to a GPU, the most valuable first, until the minutes are over.
 
     python3 benchmarks/gpu/all.py --minutes 9              begin, or go on where the last call ended
     python3 benchmarks/gpu/all.py --minutes 9 --only training
-    python3 benchmarks/gpu/all.py --rehearse               tiny sizes on a CPU: does it all run?
+    python3 benchmarks/gpu/all.py --rehearse               run everything at tiny sizes on a CPU
 
-Unpacks build/gpu-bundle first, where there is one, so any Python that has torch will do. Every row is kept as
-it ends, in one JSON file; a row that is there is not measured again. Exit status: 0 all is there, 75 some is
-missing (call again), 1 a row failed.
+The script first unpacks build/gpu-bundle if it is there, so any Python that has torch will do. Every row is
+kept in one JSON file when it ends, and is not measured again. Exit status: 0 if all rows are there, 75 if
+some are missing (call again), 1 if a row failed.
+
+Each script runs in a process of its own. In a rehearsal all run in this process, which is quicker.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import bundle
-from questions import MISSING
+from questions import MISSING, figures_file
 
 HERE = Path(__file__).parent
-#: A script and the rows that it is asked for, the most worth first. Each is asked for all of them in the end.
+#: Scripts with the rows to measure, the most valuable first. Each is asked for all its rows in the end.
 ORDER: list[tuple[str, list[str]]] = [
     ("gpt_in_bf16", ["varlen"]),
     ("train_throughput", ["gpt-d12, bf16"]),
@@ -32,52 +36,67 @@ ORDER: list[tuple[str, list[str]]] = [
     ("kernel_speed", ["spider-1b, *", "patches, *"]),
     ("gpt_in_bf16", ["logits"]),
     ("train_throughput", ["gpt-d12, *"]),
-    ("determinism", ["*"]),
+    ("determinism", ["training, *", "gradients*"]),
     ("gpt_in_bf16", ["greedy"]),
-    ("resume", ["*"]),
+    ("determinism", ["*"]),
     ("train_throughput", ["headline, fp8", "headline, bf16, kept"]),
     ("attention", ["*"]),
-    ("train_throughput", ["spider-1b*, bf16", "headline, seed"]),
-    ("device_memory", ["adamw", "spider-1b-*"]),
+    ("train_throughput", ["spider-1b*, bf16", "headline, seed", "memory, adamw"]),
     ("fp8_plan", ["*"]),
     ("train_throughput", ["*"]),
     ("kernel_speed", ["*"]),
-    ("device_memory", ["*"]),
     ("training", ["*"]),
 ]
 SCRIPTS = tuple(dict.fromkeys(script for script, _ in ORDER))
 
 
-def main() -> None:
+def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--minutes", type=float, default=1e6, metavar="N", help="end by then")
-    options.add_argument("--json", type=Path, metavar="FILE", help="where figures are kept")
+    options.add_argument("--json", type=Path, metavar="FILE", help="file of the figures")
     options.add_argument(
         "--only", nargs="+", choices=SCRIPTS, default=SCRIPTS, metavar="NAME", help=", ".join(SCRIPTS)
     )
-    options.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU: figures mean nothing")
+    options.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU; figures mean nothing")
     chosen = options.parse_args()
+    paths = bundle.unpack()
+    statuses = rehearse(chosen, paths) if chosen.rehearse else measure(chosen, paths)
+    return summarize(figures_file(chosen), statuses)
+
+
+def measure(chosen: argparse.Namespace, paths: list[str]) -> list[int]:
+    """Run the scripts in order and return their exit statuses."""
     deadline = time.monotonic() + 60 * chosen.minutes
-    environment = {**os.environ, **bundle.unpack()}
-    order = [(script, ["*"]) for script in SCRIPTS] if chosen.rehearse else ORDER
-    json_ = chosen.json or bundle.FOLDER / ("rehearsal.json" if chosen.rehearse else "figures.json")
-    statuses = {}
-    for script, rows in order:
-        left = deadline - time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    statuses = []
+    for script, rows in ORDER:
         if script not in chosen.only:
             continue
+        left = deadline - time.monotonic()
         if left < 10:
-            statuses[script, *rows] = MISSING
+            statuses.append(MISSING)
             continue
-        command = [sys.executable, str(HERE / f"{script}.py"), "--json", str(json_), "--rows", *rows]
-        command += ["--minutes", f"{left / 60:.2f}", *(["--rehearse"] if chosen.rehearse else [])]
-        statuses[script, *rows] = run(command, environment, left)
-    tell(json_, [*statuses.values()])
+        command = [sys.executable, str(HERE / f"{script}.py"), "--json", str(figures_file(chosen))]
+        command += ["--minutes", f"{left / 60:.2f}", "--rows", *rows]
+        statuses.append(run(command, environment, left))
+    return statuses
+
+
+def rehearse(chosen: argparse.Namespace, paths: list[str]) -> list[int]:
+    """Run all rows of the scripts in this process and return the exit statuses."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for the processes that the scripts start
+    sys.path += paths
+    options = argparse.Namespace(
+        json=figures_file(chosen), rows=None, again=False, minutes=1e6, rehearse=True
+    )
+    return [importlib.import_module(script).main(options) for script in SCRIPTS if script in chosen.only]
 
 
 def run(command: list[str], environment: dict[str, str], seconds: float) -> int:
-    """The exit status of a script; one that outlasts its time is killed with all that it started, and is
-    missing a row."""
+    """Run a script and return its exit status.
+
+    A script that outlasts its time is killed with all that it started; a row is then missing.
+    """
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         return process.wait(seconds)
@@ -90,20 +109,24 @@ def run(command: list[str], environment: dict[str, str], seconds: float) -> int:
             process.wait()
 
 
-def tell(path: Path, statuses: list[int]) -> None:
-    """How far it came; leaves with the status that says so."""
+def summarize(path: Path, statuses: Sequence[int]) -> int:
+    """Print how many rows there are and which failed; return the exit status."""
     questions = json.loads(path.read_text())["questions"] if path.exists() else {}
     failed = [
-        f"{name}: {row}" for name, rows in questions.items() for row, of in rows.items() if "error" in of
+        f"{script}: {name}"
+        for script, rows in questions.items()
+        for name, row in rows.items()
+        if "error" in row
     ]
     print(f"\n{sum(map(len, questions.values()))} rows in {path}, {len(failed)} of them failed", flush=True)
-    for row in failed:
-        print(f"    {row}")
-    broken = [status for status in statuses if status not in (0, MISSING)]
+    for line in failed:
+        print(f"    {line}")
     if MISSING in statuses:
         print("Some rows are missing: call it again, it goes on from here.")
-    sys.exit(1 if failed or broken else MISSING if MISSING in statuses else 0)
+    if failed or any(status not in (0, MISSING) for status in statuses):
+        return 1
+    return MISSING if MISSING in statuses else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

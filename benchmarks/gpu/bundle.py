@@ -1,11 +1,12 @@
-"""What a machine with a GPU but no network lacks: wheels for its Python, and encoded text.
+"""Make and unpack what a machine with a GPU but no network lacks: wheels for its Python, and encoded text.
 
     make gpu-bundle [GPU_PYTHON=3.12]      make it, in build/gpu-bundle, with the packages of .venv
 
-``all.py`` unpacks it where it is, beside `build/gpu`, and has its scripts find both. torch, Triton and numpy
-have to be there already. Wheels are those that training, evaluation, generation of tokens, these scripts and
-``tests/gpu`` import: no pyarrow (the text is encoded), no tokenizers (nothing is learned), no numba (there is
-no memory), no MLflow, no Snakemake. Only Python's own library is imported here.
+``all.py`` unpacks it, beside `build/gpu`, and its scripts find both. torch, Triton and numpy must be there
+already. The wheels are those that training, evaluation, generation of tokens, these scripts and ``tests/gpu``
+import. The bundle leaves out pyarrow, because the text is encoded, tokenizers, because no tokenizer is
+learned, and numba, because no model reads an n-gram index. It also leaves out MLflow and Snakemake. This file
+imports only Python's own library.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 BUNDLE = ROOT / "build/gpu-bundle"
 FOLDER = Path(os.environ.get("GPU_FOLDER", ROOT / "build/gpu"))
-"""Ignored by git, so it stays where it is on a machine that the tree is copied to again."""
+"""Git ignores this folder, so it survives when the tree is copied to the machine again."""
 DATASET = "pydocs"
 MOST = 60e6
-"""Bytes of a bundle."""
+"""Largest size of a bundle in bytes."""
 
 PACKAGES = [
     *("torchao", "pydantic", "pydantic_core", "annotated-types", "typing-inspection", "typing_extensions"),
@@ -41,7 +42,7 @@ PACKAGES = [
     *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis"),
     *("execnet", "iniconfig", "packaging", "pluggy", "sortedcontainers"),
 ]
-#: By which it is told whether they are here already.
+#: The wheels are unpacked if one of these modules is missing.
 MODULES = ["torchao", "pydantic", "yaml", "click", "psutil", "tqdm", "safetensors", "rich"]
 MODULES += ["tiktoken", "pytest", "pytest_timeout", "xdist", "hypothesis"]
 PLACES = {"text": f"results/shards/{DATASET}", "site": "site"}
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def download(folder: Path, python: str, machine: str) -> None:
-    """Bring the wheels of the versions that constraints.txt names."""
+    """Download the wheels of the versions in constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     known = {plain(name): version for name, _, version in (line.partition("==") for line in lines) if version}
     wanted = [f"{name}=={known[plain(name)]}" for name in PACKAGES]
@@ -84,11 +85,12 @@ def download(folder: Path, python: str, machine: str) -> None:
 
 
 def plain(name: str) -> str:
+    """Return the name of a package as indexes write it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def encode() -> Path:
-    """The shards of the default run's text, none of it kept for a memory; made by the workflow."""
+    """Make the shards of the default run's text by the workflow; return their folder."""
     config = Path(__file__).with_name("training.yaml")
     snakemake = Path(sys.executable).with_name("snakemake")
     environment = {**os.environ, "PATH": f"{snakemake.parent}:{os.environ['PATH']}"}
@@ -98,7 +100,7 @@ def encode() -> Path:
 
 
 def pack(shards: Path, archive: Path) -> str:
-    """Compress a dataset, unless that is done; its digest."""
+    """Compress a dataset unless that is done; return its digest."""
     digest = json.loads((shards / "metadata.json").read_text())["digest"]
     before = read(BUNDLE / "manifest.json")
     if not archive.exists() or before.get("text") != digest:
@@ -109,9 +111,12 @@ def pack(shards: Path, archive: Path) -> str:
     return digest
 
 
-def unpack(bundle: Path = BUNDLE) -> dict[str, str]:
-    """Unpack a bundle, where there is one: its text, and its wheels where this Python lacks any; variables
-    with which scripts find them. Leaves, in words, where wheels are needed and those are for another."""
+def unpack(bundle: Path = BUNDLE) -> list[str]:
+    """Unpack the text of a bundle, and its wheels if this Python lacks one of them, if there is a bundle.
+
+    Returns:
+        The folders of PYTHONPATH.
+    """
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     if (bundle / "manifest.json").exists():
         manifest = read(bundle / "manifest.json")
@@ -121,11 +126,11 @@ def unpack(bundle: Path = BUNDLE) -> dict[str, str]:
             check_python(bundle, manifest)
             site = once("site", json.dumps(manifest), lambda folder: unpack_wheels(bundle, folder))
             paths.append(str(site))
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return [path for path in paths if path]
 
 
 def once(name: str, content: str, make: Callable[[Path], None]) -> Path:
-    """The folder that ``make`` has filled with this content; it is not called where that is done."""
+    """Return the folder that ``make`` filled with this content; call ``make`` only if that is not done."""
     mark, folder = FOLDER / f"{name}.unpacked", FOLDER / PLACES[name]
     if not mark.exists() or mark.read_text() != content:
         mark.unlink(missing_ok=True)
@@ -148,6 +153,7 @@ def unpack_wheels(bundle: Path, folder: Path) -> None:
 
 
 def check_whole(bundle: Path, manifest: dict[str, Any]) -> None:
+    """Exit with the reason if a file is missing or has another size."""
     for name, size in manifest["files"].items():
         path = bundle / name
         if not path.exists() or path.stat().st_size != size:
@@ -155,6 +161,7 @@ def check_whole(bundle: Path, manifest: dict[str, Any]) -> None:
 
 
 def check_python(bundle: Path, manifest: dict[str, Any]) -> None:
+    """Exit with the reason if the wheels are for another Python or processor."""
     here = ".".join(map(str, sys.version_info[:2])), platform.machine()
     held = manifest["python"], manifest["machine"]
     if held != here:

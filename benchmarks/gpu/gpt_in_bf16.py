@@ -1,20 +1,25 @@
-"""The GPT in bf16 on a GPU beside the same in fp32 on a CPU: attention, logits, and the text it writes.
+"""Compare the GPT in bf16 on a GPU with the same in fp32 on a CPU: attention, logits and text.
 
     python benchmarks/gpu/gpt_in_bf16.py
 
-varlen   whether torch has `varlen_attn` here with what `spider.model.gpt.attend` uses, and how far what it
-         gives, forward and backward, is from the mask's in fp32: as a share of the norm
-logits   gpt-d12's with every weight off its neutral start, over windows, and over documents: the largest
-         difference as a share of the largest logit
-greedy   the likeliest text behind `PROMPTS` pieces of text, read and written id by id by the GPT that
-         determinism.py trains. Two texts part where two ids are nearly as likely: the gap is what fp32 has
-         between them there, as a share of its largest logit. After that they are two texts
+Rows:
+    varlen   Whether this torch has `varlen_attn` with the parameters that `spider.model.gpt.attend` uses. How
+             far its results, forward and backward, are from the mask's in fp32, as a share of the norm.
+
+    logits   Those of gpt-d12 with every weight off its neutral start, over windows and over documents. The
+             largest difference is a share of the largest logit.
+
+    greedy   The most likely text after `PROMPTS` pieces of text, by the GPT of trainings.py. Two texts part
+             where two ids are nearly equally likely. The gap is fp32's distance between these two ids, as a
+             share of its largest logit. What follows cannot be compared.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import inspect
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -22,11 +27,10 @@ from typing import Any
 
 import questions
 import torch
-from questions import ROOT, goal
-from steps import spec_of
+from questions import Row, goal
 from texts import corpus
 from torch import Tensor
-from trainings import undisturbed
+from trainings import GPT, spec_of, undisturbed
 
 from spider.checkpoints.load import Checkpoint
 from spider.config import StageSpec
@@ -37,28 +41,28 @@ from spider.model.gpt.attend import attend, view
 from spider.model.interface import Model
 from spider.results import StageFolder
 
-#: Rows, ids of one, most documents of one, and what an S layer sees.
+#: Rows, ids of a row, most documents of a row, and ids that a layer with a short window sees.
 ROWS, LENGTH, MOST, WINDOW = 2, 2048, 74, 1024
 PROMPTS, PROMPT, WRITTEN = 20, 64, 256
-#: How far: attention, as the tests of the kernel have it; logits; the gap where texts part.
+#: Largest distance of attention (as in the kernel's tests), of logits, and of two ids where texts part.
 OFF, LOGITS, GAP = 1e-2, 2e-2, 1e-2
 
 
-def main() -> None:
-    chosen = questions.parser(__doc__).parse_args()
-    question, rehearse = questions.Question("gpt_in_bf16", chosen, goals_of), chosen.rehearse
+def main(chosen: argparse.Namespace) -> int:
+    rehearse = chosen.rehearse
+    question = questions.Question("gpt_in_bf16", chosen, goals_of)
     device = torch.device("cpu" if rehearse else "cuda")
     length = 64 if rehearse else LENGTH
-    question.measure("varlen", 30, partial(varlen, device, length), said_varlen)
+    question.measure("varlen", 30, partial(varlen, device, length), describe_varlen)
     size = {"hidden": 64, "layers": 4, "heads": 2, "short_window": 16} if rehearse else {}
-    spec = spec_of(ROOT / "benchmarks/gpu/gpt.yaml", precision="bf16", model=size)
-    question.measure("logits", 60, partial(logits, spec, device, length), said_logits)
-    question.measure("greedy", 200, partial(greedy, device, rehearse), said_greedy)
-    question.end()
+    spec = spec_of(GPT, precision="bf16", model=size)
+    question.measure("logits", 60, partial(logits, spec, device, length), describe_logits)
+    question.measure("greedy", 200, partial(greedy, device, rehearse), describe_greedy)
+    return question.end()
 
 
 def documents(length: int) -> Tensor:
-    """Of two rows: so many documents and padding behind them, and a single one."""
+    """Return the documents of two rows: many documents and padding, and a single document."""
     begins = torch.linspace(0, length - length // 16, min(MOST, length // 4) + 1).long()
     packed_T = torch.searchsorted(begins, torch.arange(length), right=True)
     packed_T = packed_T.where(torch.arange(length) < begins[-1], 0)
@@ -66,8 +70,8 @@ def documents(length: int) -> Tensor:
 
 
 def varlen(device: torch.device, length: int) -> dict[str, Any]:
-    """Parameters of the kernel's function, and how far attention in bf16 is from that in fp32."""
-    from torch.nn.attention.varlen import varlen_attn  # an error where there is none is the row's
+    """Return the parameters of `varlen_attn`, and how far attention in bf16 is from that in fp32."""
+    from torch.nn.attention.varlen import varlen_attn  # if this torch lacks it, the row has failed
 
     takes = list(inspect.signature(varlen_attn).parameters)
     segments_BT, off = documents(length).to(device), {}
@@ -90,12 +94,12 @@ def varlen(device: torch.device, length: int) -> dict[str, Any]:
 
 
 def logits(spec: StageSpec, device: torch.device, length: int) -> dict[str, Any]:
-    """How far the device's logits are from the CPU's."""
+    """Return how far the device's logits are from the CPU's."""
     torch.manual_seed(0)
     here = build_model(spec.model).eval()
     with torch.no_grad():
         for p in here.parameters():
-            if not p.any():  # gates, and what adds to the stream: the logits of nothing would be near
+            if not p.any():  # gates and projections that start at zero would make all logits alike
                 p.normal_(0, p.shape[-1] ** -0.5)
     here.most_documents = MOST
     there = copy.deepcopy(here).to(device)
@@ -117,7 +121,7 @@ def logits(spec: StageSpec, device: torch.device, length: int) -> dict[str, Any]
 
 
 def greedy(device: torch.device, rehearse: bool) -> dict[str, Any]:
-    """Texts written on the device beside the CPU's, and where they part."""
+    """Generate on the device and on the CPU, and return where the texts part."""
     name = "gpt, fp32" if rehearse else "gpt, bf16"
     written, count = (8, 2) if rehearse else (WRITTEN, PROMPTS)
     stage = StageFolder(undisturbed(name, rehearse))
@@ -138,14 +142,13 @@ def greedy(device: torch.device, rehearse: bool) -> dict[str, Any]:
 def write(
     model: Model, prompts: list[bytes], written: int, precision: AbstractContextManager[Any]
 ) -> list[list[int]]:
-    """The likeliest ids behind each prompt."""
-    how: dict[str, Any] = {"max_bytes": written, "temperature": 0, "seed": 0}
+    """Return the most likely ids after each prompt."""
     with precision:
-        return [list(generate(model, prompt, **how)) for prompt in prompts]
+        return [list(generate(model, prompt, max_bytes=written, temperature=0, seed=0)) for prompt in prompts]
 
 
 def parting(model: Model, prompt: bytes, exact: list[int], narrow: list[int]) -> dict[str, Any]:
-    """After how many ids two texts part, and the gap there; one that has ended is followed by EOS."""
+    """Return after how many ids two texts part, and the gap there; EOS follows a text that has ended."""
     ids, eos = model.tokens.encode(prompt)[:-1].tolist(), model.tokens.eos
     a, b = [*exact, eos], [*narrow, eos]
     same = next(i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other)
@@ -154,7 +157,7 @@ def parting(model: Model, prompt: bytes, exact: list[int], narrow: list[int]) ->
     return {"after": same, "gap": gap.item()}
 
 
-def said_varlen(row: Mapping[str, Any]) -> str:
+def describe_varlen(row: Row) -> str:
     misses = [name for name in ("window_size", "enable_gqa") if name not in row["takes"]]
     words = [f"varlen_attn is here{', without ' + ' and '.join(misses) if misses else ''}"]
     for name, of in row["off"].items():
@@ -162,12 +165,12 @@ def said_varlen(row: Mapping[str, Any]) -> str:
     return "; ".join(words)
 
 
-def said_logits(row: Mapping[str, Any]) -> str:
+def describe_logits(row: Row) -> str:
     each = (f"{name} off by {of['most']:.1e} (norm {of['norm']:.1e})" for name, of in row["off"].items())
     return "; ".join(each)
 
 
-def said_greedy(row: Mapping[str, Any]) -> str:
+def describe_greedy(row: Row) -> str:
     gaps = ", ".join(f"{of['gap']:.1e} after {of['after']}" for of in row["parted"])
     equal = row["texts"] - len(row["parted"])
     return f"{equal} of {row['texts']} texts of {row['ids']} ids equal" + (f"; gaps: {gaps}" if gaps else "")
@@ -177,8 +180,7 @@ def _most(of: Mapping[str, Any]) -> float:
     return max(of[name] for name in ("y", "q", "k", "v"))
 
 
-def goals_of(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """That the kernel is the way, and how near each row has to be."""
+def goals_of(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
     off = list(rows["varlen"]["off"].values()) if "varlen" in rows else []
     by_offsets = sum(of["way"] == "offsets" for of in off) if off else None
     attention = max(map(_most, off), default=None)
@@ -193,4 +195,4 @@ def goals_of(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(questions.parser(__doc__).parse_args()))

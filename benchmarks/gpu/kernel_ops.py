@@ -1,13 +1,14 @@
-"""The ops that ``kernel_speed.py`` measures: arguments at a shape, bytes they must move, and rivals.
+"""Make the ops that ``kernel_speed.py`` measures: arguments at a shape, bytes they must move, and rivals.
 
-Every op is called four ways: its kernel, its twin as it stands, its twin compiled, and where the rows of
-experts are concerned a Python loop over the experts. A backward is the part of autograd behind an op's
-results, given their gradients; the forward is done once, before.
+Every op is called as its kernel, as its torch version as it is, and as that version compiled. An op that
+moves rows of experts is also called as a Python loop over the experts. A backward is the part of autograd
+behind an op's results, given their gradients; its forward is done once, before.
 
-Bytes are what no implementation can avoid: each argument read once, each result written once, padding rows
-included, but no row read of a token that is not valid. P is the static number of rows, at an alignment of 16.
+Bytes are those that every implementation must move: each argument read once and each result written once.
+Padding rows count, rows of tokens that are not valid do not. P is the static number of rows at an alignment
+of 16.
 
-Letters: N tokens, D features, E experts, K experts a token, F hidden width of an expert, P fused rows.
+Letters: N tokens, D features, E experts, K experts per token, F hidden width of an expert, P fused rows.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from spider.tokens import BYTES
 
 ALIGNMENT = 16
 WINDOW = 256
-"""Bytes of a window, of which a batch has N."""
+"""Bytes of a window; a batch has N bytes."""
 
 ROWS = torch.bfloat16
 
-#: How far a layer's results may be off: here and there a token goes elsewhere, for a near tie. In fp8: two
-#: products in a row, each off by 4% at the worst.
+#: Largest distance of a layer's results. In a near tie a token may go to another expert. In fp8 two products
+#: follow each other, each off by 4% at worst.
 OFF, OFF_FP8 = 0.05, 0.15
 
 
@@ -58,17 +59,17 @@ class Shape(NamedTuple):
     K: int
     F: int
     shared: int = 0
-    """Width of the layer's shared expert."""
+    """Width of the layer's shared expert (0: none)."""
     filled: int | None = None
-    """Tokens that are valid; None: all are."""
+    """Number of valid tokens (None: all)."""
 
     @property
     def real(self) -> int:
-        """Tokens that go to experts."""
+        """Return the number of tokens that go to experts."""
         return self.N if self.filled is None else self.filled
 
     def valid(self, device: torch.device) -> Tensor:
-        """Which do, (N,), at random."""
+        """Draw which tokens are valid, (N,)."""
         return torch.rand(self.N, device=device).argsort() < self.real
 
     def __str__(self) -> str:
@@ -77,7 +78,7 @@ class Shape(NamedTuple):
 
 
 class Op(NamedTuple):
-    """The kernel and its twin are called with ``arguments``, of which those that need one get a gradient."""
+    """An op with its arguments; those that require a gradient get one."""
 
     kernel: Callable[..., Any]
     twin: Callable[..., Any]
@@ -85,14 +86,16 @@ class Op(NamedTuple):
     moved: int
     """Bytes, forward."""
     moved_backward: int | None = None
-    """None: it has no derivative."""
+    """Bytes, backward (None: the op has no derivative)."""
     loop: Callable[..., Any] | None = None
-    """The same by a Python loop over the experts, called with the same arguments."""
+    """The same by a Python loop over the experts, with the same arguments."""
 
 
 def routed(s: Shape, device: torch.device) -> tuple[Tensor, Tensor, FusedMapping]:
-    """Logits, choices and their mapping. On a coarse grid logits tie exactly or not at all, so that every
-    implementation chooses alike."""
+    """Return logits, choices and their mapping.
+
+    Logits lie on a coarse grid, so that they tie exactly or not at all and all implementations choose alike.
+    """
     logits_NE = (torch.randn(s.N, s.E, device=device) * 64).round() / 64
     chosen_NK = topk_gate_torch(logits_NE, s.K).masked_fill(~s.valid(device)[:, None], -1)
     return logits_NE, chosen_NK, get_fused_mapping_torch(chosen_NK, s.E, ALIGNMENT)
@@ -166,7 +169,7 @@ def load(s: Shape, device: torch.device) -> Op:
 
 
 def router(s: Shape, device: torch.device) -> Op:
-    """As the model uses it, with gradients from gates, scores and logsumexp."""
+    """Return the router as the model uses it, with gradients from gates, scores and logsumexp."""
     logits_NE = routed(s, device)[0].requires_grad_()
     valid_N = None if s.filled is None else s.valid(device)
     return Op(
@@ -179,7 +182,7 @@ def router(s: Shape, device: torch.device) -> Op:
 
 
 def hashes(s: Shape, device: torch.device) -> Op:
-    """Of N bytes, by the tables of the default configuration."""
+    """Return the hashes of N bytes for the tables of the default configuration."""
     config = EngramConfig()
     ids_BT = torch.randint(0, 256, (max(s.N // WINDOW, 1), min(s.N, WINDOW)), device=device)
     primes = primes_from(config.table_size, len(config.orders) * config.heads)
@@ -189,7 +192,7 @@ def hashes(s: Shape, device: torch.device) -> Op:
 
 
 def memory_gate(s: Shape, device: torch.device) -> Op:
-    """Values in bfloat16 and the rest in float32, as under autocast."""
+    """Return the gate with values in bfloat16 and the rest in float32, as under autocast."""
     h_ND, key_ND = (torch.randn(s.N, s.D, device=device, requires_grad=True) for _ in range(2))
     value_ND = torch.randn(s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
     weight_D = torch.rand(s.D, device=device, requires_grad=True)
@@ -198,8 +201,10 @@ def memory_gate(s: Shape, device: torch.device) -> Op:
 
 
 def memory_conv(s: Shape, device: torch.device) -> Op:
-    """Of windows of 64 rows in bfloat16, as in a narrow stream. What the backward's first kernel hands to its
-    second is not counted as moved."""
+    """Return the convolution of windows of 64 rows in bfloat16, as in a narrow stream.
+
+    The backward has two kernels; the bytes that the first leaves for the second do not count as moved.
+    """
     v_ND = torch.randn(s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
     number_N = torch.arange(s.N, device=device) % 64
     taps_KD = torch.rand(EngramConfig().conv_kernel, s.D, device=device, requires_grad=True)
@@ -209,7 +214,7 @@ def memory_conv(s: Shape, device: torch.device) -> Op:
 
 
 def patch_sums(s: Shape, device: torch.device) -> Op:
-    """Of N bytes, four a patch, in float32 as the stream is."""
+    """Return the sums of N bytes in patches of four, in float32 like the residual stream."""
     x_ND = torch.randn(s.N, s.D, device=device, requires_grad=True)
     patch_N = torch.arange(s.N, device=device) // 4
     edge = torch.arange(s.N // 4 + 1, device=device) * 4
@@ -218,13 +223,13 @@ def patch_sums(s: Shape, device: torch.device) -> Op:
 
 
 def cast_rows(s: Shape, device: torch.device) -> Op:
-    """The fused rows."""
+    """Return the cast of the fused rows."""
     x_PD = torch.randn(s.N * s.K, s.D, device=device, dtype=ROWS)
     return Op(cast_rows_fp8, cast_rows_fp8_torch, (x_PD,), moved=s.N * s.K * (3 * s.D + 4))
 
 
 def cast_columns(s: Shape, device: torch.device) -> Op:
-    """The first weights of the experts, from float32."""
+    """Return the cast of the experts' first weights from float32."""
     w_EDF = torch.randn(s.E, s.D, 2 * s.F, device=device)
     return Op(cast_columns_fp8, cast_columns_fp8_torch, (w_EDF,), moved=s.E * 2 * s.F * (5 * s.D + 4))
 
@@ -247,12 +252,12 @@ OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
 
 
 def has_backward(name: str) -> bool:
-    """Whether an op has a derivative."""
+    """Return whether an op has a derivative."""
     return name in ("expand", "reduce", "route", "normalize", "engram_gate", "engram_conv", "segment_sum")
 
 
 def forward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:
-    """``compiled``: what compiles a function."""
+    """Return the ways to call an op; ``compiled`` compiles a function."""
     arguments = [a.detach() if isinstance(a, Tensor) else a for a in op.arguments]
     ways = {
         "twin": Way(lambda: op.twin(*arguments), gives="twin"),
@@ -265,6 +270,7 @@ def forward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:
 
 
 def backward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:
+    """Return the ways to call the backward of an op."""
     assert op.moved_backward is not None
     ways = {
         "twin": Way(_backward(op.twin, op.arguments), gives="twin"),
@@ -279,7 +285,7 @@ def backward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:
 
 
 def _backward(function: Callable[..., Any], arguments: tuple) -> Callable[[], Any]:
-    """The backward alone. Its forward is done at the first call, so on that call's stream."""
+    """Return the backward alone; its forward runs in the first call, so on the stream of that call."""
     inputs = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
     kept: list[tuple[list[Tensor], list[Tensor]]] = []
 
@@ -297,7 +303,7 @@ def _backward(function: Callable[..., Any], arguments: tuple) -> Callable[[], An
 
 
 def copy_of(moved: int, op: Op) -> Way:
-    """A device's copy that reads half of so many bytes and writes the other half."""
+    """Return a copy on the device that reads half of so many bytes and writes the other half."""
     device = next(a.device for a in op.arguments if isinstance(a, Tensor))
     source = torch.randint(0, 255, (moved // 2,), device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
@@ -305,7 +311,7 @@ def copy_of(moved: int, op: Op) -> Way:
 
 
 def layer_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> dict[str, Way]:
-    """Forward and backward of the model's own layer in bfloat16, with the gradients of both its losses."""
+    """Return forward and backward of the model's layer in bfloat16, with the gradients of both losses."""
     config = MoEConfig(experts=s.E, top_k=s.K, expert_hidden=s.F, shared_hidden=s.shared)
     grouped = _moe(config, s.D, device)
     loop = _moe(config.model_copy(update={"implementation": "loop"}), s.D, device)
@@ -351,10 +357,10 @@ def _moe(config: MoEConfig, dim: int, device: torch.device) -> MoE:
 
 
 def expert_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> dict[str, Way]:
-    """Forward and backward of the expert products alone, from fused rows to fused rows."""
+    """Return forward and backward of the expert products alone, from fused rows to fused rows."""
     mapped = routed(s, device)[2]
     end_E, P = mapped.end_E, int(mapped.end_E[-1])
-    # As many as the model has, of which the products skip those behind the last end, and casts do not.
+    # The model has as many rows. Products skip the rows behind the last end, casts do not.
     x_PD = torch.randn(len(mapped.pos_to_expert_P), s.D, device=device, dtype=ROWS, requires_grad=True)
     up = (torch.randn(s.E, s.D, 2 * s.F, device=device, dtype=ROWS) * s.D**-0.5).requires_grad_()
     down = (torch.randn(s.E, s.F, s.D, device=device, dtype=ROWS) * s.F**-0.5).requires_grad_()

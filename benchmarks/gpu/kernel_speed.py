@@ -1,30 +1,29 @@
-"""The kernels on this device: do they give what their twins give, and how fast, beside torch and a copy.
+"""Compare the kernels on this device with their torch versions: results, and speed beside torch and a copy.
 
     python benchmarks/gpu/kernel_speed.py [--rows 'spider-1b, expand*' ...]
 
-(Not ``kernels.py``: Python looks for modules beside a script first, and a file of that name would hide the
-package ``kernels`` from every script here.)
+A script called ``kernels.py`` would hide the package ``kernels`` from every script here, because Python looks
+for modules beside a script first.
 
-Ops. Each op and each backward is called as a kernel, as its torch twin, as the twin compiled by
-``torch.compile``, where it moves rows of experts as a Python loop over the experts, and beside them a copy on
-the device that moves as many bytes. ``device_time.py`` says how calls are timed, ``kernel_ops.py`` what is
-counted as bytes. A row says of the kernel the microseconds in a CUDA graph, with a cold L2 cache (the graph's
-own start, some microseconds, is in all of them), those of the op called from Python, bytes a second, the
-copy's time over the kernel's, and launches, with those of the twin behind. Every kernel launched, of every
-way, is in the file.
+Ops. ``kernel_ops.py`` makes each op and each backward in several ways and counts the bytes that they must
+move. ``device_time.py`` times the ways. A copy of as many bytes on the device is the floor. The line of a row
+has the kernel's microseconds in a CUDA graph with a cold L2 cache; a few of them are the start of the graph.
+It also has the microseconds of a call from Python, bytes per second, the copy's time over the kernel's, and
+the launches of the kernel and of its torch version. The file has every kernel that any way launched.
 
-Layer. Forward and backward of the model's own layer of experts, weights and input in bfloat16: the loop over
-experts; all experts in one grouped product, rows sorted and gathered by torch, eager and compiled; the same
-by the kernels, eager and compiled, and with the expert products in fp8. Then the expert products alone, from
-fused rows to fused rows. Times are those of calls from Python.
+Layer. Forward and backward of the model's own layer of experts with weights and input in bfloat16. The loop
+calls one expert after the other. The other ways put all experts in one grouped product, with torch's sort and
+gather or with the kernels, in bfloat16 or with fp8 products, eager and compiled. The row ``experts`` has the
+products alone. Times are those of calls from Python.
 
-A way that fails, or whose result is not that of the twin (of the loop, for the layer), says so and has no
-figures. The row ``tests`` is ``pytest tests/gpu``. A rehearsal traces functions without compiling them, and
-the kernels' twins stand in for them.
+A way that fails, or gives a result that differs too much, has an error and no figures. The row ``tests`` is
+``pytest tests/gpu``. A rehearsal captures functions without compiling them, and torch versions stand in for
+the kernels.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import subprocess
 import sys
@@ -37,7 +36,7 @@ import torch
 import torch._functorch.config
 from device_time import Way, measure
 from kernel_ops import OPS, Shape, backward_ways, expert_ways, forward_ways, has_backward, layer_ways
-from questions import ROOT, goal
+from questions import ROOT, Row, goal
 
 from spider.model import build_model
 from spider.model.spider.config import SpiderConfig
@@ -48,7 +47,7 @@ SHAPES = {
     "wide": Shape(N=32_768, D=4096, E=8, K=2, F=1024, shared=1024),
 }
 PATCHES = "patches"
-"""What a layer of the preset's core gets in a micro-batch of the headline's shape."""
+"""Name of the shape that a layer of the preset's core gets in a micro-batch of the headline's shape."""
 REHEARSED = {"odd": Shape(N=33, D=48, E=5, K=3, F=16, filled=20)}
 LAYER, EXPERTS = "layer", "experts"
 
@@ -57,7 +56,7 @@ Makers = dict[str, Callable[[], dict[str, Way]]]
 
 
 def parts(shape: Shape, device: torch.device, compiled: Callable[..., Any]) -> Makers:
-    """What makes the ways of each part."""
+    """Return a function for each part that makes its ways."""
     makers: Makers = {
         LAYER: partial(layer_ways, shape, device, compiled),
         EXPERTS: partial(expert_ways, shape, device, compiled),
@@ -70,45 +69,52 @@ def parts(shape: Shape, device: torch.device, compiled: Callable[..., Any]) -> M
 
 
 def patches(windows: int = 112, length: int = 256) -> Shape:
-    """The shape at which the warm-up times the preset's experts (`Fp8Parts.example`)."""
+    """Return the shape that the warm-up uses for the preset's experts (`Fp8Parts.example`)."""
     with torch.device("meta"):
         config = SpiderConfig()
         own = build_model(config).fp8_parts()
         assert own is not None and config.moe is not None
         part, x_ND = own.example(windows, length, torch.device("meta"))
     moe = config.moe
-    sizes = dict(E=moe.experts, K=moe.top_k, F=moe.expert_hidden, shared=moe.shared_hidden)
-    return Shape(*x_ND.shape, **sizes, filled=part.valid)
+    N, D = x_ND.shape
+    return Shape(
+        N=N,
+        D=D,
+        E=moe.experts,
+        K=moe.top_k,
+        F=moe.expert_hidden,
+        shared=moe.shared_hidden,
+        filled=part.valid,
+    )
 
 
-def main() -> None:
-    chosen = questions.parser(__doc__).parse_args()
+def main(chosen: argparse.Namespace) -> int:
     question = questions.Question("kernel_speed", chosen, lambda rows: goals_of(at("spider-1b", rows)))
     device = torch.device("cpu" if chosen.rehearse else "cuda")
     torch._functorch.config.donated_buffer = False  # a backward is timed many times
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        backend = "aot_eager" if chosen.rehearse else "inductor"
+        backend = "eager" if chosen.rehearse else "inductor"
         return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
 
     shapes = REHEARSED if chosen.rehearse else {**SHAPES, PATCHES: patches()}
     for shape_name, shape in shapes.items():
         for name, make in parts(shape, device, compiled).items():
             call = partial(timed, make, device, 3 if chosen.rehearse else 50)
-            seconds, say = (90, said_layer) if name in (LAYER, EXPERTS) else (20, said_op)
-            question.measure(f"{shape_name}, {name}", seconds, call, say)
+            seconds, describe = (90, describe_layer) if name in (LAYER, EXPERTS) else (20, describe_op)
+            question.measure(f"{shape_name}, {name}", seconds, call, describe)
     if not chosen.rehearse:
-        question.measure("tests", 400, tests, lambda of: of["said"])
-    question.end()
+        question.measure("tests", 400, tests, lambda row: row["summary"])
+    return question.end()
 
 
 def at(shape: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Ways]:
-    """The ways of each part at a shape."""
+    """Return the ways of each part at a shape."""
     return {name.partition(", ")[2]: of["ways"] for name, of in rows.items() if name.startswith(f"{shape}, ")}
 
 
 def timed(make: Callable[[], dict[str, Way]], device: torch.device, repeats: int) -> dict[str, Any]:
-    """One row: all ways of a part. It has failed where the kernels have."""
+    """Time all ways of a part; the row has an error if a way that uses the kernels has one."""
     torch.manual_seed(0)
     ways = make()
     try:
@@ -125,19 +131,21 @@ def timed(make: Callable[[], dict[str, Way]], device: torch.device, repeats: int
 
 
 def tests(where: str = "tests/gpu", workers: int = 12) -> dict[str, Any]:
-    """What ``tests/gpu`` says: kernels against their twins over drawn shapes, the models, fp8. An error names
-    the tests that failed."""
+    """Run ``tests/gpu``: kernels against their torch versions at drawn shapes, the models, and fp8.
+
+    The error of the row names the tests that failed.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "-p", "no:cacheprovider", where]
-    command += ["-k", "not sanitizer"]  # it wants the device for itself
+    command += ["-k", "not sanitizer"]  # it needs the device alone
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=390)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    said = lines[-1] if lines else "nothing"
+    summary = lines[-1] if lines else "no output"
     failed = [line[:160] for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    error = {"error": "; ".join([said, *failed[:12]])} if done.returncode else {}
-    return {"said": said, "tail": lines[-40:], **error}
+    error = {"error": "; ".join([summary, *failed[:12]])} if done.returncode else {}
+    return {"summary": summary, "tail": lines[-40:], **error}
 
 
-def said_op(row: dict[str, Any]) -> str:
+def describe_op(row: Row) -> str:
     ways = row["ways"]
     kernel, twin = ways.get("kernel", {}), ways.get("twin", {})
     time, moved = _time(kernel), ways.get("copy", {}).get("bytes")
@@ -152,7 +160,7 @@ def said_op(row: dict[str, Any]) -> str:
     return "; ".join([*words, others, *_problems(ways)])
 
 
-def said_layer(row: dict[str, Any]) -> str:
+def describe_layer(row: Row) -> str:
     ways = row["ways"]
     loop, best = _best(ways, ("loop",)), _best(ways, ("torch", "torch compiled"))
     words = []
@@ -170,7 +178,7 @@ def _problems(ways: Ways) -> list[str]:
 
 
 def _time(of: Mapping[str, Any]) -> float | None:
-    """In a graph; of a way that cannot be in one, called."""
+    """Return the microseconds in a graph, or of a call if the way cannot be in one."""
     return of.get("replayed_us") or of.get("us")
 
 
@@ -192,7 +200,7 @@ def _best(ways: Ways, of: tuple[str, ...]) -> float | None:
 
 
 def goals_of(found: Mapping[str, Ways]) -> list[dict[str, Any]]:
-    """Each goal with its figure, and whether it is met, missed, or not measured."""
+    """Return the goals at one shape."""
     layer, experts, route = (found.get(name, {}) for name in (LAYER, EXPERTS, "route"))
     ours = _best(layer, ("kernels", "kernels compiled"))
     loop, torch_alone = _best(layer, ("loop",)), _best(layer, ("torch", "torch compiled"))
@@ -221,4 +229,4 @@ def goals_of(found: Mapping[str, Ways]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(questions.parser(__doc__).parse_args()))

@@ -1,8 +1,8 @@
-"""What the questions' models read: text in bytes, or made-up ids, as many as a tokenizer has.
+"""Make the text that the models read: text in bytes, or made-up ids of a large vocabulary.
 
-Speed depends on how many ids there are and how often each is looked up, not on what they stand for. So ids
-are drawn, the n-th of them as often as the n-th of a text's (1/n, Zipf's law), in documents as long as the
-web's; no tokenizer is learned and nothing is encoded.
+Speed depends on the number of ids and on how often each is looked up, not on their meaning. So ids are drawn
+by Zipf's law, the n-th of them with frequency 1/n as in text, in documents as long as the web's. No tokenizer
+is learned and nothing is encoded.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.stored import TOKENIZER, LearnedFrom, StoredTokens
 
-#: Ids of made-up text, and of a document in the middle; a quarter of all are in ones of 2,048 and more.
+#: Ids of made-up text, and the median and spread of a document's ids (log-normal). A quarter of all ids are
+#: in documents of 2,048 and more.
 IDS, MEDIAN, SPREAD = 4_000_000, 561, 0.8
 
 
 def text_for(spec: StageSpec) -> Path:
-    """The folder of encoded text for a stage, packed where its rows are."""
+    """Return the folder of encoded text for a stage, packed if its rows are packed."""
     folder = corpus()[1] if spec.model.vocab_size is None else made_ids(spec.model.vocab_size)
     if spec.settings.packing == "best_fit":
         packed(folder, spec.settings.seq_len)
@@ -34,7 +35,7 @@ def text_for(spec: StageSpec) -> Path:
 
 
 def corpus() -> tuple[str, Path]:
-    """The name and the folder of text in bytes: the bundle's, where that is unpacked, else made-up."""
+    """Return name and folder of text in bytes: the bundle's if it is unpacked, else made-up text."""
     there = FOLDER / "results/shards" / DATASET
     if (there / "metadata.json").exists():
         return DATASET, there
@@ -44,14 +45,16 @@ def corpus() -> tuple[str, Path]:
 
 
 def packed(folder: Path, seq_len: int) -> Packing:
-    """The plan of a dataset's rows, made once."""
+    """Return the plan of a dataset's rows, which is made once."""
     plan = folder / f"packed-{seq_len}.json"
     return Packing.read(plan) if plan.exists() else pack(folder, seq_len)
 
 
 def made_ids(vocab_size: int, count: int = IDS) -> Path:
-    """The folder of text in so many ids, some ``count`` of them, made once. Its tokenizer is one of pairs of
-    bytes that nothing was learned from."""
+    """Return the folder of some ``count`` ids of a vocabulary, which is made once.
+
+    Its tokenizer has pairs of bytes that were not learned from text.
+    """
     folder = FOLDER / "results/shards" / f"made-{vocab_size}"
     if (folder / "metadata.json").exists():
         load_metadata(folder)

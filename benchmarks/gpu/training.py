@@ -1,14 +1,15 @@
-"""A training of the full model, and its evaluation, in slices that end in time and go on where they were.
+"""Train the full model and evaluate it, in slices that end in time and go on where they were.
 
     python benchmarks/gpu/training.py [--minutes 9]
 
-Trains ``training.yaml`` by `spider train`. When a slice's time is over it is asked to stop (SIGTERM): it
-saves and leaves with status 75, and the next slice, now or in another call, goes on. Slices last as long as
-there are minutes left. The last row is `spider evaluate`: bits per byte, beside the compressors.
+``training.yaml`` is trained by `spider train`. When the time of a slice is over, the process gets a SIGTERM,
+saves and leaves with status 75. The next slice goes on, in this call or another. A slice lasts as long as
+there are minutes left. The last row is `spider evaluate`: bits per byte beside the compressors.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import subprocess
@@ -21,20 +22,20 @@ from typing import Any
 
 import questions
 import yaml
-from questions import FOLDER, MISSING, ROOT, goal
+from questions import FOLDER, MISSING, ROOT, Row, goal
 from texts import corpus
+from trainings import SMOKE
 
 from spider.config import load_config
 from spider.files import read_json, write_json
 from spider.results import Results, StageFolder
 
 CONFIG = Path(__file__).with_name("training.yaml")
-#: Minutes: what a slice takes at least to be worth it, and what saving, or an evaluation, takes at most.
+#: Minutes: the shortest slice that is worth it, and the most that saving and an evaluation take.
 LEAST, SAVING, EVALUATING = 2.0, 1.5, 3.0
 
 
-def main() -> None:
-    chosen = questions.parser(__doc__).parse_args()
+def main(chosen: argparse.Namespace) -> int:
     question = questions.Question("training", chosen, goals_of)
     path = configuration(chosen.rehearse)
     config = load_config(path)
@@ -42,7 +43,7 @@ def main() -> None:
     stage = config.run(run).stages[0].name
     folder = Results(Path(config.results)).stage(run, stage)
     if question.rows and not folder.path.exists():
-        print("what was trained lay on another machine: from the beginning", flush=True)
+        print("the folder of the training is gone: it begins again", flush=True)
         question.rows.clear()
     while not folder.receipt.exists():
         slices = sum(name.startswith("slice") for name in question.rows)
@@ -55,23 +56,23 @@ def main() -> None:
             return chosen.rehearse and not slices and last_row(folder)["step"] > began  # noqa: B023
 
         call = partial(train, path, run, stage, folder, minutes, enough)
-        if question.measure(name, 0, call, said_slice) is None:
-            break  # it failed, or other rows were asked for
+        if question.measure(name, 0, call, describe_slice) is None:
+            break  # it failed, or --rows leaves it out
     if folder.receipt.exists():
         call = partial(evaluate, path, run, stage, folder)
-        question.measure("evaluation", 60 * EVALUATING, call, said_evaluation)
-    question.end()
+        question.measure("evaluation", 60 * EVALUATING, call, describe_evaluation)
+    return question.end()
 
 
 def configuration(rehearse: bool) -> Path:
-    """The file to train by; of a rehearsal, one made from it."""
+    """Write the configuration with its text, and for a rehearsal with a small model; return the file."""
     raw = yaml.safe_load(CONFIG.read_text())
     run = raw["runs"]["spider-1b"]
     name, _ = corpus()
     raw["results"], run["data"] = str(FOLDER / "results"), name
     raw["datasets"] = {name: raw["datasets"].get(name, {"source": {"kind": "mock"}})}
     if rehearse:
-        smoke = yaml.safe_load((ROOT / "presets/smoke.yaml").read_text())["runs"]["smoke"]
+        smoke = yaml.safe_load(SMOKE.read_text())["runs"]["smoke"]
         run |= {"model": smoke["model"], "precision": "fp32", "resources": {}}
         run["defaults"] = {**smoke["defaults"], "ckpt_every": 1000}
         run["stages"] = [{"name": "main", "max_steps": 20, "schedule": "wsd", "warmup_steps": 5}]
@@ -82,6 +83,7 @@ def configuration(rehearse: bool) -> Path:
 
 
 def spider(path: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a `spider` command."""
     command = [sys.executable, "-m", "spider.cli", "--config", str(path), *words]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
@@ -89,7 +91,7 @@ def spider(path: Path, *words: str) -> subprocess.Popen[str]:
 def train(
     path: Path, run: str, stage: str, folder: StageFolder, minutes: float, enough: Callable[[int], bool]
 ) -> dict[str, Any]:
-    """One slice; ``enough``, given the step it began at, ends it before its time."""
+    """Train one slice; it ends early if ``enough`` of its first step is true."""
     began, before = time.monotonic(), last_row(folder)
     process = spider(path, "train", run, stage)
     while process.poll() is None and time.monotonic() < began + 60 * minutes and not enough(before["step"]):
@@ -114,12 +116,13 @@ def train(
 
 
 def last_row(folder: StageFolder) -> dict[str, Any]:
-    """Of the metrics."""
+    """Return the last row of the metrics."""
     lines = folder.metrics.read_text().splitlines() if folder.metrics.exists() else []
     return json.loads(lines[-1]) if lines else {"step": 0, "metrics": {}}
 
 
 def evaluate(path: Path, run: str, stage: str, folder: StageFolder) -> dict[str, Any]:
+    """Evaluate the stage and write its sample."""
     for command in ("evaluate", "sample"):
         process = spider(path, command, run, stage)
         _, said = process.communicate(timeout=600)
@@ -132,7 +135,7 @@ def evaluate(path: Path, run: str, stage: str, folder: StageFolder) -> dict[str,
     return {**{name: measured[name] for name in known}, **written, "trained": trained}
 
 
-def said_slice(row: Mapping[str, Any]) -> str:
+def describe_slice(row: Row) -> str:
     loss, speed = row["metrics"].get("train/bpb"), row["metrics"].get("train/bytes_per_second")
     figures = "" if loss is None else f", {loss:.3f} bits per byte in training"
     figures += "" if speed is None else f", {speed:,.0f} bytes/s"
@@ -140,7 +143,7 @@ def said_slice(row: Mapping[str, Any]) -> str:
     return f"{row['minutes']:.1f} minutes, steps {row['from_step']} to {row['to_step']}{figures}; {state}"
 
 
-def said_evaluation(row: Mapping[str, Any]) -> str:
+def describe_evaluation(row: Row) -> str:
     trained = row["trained"]
     others = ", ".join(f"{name} {rate:.3f}" for name, rate in row["compressors"].items())
     steps = f"after {trained['steps']} steps, {trained['bytes']:,} bytes in {trained['seconds']:.0f} s"
@@ -148,11 +151,11 @@ def said_evaluation(row: Mapping[str, Any]) -> str:
     return f"{row['bpb']:.4f} bits per byte {scored} ({others}), {steps}"
 
 
-def goals_of(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def goals_of(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
     row = rows.get("evaluation")
     figure = row["bpb"] - min(row["compressors"].values()) if row and row["compressors"] else None
     return [goal("bits per byte below the best compressor's", figure, lambda x: x < 0)]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(questions.parser(__doc__).parse_args()))

@@ -1,29 +1,32 @@
-"""Short trainings of a model with all of the Spider's parts, and of a GPT on packed rows of documents, each
-in a process of its own, and their bytes.
+"""Configurations of trainings, and short trainings that determinism.py and gpt_in_bf16.py share.
 
-determinism.py   two of them end with the same
-resume.py        one that is killed ends with the same as one that is not
-gpt_in_bf16.py   the GPT that was trained writes on the GPU what it writes on the CPU
+One model has all parts of the Spider; the other is a GPT on packed rows of documents. Each is large enough to
+run every kernel that a large one runs, and small enough to have small checkpoints.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from questions import FOLDER, ROOT, code_digest, goal
-from steps import spec_of
+import questions
+import yaml
+from questions import FOLDER, ROOT, code_digest
 from texts import text_for
 
-from spider.config import StageSpec
-from spider.files import read_json
+from spider.config import Config, StageSpec, load_config, merged
 from spider.results import StageFolder
+from spider.training import stage
 
-#: Large enough for every kernel that a large one runs, small enough that its checkpoints are.
+PRESET = ROOT / "presets/spider-1b.yaml"
+SMOKE = ROOT / "presets/smoke.yaml"
+GPT = ROOT / "benchmarks/gpu/gpt.yaml"
+#: The shape of the original's headline figure.
+HEADLINE = {"micro_batch": 112, "seq_len": 256, "grad_accum": 4, "n_loops": 6}
+#: What rehearsals change: no compiler.
+SLOW = {"precision": "fp32", "compile": False}
+STAGE = "steps"
+
 MODEL: dict[str, Any] = {
     "hidden": 512,
     "ffn_hidden": 1024,
@@ -32,105 +35,89 @@ MODEL: dict[str, Any] = {
     "engram": {"layers": [1], "table_size": 5003, "byte_orders": [3, 4]},
     "recurrence": {"layers": 3, "loops": 3},
 }
-#: The same of the GPT: windows that are shorter than rows, and heads that share keys. It reads bytes, which
-#: are text, so that what it writes is likelier than the rest.
+#: The GPT's windows are shorter than its rows, and its heads share keys. It reads bytes of real text, so that
+#: the text it writes is more likely than the rest.
 GPT_MODEL = {"hidden": 512, "layers": 4, "heads": 4, "kv_heads": 2, "short_window": 64}
 GPT_SHAPE = {"seq_len": 256, "micro_batch": 32, "grad_accum": 2, "packing": "best_fit", "attend": "document"}
-PATIENCE = 240
-"""Seconds that one may take."""
+SECONDS = 240
+"""Longest time of one short training."""
 
 
-def spec_for(name: str, rehearse: bool) -> StageSpec:
-    """The training of this name, a precision or, of the GPT, ``gpt`` and one: compiled, with a checkpoint
-    every few steps."""
+def config_of(configuration: Path, *, stage: dict[str, Any] | None = None, **changes: Any) -> Config:
+    """Return a configuration with its first run changed, without an n-gram index and with one stage.
+
+    Args:
+        stage: settings of the stage (default: it never ends and never saves).
+        changes: merged into the run.
+    """
+    raw = yaml.safe_load(configuration.read_text())
+    name, run = next(iter(raw["runs"].items()))
+    if isinstance(run["model"], str):
+        run["model"] = {"preset": run["model"]}
+    run["model"]["memory"] = None
+    endless = {
+        "max_steps": 10**6,
+        "ckpt_every": 10**6,
+        "ckpt_minutes": None,
+        "log_every": 10**6,
+        "schedule": "constant",
+    }
+    run = merged(run, changes) | {"stages": [{"name": STAGE, **(stage or endless)}]}
+    return load_config(raw | {"runs": {name: run}})
+
+
+def spec_of(configuration: Path, **changes: Any) -> StageSpec:
+    """Return the stage of `config_of`."""
+    config = config_of(configuration, **changes)
+    return config.stage(next(iter(config.runs)), STAGE)
+
+
+def short_training(name: str, rehearse: bool) -> StageSpec:
+    """Return a training that saves every few steps.
+
+    Args:
+        name: its precision, or for the GPT ``gpt`` and its precision: ``gpt, bf16``.
+    """
     family, _, precision = name.rpartition(", ")
     steps, every = (12, 3) if rehearse else (60, 10)
-    stage = {"max_steps": steps, "ckpt_every": every, "log_every": every, "warmup_steps": 5, "keep_last": 2}
-    stage["ckpt_minutes"] = None
-    if family == "gpt":
+    stage = {
+        "max_steps": steps,
+        "ckpt_every": every,
+        "ckpt_minutes": None,
+        "log_every": every,
+        "warmup_steps": 5,
+        "keep_last": 2,
+    }
+    how = {"stage": stage, "precision": precision, "compile": not rehearse}
+    if family == "gpt" and rehearse:
         size = {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "short_window": 16}
-        smaller = {"seq_len": 64, "micro_batch": 2} if rehearse else {}
-        given = {"model": size if rehearse else GPT_MODEL, "defaults": {**GPT_SHAPE, **smaller}}
-        given |= {"data": "text", "precision": precision, "compile": not rehearse}
-        return spec_of(ROOT / "benchmarks/gpu/gpt.yaml", stage=stage, **given)
+        shape = {**GPT_SHAPE, "seq_len": 64, "micro_batch": 2}
+        return spec_of(GPT, data="text", model=size, defaults=shape, **how)
+    if family == "gpt":
+        return spec_of(GPT, data="text", model=GPT_MODEL, defaults=GPT_SHAPE, **how)
     if rehearse:
-        return spec_of(ROOT / "presets/smoke.yaml", stage=stage, precision=precision, compile=False)
+        return spec_of(SMOKE, **how)
     shape = {"seq_len": 256, "micro_batch": 32, "grad_accum": 2, "n_loops": None, "lr": 1e-3}
-    given = {"model": MODEL, "defaults": shape, "precision": precision, "compile": True}
-    return spec_of(ROOT / "presets/spider-1b.yaml", stage=stage, **given)
+    return spec_of(PRESET, model=MODEL, defaults=shape, **how)
 
 
 def folder_for(name: str) -> Path:
-    """Where one trains, apart for each state of the code."""
+    """Return the folder of a training, which is another for each state of the code."""
     return FOLDER / "work" / f"{name.replace(', ', '-')}-{code_digest()}"
 
 
-def start(spec: StageSpec, folder: Path) -> subprocess.Popen[str]:
-    """Begin a training, or go on with it."""
-    order = json.dumps([spec.model_dump(mode="json"), str(folder), str(text_for(spec))])
-    said: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, __file__, order], **said)
+def start(spec: StageSpec, folder: Path) -> tuple[Any, Any]:
+    """Begin a training, or go on with it, in a process of its own; `questions.finish` waits for it."""
+    return questions.start(_train, spec, folder, text_for(spec))
 
 
-def finish(process: subprocess.Popen[str]) -> None:
-    """Wait until it has ended well; `RuntimeError` with its last line."""
-    try:
-        _, said = process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise RuntimeError(f"hangs: not done in {PATIENCE} s") from None
-    if process.returncode:
-        lines = [line for line in said.splitlines() if line.strip()]
-        raise RuntimeError(lines[-1] if lines else f"exit status {process.returncode}")
-
-
-def bytes_of(folder: Path) -> dict[str, Any]:
-    """What a finished training came to: the digest of every tensor file, and its curve."""
-    stage = StageFolder(folder)
-    receipt = read_json(stage.receipt)
-    held = read_json(folder / receipt["checkpoint"] / "manifest.json")["files"]
-    rows = [json.loads(line) for line in stage.metrics.read_text().splitlines()]
-    shown = ("train/loss", "train/grad_norm")
-    curve = {f"step {row['step']}": [row["metrics"][name] for name in shown] for row in rows}
-    return {name: of["sha256"] for name, of in held.items() if "safetensors" in name} | curve
+def _train(spec: StageSpec, folder: Path, text: Path) -> None:
+    stage.train(spec, folder, text)
 
 
 def undisturbed(name: str, rehearse: bool) -> Path:
-    """The folder of a training that nothing happens to, done once."""
+    """Return the folder of a finished short training, which is trained once."""
     folder = folder_for(f"undisturbed, {name}")
     if not StageFolder(folder).receipt.exists():
-        finish(start(spec_for(name, rehearse), folder))
+        questions.finish(*start(short_training(name, rehearse), folder), seconds=SECONDS)
     return folder
-
-
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """What is not the same in both."""
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
-
-
-def said(row: dict[str, Any]) -> str:
-    """Of a row that compares two."""
-    same = "the same bytes" if not row["differ"] else f"DIFFERENT: {', '.join(map(str, row['differ'][:6]))}"
-    kills = f" after {row['kills']} SIGKILLs" if "kills" in row else ""
-    return f"{same}{kills} ({row['compared']} compared)"
-
-
-def goals_of(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """That nothing differs in any row."""
-    goals = []
-    for name, row in rows.items():
-        kills = f" after {row['kills']} kills" if "kills" in row else ""
-        goals.append(goal(f"{name}: nothing differs{kills}", float(len(row["differ"])), lambda x: not x))
-    return goals
-
-
-def precisions(rehearse: bool) -> tuple[str, ...]:
-    return ("fp32",) if rehearse else ("bf16", "fp8")
-
-
-if __name__ == "__main__":
-    from spider.training.stage import train
-
-    given, at, text = json.loads(sys.argv[1])
-    train(StageSpec.model_validate(given), Path(at), Path(text))

@@ -1,13 +1,13 @@
-"""Time of calls on a GPU, and what each launches.
+"""Time calls on a GPU, and count what each launches.
 
-Ways take turns, a call each, so that a slow moment hits all alike. Before each call 512 MB are read, which
-puts other data into the L2 cache (50 MB on an H100) and gives the host time to run ahead, so that events
-before and after a call measure the device, not Python. A call of more host time than that (170 us on an H100)
-does show it: ``us`` is what a user of uncompiled code waits for. ``replayed_us`` is the same call replayed as
-a CUDA graph, in which the host has no part. Both are medians. A call that waits for the device cannot be in a
-graph. Memory that calls take comes from torch's allocator and is not counted.
+Ways take turns, one call each, so a slow moment affects all alike. Before each call 512 MB are read. That
+puts other data into the L2 cache (50 MB on an H100) and lets the host run ahead, so the events around a call
+measure the device and not Python. A call whose host time exceeds that (170 us on an H100) shows it: ``us`` is
+what a user of uncompiled code waits for. ``replayed_us`` is the same call replayed as a CUDA graph, without
+the host. Both are medians. A call that waits for the device cannot be in a graph. The memory of a call comes
+from torch's allocator and does not count.
 
-On a CPU ``us`` is by the clock, and there are no launches and no graphs.
+On a CPU ``us`` is measured by the clock, and launches and graphs are missing.
 """
 
 from __future__ import annotations
@@ -27,27 +27,30 @@ from kernels import switch
 
 FLUSHED = 512 * 10**6
 SETTLE = 3
-"""Untimed calls of each way: compilation, autotuning, the allocator."""
+"""Untimed calls of each way, for compilation, autotuning and the allocator."""
 
 
 class Way(NamedTuple):
     call: Callable[[], Any]
     kernels: switch.Mode = "torch"
-    """What ``kernels.switch`` has chosen when it is called."""
+    """Choice of ``kernels.switch`` for the call."""
     gives: str | None = None
-    """The way whose result it must give; None: it has no result like the others'."""
+    """The way whose result it must give (None: its result is not compared)."""
     off: float = 0.01
-    """How far from that, as a share of its norm: sums of bfloat16 in another order are off by less."""
+    """Largest distance as a share of the norm. Sums of bfloat16 in another order differ by less."""
     moved: int | None = None
-    """Bytes."""
+    """Bytes that the call must move."""
 
 
 def measure(ways: Mapping[str, Way], device: torch.device, repeats: int) -> dict[str, dict[str, Any]]:
-    """For each way its ``bytes``, ``us``, ``replayed_us`` (None without a graph, and then perhaps
-    ``graph_error``), ``launches`` (None on a CPU) and ``parts``, the name, microseconds and calls of each
-    kernel; or only its ``error``, one line.
+    """Time the ways in turn.
 
-    A result further off than a way may be is an error, too: a figure of a wrong result says nothing.
+    Returns:
+        For each way its ``bytes``, ``us``, ``replayed_us``, ``launches`` and ``parts``.
+
+        ``replayed_us`` is None without a graph, and ``graph_error`` may say why. ``launches`` is None on a
+        CPU. ``parts`` holds name, microseconds and calls of each kernel. A way that failed has only its
+        ``error``, one line. A result that is too far off is an error, because its figures mean nothing.
     """
     found: dict[str, dict[str, Any]] = {}
     calls: dict[tuple[str, str], tuple[switch.Mode, Callable[[], Any]]] = {}
@@ -62,8 +65,7 @@ def measure(ways: Mapping[str, Way], device: torch.device, repeats: int) -> dict
                     _compare(result, ways[way.gives], way.off)
                 del result
                 calls[name, "us"] = way.kernels, way.call
-            # Whatever a way dies of, from a compiler's complaint to lack of memory, the others are measured.
-            except Exception as error:
+            except Exception as error:  # the other ways are measured whichever error ends this one
                 found[name] = {"error": _first_line(error)}
                 continue
             try:
@@ -78,8 +80,10 @@ def measure(ways: Mapping[str, Way], device: torch.device, repeats: int) -> dict
 
 
 def _own_stream(device: torch.device) -> Any:
-    """A stream on which graphs can be captured. Forward passes outside a graph whose backward lies inside
-    have to run on the same one."""
+    """Enter a stream that can capture graphs.
+
+    A backward pass inside a graph needs its forward pass on the same stream.
+    """
     if device.type != "cuda":
         return nullcontext()
     torch.cuda.synchronize()
@@ -94,7 +98,7 @@ def _graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
 
 
 def _waits(call: Callable[[], Any]) -> bool:
-    """Whether the call waits for the device."""
+    """Return whether the call waits for the device."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -111,7 +115,7 @@ def _waits(call: Callable[[], Any]) -> bool:
 def _in_turn(
     calls: Mapping[Any, tuple[switch.Mode, Callable[[], Any]]], device: torch.device, repeats: int
 ) -> dict[Any, list[float]]:
-    """Seconds of each call, each time."""
+    """Return the seconds of each call, each time."""
     marks: dict[Any, list[tuple[Any, Any]]] = defaultdict(list)
     if device.type == "cuda":
         other_data = torch.ones(FLUSHED // 4, device=device)
@@ -138,7 +142,7 @@ def _in_turn(
 
 
 def _launches(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
-    """Kernels, copies and clearings of one call, by CUPTI."""
+    """Return the kernels, copies and memory sets of one call, counted by CUPTI."""
     if device.type != "cuda":
         call()
         return {"launches": None, "parts": []}
@@ -154,8 +158,10 @@ def _launches(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
 
 
 def kernel_times(profiler: Any) -> dict[str, list[float]]:
-    """Microseconds of each call of each kernel, copy and clearing that ran on a GPU. A graph's annotations
-    ("## Call CompiledFxGraph") span kernels, and would count their time once more."""
+    """Return the microseconds of each call of each kernel, copy and memory set on a GPU.
+
+    A graph's annotations ("## Call CompiledFxGraph") span kernels and would count their time again.
+    """
     took: dict[str, list[float]] = defaultdict(list)
     for event in profiler.events():
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
@@ -171,7 +177,7 @@ def _compare(result: Any, other: Way, most: float) -> None:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """How far ``a`` is from ``b``, as a share of the norm of ``b``; integers are equal or infinitely far."""
+    """Return the distance of ``a`` from ``b`` as a share of the norm of ``b``; inf for unequal integers."""
     if not b.is_floating_point():
         return 0.0 if torch.equal(a, b) else torch.inf
     off = (torch.dist(a.float(), b.float()) / b.float().norm().clamp(min=1e-30)).item()
