@@ -1,17 +1,18 @@
-"""What every benchmark shares: its two options, the machine it ran on, a table, a JSON file."""
+"""Share what every benchmark needs: options, the machine, the workflow, times, a table and a JSON file."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 from rich.console import Console
@@ -19,10 +20,13 @@ from rich.table import Table
 
 from spider.files import write_json
 
+ROOT = Path(__file__).parents[1]
+PROGRAMS = Path(sys.executable).parent
+
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options of every benchmark: ``--quick`` and ``--json FILE``."""
-    options = argparse.ArgumentParser(description=description)
+    """Return a parser of the options of every benchmark: ``--quick`` and ``--json FILE``."""
+    options = argparse.ArgumentParser(description=description.splitlines()[0])
     options.add_argument("--quick", action="store_true", help="small inputs, for a look and for tests")
     options.add_argument(
         "--json", type=Path, metavar="FILE", help="write machine, settings and figures there"
@@ -30,13 +34,8 @@ def parser(description: str) -> argparse.ArgumentParser:
     return options
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """Parse those options and no others."""
-    return parser(description).parse_args()
-
-
 def machine(packages: Sequence[str] = ()) -> dict[str, str]:
-    """Processor, cores, memory, system, Python and the versions of ``packages``."""
+    """Return processor, cores, memory, system, Python and the versions of ``packages``."""
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -52,25 +51,30 @@ def machine(packages: Sequence[str] = ()) -> dict[str, str]:
     }
 
 
-def network_alone(raw: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of one run whose model reads no memory, and is trained on all that is not held out, in
-    windows of 256: for what is measured of the network alone."""
-    (run,) = raw["runs"].values()
-    model = {"preset": run["model"]} if isinstance(run["model"], str) else run["model"]
-    datasets = {name: {**dataset, "memory": 0.0} for name, dataset in raw["datasets"].items()}
-    (name,) = raw["runs"]
-    run = {**run, "model": {**model, "memory": None}}
-    run["defaults"] = {**run["defaults"], "seq_len": 256, "micro_batch": 16}
-    return {**raw, "datasets": datasets, "runs": {name: run}}
+def workflow(configuration: dict[str, Any], results: Path, *targets: str | Path) -> float:
+    """Run the workflow of a configuration and return its seconds.
+
+    Args:
+        results: folder of the results. What is there already is not made again.
+        targets: rules or files (default: all).
+    """
+    results.parent.mkdir(parents=True, exist_ok=True)
+    path = results.with_suffix(".json")
+    write_json(path, {**configuration, "results": str(results)})
+    command = [PROGRAMS / "snakemake", "--snakefile", ROOT / "Snakefile", "--configfile", path]
+    command += ["--profile", ROOT / "profiles/default", "--quiet", "rules", "--", *targets]
+    began = time.perf_counter()
+    subprocess.run(command, cwd=results.parent, check=True)
+    return time.perf_counter() - began
 
 
 def interleaved(
     ways: Mapping[str, Callable[[], Any]], repeats: int, prepare: Callable[[], None] | None = None
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds of each way by the clock, and of this process's processor time.
+    """Return the median seconds of each way by the clock, and of this process's processor time.
 
-    The ways take turns, so that a slow minute of the machine hits all alike; ``prepare`` runs, untimed,
-    before each, so that all find the same disk and memory.
+    The ways take turns, so a slow minute of the machine affects all alike. ``prepare`` runs before each and
+    does not count, so all find the same disk and memory.
     """
     clock: dict[str, list[float]] = {name: [] for name in ways}
     processor: dict[str, list[float]] = {name: [] for name in ways}
@@ -82,8 +86,15 @@ def interleaved(
             way()
             clock[name].append(time.perf_counter() - began)
             processor[name].append(time.process_time() - used)
-    medians = [{name: median(values) for name, values in times.items()} for times in (clock, processor)]
-    return medians[0], medians[1]
+    return (
+        {name: median(values) for name, values in clock.items()},
+        {name: median(values) for name, values in processor.items()},
+    )
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return mean and sample standard deviation."""
+    return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -94,16 +105,6 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     for row in rows:
         table.add_row(*row)
     _console().print(table)
-
-
-def show_goals(title: str, goals: Sequence[Mapping[str, Any]], quick: bool) -> None:
-    """Print what was aimed at and how it came out; of ``--quick``, that it says nothing about speed."""
-    if quick:
-        print("Small inputs: these figures say that the benchmark works, and nothing about speed.")
-        return
-    print(f"{title}:")
-    for goal in goals:
-        print(f"  {goal['goal']}: {goal['outcome']}")
 
 
 def _console() -> Console:
@@ -118,7 +119,7 @@ def report(
     options: argparse.Namespace,
     packages: Sequence[str] = (),
 ) -> None:
-    """Print the machine and a table; write ``figures`` where ``--json`` asks for them."""
+    """Print the machine and a table, and write ``figures`` to the file of ``--json``."""
     where = machine(packages)
     _console().print(
         "  ".join(f"{key}: {value}" for key, value in where.items()), highlight=False, style="dim"

@@ -1,11 +1,14 @@
-"""Encoding speed: ours, the per-document list, `datasets.map`, and the bound.
+"""Measure encoding: ours, a Python list for each document, `datasets.map`, and the bound.
 
 Text is cut from the sources of the installed Python into documents of FineWeb-Edu's sizes (log-normal, 4.5 kB
-on average) in a fresh snappy parquet with row groups of 1000, as the hub's files have. Every way runs in one
-process pinned to one core, reads the same columns and takes turns with the others; MB/s is raw text, medians.
-The bound decodes and writes as many bytes as the shards have, and does nothing else. Ours makes its files
-durable (fsync before the rename), so the bound is given with and without. Two cores: a part in each of two
-processes at once. MB a core second counts processor time, which a busy machine disturbs less than the clock.
+on average). The file is a fresh snappy parquet with row groups of 1000, like the hub's files. Every way runs
+in one process on one core, reads the same columns and takes turns with the others. MB/s counts raw text, in
+medians.
+
+The bound decodes, writes as many bytes as the shards have, and does nothing else. Ours also flushes its files
+to the disk (fsync before the rename), so the bound is given with and without. The last way encodes a part in
+each of two processes at once. MB per core second counts processor time, which a busy machine disturbs less
+than the clock.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from common import arguments, interleaved, report
+from common import interleaved, parser, report
 
 from spider.config import Dataset, PydocsSource
 from spider.data.encode import encode_part
@@ -35,79 +38,67 @@ BOS, EOS = BYTES.bos, BYTES.eos
 
 
 def main() -> None:
-    options = arguments(__doc__.splitlines()[0])
+    options = parser(__doc__ or "").parse_args()
     megabytes, repeats = (20, 3) if options.quick else (200, 7)
     cores = sorted(os.sched_getaffinity(0))
-    folder = Path(tempfile.mkdtemp(prefix="spider-benchmark-", dir=os.environ.get("TMPDIR")))
-    try:
-        text_bytes = write_parquet(folder / "whole.parquet", megabytes * 10**6)
-        small_bytes = write_parquet(folder / "small.parquet", text_bytes // 4)
-        os.sched_setaffinity(0, cores[:1])
-        pa.set_cpu_count(1)
-        encode_part(folder / "small.parquet", folder / "ours", "000", DATASET)
-        map_documents(folder / "small.parquet", folder / "warm")
-
-        records = encode_part(folder / "whole.parquet", folder / "ours", "000", DATASET)
-        output_bytes = sum(2 * r["tokens"] + 8 * r["documents"] for r in records.values())
-        seconds, core_seconds = interleaved(
-            {
-                "ours": lambda: encode_part(folder / "whole.parquet", folder / "out", "000", DATASET),
-                "bound": lambda: bound(
-                    folder / "whole.parquet", folder / "out" / "bound.bin", output_bytes, False
-                ),
-                "bound, fsync": lambda: bound(
-                    folder / "whole.parquet", folder / "out" / "bound.bin", output_bytes, True
-                ),
-                "decode only": lambda: bound(
-                    folder / "whole.parquet", folder / "out" / "bound.bin", 0, False
-                ),
-                "list per document": lambda: list_documents(
-                    folder / "small.parquet", folder / "out" / "list.bin"
-                ),
-                "datasets.map": lambda: map_documents(folder / "small.parquet", folder / "out" / "map"),
-            },
-            repeats,
-            lambda: clear(folder / "out", output_bytes),
-        )
-        size = dict.fromkeys(seconds, text_bytes)
-        size |= dict.fromkeys(("list per document", "datasets.map"), small_bytes)
-        rate = {name: size[name] / s / 1e6 for name, s in seconds.items()}
-        core_rate = {name: size[name] / s / 1e6 for name, s in core_seconds.items()}
-        rate["index job (SHA-256)"] = text_bytes / hashing(folder) / 1e6
-        if len(cores) > 1:
-            alone, together = two_processes(folder / "whole.parquet", folder, cores[:2], max(3, repeats // 2))
-            rate["ours, two processes"] = 2 * text_bytes / together / 1e6
-        figures = {
-            "text_bytes": text_bytes,
-            "documents": sum(r["documents"] for r in records.values()),
-            "mb_per_s": rate,
-            "mb_per_core_second": core_rate,
-            "share_of_bound": rate["ours"] / rate["bound"],
-            "share_of_bound_fsync": rate["ours"] / rate["bound, fsync"],
-            "share_of_bound_core": core_rate["ours"] / core_rate["bound"],
-            "times_list": rate["ours"] / rate["list per document"],
-            "times_list_core": core_rate["ours"] / core_rate["list per document"],
-            "times_map": rate["ours"] / rate["datasets.map"],
-            "speedup_on_two_cores": 2 * alone / together if len(cores) > 1 else None,
-        }
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="encode-") as scratch:
+        folder = Path(scratch)
+        rate, core_rate, together = measure(folder, megabytes, repeats, cores)
     rows = [
         [name, f"{value:,.0f}", f"{core_rate[name]:,.0f}" if name in core_rate else ""]
         for name, value in rate.items()
     ]
-    columns = ["way", "MB/s of text", "MB a core second"]
+    figures = {"mb_per_s": rate, "mb_per_core_second": core_rate, "two_processes_to_one": together}
+    for name in ("bound", "bound, fsync", "list per document", "datasets.map"):
+        ratio, core_ratio = rate["ours"] / rate[name], core_rate["ours"] / core_rate[name]
+        rows.append([f"ours / {name}", f"{ratio:.2f}x", f"{core_ratio:.2f}x"])
+    if together:
+        rows.append(["two processes on two cores / one", f"{together:.2f}x", ""])
+    columns = ["way", "MB/s of text", "MB per core second"]
     report("Encoding one part", columns, rows, figures, options, ["pyarrow", "numpy"])
-    shares = (figures["share_of_bound"], figures["share_of_bound_fsync"], figures["share_of_bound_core"])
-    print("share of the bound: {:.0%} ({:.0%} with fsync; {:.0%} by core seconds)".format(*shares))
-    times = (figures["times_list"], figures["times_list_core"], figures["times_map"])
-    print("against the list: {:.1f}x ({:.1f}x by core seconds); against datasets.map: {:.1f}x".format(*times))
-    if len(cores) > 1:
-        print(f"two processes on two cores: {figures['speedup_on_two_cores']:.2f}x one")
+
+
+def measure(
+    folder: Path, megabytes: int, repeats: int, cores: list[int]
+) -> tuple[dict[str, float], dict[str, float], float | None]:
+    """Return each way's MB/s, its MB per core second, and the rate of two processes over that of one."""
+    whole, small, written = folder / "whole.parquet", folder / "small.parquet", folder / "out/written"
+    text_bytes = write_parquet(whole, megabytes * 10**6)
+    small_bytes = write_parquet(small, text_bytes // 4)  # for the slow ways
+    os.sched_setaffinity(0, cores[:1])
+    pa.set_cpu_count(1)
+    encode_part(small, folder / "ours", "000", DATASET)
+    map_documents(small, folder / "warm")
+    records = encode_part(whole, folder / "ours", "000", DATASET)
+    output_bytes = sum(2 * record["tokens"] + 8 * record["documents"] for record in records.values())
+    seconds, core_seconds = interleaved(
+        {
+            "ours": lambda: encode_part(whole, folder / "out", "000", DATASET),
+            "bound": lambda: bound(whole, written, output_bytes, durable=False),
+            "bound, fsync": lambda: bound(whole, written, output_bytes, durable=True),
+            "decode only": lambda: bound(whole, written, 0, durable=False),
+            "list per document": lambda: list_documents(small, written),
+            "datasets.map": lambda: map_documents(small, folder / "out/map"),
+        },
+        repeats,
+        lambda: clear(folder / "out", output_bytes),
+    )
+    size = dict.fromkeys(seconds, text_bytes)
+    size |= dict.fromkeys(("list per document", "datasets.map"), small_bytes)
+    rate = {name: size[name] / s / 1e6 for name, s in seconds.items()}
+    core_rate = {name: size[name] / s / 1e6 for name, s in core_seconds.items()}
+    began = time.perf_counter()
+    build_metadata(folder / "ours", "benchmark", DATASET, source={}, parts=["000"])
+    rate["index job (SHA-256)"] = text_bytes / (time.perf_counter() - began) / 1e6
+    if len(cores) < 2:
+        return rate, core_rate, None
+    alone, both = two_processes(whole, folder, cores[:2], max(3, repeats // 2))
+    rate["ours, two processes"] = 2 * text_bytes / both / 1e6
+    return rate, core_rate, 2 * alone / both
 
 
 def write_parquet(path: Path, size: int) -> int:
-    """About ``size`` bytes of text in documents; returns the exact number."""
+    """Write about ``size`` bytes of text in documents; return the exact number."""
     chosen = random.Random(0)
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))[:1500]
     source = "".join(file.read_text("utf-8", errors="ignore") for file in files)
@@ -125,9 +116,9 @@ def write_parquet(path: Path, size: int) -> int:
 
 
 def clear(output: Path, size: int) -> None:
-    """An empty folder, and ``size`` bytes of memory fresh from the page cache.
+    """Make an empty folder, and leave ``size`` bytes of memory free in the page cache.
 
-    A virtual machine gives freed memory back to its host, and whoever writes next pays for getting it again,
+    A virtual machine returns freed memory to its host. The next process that writes pays for getting it back,
     several times the price of the write itself.
     """
     shutil.rmtree(output, ignore_errors=True)
@@ -153,7 +144,7 @@ def bound(parquet: Path, output: Path, output_bytes: int, durable: bool) -> None
 
 
 def list_documents(parquet: Path, output: Path) -> None:
-    """A Python list of ints for every document, as the seed has it."""
+    """Make a Python list of ints for every document, as the original does."""
     with pq.ParquetFile(parquet) as file, open(output, "wb") as sink:
         for batch in file.iter_batches(1000, columns=["text"], use_threads=False):
             for text in batch.column(0).to_pylist():
@@ -161,7 +152,7 @@ def list_documents(parquet: Path, output: Path) -> None:
 
 
 def map_documents(parquet: Path, folder: Path) -> None:
-    """The same list as the function of `datasets.map`, then its column to a file."""
+    """Make the same list in the function of `datasets.map`, then write its column to a file."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -179,13 +170,6 @@ def map_documents(parquet: Path, folder: Path) -> None:
             chunk.flatten().to_numpy().tofile(sink)
 
 
-def hashing(folder: Path) -> float:
-    """Seconds of the index job on the encoded part."""
-    began = time.perf_counter()
-    build_metadata(folder / "ours", "benchmark", DATASET, source={}, parts=["000"])
-    return time.perf_counter() - began
-
-
 def _worker(
     core: int, parquet: Path, output: Path, start: multiprocessing.Barrier, done: multiprocessing.Queue
 ) -> None:
@@ -199,7 +183,7 @@ def _worker(
 
 
 def two_processes(parquet: Path, folder: Path, cores: list[int], repeats: int) -> tuple[float, float]:
-    """Seconds of one process alone, and of the slower of two at once; medians, taking turns."""
+    """Return the median seconds of one process alone, and of the slower of two at once, in turn."""
     spawn = multiprocessing.get_context("spawn")
 
     def run(used: list[int]) -> float:

@@ -1,15 +1,14 @@
-"""Loader speed: ours against an iterable dataset that makes two `torch.tensor` a sample.
+"""Measure the loader beside an iterable dataset that makes two `torch.tensor` for each sample.
 
-Both read the same shard of random bytes in windows of seq_len + 1 and give batches of 64 rows on one core.
-The per-sample loader re-states the seed's: slices of a memory map, a `torch.tensor` for inputs and one for
-targets, PAD masked, collated by `DataLoader` without workers. Ours is timed as it feeds a GPU, in uint16
-(widened on the device), and with the batch also widened to int64 inputs and labels on the CPU.
+Both read the same shard of random bytes in windows of seq_len + 1 and return batches of 64 rows on one core.
+The loader per sample does what the original's does: slices of a memory map, a `torch.tensor` for inputs and
+one for targets, a mask for PAD, and `DataLoader` without workers. Ours is timed as it feeds a GPU, in uint16
+that the device widens, and with inputs and labels widened to int64 on the CPU.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import arguments, interleaved, report
+from common import interleaved, parser, report
 from torch.utils.data import DataLoader, IterableDataset
 
 from spider.data.headered import HEADER_INTS, HEADER_MAGIC
@@ -43,33 +42,27 @@ class PerSample(IterableDataset):
 
 
 def main() -> None:
-    options = arguments(__doc__.splitlines()[0])
+    options = parser(__doc__ or "").parse_args()
     repeats, tokens = (3, 2_000_000) if options.quick else (7, 10_000_000)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     torch.set_num_threads(1)
-    folder = Path(tempfile.mkdtemp(prefix="spider-benchmark-", dir=os.environ.get("TMPDIR")))
     rows, figures = [], {}
-    try:
+    with tempfile.TemporaryDirectory(prefix="loader-") as scratch:
         header = np.zeros(HEADER_INTS, "<i4")
         header[:3] = HEADER_MAGIC, 1, tokens
         ids = np.random.default_rng(0).integers(0, 256, tokens).astype("<u2")
-        path = folder / "0.bin"
+        path = Path(scratch) / "0.bin"
         path.write_bytes(header.tobytes() + ids.tobytes())
         shards = Shards.from_files([path])
         for seq_len in (256, 2048):
             rate = measure(shards, path, seq_len, 10 if options.quick else 40, repeats)
-            figures[f"seq_len {seq_len}"] = {
-                "rows_per_s": rate,
-                "times": {name: value / rate["torch.tensor per sample"] for name, value in rate.items()},
-            }
+            times = {name: value / rate["torch.tensor per sample"] for name, value in rate.items()}
+            figures[f"seq_len {seq_len}"] = {"rows_per_s": rate, "times": times}
             for name, value in rate.items():
-                times = value / rate["torch.tensor per sample"]
-                rows.append([str(seq_len), name, f"{value:,.0f}", f"{times:.1f}x"])
-    finally:
-        shutil.rmtree(folder)
+                rows.append([str(seq_len), name, f"{value:,.0f}", f"{times[name]:.1f}x"])
     report(
         f"Loading batches of {BATCH} rows",
-        ["seq_len", "way", "rows/s", "against the seed's"],
+        ["seq_len", "way", "rows/s", "against the original's"],
         rows,
         figures,
         options,
@@ -78,7 +71,7 @@ def main() -> None:
 
 
 def measure(shards: Shards, path: Path, seq_len: int, batches: int, repeats: int) -> dict[str, float]:
-    """Rows per second of each way, from iterators that have begun."""
+    """Return the rows per second of each way, from iterators that have begun."""
 
     def ours() -> Iterator[np.ndarray]:
         for batch in Loader(shards, seq_len=seq_len, rows=BATCH, seed=0):

@@ -32,13 +32,12 @@ from xml.etree import ElementTree
 
 import attrs
 import coverage
-from common import parser, report
+from common import ROOT, parser, report
 from cosmic_ray.commands.init import _all_work_items
 from cosmic_ray.mutating import mutate_and_test
 from cosmic_ray.testing import run_tests
 from cosmic_ray.work_item import MutationSpec, TestOutcome
 
-ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build/mutation"
 COVERED = BUILD / "tests.coverage"
 PACKAGES = ("data", "evaluation", "checkpoints", "training", "memory", "compress", "model")
@@ -52,7 +51,7 @@ PATIENCE = 600
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """Return the environment in which the code of ``tree`` is the installed one."""
+    """Return environment variables that make the code of ``tree`` the installed one."""
     return {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -197,7 +196,7 @@ def plant(tree: Path, spec: MutationSpec, tests: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = parser(__doc__.splitlines()[0])
+    options = parser(__doc__ or "")
     options.add_argument("--faults", type=int, default=200, help="how many faults to plant")
     options.add_argument("--seed", type=int, default=0, help="of the draw")
     options.add_argument("--workers", type=int, default=2, help="faults that are tried at a time")

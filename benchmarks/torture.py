@@ -1,23 +1,29 @@
-"""Kill a small run a hundred times, break its files, fill its disk: does it end with the same bytes?
+"""Kill a small run a hundred times, damage its files and fill its disk, and compare the bytes it ends with.
 
     python benchmarks/torture.py [--family spider|gpt] [--quick] [--kills N] [--seed N] [--json FILE]
 
-A run of two stages and their evaluations is done once undisturbed: of a Spider with a memory, or of a GPT
-on a tokenizer's ids that first reads text and then learns the answers of conversations, in packed rows, and
-is pressed into a file at the end. Then it lives again and again in copies of its folder: the Spider's hold
-the data and nothing trained, the GPT's hold the raw text alone. Each fault of a shuffled deck strikes
-whatever that life has to do next, by `spider train`, `spider evaluate`, `spider sample`, `spider compress`
-or a whole `snakemake`, which also makes data and draws; the life then goes on by the same command, as a
-person or a scheduler would, until all is done. A life that ends is compared with the undisturbed run: every
-tensor file (weights, optimizer, average), position, losses, gradient norms, scores and sample; every file
-of tokenizer, shards and packed rows; the pressed file and its scores. The benchmark goes on until so many
-SIGKILLs have hit that the last life ends; 1 is its exit status if any life differed, or a command failed
-that should not have.
+A run of two stages with their evaluations is first done undisturbed. With ``spider`` its model reads an
+n-gram index. With ``gpt`` it reads tokens, first text and then conversations in packed rows, and it is
+compressed into a file at the end.
 
-Where a kill fell is read off what it left: the hidden folder of a save, or the hidden file of a job that
-makes data, bears the dead process's number, and a manifest in a save says that only the rename was missing.
-Lives take turns on this disk, where a limit on file sizes stands in for a full one, and, where mounting is
-allowed, on a memory disk that is really filled.
+Then the run lives again and again in copies of its folder. A copy of the Spider's has the data and no
+training. A copy of the GPT's has only the raw text. Each fault of a shuffled deck strikes the next job of
+that life: `spider train`, `spider evaluate`, `spider sample`, `spider compress`, or a whole `snakemake`,
+which also makes the data. The same command then goes on, as a person or a scheduler would do it, until all is
+done.
+
+A life that ends is compared with the undisturbed run: every tensor file (weights, optimizer, average),
+position, losses, gradient norms, scores and sample. Every file of tokenizer, shards and packed rows has to be
+equal too, and so have the compressed model and its scores. The benchmark ends with the first life that
+reaches the wanted number of SIGKILLs. Its exit status is 1 if a life differed or a command failed that should
+not have.
+
+The files that a kill leaves show where it fell. The hidden folder of a save, or the hidden file of a job that
+makes data, has the number of the dead process in its name. A manifest in the folder of a save means that only
+the rename was missing.
+
+Lives take turns on two disks. On this disk a limit on file sizes stands in for a full disk. The other is a
+memory disk, if mounting is allowed, and is really filled.
 """
 
 from __future__ import annotations
@@ -41,31 +47,29 @@ from typing import Any
 
 import psutil
 import yaml
-from common import parser, report
+from common import PROGRAMS, ROOT, parser, report
 
 from spider.files import read_json, sha256
 from spider.results import ArtifactFolder
 
-ROOT = Path(__file__).parents[1]
-BIN = Path(sys.executable).parent
 RUN, STAGES = "smoke", ("first", "second")
-#: Verbs that are told a run and a stage.
+#: Commands of one stage.
 _OF_STAGE = ("train", "evaluate", "sample", "compress")
-#: A job that takes so many seconds hangs.
+#: Seconds after which a job counts as hanging.
 PATIENCE = 600
-#: Room on a memory disk when it is not full.
+#: Size of the memory disk in bytes when it is not full.
 PLENTY = 1 << 30
 
 
 class Broken(Exception):
-    """A command failed though nothing was done to it that it may fail of."""
+    """A command failed without a fault that explains it."""
 
 
 # ------------------------------------------------------------------------------------------- one run's life
 
 
 def configuration(family: str, steps: int) -> dict[str, Any]:
-    """The smoke preset made smaller, on texts made here, in two stages of which the first saves always."""
+    """Return a smaller smoke preset on the texts of `write_texts`, in two stages; the first saves often."""
     config = yaml.safe_load((ROOT / "presets/smoke.yaml").read_text())
     text = {"source": {"kind": "local", "files": ["text.jsonl"]}, "validation": 0.1}
     config |= {"results": "results", "tracking": {"enabled": False}, "datasets": {"text": text}}
@@ -81,7 +85,7 @@ def configuration(family: str, steps: int) -> dict[str, Any]:
         run["model"]["engram"]["table_size"] = 500
         run["model"]["memory"] = {"orders": [1, 2, 4], "rare": 3, "pointers": [2, 4]}
         return config
-    run["precision"] = "fp32"  # else a life that measures it anew may find another one faster
+    run["precision"] = "fp32"  # a warm-up that measures again might choose another precision
     text["tokenizer"] = "bpe"
     said = {"kind": "local", "files": ["talk.jsonl"]}
     config["datasets"]["talk"] = {**text, "source": said, "format": "chat", "text_column": "messages"}
@@ -96,7 +100,7 @@ def configuration(family: str, steps: int) -> dict[str, Any]:
 
 
 def write_texts(folder: Path) -> None:
-    """Documents, and conversations about them, of which most are longer than a row."""
+    """Write documents, and conversations about them; most are longer than a row."""
     with open(folder / "text.jsonl", "w") as text, open(folder / "talk.jsonl", "w") as talk:
         for i in range(200):
             said = f"Document {i} says: " + " ".join(str(i * j % 97) for j in range(60))
@@ -107,57 +111,62 @@ def write_texts(folder: Path) -> None:
 
 
 class Life:
-    """A folder in which the run is trained and evaluated."""
+    """A folder with one life of the run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.results = folder / "results"
         self.artifact = ArtifactFolder(self.stage(STAGES[-1]) / "artifact")
         config = yaml.safe_load((folder / "config.yaml").read_text())
-        self.presses = "compress" in config["runs"][RUN]
+        self.compresses = "compress" in config["runs"][RUN]
 
     def stage(self, name: str) -> Path:
         return self.results / "runs" / RUN / name
 
     def checkpoints(self, stage: str) -> list[Path]:
-        """Oldest first."""
+        """Return the checkpoints of a stage, oldest first."""
         return sorted(self.stage(stage).glob("checkpoints/step-*"))
 
-    def log(self, verb: str, stage: str) -> Path:
-        """Where the workflow logs that job."""
-        return self.results / "logs" / verb / RUN / f"{stage}.log"
+    def log(self, command: str, stage: str) -> Path:
+        """Return the log of a job."""
+        return self.results / "logs" / command / RUN / f"{stage}.log"
 
     def prepared(self) -> dict[str, Path]:
-        """What lies there before the first stage, and under which names: data and warm-ups."""
+        """Return the data and warm-ups by name; all are there before the first stage."""
         places = ("tokenizers/**/*.*", "shards/**/*.*", "memory/**/memory.json", f"runs/{RUN}/warmup-*.json")
         files = [path for place in places for path in self.results.glob(place)]
         return {str(path.relative_to(self.results)): path for path in files if path.name[0] != "."}
 
     def left(self, needed: Set[str]) -> list[tuple[str, str]]:
-        """Jobs still to be done, verb and stage, in order; while what is ``needed`` before the first stage is
-        not prepared, that alone."""
+        """Return command and stage of the jobs that are left, in order.
+
+        While some of the ``needed`` files are missing, making these is the only job.
+        """
         if needed - self.prepared().keys():
             return [("prepare", "")]
         made = {"train": "train.json", "evaluate": "evaluation.json", "sample": "sample.json"}
-        jobs = [(verb, stage) for stage in STAGES for verb in made]
-        jobs = [(verb, stage) for verb, stage in jobs if not (self.stage(stage) / made[verb]).exists()]
-        pressed = not self.presses or self.artifact.receipt.exists()
-        return jobs if pressed else [*jobs, ("compress", STAGES[-1])]
+        jobs = [(command, stage) for stage in STAGES for command in made]
+        jobs = [
+            (command, stage) for command, stage in jobs if not (self.stage(stage) / made[command]).exists()
+        ]
+        if self.compresses and not self.artifact.receipt.exists():
+            jobs.append(("compress", STAGES[-1]))
+        return jobs
 
     def written(self, pid: int | str = "*") -> set[Path]:
-        """Hidden files of data and warm-ups that a process has begun to write."""
+        """Return the hidden files of data and warm-ups that a process has begun to write."""
         places = ("raw/*", "tokenizers/*", "shards/*", "shards/*/*", f"runs/{RUN}")
         return {path for place in places for path in self.results.glob(f"{place}/.*.{pid}.tmp")}
 
-    def begin(self, verb: str, stage: str, **options: Any) -> subprocess.Popen[str]:
-        """Start one job as the workflow would."""
-        log = self.log(verb, stage)
+    def begin(self, command: str, stage: str, **options: Any) -> subprocess.Popen[str]:
+        """Start one job as the workflow does."""
+        log = self.log(command, stage)
         log.unlink(missing_ok=True)
-        command = [BIN / "spider", "--log", log, verb, RUN, stage, "--threads", "1"]
-        return self._start(command, **options)
+        words = [PROGRAMS / "spider", "--log", log, command, RUN, stage, "--threads", "1"]
+        return self._start(words, **options)
 
     def begin_all(self) -> subprocess.Popen[str]:
-        """Start the workflow on all that is to be done."""
+        """Start the workflow for everything that is left."""
         if list((self.folder / ".snakemake/locks").glob("*")):
             finish(self._snakemake("--unlock"))
         shutil.rmtree(self.results / "logs", ignore_errors=True)
@@ -165,13 +174,13 @@ class Life:
 
     def _snakemake(self, target: str) -> subprocess.Popen[str]:
         places = ["--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/default"]
-        return self._start([BIN / "snakemake", *places, "--cores", "2", target])
+        return self._start([PROGRAMS / "snakemake", *places, "--cores", "2", target])
 
-    def _start(self, command: list[Any], **options: Any) -> subprocess.Popen[str]:
-        # A limit on file sizes would cut the modules that Python caches, for everybody.
+    def _start(self, words: list[Any], **options: Any) -> subprocess.Popen[str]:
+        # Python must not write caches, because a limit on file sizes would cut them for every process.
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
-            [str(part) for part in command],
+            [str(word) for word in words],
             cwd=self.folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -182,7 +191,7 @@ class Life:
         )
 
     def outcome(self) -> dict[str, Any]:
-        """What the run came to, without the times that it took."""
+        """Return everything that must be equal; times are left out."""
         data = {name: path for name, path in self.prepared().items() if name.startswith(("tok", "shards"))}
         found: dict[str, Any] = {name: sha256(path) for name, path in data.items()}
         for stage in STAGES:
@@ -198,7 +207,7 @@ class Life:
             for name in ("weights", "nats", "bpb", "bpb_strict", "loops", "figures"):
                 found[f"{stage}, evaluation, {name}"] = evaluation[name]
             found[f"{stage}, sample"] = sha256(folder / "sample.json")
-        if self.presses:
+        if self.compresses:
             scored = read_json(self.artifact.evaluation)
             found["artifact"] = sha256(self.artifact.model)
             found |= {f"artifact, {name}": scored[name] for name in ("weights", "nats", "bpb")}
@@ -207,7 +216,7 @@ class Life:
 
 
 def let_end(process: subprocess.Popen[str]) -> str:
-    """Let a command end; its output."""
+    """Wait for a command and return its output."""
     try:
         return process.communicate(timeout=PATIENCE)[0]
     except subprocess.TimeoutExpired:
@@ -216,14 +225,14 @@ def let_end(process: subprocess.Popen[str]) -> str:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    """Let a command end well."""
+    """Wait for a command that must succeed."""
     output = let_end(process)
     if process.returncode:
         raise Broken(f"{process.args}: exit status {process.returncode}\n{output}")
 
 
 def kill(process: subprocess.Popen[str]) -> bool:
-    """SIGKILL a command and all that it started; False if it had ended, well, before."""
+    """Kill a command and all that it started; return False if it had already succeeded."""
     try:
         started = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGKILL)
@@ -239,26 +248,26 @@ def kill(process: subprocess.Popen[str]) -> bool:
 # ------------------------------------------------------------------------------------- where a kill has hit
 
 
-def phase(life: Life, verb: str, stage: str, pid: int) -> str:
-    """What the killed process of a job was at, told from what it left."""
+def phase(life: Life, command: str, stage: str, pid: int) -> str:
+    """Return what the killed process of a job was doing, from the files that it left."""
     folder = life.stage(stage)
-    if verb == "compress":
+    if command == "compress":
         if life.artifact.receipt.exists():
-            return "pressed, leaving"
-        began = life.log(verb, stage).exists() and "windows" in life.log(verb, stage).read_text()
+            return "compressed, leaving"
+        began = life.log(command, stage).exists() and "windows" in life.log(command, stage).read_text()
         whole = life.artifact.model.exists()
-        return "file written, receipt not" if whole else "pressing" if began else "starting to press"
-    if verb == "evaluate":
+        return "file written, receipt not" if whole else "compressing" if began else "starting to compress"
+    if command == "evaluate":
         if (folder / "evaluation.json").exists():
             return "evaluated, leaving"
-        log = life.log(verb, stage)
+        log = life.log(command, stage)
         if not log.exists() or "scoring" not in log.read_text():
             return "starting an evaluation"
         return "evaluating"
-    if verb == "sample":
+    if command == "sample":
         if (folder / "sample.json").exists():
             return "sample written, leaving"
-        log = life.log(verb, stage)
+        log = life.log(command, stage)
         began = log.exists() and "writing" in log.read_text()
         return "writing a sample" if began else "starting a sample"
     card = folder / ".lock.json"
@@ -278,28 +287,30 @@ def phase(life: Life, verb: str, stage: str, pid: int) -> str:
 
 
 def jobs_of(process: subprocess.Popen[str]) -> list[tuple[str, str, int]]:
-    """Verb, stage (of data, what follows the verb) and process of the jobs that a workflow is running, a
-    training first."""
+    """Return command, stage and process of the jobs that a workflow is running, a training first.
+
+    For a job that makes data, the word after its command stands for the stage.
+    """
     found = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 words = child.cmdline()
                 if len(words) > 1 and Path(words[1]).name == "spider" and "--log" in words:
-                    verb, *rest = words[words.index("--log") + 2 :]
-                    found.append((verb, rest[verb in _OF_STAGE], child.pid))
+                    command, *rest = words[words.index("--log") + 2 :]
+                    found.append((command, rest[command in _OF_STAGE], child.pid))
     return sorted(found, key=lambda job: job[0] != "train")
 
 
 def phase_of_workflow(life: Life, running: list[tuple[str, str, int]]) -> str:
-    """What a killed workflow was at, of which these jobs were ``running``."""
-    for verb, _, pid in running:
+    """Return what a killed workflow was doing when these jobs were ``running``."""
+    for command, _, pid in running:
         if life.written(pid):
-            return f"{verb}, writing"
+            return f"{command}, writing"
     if not running:
         return "workflow, between two jobs"
-    verb, stage, pid = running[0]
-    return phase(life, verb, stage, pid) if verb in _OF_STAGE else verb
+    command, stage, pid = running[0]
+    return phase(life, command, stage, pid) if command in _OF_STAGE else command
 
 
 # --------------------------------------------------------------------------------------------------- faults
@@ -307,17 +318,17 @@ def phase_of_workflow(life: Life, running: list[tuple[str, str, int]]) -> str:
 
 @dataclass(frozen=True)
 class Card:
-    """A fault, and the jobs it can strike."""
+    """A fault, and the commands that it can strike."""
 
     name: str
     fault: Callable[[Life, str, str], str | None]
-    verbs: tuple[str, ...] = _OF_STAGE
+    commands: tuple[str, ...] = _OF_STAGE
 
 
 class Faults:
     """Ways to disturb a life, at moments drawn from one seed.
 
-    Each strikes one job of a life, and returns where it hit, or None if the job was done before.
+    Each strikes one job and returns where it hit, or None if the job was done before.
     """
 
     def __init__(self, seed: int, undisturbed: Life, seconds: dict[str, float], raw: bool) -> None:
@@ -328,15 +339,15 @@ class Faults:
         self.deck: list[Card] = []
 
     def strike(self, life: Life, kills: int) -> Iterator[tuple[str, str]]:
-        """Disturb a life until it has done all its jobs, or that many SIGKILLs have hit: fault and place."""
+        """Disturb a life until its jobs are done or so many SIGKILLs have hit; yield fault and place."""
         while (left := life.left(self.needed)) and kills > 0:
-            verb, stage = left[0]
-            card = next((card for card in self.deck if verb in card.verbs), None)
+            command, stage = left[0]
+            card = next((card for card in self.deck if command in card.commands), None)
             if card is None:
                 self.deck += self._shuffled()
                 continue
             self.deck.remove(card)
-            where = card.fault(life, verb, stage)
+            where = card.fault(life, command, stage)
             if where is None:
                 self.deck.append(card)
             else:
@@ -344,7 +355,7 @@ class Faults:
                 yield card.name, where
 
     def _shuffled(self) -> list[Card]:
-        """Ten SIGKILLs and a full disk, in any order; where data is to be made, three SIGKILLs of that."""
+        """Return ten SIGKILLs and a full disk in any order, and three SIGKILLs while data is made."""
         cards = [
             *[Card("SIGKILL while saving", self.kill_saving, ("train",))] * 4,
             *[Card("SIGKILL while working", self.kill_working)] * 2,
@@ -357,22 +368,22 @@ class Faults:
             cards += [Card("SIGKILL while making data", self.kill_preparing, ("prepare",))] * 3
         return self.draw.sample(cards, len(cards))
 
-    def kill_anywhen(self, life: Life, verb: str, stage: str) -> str | None:
-        process = life.begin(verb, stage)
-        self._let_run(process, 0.7 * self.seconds[verb])
-        return phase(life, verb, stage, process.pid) if kill(process) else None
+    def kill_anywhen(self, life: Life, command: str, stage: str) -> str | None:
+        process = life.begin(command, stage)
+        self._let_run(process, 0.7 * self.seconds[command])
+        return phase(life, command, stage, process.pid) if kill(process) else None
 
-    def kill_working(self, life: Life, verb: str, stage: str) -> str | None:
-        """Once it has started what it is for: half of a job's time goes into imports."""
-        process = life.begin(verb, stage)
-        started = lambda: not phase(life, verb, stage, process.pid).startswith("starting")  # noqa: E731
+    def kill_working(self, life: Life, command: str, stage: str) -> str | None:
+        """Kill a job after its imports, which take half of its time."""
+        process = life.begin(command, stage)
+        started = lambda: not phase(life, command, stage, process.pid).startswith("starting")  # noqa: E731
         if self._wait_for(process, started):
-            self._let_run(process, 0.3 * self.seconds[verb])
-        return phase(life, verb, stage, process.pid) if kill(process) else None
+            self._let_run(process, 0.3 * self.seconds[command])
+        return phase(life, command, stage, process.pid) if kill(process) else None
 
-    def kill_saving(self, life: Life, verb: str, stage: str) -> str | None:
-        """When one of the next saves has begun, or is about to be renamed, or up to 30 or 10 ms later."""
-        process = life.begin(verb, stage)
+    def kill_saving(self, life: Life, command: str, stage: str) -> str | None:
+        """Kill a training when a later save has begun or is about to be renamed, or a moment later."""
+        process = life.begin(command, stage)
         late, skipped = self.draw.random() < 0.5, self.draw.randrange(6)
         seen: set[Path] = set()
 
@@ -383,17 +394,16 @@ class Faults:
 
         if self._wait_for(process, saving):
             time.sleep(self.draw.uniform(0, 0.01 if late else 0.03))
-        return phase(life, verb, stage, process.pid) if kill(process) else None
+        return phase(life, command, stage, process.pid) if kill(process) else None
 
-    def kill_workflow(self, life: Life, verb: str, stage: str) -> str | None:
+    def kill_workflow(self, life: Life, command: str, stage: str) -> str | None:
         process = life.begin_all()
         self._let_run(process, 0.4 * self.seconds["workflow"])
         running = jobs_of(process)
         return phase_of_workflow(life, running) if kill(process) else None
 
-    def kill_preparing(self, life: Life, verb: str, stage: str) -> str | None:
-        """When a job has begun to write some file of data or a warm-up that is still to be made, or soon
-        after."""
+    def kill_preparing(self, life: Life, command: str, stage: str) -> str | None:
+        """Kill the workflow when a job has begun to write one of the missing files, or a moment later."""
         seen, missing = life.written(), self.needed - life.prepared().keys()
         enough = len(seen) + self.draw.randint(1, len(missing))
         process = life.begin_all()
@@ -407,9 +417,9 @@ class Faults:
         running = jobs_of(process)
         return phase_of_workflow(life, running) if kill(process) else None
 
-    def damage(self, life: Life, verb: str, stage: str) -> str | None:
-        """Kill a training that has saved; truncate, delete, or flip a bit of a file of its newest save."""
-        process = life.begin(verb, stage)
+    def damage(self, life: Life, command: str, stage: str) -> str | None:
+        """Kill a training that has saved, and truncate, delete or flip a bit of a file of its newest save."""
+        process = life.begin(command, stage)
         if self._wait_for(process, lambda: bool(life.checkpoints(stage))):
             self._let_run(process, 0.5)
         if not kill(process):
@@ -419,24 +429,24 @@ class Faults:
         break_it(file, self.draw)
         return f"{break_it.__name__.replace('_', ' ')}: {file.name}"
 
-    def fill(self, life: Life, verb: str, stage: str) -> str | None:
-        """Let a job run out of space, wherever that will be."""
+    def fill(self, life: Life, command: str, stage: str) -> str | None:
+        """Let a job run out of space at any place."""
         if os.path.ismount(life.folder):
-            room = self.draw.uniform(0, 1.1 * self.checkpoint)
-            resize(life.folder, shutil.disk_usage(life.folder).used + int(room))
-            process = life.begin(verb, stage)
+            free = self.draw.uniform(0, 1.1 * self.checkpoint)
+            resize(life.folder, shutil.disk_usage(life.folder).used + int(free))
+            process = life.begin(command, stage)
             output = let_end(process)
             resize(life.folder, PLENTY)
         else:
             limit = int(self.draw.uniform(0, self.largest_file))
             bounds = resource.RLIMIT_FSIZE, (limit, limit)
-            process = life.begin(verb, stage, preexec_fn=lambda: resource.setrlimit(*bounds))
+            process = life.begin(command, stage, preexec_fn=lambda: resource.setrlimit(*bounds))
             output = let_end(process)
         if process.returncode == 0:
             return None
         if process.returncode != 1 or not re.search("no space left|file too large", output, re.I):
             raise Broken(f"{process.args}: exit status {process.returncode} on a full disk\n{output}")
-        return "saving a checkpoint" if "saving failed" in output else f"elsewhere, in spider {verb}"
+        return "saving a checkpoint" if "saving failed" in output else f"elsewhere, in spider {command}"
 
     def _let_run(self, process: subprocess.Popen[str], longest: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -472,13 +482,13 @@ def delete(file: Path, draw: random.Random) -> None:
 
 
 def resize(folder: Path, size: int) -> None:
-    """Give a memory disk another size."""
+    """Change the size of a memory disk."""
     subprocess.run(["mount", "-o", f"remount,size={size}", folder], check=True)
 
 
 @contextlib.contextmanager
 def memory_disk(folder: Path) -> Iterator[bool]:
-    """Mount one at ``folder`` while entered; False, and nothing, where that is not allowed."""
+    """Mount a memory disk at ``folder``; yield False if mounting is not allowed."""
     folder.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", f"size={PLENTY}", "tmpfs", folder]
     mounted = subprocess.run(mounting, capture_output=True).returncode == 0
@@ -490,7 +500,7 @@ def memory_disk(folder: Path) -> Iterator[bool]:
 
 
 def undisturbed_life(folder: Path, family: str, steps: int) -> tuple[Life, dict[str, float]]:
-    """The run left alone, and how long its longest jobs, and all of it, took in seconds."""
+    """Run undisturbed; return the life and the seconds of the longest job of each command and of all."""
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(configuration(family, steps)))
     write_texts(folder)
@@ -498,16 +508,15 @@ def undisturbed_life(folder: Path, family: str, steps: int) -> tuple[Life, dict[
     began = time.monotonic()
     finish(life.begin_all())
     seconds = {"workflow": time.monotonic() - began}
-    for verb in _OF_STAGE:
-        tables = [*(folder / "results/benchmarks" / verb).rglob("*.tsv")]
+    for command in _OF_STAGE:
+        tables = [*(folder / "results/benchmarks" / command).rglob("*.tsv")]
         took = [float(table.read_text().splitlines()[1].split("\t")[0]) for table in tables]
-        seconds |= {verb: max(took)} if took else {}
+        seconds |= {command: max(took)} if took else {}
     return life, seconds
 
 
 def untrained_copy(life: Life, folder: Path, raw: bool) -> Life:
-    """The folder of a life as it was before its first stage, data and warm-up measured; ``raw``: before
-    anything was done."""
+    """Return a copy of a life from before its first stage, or with ``raw`` from before its data was made."""
     made = shutil.ignore_patterns("results", ".snakemake") if raw else None
     shutil.copytree(life.folder, folder, ignore=made, dirs_exist_ok=True)
     copy = Life(folder)
@@ -519,10 +528,12 @@ def untrained_copy(life: Life, folder: Path, raw: bool) -> Life:
 
 
 def main() -> int:
-    options = parser(__doc__.splitlines()[0])
-    options.add_argument("--family", choices=["spider", "gpt"], default="spider", help="of the run's model")
+    options = parser(__doc__ or "")
+    options.add_argument(
+        "--family", choices=["spider", "gpt"], default="spider", help="family of the run's model"
+    )
     options.add_argument("--kills", type=int, help="SIGKILLs to reach (default: 110; 8 with --quick)")
-    options.add_argument("--seed", type=int, default=0, help="of the faults' order and moments")
+    options.add_argument("--seed", type=int, default=0, help="seed of the order and moments of faults")
     chosen = options.parse_args()
     wanted = chosen.kills or (8 if chosen.quick else 110)
     hits: dict[tuple[str, str], list[int]] = {}

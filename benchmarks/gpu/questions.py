@@ -42,7 +42,9 @@ if "--rehearse" in sys.argv:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads would mostly wait for each other
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["spider.training.stage", "spider.training.warmup"])
+_PROCESSES.set_forkserver_preload(
+    ["spider.training.stage", "spider.training.warmup", "torch.fx.experimental.symbolic_shapes"]
+)
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -96,7 +96,7 @@ def short_training(name: str, rehearse: bool) -> StageSpec:
     if family == "gpt":
         return spec_of(GPT, data="text", model=GPT_MODEL, defaults=GPT_SHAPE, **how)
     if rehearse:
-        return spec_of(SMOKE, **how)
+        return spec_of(SMOKE, model={"engram": {"table_size": 500}}, defaults={"micro_batch": 2}, **how)
     shape = {"seq_len": 256, "micro_batch": 32, "grad_accum": 2, "n_loops": None, "lr": 1e-3}
     return spec_of(PRESET, model=MODEL, defaults=shape, **how)
 

@@ -1,8 +1,8 @@
 """What a memory of a large text costs, before it is made: extrapolated from how contexts grew on a small one.
 
 The number of different contexts of a text of T bytes is close to a power of T (Heaps' law), with an exponent
-of its own for each kind. Both were measured on the default corpus by ``benchmarks/memory.py``, at 14.6 and
-23.7 million symbols of English documentation. Far beyond that, or of other text, this is an estimate.
+of its own for each kind. Both were measured on the default corpus, at 14.6 and 23.7 million symbols of
+English documentation. Far beyond that, or of other text, this is an estimate.
 """
 
 from __future__ import annotations

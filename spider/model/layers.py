@@ -119,7 +119,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """``softmax(q k^T / sqrt(d)) v`` over this and earlier positions; all (B, H, T, d).
 
     SDPA, except for short windows in bf16 on a CPU: there its kernel is slower, forward and backward, than
-    the products written out (benchmarks/cpu_step.py).
+    the products written out.
     """
     B, H, T, d = q.shape
     keeps_weights = T <= 512  # longer windows have too many of them

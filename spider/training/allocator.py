@@ -2,7 +2,7 @@
 
 A training step allocates and frees the same gradients and activations every time. By default glibc returns
 large blocks to the kernel at once, and the kernel clears every page again when it is touched. With the demo's
-model that takes a sixth of the step on a CPU (benchmarks/cpu_step.py).
+model that takes a sixth of the step on a CPU.
 
 On a GPU, torch keeps what is freed. By default it keeps it in segments of a fixed size, and a tensor that is
 larger than every free segment needs a new one. Segments that can grow leave fewer such gaps.

@@ -1,7 +1,8 @@
-"""The questions to a GPU: the whole chain rehearsed on a CPU, and what is kept, skipped and refused."""
+"""Test the questions to a GPU: rehearse all of them on a CPU, and check what is kept, skipped and refused."""
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def bundle(questions, monkeypatch, tmp_path):
 
 
 def ask(folder, script, *options):
-    """Exit status and output of a script that works in ``folder``."""
+    """Run a script that works in ``folder``; return its exit status and output."""
     command = [sys.executable, GPU / f"{script}.py", "--json", folder / "figures.json", *options]
     environment = {**os.environ, "GPU_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -41,14 +42,11 @@ def ask(folder, script, *options):
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
-    """All questions, rehearsed once: the folder, and what was said."""
+    """Rehearse all questions once; return the folder and the output."""
     folder = tmp_path_factory.mktemp("gpu")
-    status, said = ask(folder, "all", "--rehearse")
-    assert status == 0, said
-    return folder, said
-
-
-TWICE = ("training, fp32", "training, gpt, fp32")
+    status, output = ask(folder, "all", "--rehearse")
+    assert status == 0, output
+    return folder, output
 
 
 def kept(folder):
@@ -66,15 +64,17 @@ def assert_every_kernel_is_measured(rows):
 
 
 def test_every_question_is_rehearsed_on_a_cpu(rehearsed):
-    folder, said = rehearsed
+    folder, output = rehearsed
     rows = kept(folder)
     scripts = {path.stem for path in GPU.glob("*.py") if "questions.Question(" in path.read_text()}
     assert rows.keys() == scripts and all(rows.values())
-    assert said.count("These figures mean nothing") == len(scripts) and "FAILED" not in said
+    assert output.count("These figures mean nothing") == len(scripts) and "FAILED" not in output
     assert_every_kernel_is_measured(rows["kernel_speed"])
-    assert rows["determinism"].keys() == {*TWICE, "gradients", "gradients, gpt"}
-    assert all(row["differ"] == [] and row["compared"] > 4 for row in rows["determinism"].values())
-    assert rows["resume"]["fp32"]["differ"] == [] and rows["resume"]["fp32"]["kills"] == 1
+    compared = rows["determinism"]
+    trained = {"training, fp32", "training, gpt, fp32", "killed, fp32"}
+    assert compared.keys() == trained | {"gradients", "gradients, gpt"}
+    assert all(row["differ"] == [] and row["compared"] > 4 for row in compared.values())
+    assert compared["killed, fp32"]["kills"] == 1
     *slices, evaluation = rows["training"].values()
     assert [row["finished"] for row in slices] == [False] * (len(slices) - 1) + [True]
     assert slices[-1]["to_step"] == 20 and evaluation["bpb"] > 0
@@ -86,20 +86,34 @@ def test_every_question_is_rehearsed_on_a_cpu(rehearsed):
     assert rows["gpt_in_bf16"]["greedy"]["texts"] == 2
 
 
-def test_a_second_call_measures_nothing_again(rehearsed):
+def test_a_script_alone_measures_nothing_again(rehearsed):
     folder, _ = rehearsed
     before = kept(folder)
-    status, said = ask(folder, "all", "--rehearse", "--only", "attention", "training")
+    status, output = ask(folder, "training", "--rehearse")
     assert status == 0 and kept(folder) == before
-    assert said.count("there already") == len(before["attention"]) + 1  # nothing is said of slices
+    assert output.count("there already") == 1  # the evaluation; a finished training begins no slice
+
+
+def test_a_function_that_runs_apart_returns_its_result_or_its_error(questions):
+    assert questions.apart(math.sqrt, 4.0) == 2.0
+    with pytest.raises(RuntimeError, match=r"expected a nonnegative input|math domain error"):
+        questions.apart(math.sqrt, -1.0)
+    with pytest.raises(RuntimeError, match="ended with exit status 3"):
+        questions.apart(os._exit, 3)
+    with pytest.raises(RuntimeError, match=r"hangs: not done in 1 s"):
+        questions.apart(time.sleep, 60.0, seconds=1)
 
 
 def test_a_training_that_is_to_be_killed_saves_by_steps_whatever_the_preset_does(questions):
     import trainings
 
     for rehearse in (False, True):
-        settings = trainings.spec_for("bf16", rehearse).settings
+        settings = trainings.short_training("bf16", rehearse).settings
         assert settings.ckpt_minutes is None and settings.ckpt_every * 4 <= settings.max_steps
+
+
+def no_goals(rows):
+    return []
 
 
 def chosen(questions, path, *options):
@@ -118,13 +132,11 @@ def test_a_row_is_kept_as_it_ends_and_a_failed_one_tried_again_when_the_code_has
         return {"figure": 1}
 
     def all_rows():
-        question = questions.Question("asked", chosen(questions, path))
+        question = questions.Question("asked", chosen(questions, path), no_goals)
         question.measure("a", 1, lambda: once("a"), lambda row: "one")
         assert "a" in json.loads(path.read_text())["questions"]["asked"]
         question.measure("b", 1, lambda: once("b", fails=True), lambda row: "two")
-        with pytest.raises(SystemExit) as left:
-            question.end()
-        assert left.value.code == 0
+        assert question.end() == 0
 
     all_rows()
     all_rows()
@@ -138,12 +150,10 @@ def test_a_row_is_kept_as_it_ends_and_a_failed_one_tried_again_when_the_code_has
 def test_a_row_that_would_not_end_in_time_is_left_for_another_call(questions, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(questions, "device", lambda rehearse: {"device": "a GPU", "torch": "2.11"})
     asked = questions.parser("Asks.").parse_args(["--json", str(tmp_path / "f.json"), "--minutes", "1"])
-    question = questions.Question("asked", asked)
+    question = questions.Question("asked", asked, no_goals)
     assert question.measure("long", 90, dict, str) is None
     assert question.measure("short", 5, lambda: {"figure": 1}, str) is not None
-    with pytest.raises(SystemExit) as left:
-        question.end()
-    assert left.value.code == questions.MISSING
+    assert question.end() == questions.MISSING
     assert "long: left for another call, it takes up to 90 s" in capsys.readouterr().out
 
 
@@ -152,7 +162,7 @@ def test_a_test_that_fails_on_the_device_is_named(questions, tmp_path):
 
     (tmp_path / "test_it.py").write_text("def test_that(): assert 1 == 2\ndef test_fine(): pass\n")
     found = kernel_speed.tests(str(tmp_path), workers=1)
-    assert "1 failed, 1 passed" in found["said"] and "test_it.py::test_that" in found["error"]
+    assert "1 failed, 1 passed" in found["summary"] and "test_it.py::test_that" in found["error"]
 
 
 def test_where_two_texts_part_the_gap_is_told(questions):
@@ -173,7 +183,7 @@ def test_rows_of_two_devices_never_share_a_file(questions, tmp_path):
     path = tmp_path / "figures.json"
     path.write_text(json.dumps({"machine": {"device": "NVIDIA H200"}, "questions": {}}))
     with pytest.raises(SystemExit, match="holds figures of NVIDIA H200, this is cpu; move it away or name"):
-        questions.Question("asked", chosen(questions, path))
+        questions.Question("asked", chosen(questions, path), no_goals)
 
 
 def test_without_a_gpu_a_question_says_why_and_what_to_do(questions, tmp_path, monkeypatch):
@@ -185,7 +195,7 @@ def test_without_a_gpu_a_question_says_why_and_what_to_do(questions, tmp_path, m
     monkeypatch.setattr("torch.cuda.init", driver)
     asked = questions.parser("Asks.").parse_args(["--json", str(tmp_path / "f.json")])
     with pytest.raises(SystemExit, match=r"finds no GPU: The NVIDIA driver .* is too old .*--rehearse runs"):
-        questions.Question("asked", asked)
+        questions.Question("asked", asked, no_goals)
 
 
 def test_goals_are_told_beside_the_figures_of_a_device(questions, tmp_path, monkeypatch, capsys):
@@ -249,7 +259,7 @@ def small_bundle(bundle, folder, python=None):
 
 def test_a_bundle_is_unpacked_once_and_found(bundle, tmp_path):
     packed = small_bundle(bundle, tmp_path)
-    found = bundle.unpack(packed)["PYTHONPATH"].split(os.pathsep)
+    found = bundle.unpack(packed)
     assert found[0] == str(ROOT) and found[-1] == str(tmp_path / "gpu/site")
     assert (tmp_path / "gpu/site/thing_that_was_bundled.py").read_text() == "VALUE = 3\n"
     there = tmp_path / "gpu/results/shards/pydocs/train/000.bin"
@@ -262,13 +272,13 @@ def test_a_bundle_is_unpacked_once_and_found(bundle, tmp_path):
 def test_wheels_stay_packed_where_their_packages_are_here(bundle, tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "MODULES", ["pydantic"])
     packed = small_bundle(bundle, tmp_path, python="3.7")
-    assert "site" not in bundle.unpack(packed)["PYTHONPATH"].split(os.pathsep)[-1]
+    assert "site" not in bundle.unpack(packed)[-1]
     assert (tmp_path / "gpu/results/shards/pydocs/train/000.bin").exists()
     assert not (tmp_path / "gpu/site").exists()
 
 
 def test_without_a_bundle_nothing_is_unpacked(bundle, tmp_path):
-    assert str(ROOT) in bundle.unpack(tmp_path / "none")["PYTHONPATH"]
+    assert str(ROOT) in bundle.unpack(tmp_path / "none")
     assert not (tmp_path / "gpu").exists()
 
 

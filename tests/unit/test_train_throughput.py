@@ -23,11 +23,15 @@ def test_a_way_that_fails_says_why(benchmark, monkeypatch, tmp_path):
         benchmark.measure(ROOT / "presets/smoke.yaml", {**benchmark.WAYS["fp8"], "compile": False}, 1, 1)
 
 
-def test_rows_are_of_the_headline_shape_and_of_every_preset(benchmark):
+def test_rows_are_of_the_headline_shape_of_every_preset_and_of_memory(benchmark):
     rows = benchmark.rows_of(rehearse=False)
     presets = {path.stem for path in (ROOT / "presets").glob("spider-1b*.yaml")}
-    assert {name.split(", ")[0] for name in rows} == {"headline", "gpt-d12", *presets}
-    assert {name.partition(", ")[2] for name in rows} == benchmark.SECONDS.keys() == benchmark.WAYS.keys()
+    assert {name.split(", ")[0] for name in rows} == {"headline", "gpt-d12", "memory", *presets}
+    ways = {name.partition(", ")[2] for name in rows}
+    assert (
+        ways == {*benchmark.WAYS, *benchmark.MEMORY_WAYS}
+        and benchmark.SECONDS.keys() == benchmark.WAYS.keys()
+    )
     configuration, changes = rows["headline, bf16, kept"]
     (run,) = benchmark.config_of(configuration, **changes).runs.values()
     assert not run.model.recomputes and run.defaults.micro_batch == 112
@@ -50,14 +54,13 @@ def test_the_gpt_is_measured_at_nanochats_batch_with_windows_and_with_documents(
 
 
 def test_a_graph_compiled_again_is_counted(benchmark):
-    import steps
     import torch
 
-    before = steps._graphs()
+    before = benchmark.compiled_graphs()
     twice = torch.compile(lambda x: 2 * x, backend="eager", dynamic=False)
     for length, graphs in ((3, 1), (3, 1), (4, 2)):
         twice(torch.ones(length))
-        assert steps._graphs() - before == graphs
+        assert benchmark.compiled_graphs() - before == graphs
     row = {"tokens_per_second": 5e5, "peak_memory": 1, "compiled_again": 1}
     outcomes = {goal["goal"]: goal["outcome"] for goal in benchmark.goals_of({"gpt-d12, bf16": row})}
     assert outcomes["gpt-d12: no graph compiled again"] == "missed (1)"
@@ -88,15 +91,23 @@ def test_made_up_ids_are_a_tokenizers_and_packed_as_text_is(benchmark, monkeypat
 
 def test_throughput_goals_are_met_missed_or_not_measured(benchmark):
     def way(speed, memory=30e9):
-        return {"tokens_per_second": speed, "peak_memory": memory, "compiled_again": 0}
+        described = {"total": 24e9}
+        return {
+            "tokens_per_second": speed,
+            "peak_memory": memory,
+            "compiled_again": 0,
+            "described_memory": described,
+        }
 
     found = {
         f"headline, {name}": way(speed) for name, speed in (("seed", 20e3), ("bf16", 150e3), ("fp8", 170e3))
     }
     found |= {"headline, bf16, parts": way(1e9), "spider-1b-25gb, bf16": way(9e9, 24e9)}
+    found["memory, muon"] = way(9e9, 30e9)
     outcomes = [goal["outcome"] for goal in benchmark.goals_of(found)]
     assert outcomes[:3] == ["met (1.7e+05)", "missed (1.7e+05)", "met (1.133)"]
-    assert outcomes[3:] == ["missed (1.133)", "met (8.5)", "met (24)", "not measured", "not measured"]
+    assert outcomes[3:8] == ["missed (1.133)", "met (8.5)", "met (24)", "not measured", "not measured"]
+    assert outcomes[8:] == ["met (1)", "missed (1.25)"]
     assert {goal["outcome"] for goal in benchmark.goals_of({})} == {"not measured"}
 
 
@@ -123,7 +134,6 @@ def test_kernels_are_told_apart_by_their_names(benchmark, kernel, group):
 
 
 def test_a_profile_counts_kernels_and_not_the_annotations_that_span_them(benchmark):
-    import steps
     from torch.autograd import DeviceType
 
     def event(name, us, annotation=False, where=DeviceType.CUDA):
@@ -133,4 +143,4 @@ def test_a_profile_counts_kernels_and_not_the_annotations_that_span_them(benchma
 
     events = [event("gemm", 2.0), event("gemm", 3.0), event("## Call CompiledFxGraph", 5.0, annotation=True)]
     profiler = SimpleNamespace(events=lambda: [*events, event("aten::mm", 9.0, where=DeviceType.CPU)])
-    assert steps._parts(profiler) == [("gemm", pytest.approx(5e-6), 2)]
+    assert benchmark.parts_of(profiler) == [("gemm", pytest.approx(5e-6), 2)]
