@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import subprocess
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -26,11 +25,14 @@ from questions import FOLDER, MISSING, ROOT, Row, goal
 from texts import corpus
 from trainings import SMOKE
 
+from spider import cli
 from spider.config import load_config
 from spider.files import read_json, write_json
 from spider.results import Results, StageFolder
 
 CONFIG = Path(__file__).with_name("training.yaml")
+#: Output of the last `spider` command.
+LOG = FOLDER / "work/spider.log"
 #: Minutes: the shortest slice that is worth it, and the most that saving and an evaluation take.
 LEAST, SAVING, EVALUATING = 2.0, 1.5, 3.0
 
@@ -82,10 +84,31 @@ def configuration(rehearse: bool) -> Path:
     return path
 
 
-def spider(path: Path, *words: str) -> subprocess.Popen[str]:
-    """Start a `spider` command."""
-    command = [sys.executable, "-m", "spider.cli", "--config", str(path), *words]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def start(path: Path, *words: str) -> Any:
+    """Start a `spider` command and return its process; `end` waits for it."""
+    process, _ = questions.start(_run, ["spider", "--config", str(path), *words], LOG)
+    return process
+
+
+def _run(words: list[str], log: Path) -> None:
+    with open(log, "w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.chdir(ROOT)
+    sys.argv = words
+    cli.main()
+
+
+def end(process: Any, minutes: float) -> int:
+    """Wait for a command and return its exit status, 0 or `MISSING`."""
+    process.join(60 * minutes)
+    if process.is_alive():
+        process.kill()
+        raise RuntimeError(f"hangs: not done in {minutes:.0f} minutes")
+    if process.exitcode not in (0, MISSING):
+        lines = LOG.read_text().strip().splitlines()
+        raise RuntimeError(lines[-1] if lines else f"exit status {process.exitcode}")
+    return int(process.exitcode)
 
 
 def train(
@@ -93,24 +116,22 @@ def train(
 ) -> dict[str, Any]:
     """Train one slice; it ends early if ``enough`` of its first step is true."""
     began, before = time.monotonic(), last_row(folder)
-    process = spider(path, "train", run, stage)
-    while process.poll() is None and time.monotonic() < began + 60 * minutes and not enough(before["step"]):
+    process = start(path, "train", run, stage)
+    while process.is_alive() and time.monotonic() < began + 60 * minutes and not enough(before["step"]):
         time.sleep(0.05)
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    asked = time.monotonic()
-    _, said = process.communicate(timeout=60 * (SAVING + 5))
-    if process.returncode not in (0, MISSING):
-        raise RuntimeError(said.strip().splitlines()[-1] if said.strip() else str(process.returncode))
+    if process.is_alive():
+        process.terminate()
+    stopped = time.monotonic()
+    status = end(process, SAVING + 5)
     after = last_row(folder)
     steps = after["step"] - before["step"]
     return {
-        "minutes": (asked - began) / 60,
-        "saving": time.monotonic() - asked,
+        "minutes": (stopped - began) / 60,
+        "saving": time.monotonic() - stopped,
         "from_step": before["step"],
         "to_step": after["step"],
-        "steps_a_minute": 60 * steps / max(asked - began, 1e-9),
-        "finished": process.returncode == 0,
+        "steps_a_minute": 60 * steps / max(stopped - began, 1e-9),
+        "finished": status == 0,
         "metrics": after["metrics"],
     }
 
@@ -124,10 +145,7 @@ def last_row(folder: StageFolder) -> dict[str, Any]:
 def evaluate(path: Path, run: str, stage: str, folder: StageFolder) -> dict[str, Any]:
     """Evaluate the stage and write its sample."""
     for command in ("evaluate", "sample"):
-        process = spider(path, command, run, stage)
-        _, said = process.communicate(timeout=600)
-        if process.returncode:
-            raise RuntimeError(said.strip().splitlines()[-1])
+        end(start(path, command, run, stage), minutes=10)
     measured, receipt = read_json(folder.evaluation), read_json(folder.receipt)
     known = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "seconds", "compressors", "loops")
     trained = {name: receipt[name] for name in ("steps", "bytes", "seconds", "checkpoint_seconds", "loss")}

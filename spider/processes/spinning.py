@@ -2,10 +2,11 @@
 
 libgomp's threads spin for some 3 ms at every barrier before they sleep. Where the machine is ours that is
 right: small steps are a quarter faster than with threads that sleep at once. Where somebody else works on it
-they spin while the thread that they wait for is not running, and training is twenty times slower. Its settings (``GOMP_SPINCOUNT``, ``OMP_WAIT_POLICY``) are read once, when it is
-loaded. But it spins a three-thousandth as long while a process has more OpenMP threads than processors, and
-that can change at any time: `Governor` keeps a team of threads asleep where, and as long as, the threads that
-compute stand ready and are not run.
+they spin while the thread that they wait for is not running, and training is twenty times slower. Its
+settings (``GOMP_SPINCOUNT``, ``OMP_WAIT_POLICY``) are read once, when it is loaded. But it spins a
+three-thousandth as long while a process has more OpenMP threads than processors, and that can change at any
+time: `Governor` keeps a team of threads asleep where, and as long as, the threads that compute stand ready
+and are not run.
 
 What is computed, and by how many threads, is the same either way.
 """
