@@ -7,6 +7,7 @@ is learned and nothing is encoded.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,10 @@ from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.stored import TOKENIZER, LearnedFrom, StoredTokens
 
-#: Ids of made-up text, and the median and spread of a document's ids (log-normal). A quarter of all ids are
-#: in documents of 2,048 and more.
-IDS, MEDIAN, SPREAD = 4_000_000, 561, 0.8
+#: Ids of made-up text, fewer in a rehearsal.
+IDS = 100_000 if "--rehearse" in sys.argv else 4_000_000
+#: Median and spread of a document's ids (log-normal). Documents of 2,048 and more have a quarter of all ids.
+MEDIAN, SPREAD = 561, 0.8
 
 
 def text_for(spec: StageSpec) -> Path:

@@ -33,6 +33,6 @@ def start_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def gpu_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripts of `benchmarks/gpu` can be imported, and what they share with others."""
+    """Make the scripts of `benchmarks/gpu` importable, and the modules that they share."""
     for folder in ("benchmarks", "benchmarks/gpu"):
         monkeypatch.syspath_prepend(ROOT / folder)

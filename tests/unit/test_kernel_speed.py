@@ -1,4 +1,4 @@
-"""The benchmark of the kernels: its code path on a CPU, what it counts, what it makes of its figures."""
+"""Test the benchmark of the kernels: its code on a CPU, the bytes it counts and its goals."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_tokens_that_are_not_valid_go_to_no_expert(ops):
 
 
 def test_the_shape_of_the_patches_is_that_of_the_preset_in_the_warm_up(benchmark):
-    """All widths, and as many of the rows filled as boundaries fill."""
+    """Compare all widths, and the share of rows that boundaries fill."""
     found, config = benchmark.patches(8, 64), SpiderConfig()
     with torch.device("meta"):
         rows = build_model(config).chunker.rows(8, 64)

@@ -1,10 +1,12 @@
-"""The benchmark of training speed: its code path on a CPU, and what it makes of what it measured."""
+"""Test the benchmark of training speed: its code on a CPU, its rows and its goals."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+from spider.data.mock import make_mock_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +20,8 @@ def benchmark(gpu_benchmarks):
 
 def test_a_way_that_fails_says_why(benchmark, monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark, "FOLDER", tmp_path)
-    monkeypatch.setattr(benchmark, "text_for", lambda spec: None)
+    make_mock_data(tmp_path / "text")
+    monkeypatch.setattr(benchmark, "text_for", lambda spec: tmp_path / "text")
     with pytest.raises(RuntimeError, match="precision: fp8 cannot run on cpu"):
         benchmark.measure(ROOT / "presets/smoke.yaml", {**benchmark.WAYS["fp8"], "compile": False}, 1, 1)
 
