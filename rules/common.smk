@@ -128,7 +128,7 @@ def samples(runs):
 
 def figures(runs):
     """Return the figures of each stage of these runs."""
-    names = ("loss.svg", "loops.svg", "inside.svg", "boundaries.html")
+    names = ("loss.svg", "inside.svg", "boundaries.html")
     return [f"<results>/runs/{run}/{stage}/{name}" for run in runs for stage in stages(run) for name in names]
 
 

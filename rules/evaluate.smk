@@ -58,7 +58,6 @@ rule draw:
         "<results>/runs/{run}/{stage}/train.json",
     output:
         shown("runs/{run}/{stage}/loss.svg", "Training", "loss curve"),
-        shown("runs/{run}/{stage}/loops.svg", "Inside the model", "bits per byte against loops"),
         shown("runs/{run}/{stage}/inside.svg", "Inside the model", "inside the model"),
         shown("runs/{run}/{stage}/boundaries.html", "Inside the model", "text as the model cuts it"),
     log:

@@ -10,6 +10,7 @@ import click
 from spider import tracking
 from spider.checkpoints.pressed import ArtifactReceipt
 from spider.cli.session import FILE, NEW_FILE, THREADS, Session, log, prepare_torch, verb
+from spider.evaluation.result import all_rows, baselines, curves
 from spider.results import ArtifactFolder
 
 ARTIFACT = click.option("--artifact", is_flag=True, help="Use the compressed file of the stage.")
@@ -39,13 +40,20 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None, artifa
         measured = evaluate(folder.receipt, spec, data, folder.path, learned_from=texts, kept=kept)
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")
-        curves = {"bpb_at_loops": list(enumerate(measured.loops.bpb, start=1))} if measured.loops else {}
-        plain = measured.plain()
-        tracking.log_evaluation(results.root, run, stage, plain, outputs, dataset=card, curves=curves)
+        tracking.log_scores(
+            results.root,
+            run,
+            stage,
+            measured.metrics,
+            outputs,
+            rows=list(all_rows(measured.all_results)),
+            dataset=card,
+            curves=curves(measured.results),
+        )
         job.metric("bpb", measured.bpb)
-    best, rate = min(measured.compressors.items(), key=lambda item: item[1])
     of = "" if measured.lossless else " of the decoded text"
-    log.info("%.3f bits per byte%s (%s: %.3f)", measured.bpb, of, best, rate)
+    best = "".join(f" ({row.label}: {row.value:.3f})" for row in baselines(measured.results)[:1])
+    log.info("%.3f bits per byte%s%s", measured.bpb, of, best)
 
 
 def _evaluate_artifact(session: Session, run: str, stage: str, threads: int | None) -> None:
@@ -63,16 +71,15 @@ def _evaluate_artifact(session: Session, run: str, stage: str, threads: int | No
         measured = evaluate(
             folder.receipt, spec, data, folder.path, learned_from=texts, kept=results.root / "yardsticks"
         )
-        scores = {"bpb": measured.bpb, "bpb_strict": measured.bpb_strict}
-        scores["bytes"] = ArtifactReceipt.read(folder.receipt).artifact.total_bytes
-        if measured.ttt:
-            scores["ttt/bpb"] = measured.ttt.bpb
-        metrics = {f"artifact/{name}": value for name, value in scores.items()}
-        tracking.log_scores(results.root, run, stage, metrics, of="artifact", folder=folder)
+        rows = [row for row in all_rows(measured.all_results) if not row.baseline]
+        scores = {row.name: row.value for row in rows if row.value is not None}
+        size = ArtifactReceipt.read(folder.receipt).artifact.total_bytes
+        metrics = {f"artifact/{name}": value for name, value in {**scores, "bytes": size}.items()}
+        tracking.log_scores(results.root, run, stage, metrics, rows=rows, of="artifact", folder=folder)
         # Not on the training run: there it would replace the evaluation of the checkpoint itself.
         job.artifact(folder.evaluation)
         job.metric("bpb", measured.bpb)
-    log.info("%.3f bits per byte, pressed into %s bytes with code", measured.bpb, f"{scores['bytes']:,}")
+    log.info("%.3f bits per byte, compressed into %s bytes with code", measured.bpb, f"{size:,}")
 
 
 @verb("run", "stage")
@@ -128,8 +135,15 @@ def compare(session: Session, output: Path) -> None:
         summary = compare(evaluations, artifacts=artifacts, benchmarks=benchmarks, output=output.parent)
         for run, compared in summary.runs.items():
             if best := compared.best:
-                of = {name: compared.stages[best][name] for name in ("weights", "bpb", "text_sha256")}
-                tracking.log_choice(session.results.root, run, best, **of)
+                one = compared.stages[best]
+                tracking.log_choice(
+                    session.results.root,
+                    run,
+                    best,
+                    weights=one.weights,
+                    bpb=one.bpb,
+                    text_sha256=one.text_sha256,
+                )
         for name in ("summary.json", "table.md", "bpb.svg", "loss.svg"):
             job.artifact(output.parent / name)
 

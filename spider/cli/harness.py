@@ -61,7 +61,7 @@ def harness(path: Path, tasks: str, online: bool, output: Path, threads: int | N
         )
     with tracked as job:
         told = _asked(path, tasks.split(","), threads, **asked).write(output)
-        metrics = {f"harness/{t.task}/{name}": m.value for t in told.tasks for name, m in t.metrics.items()}
+        metrics = {row.name: row.value for row in told.result.rows if row.value is not None}
         if job:
             job.artifact(output)
             for key, value in metrics.items():
@@ -71,12 +71,13 @@ def harness(path: Path, tasks: str, online: bool, output: Path, threads: int | N
             run, stage, *inside = receipt.resolve().parent.relative_to(root / "runs").parts
             folder = ArtifactFolder(receipt.parent) if inside else None
             scores = {f"artifact/{key}": value for key, value in metrics.items()} if inside else metrics
-            tracking.log_scores(root, run, stage, scores, [output], of="harness", folder=folder)
-    for one in told.tasks:
-        shown = ", ".join(f"{name} {metric.value:.4f}" for name, metric in one.metrics.items())
-        log.info("%s (%s items): %s", one.task, one.items, shown)
-    if told.cropped:
-        log.warning("%d prompts lost their beginning: the model reads %d ids", told.cropped, told.window)
+            tracking.log_scores(
+                root, run, stage, scores, [output], rows=told.result.rows, of="harness", folder=folder
+            )
+    for row in told.result.rows:
+        log.info("%s: %s", row.label, row)
+    for note in told.result.notes:
+        log.info("%s", note)
 
 
 def _asked(

@@ -199,6 +199,8 @@ class EvaluationConfig(Block):
     """Also score the text while learning from it (null: do not)."""
     tasks: dict[Name, TaskConfig] = {}
     """Questions to answer beside, by name (docs/evaluation.md)."""
+    measurements: dict[str, dict[str, Any]] = {}
+    """Measurements of your own: settings by the name of the module that is imported (CONTRIBUTING.md)."""
     prompt: str = "The "
     """What the sample continues, or answers where the model was trained on conversations."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400

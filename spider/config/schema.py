@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 from spider.config.block import Block, ConfigError, Name, explain, key_path, nearest, none_such
 from spider.config.data import Dataset, StreamSource, TokenizerConfig, expand_likes
 from spider.config.leaks import leak_problems
+from spider.config.measurement import measurement_problems
 from spider.config.model import allow_family
 from spider.config.run import Run, RunSettings, TrackingConfig
 from spider.config.settings import expand_grids, put, resolve
@@ -125,8 +126,8 @@ def load_config(source: Path | dict[str, Any], *, allow_families: bool = True) -
     """Validate a YAML file or a parsed mapping.
 
     Args:
-        allow_families: whether the families of models that its runs name may be imported, which runs their
-            code. Only a configuration of the user's own may allow that.
+        allow_families: whether the families and measurements that its runs name may be imported, which runs
+            their code. Only a configuration of the user's own may allow that.
 
     Raises:
         ConfigError: names the key of every problem, such as
@@ -153,7 +154,14 @@ def load_config(source: Path | dict[str, Any], *, allow_families: bool = True) -
     runs = {name: sized(run, *known) for name, run in config.runs.items()}
     config = config.model_copy(update={"runs": runs})
     config._written, config._sweeps = written, sweeps
-    if problems := list(_problems(config)):
+    problems = list(_problems(config))
+    if allow_families:
+        problems += [
+            f"runs.{name}.{problem}"
+            for name, run in config.runs.items()
+            for problem in measurement_problems(run.evaluation.measurements)
+        ]
+    if problems:
         raise ConfigError("\n".join(problems))
     return config
 

@@ -29,9 +29,45 @@ import torch
 from torch import Tensor, nn
 
 from spider.config import TTTConfig
+from spider.config.run import EvaluationConfig
 from spider.evaluation.bpb import DIVERGED, Reading, Score, score
+from spider.evaluation.result import BITS, Result, Row
+from spider.evaluation.subject import Subject
 from spider.model.interface import Model
 from spider.training.determinism import one_order
+
+
+def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
+    """Return the score of a model that learns from the text; None if the configuration has no ``ttt``."""
+    if settings.ttt is None:
+        return None
+    found = adapt(
+        subject.model,
+        subject.tokens_N,
+        settings.ttt,
+        seq_len=subject.spec.window,
+        overlap=settings.overlap,
+        batch=settings.batch,
+        n_loops=subject.n_loops,
+        autocast=subject.autocast,
+    )
+    row = Row(
+        name="ttt/bpb",
+        label="with test-time training",
+        value=found.bpb,
+        unit=BITS,
+        better="lower",
+        note=f"the text scored again while learning from it, in {found.seconds:.0f} s",
+    )
+    return Result(
+        title="Test-time training",
+        rows=[row],
+        details={
+            "bpb_strict": found.bpb_strict,
+            "seconds": found.seconds,
+            "settings": settings.ttt.model_dump(),
+        },
+    )
 
 
 def adapt(

@@ -22,8 +22,15 @@ import lzma
 import zlib
 from collections.abc import Callable, Sequence
 
-from spider.evaluation.artifact import COMPRESSORS
-
+#: The command line that each compressor's rate stands for; the strongest first.
+COMPRESSORS = {
+    "ppmd": "7z PPMd, order 12",
+    "xz": "xz -9",
+    "zstd": "zstd --ultra -22",
+    "brotli": "brotli -q 11",
+    "bz2": "bzip2 -9",
+    "zlib": "zlib -9",
+}
 _LIBRARY = {"ppmd": "pyppmd", "zstd": "zstandard", "brotli": "brotli"}
 _ORDER = 12
 

@@ -23,9 +23,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
+from spider.evaluation.artifact import HarnessResult
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
-from spider.evaluation.harness_result import HarnessMetric, HarnessResult, HarnessTask
+from spider.evaluation.result import Number, Result, Row
 from spider.evaluation.tasks import continuations
 from spider.model.interface import Model
 
@@ -154,15 +155,28 @@ def ask(
     # Not `simple_evaluate`: that has pip list its packages, for seconds, for a report that nobody reads here.
     told = evaluate(model, loaded, limit=items, log_samples=False)
     assert told is not None, "only other processes than the first get nothing"
+    names = sorted(told["results"])
+    revisions = {name: str(told["versions"][name]) for name in names if told.get("versions", {}).get(name)}
+    cropped = f"; {model.cropped:,} prompts did not fit and lost their beginning" if model.cropped else ""
+    first = f", of each task the first {items:,} items at most" if items else ""
+    note = (
+        f"Asked of {about['label']} by lm-evaluation-harness {version('lm_eval')}, in windows of "
+        f"{model.window:,} ids{first}{cropped}."
+    )
+    result = Result(
+        title="Standard tasks",
+        head="task",
+        value="result",
+        rows=[row for name in names for row in _rows(told, name)],
+        notes=[note],
+        details={"cropped": model.cropped, "items": items, "shots": shots},
+    )
     return HarnessResult(
         format=HarnessResult.FORMAT,
-        tasks=tuple(_task(told, name) for name in sorted(told["results"])),
-        cropped=model.cropped,
+        versions={"lm_eval": version("lm_eval"), **revisions},
         window=model.window,
         overlap=model.overlap,
-        items=items,
-        shots=shots,
-        harness=version("lm_eval"),
+        result=result,
         **about,
     )
 
@@ -179,22 +193,29 @@ def _load(manager: TaskManager, name: str) -> list[Any]:
         raise ValueError(f"task {name}: {offline if away else 'cannot be read'} ({reason})") from None
 
 
-def _task(told: Any, name: str) -> HarnessTask:
-    """Metrics as ``acc``, or ``exact_match (strict-match)`` where a task has several filters."""
-    metrics = {}
+def _rows(told: Any, name: str) -> list[Row]:
+    """Return a row for each metric of a task: ``acc``, or ``exact_match (strict-match)`` with its filter."""
+    rows = []
+    asked = told.get("n-samples", {}).get(name, {})
+    columns = {
+        "items": Number(value=asked.get("effective")),
+        "shots": Number(value=told.get("n-shot", {}).get(name)),
+    }
     for key, value in told["results"][name].items():
         metric, comma, filtered = key.partition(",")
-        if comma and not metric.endswith("_stderr") and isinstance(value, int | float):
-            deviation = told["results"][name].get(f"{metric}_stderr,{filtered}")
-            label = metric if filtered == "none" else f"{metric} ({filtered})"
-            error = deviation if isinstance(deviation, int | float) else None
-            metrics[label] = HarnessMetric(value=value, standard_error=error)
-    asked = told.get("n-samples", {}).get(name, {})
-    revision = told.get("versions", {}).get(name)
-    return HarnessTask(
-        task=name,
-        items=asked.get("effective"),
-        shots=told.get("n-shot", {}).get(name),
-        version=None if revision is None else str(revision),
-        metrics=metrics,
-    )
+        if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        deviation = told["results"][name].get(f"{metric}_stderr,{filtered}")
+        label = metric if filtered == "none" else f"{metric} ({filtered})"
+        rows.append(
+            Row(
+                name=f"harness/{name}/{label}",
+                label=f"{name}, {label}",
+                value=value,
+                error=deviation if isinstance(deviation, int | float) else None,
+                columns=columns,
+                hub_metric=metric,
+                hub_dataset=name,
+            )
+        )
+    return rows

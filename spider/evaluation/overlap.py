@@ -15,12 +15,22 @@ texts is not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spider.config.run import EvaluationConfig
+from spider.evaluation.result import BITS, BYTES, SHARE, Number, Result, Row, Table
 from spider.tokens import Tokens
+
+if TYPE_CHECKING:
+    from spider.evaluation.subject import Subject
+
+#: Title of the column of scores on bytes that are no copies.
+OUTSIDE_COPIES = "outside copies"
 
 #: Bytes in a row that are called a copy.
 COPIED = 50
@@ -33,6 +43,105 @@ _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _BITS = 24
+
+
+@dataclass(frozen=True)
+class DocumentScore:
+    """The scores of one document of the text."""
+
+    bytes: int
+    bpb: float
+    ppmd: float | None = None
+    """Rate of PPMd, given as much training text as it is given."""
+    common: float | None = None
+    """Share of the document's stretches of `COMMON` bytes that the training text holds."""
+    copied: float | None = None
+    """Share of the document's bytes in copies."""
+
+
+def measure(subject: Subject, settings: EvaluationConfig) -> Result:
+    """Return the model's score outside of copies, and its scores by how common the wording is."""
+    measured, bits_B = subject.beside.result(), subject.bits_B
+    size_D, bounds_D = subject.text.lengths(), subject.text.bounds_D[:-1]
+    columns = {"bytes": size_D, "bpb": np.add.reduceat(bits_B, bounds_D) / size_D}
+    if measured.ppmd_D is not None:
+        columns["ppmd"] = measured.ppmd_D / size_D
+    copied_B = measured.copied_N
+    if copied_B is None or measured.common_D is None:
+        return Result(title="Overlap", details={"by_document": _records(columns)})
+    columns["copied"] = np.add.reduceat(copied_B.astype(float), bounds_D) / size_D
+    columns["common"] = measured.common_D
+    fresh_bytes, copied, searched = int((~copied_B).sum()), float(copied_B.mean()), measured.searched or 0.0
+    searched_part = (
+        "" if searched > 0.995 else f" of the {searched:.0%} of the training text that was searched"
+    )
+    note = f"{copied:.1%} of these bytes are copies ({COPIED} bytes or more in a row){searched_part}."
+    row = Row(
+        name="copies/bpb",
+        label=OUTSIDE_COPIES,
+        value=float(bits_B[~copied_B].sum() / fresh_bytes) if fresh_bytes else None,
+        unit=BITS,
+        better="lower",
+        note=f"on the {fresh_bytes:,} bytes outside of copies",
+    )
+    records = _records(columns)
+    return Result(
+        title="Overlap",
+        rows=[row],
+        notes=[note],
+        metrics={
+            "copies/length": COPIED,
+            "copies/copied": copied,
+            "copies/searched": searched,
+            "copies/fresh_bytes": fresh_bytes,
+        },
+        figures=[_quarters([DocumentScore(**record) for record in records])],
+        details={"by_document": records},
+    )
+
+
+def _records(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Return one mapping for each document from columns of values."""
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _quarters(documents: Sequence[DocumentScore]) -> Table:
+    """Return scores in four parts of like size, by the share of wording that the training text holds."""
+    known = sorted(documents, key=lambda one: one.common or 0.0)
+    total = sum(one.bytes for one in known)
+    done = 0
+    parts = [list[DocumentScore]() for _ in range(4)]
+    for one in known:
+        parts[min(3, int(4 * (done + one.bytes / 2) / total))].append(one)
+        done += one.bytes
+    return Table(
+        title="By how much of the wording the training text holds",
+        head=f"common stretches of {COMMON} bytes",
+        value="this model",
+        rows=[_quarter(index, part) for index, part in enumerate(parts) if part],
+        notes=["Documents in four parts of like size, by the share of their wording in the training text."],
+    )
+
+
+def _quarter(index: int, part: list[DocumentScore]) -> Row:
+    """Return the mean scores of one part, weighted by bytes."""
+    size = sum(one.bytes for one in part)
+
+    def mean(name: str) -> float:
+        return sum(one.bytes * getattr(one, name) for one in part) / size
+
+    columns = {"bytes": Number(value=size, unit=BYTES), "in copies": Number(value=mean("copied"), unit=SHARE)}
+    if part[0].ppmd is not None:
+        columns["ppmd"] = Number(value=mean("ppmd"), unit=BITS)
+    return Row(
+        name=f"wording/{index}",
+        label=f"{part[0].common:.0%} to {part[-1].common:.0%}",
+        value=mean("bpb"),
+        unit=BITS,
+        better="lower",
+        columns=columns,
+    )
 
 
 @dataclass(frozen=True)

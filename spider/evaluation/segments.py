@@ -20,10 +20,33 @@ import click
 import numpy as np
 import torch
 
-from spider.evaluation.artifact import CutText, Piece, Segment
-from spider.evaluation.bpb import windows
+from spider.config.run import EvaluationConfig
+from spider.evaluation.bpb import clip_stream, windows
+from spider.evaluation.result import CutText, Note, Piece, Result, Segment
+from spider.evaluation.subject import Subject
 from spider.model.interface import IGNORED, Inspector, Model
 from spider.tokens import Tokens
+
+#: Bytes of the text that are shown as the model cuts them.
+_SHOWN_BYTES = 1500
+
+
+def measure(subject: Subject, settings: EvaluationConfig) -> Result:
+    """Return the figures of the model's inspector, and the beginning of the text as the model cuts it."""
+    title, inspector = "Inside the model", subject.inspector
+    if inspector is None:
+        why = "this kind of model shows nothing of what happens inside"
+        return Result(title=title, figures=[Note(title=title, text=why)])
+    shown = cut(
+        subject.model,
+        inspector,
+        clip_stream(subject.tokens_N, _SHOWN_BYTES, subject.model.tokens),
+        seq_len=subject.spec.window,
+        overlap=settings.overlap,
+        batch=settings.batch,
+        autocast=subject.autocast,
+    )
+    return Result.model_validate({"title": title, "figures": [*inspector.figures(), shown]})
 
 
 def read_beginning(path: Path, count: int) -> bytes:

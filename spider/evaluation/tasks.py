@@ -21,9 +21,83 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from spider.evaluation.artifact import TaskResult
-from spider.evaluation.questions import Question, Task
+from spider.config.run import EvaluationConfig
+from spider.evaluation.questions import Question, Task, tasks
+from spider.evaluation.result import SHARE, Number, Result, Row
+from spider.evaluation.subject import Subject
 from spider.model.interface import IGNORED, Model
+
+
+class Answers(NamedTuple):
+    """The answers to the questions of one task."""
+
+    task: Task
+    by_sum: float
+    """Share that is right by the nats of a choice."""
+    by_byte: float
+    """Share that is right by the nats a byte: compare by this one."""
+    by_token: float
+    """Share that is right by the nats an id, as published CORE scores are."""
+    cropped: int
+    """Choices whose context was truncated to fit into the window."""
+
+    @property
+    def centered(self) -> float:
+        """Return ``by_byte`` above chance, where 1 is all right."""
+        return (self.by_byte - self.task.chance) / (1 - self.task.chance)
+
+    @property
+    def standard_error(self) -> float:
+        """Return the standard error of ``by_byte``."""
+        return math.sqrt(self.by_byte * (1 - self.by_byte) / len(self.task.questions))
+
+    def row(self) -> Row:
+        """Return the answers as a row."""
+        return Row(
+            name=f"tasks/{self.task.name}",
+            label=self.task.name,
+            value=self.by_byte,
+            unit=SHARE,
+            error=self.standard_error,
+            better="higher",
+            columns={
+                "questions": Number(value=len(self.task.questions)),
+                "by guessing": Number(value=self.task.chance, unit=SHARE),
+                "beyond chance": Number(value=self.centered),
+                "by nats in all": Number(value=self.by_sum, unit=SHARE),
+                "by nats a token": Number(value=self.by_token, unit=SHARE),
+                "truncated": Number(value=self.cropped),
+            },
+            hub_metric="accuracy",
+            hub_dataset=self.task.name,
+        )
+
+
+def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
+    """Return the share of right answers of each task; None if the configuration has no tasks."""
+    if not settings.tasks:
+        return None
+    documents = subject.text.documents()
+    asked = [task for name, config in settings.tasks.items() for task in tasks(name, config, documents)]
+    answers = [
+        run_task(
+            subject.model,
+            task,
+            window=subject.spec.window,
+            batch=settings.batch,
+            n_loops=subject.n_loops,
+            autocast=subject.autocast,
+        )
+        for task in asked
+    ]
+    legend = "Of several continuations of a text, the one with the fewest nats a byte is the model's answer."
+    return Result(
+        title="Questions answered right",
+        head="task",
+        value="right",
+        rows=[one.row() for one in answers],
+        legend=legend,
+    )
 
 
 class Continuations(NamedTuple):
@@ -47,8 +121,8 @@ class _Row(NamedTuple):
     """First id of the choice."""
 
 
-def run_task(model: Model, task: Task, *, window: int, batch: int, **reading: Any) -> TaskResult:
-    """Ask a task's questions, in windows of so many ids, as many rows as ``batch`` at once.
+def run_task(model: Model, task: Task, *, window: int, batch: int, **reading: Any) -> Answers:
+    """Ask the questions of a task, ``batch`` rows at once, in windows of ``window`` ids.
 
     Args:
         reading: ``n_loops`` and ``autocast``, as for `spider.evaluation.bpb.score`.
@@ -58,15 +132,11 @@ def run_task(model: Model, task: Task, *, window: int, batch: int, **reading: An
     sizes_R = np.array([len(choice) for _, choice in pairs])
     ways = {"by_sum": read.nats_R, "by_byte": read.nats_R / sizes_R, "by_token": read.nats_R / read.ids_R}
     right = {name: _right(task.questions, cost_R, read.greedy_R) for name, cost_R in ways.items()}
-    items = len(task.questions)
-    accuracy = right["by_byte"]
-    return TaskResult(
-        task=task.name,
-        items=items,
-        chance=task.chance,
-        **right,
-        centered=(accuracy - task.chance) / (1 - task.chance),
-        standard_error=math.sqrt(accuracy * (1 - accuracy) / items),
+    return Answers(
+        task=task,
+        by_sum=right["by_sum"],
+        by_byte=right["by_byte"],
+        by_token=right["by_token"],
         cropped=read.cropped,
     )
 

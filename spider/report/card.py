@@ -26,18 +26,20 @@ from spider.checkpoints.pressed import ArtifactReceipt
 from spider.checkpoints.records import Exported, Manifest, Receipt
 from spider.config import Config, ModelConfig, load_config
 from spider.config.data import HubSource, StreamSource
-from spider.evaluation.artifact import Evaluation, fairest
-from spider.evaluation.harness_result import HarnessResult
-from spider.report.compare import LIKE_AND_UNLIKE
+from spider.evaluation.artifact import Evaluation, further_results
+from spider.evaluation.result import Result, all_rows, baselines, legends, scores, shortened
+from spider.report.compare import baseline_cells, leading, score_columns
 from spider.report.formatting import (
     DAGGER,
     LOSSY,
     bits,
+    cells,
     duration,
     flops_label,
     markdown_table,
     printable,
     quantity,
+    titles,
 )
 from spider.report.page import settings_of
 from spider.report.stages import StageRecord, read_stages
@@ -88,10 +90,10 @@ class Subject:
         return one if one and one.weights == self.weights else None
 
     @cached_property
-    def harness(self) -> HarnessResult | None:
-        path = self.stage and self.stage.harness
-        one = HarnessResult.read(path) if path and path.is_file() else None
-        return one if one and one.weights == self.weights else None
+    def measured(self) -> dict[str, Result]:
+        """Return what was measured of these weights, by name."""
+        found = self.evaluation.all_results if self.evaluation else {}
+        return found | (further_results(self.stage, self.weights) if self.stage else {})
 
     @cached_property
     def run(self) -> Config | None:
@@ -135,14 +137,11 @@ def card(of: Subject) -> str:
         text=quantity(read, "B") if read else None,
         version=told.spider if isinstance(told, Exported) else VERSION,
         data=_words(" |source|licence|language|digest", list(_data(of))),
-        scores=markdown_table(" |bits per byte|outside copies|context", list(_scores(of, measured)))
-        if measured else None,
-        unlike=LIKE_AND_UNLIKE,
+        scores=_scores(of, measured) if measured else None,
+        legends=legends([of.measured]),
+        results=list(_results(of)),
         dagger="" if measured is None or measured.lossless else DAGGER,
         lossy=LOSSY,
-        tasks=markdown_table("task|questions|right|by guessing", _tasks(measured))
-        if measured and measured.tasks else None,
-        standard=markdown_table("task|items|shots|metrics", _standard(of.harness)) if of.harness else None,
         costs=markdown_table("stage|steps|text|seconds|FLOPs|on", costs) if costs else None,
         digests=_words(" |digest", list(_digests(of))),
         commit=_commit(of),
@@ -181,7 +180,7 @@ def _front_matter(of: Subject) -> ModelCardData:
         if len(licenses) > 1:
             license = {"license": "other", "license_name": "-and-".join(licenses)}
     repos = [one.source.repo for one in used if isinstance(one.source, HubSource | StreamSource)]
-    results = list(_results(of))
+    results = list(_model_index(of))
     return ModelCardData(
         **license,
         language=list(dict.fromkeys(one.language for one in used if one.language)) or None,
@@ -194,23 +193,28 @@ def _front_matter(of: Subject) -> ModelCardData:
     )
 
 
-def _results(of: Subject) -> Iterator[EvalResult]:
-    """The scores for the hub's model index."""
+def _model_index(of: Subject) -> Iterator[EvalResult]:
+    """Yield the scores for the hub's model index."""
 
     def result(data: str, kind: str, metric: str, value: float, said: str) -> EvalResult:
-        about: dict[str, Any] = {"task_type": "text-generation", "dataset_type": kind, "dataset_name": data}
-        return EvalResult(**about, metric_type=metric, metric_value=round(value, 4), metric_name=said)
+        return EvalResult(
+            task_type="text-generation",
+            dataset_type=kind,
+            dataset_name=data,
+            metric_type=metric,
+            metric_value=round(value, 4),
+            metric_name=said,
+        )
 
     if one := of.evaluation:
         source = of.run.datasets[one.data].source if of.run and one.data in of.run.datasets else None
         kind = source.repo if isinstance(source, HubSource | StreamSource) else one.data
         decoded = "" if one.lossless else f" {DAGGER} of decoded text"
         yield result(f"{one.data}, held out", kind, "bits_per_byte", one.bpb, f"bits per byte{decoded}")
-        for task in one.tasks:
-            yield result(task.task, task.task, "accuracy", task.by_byte, "right, by nats a byte")
-    for asked in of.harness.tasks if of.harness else ():
-        for name, metric in asked.metrics.items():
-            yield result(asked.task, asked.task, name.partition(" ")[0], metric.value, name)
+    for row in all_rows(of.measured):
+        if row.hub_metric and row.value is not None:
+            data = row.hub_dataset
+            yield result(data, data, row.hub_metric.partition(" ")[0], row.value, row.label)
 
 
 # --------------------------------------------------------------------------------------------------- tables
@@ -236,31 +240,39 @@ def _data(of: Subject) -> Iterator[list[str]]:
         yield [_cell(name), _cell(said), license, (known.language if known else "") or "", f"`{digest}`"]
 
 
-def _scores(of: Subject, one: Evaluation | None) -> Iterator[list[str]]:
-    """The model, what was made of it, and what compressors make of the same text."""
-    if one is None:
-        return
-    of_text = "" if one.lossless else DAGGER
-
-    def rate(value: float | None) -> str:
-        return "" if value is None else f"{value:.4f}{of_text}"
-
-    def fresh(scored: Evaluation) -> str:
-        return rate(scored.copies.bpb if scored.copies else None)
-
-    yield ["**this model**", f"**{rate(one.bpb)}**", fresh(one), one.context]
-    if one.bpb_assistant is not None:
-        yield ["what an assistant says", rate(one.bpb_assistant), "", one.context]
-    if one.ttt:
-        yield ["learning from the text as it goes", rate(one.ttt.bpb), "", "all before"]
+def _scores(of: Subject, one: Evaluation) -> str:
+    """Return the table of the model, its compressed model, and the baselines on the same text."""
+    dagger = "" if one.lossless else DAGGER
+    columns = score_columns([one.all_results], leading([one]))
+    rows = [["**this model**", *_cells(one, columns, dagger, bold=True), one.context]]
     if pressed := _pressed(of):
         small = Evaluation.read(pressed.evaluation)
         size = ArtifactReceipt.read(pressed.receipt).artifact.total_bytes
         if small.text_sha256 == one.text_sha256:
-            yield [f"pressed into {size:,} bytes", rate(small.bpb), fresh(small), small.context]
-    for key, value in sorted(fairest(one.compressors).items(), key=lambda row: row[1]):
-        said = _cell(one.compressor_settings.get(key, key))
-        yield [said, rate(value), rate(one.fresh.get(key)), "all before"]
+            cells = _cells(small, columns, dagger)
+            rows.append([f"compressed into {size:,} bytes", *cells, small.context])
+    for row in shortened(baselines(one.results)):
+        cells = baseline_cells(row, columns, dagger)
+        rows.append([_cell(row.note or row.label), *cells, "all before"])
+    return markdown_table("|".join([" ", *columns.values(), "context"]), rows)
+
+
+def _cells(one: Evaluation, columns: dict[str, str], dagger: str, bold: bool = False) -> list[str]:
+    """Return the scores of an evaluation below these columns, the first in bold where asked."""
+    values = {row.name: f"{row}{dagger}" for row in scores(one.all_results) if row.value is not None}
+    cells = [values.get(name, "") for name in columns]
+    return [f"**{cells[0]}**", *cells[1:]] if bold else cells
+
+
+def _results(of: Subject) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield title, table and notes of each further result."""
+    for result in of.measured.values():
+        rows = result.own_rows()
+        if rows:
+            lines = [
+                [_cell(text) for text in line] for line in cells(result.model_copy(update={"rows": rows}))
+            ]
+            yield _cell(result.title), markdown_table(titles(result), lines), [_cell(n) for n in result.notes]
 
 
 def _pressed(of: Subject) -> ArtifactFolder | None:
@@ -269,26 +281,6 @@ def _pressed(of: Subject) -> ArtifactFolder | None:
         return None
     folder = ArtifactFolder(of.stage.artifact)
     return folder if folder.receipt.is_file() and folder.evaluation.is_file() else None
-
-
-def _tasks(one: Evaluation) -> list[list[str]]:
-    return [
-        [_cell(task.task), f"{task.items:,}", f"{100 * task.by_byte:.1f}% ± {100 * task.standard_error:.1f}",
-         f"{100 * task.chance:.0f}%"]
-        for task in one.tasks
-    ]  # fmt: skip
-
-
-def _standard(asked: HarnessResult) -> list[list[str]]:
-    rows = []
-    for task in asked.tasks:
-        metrics = [
-            f"{name} {one.value:.4f}" + (f" ± {one.standard_error:.4f}" if one.standard_error else "")
-            for name, one in task.metrics.items()
-        ]
-        shown = ["" if count is None else f"{count:,}" for count in (task.items, task.shots)]
-        rows.append([_cell(task.task), *shown, _cell(", ".join(metrics))])
-    return rows
 
 
 _Stage = tuple[str, Receipt | Manifest, float | None]

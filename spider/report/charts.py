@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
-from spider.evaluation.artifact import HeatMap, Note
+from spider.evaluation.result import HeatMap, Note
 from spider.report.formatting import plain
 
 #: Points of a line at most; beyond, neighbours are averaged.

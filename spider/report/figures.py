@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 
-from spider.evaluation import artifact
-from spider.evaluation.artifact import Evaluation, Histogram, LoopsCurve, Note
+from spider.evaluation import result
+from spider.evaluation.artifact import Evaluation
+from spider.evaluation.result import Curve, CutText, HeatMap, Histogram, Note, Results, baselines
 from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, Level, Series
 from spider.report.formatting import bits, bytes_label, number, percent, plain
 from spider.report.render import picture
@@ -22,7 +24,7 @@ from spider.report.text_view import write_page
 from spider.results import StageFolder
 
 #: What is drawn into a stage's folder.
-FIGURES = ("loss.svg", "loops.svg", "inside.svg", "boundaries.html")
+FIGURES = ("loss.svg", "inside.svg", "boundaries.html")
 #: Last bar of a histogram; what is longer is in it as well.
 _LONGEST = 32
 #: Points of a line at most that have their values beside them.
@@ -34,20 +36,25 @@ _STAGE_WIDTH, _LETTER_WIDTH = 64.0, 7.5
 
 def draw_stage(folder: StageFolder) -> list[Path]:
     """Draw `FIGURES` into a stage's folder, from its evaluation.json, train.json and metrics.jsonl.
-    `ValueError` where one is missing or damaged, or the evaluation is from before figures were kept."""
+
+    Raises:
+        ValueError: one of the files is missing or damaged.
+    """
     measured = Evaluation.read(folder.evaluation)
-    if measured.figures is None:
-        raise ValueError(f"{folder.evaluation}: made by a Spider that kept no figures in it; evaluate again")
     where = f"{measured.run}, stage {measured.stage}"
     paths = [folder.path / name for name in FIGURES]
-    curve, looped = loss([read_log(folder, 0, measured.bpb)], where), loops({measured.stage: measured.loops})
-    picture(paths[0], [(1, [curve])])
-    picture(paths[1], [(1, [looped])], height=460, title=f"{where}: what more loops are worth")
-    columns = [(1.0, [panel]) for panel in inside(measured.figures)]
-    picture(paths[2], columns, max(800, 430 * len(columns)), title=f"{where}: inside the model")
-    unit = f" in {measured.text.unit}" if measured.text else ""
-    write_page(measured.text, paths[3], f"{where}: held-out text{unit}")
+    picture(paths[0], [(1, [loss([read_log(folder, 0, measured.bpb)], where)])])
+    columns = [(1.0, [panel]) for panel in inside(figures_of(measured.results))]
+    picture(paths[1], columns, max(800, 430 * len(columns)), title=f"{where}: inside the model")
+    text = next((one for one in figures_of(measured.results) if isinstance(one, CutText)), None)
+    unit = f" in {text.unit}" if text else ""
+    write_page(text, paths[2], f"{where}: held-out text{unit}")
     return paths
+
+
+def figures_of(results: Results) -> list[result.Figure]:
+    """Return the figures of all results."""
+    return [figure for one in results.values() for figure in one.figures]
 
 
 def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart:
@@ -117,8 +124,7 @@ def training(stages: list[StageRecord]) -> list[Chart]:
         return []
     levels = []
     if scored := [stage.evaluation for stage in stages if stage.evaluation and stage.receipt]:
-        name, rate = min(scored[-1].compressors.items(), key=lambda item: item[1])
-        levels = [Level(scored[-1].compressor_settings.get(name, name), rate)]
+        levels = [Level(row.note or row.label, row.value or 0.0) for row in baselines(scored[-1].results)[:1]]
     bands = [Band(log.stage, log.begin, log.end) for log in logs]
 
     def logged(name: str, key: str, colour: int) -> Series:
@@ -139,41 +145,49 @@ def training(stages: list[StageRecord]) -> list[Chart]:
     ]
 
 
-def loops(curves: Mapping[str, LoopsCurve | None]) -> Figure:
-    """bpb over the number of loops after one stage or several, by name, and the number trained with."""
+def inside(
+    figures: Sequence[result.Figure], stages: Mapping[str, Sequence[result.Figure]] | None = None
+) -> list[Figure]:
+    """Return the panels of a stage's figures; a curve is drawn for each of ``stages`` that has it."""
+    colours = cycle((0, 2, 3, 4, 5, 6))
+    panels: list[Figure] = []
+    for one in figures:
+        if isinstance(one, Histogram):
+            panels.append(_bars(one, next(colours)))
+        elif isinstance(one, Curve):
+            panels.append(_curve(one, stages or {"": figures}))
+        elif isinstance(one, HeatMap | Note):
+            panels.append(one)
+    return panels
+
+
+def _curve(last: Curve, stages: Mapping[str, Sequence[result.Figure]]) -> Chart:
+    """Return the curves of this title after one stage or several."""
+    curves = {
+        name: one
+        for name, figures in stages.items()
+        for one in figures
+        if isinstance(one, Curve) and one.title == last.title
+    }
     series: list[Series] = []
-    last = None
     for index, (name, curve) in enumerate(curves.items()):
-        if curve:
-            last, count = curve, len(curve.bpb)
-            values = bits if len(curves) == 1 and count <= _VALUED else None
-            line = Series(name, range(1, count + 1), curve.bpb, index % COLOURS)
-            series += [line, replace(line, style="dots", values=values)]
-    if last is None:
-        why = "no curve was asked for\n(evaluation.loops_bytes is 0),\nor there are no loops"
-        return Note(title="What more loops are worth", text=why)
+        count = len(curve.values)
+        values = bits if len(curves) == 1 and count <= _VALUED else None
+        line = Series(name, range(1, count + 1), curve.values, index % COLOURS)
+        series += [line, replace(line, style="dots", values=values)]
     return Chart(
-        f"Bits per byte of {last.bytes:,} held-out bytes",
-        Axis(f"loops (trained with {last.trained})", ticks=_some(count), margin=0.05),
-        Axis("bits per byte", "{:.4g}".format, least_span=0.02, margin=0.1),
+        last.title,
+        Axis(last.x, ticks=_some(len(last.values)), margin=0.05),
+        Axis(last.y, "{:.4g}".format, least_span=0.02, margin=0.1),
         series,
-        rulers=[("trained with", last.trained)],
-        say="{:.4f} bits per byte".format,
+        rulers=[] if last.mark is None else [(last.mark_label, last.mark)],
+        say=f"{{:.4f}} {last.y}".format,
     )
 
 
 def _some(count: int) -> range:
     """Whole numbers to ``count``, or some of them, to stand along an axis."""
     return range(1, count + 1, -(-count // _VALUED))
-
-
-def inside(figures: Sequence[artifact.Figure] | None) -> list[Figure]:
-    """What a model's family tells, figure by figure; a note where it tells nothing."""
-    if not figures:
-        why = "this kind of model shows nothing of what happens inside"
-        return [Note(title="Inside the model", text=why)]
-    colours = iter((0, 2, 3, 4, 5, 6) * len(figures))
-    return [_bars(one, next(colours)) if isinstance(one, Histogram) else one for one in figures]
 
 
 def _bars(one: Histogram, colour: int) -> Figure:
@@ -212,7 +226,7 @@ def bits_by_stage(
 
     Args:
         runs: names and bits of each run's stages.
-        compressors: rates of the compressors on each run's text.
+        compressors: rates of the baselines on each run's text.
         which: added to the title, where these are not all runs.
     """
     shared = set.intersection(*(set(rates.items()) for rates in compressors.values()))

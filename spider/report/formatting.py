@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from spider.evaluation.result import Table
+
 plain = "{:g}".format
 percent = "{:.3g}%".format
 #: Bits per byte: ``1.842``.
@@ -58,6 +60,19 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def cells(table: Table) -> list[list[str]]:
+    """Return the rows of a table: label, value and further columns."""
+    return [
+        [row.label, str(row), *(str(row.columns.get(title, "")) for title in table.columns())]
+        for row in table.rows
+    ]
+
+
+def titles(table: Table) -> str:
+    """Return the titles of a table's columns, with ``|`` between them."""
+    return "|".join([table.head, table.value, *table.columns()])
 
 
 def printable(text: str) -> str:

@@ -18,10 +18,10 @@ import yaml
 from spider import files
 from spider.checkpoints.pressed import ArtifactReceipt
 from spider.config import Config
-from spider.evaluation.artifact import Evaluation, fairest, quarters
-from spider.evaluation.harness_result import HarnessResult
+from spider.evaluation.artifact import Evaluation
+from spider.evaluation.result import Result, baselines, legends, shortened
 from spider.report import figures
-from spider.report.compare import LIKE_AND_UNLIKE, best_first, leading_of
+from spider.report.compare import best_first, leading, score_columns
 from spider.report.costs import Job, Needed, commands, costs
 from spider.report.formatting import DAGGER, LOSSY, printable
 from spider.report.provenance import chain, read_datasets
@@ -44,10 +44,17 @@ def render(config: Config, results: Results, run: str) -> str:
     records = [files.read_json(path) for _, path in spool.records(results.root, ["jobs"])]
     needed = Needed.of(config, run, [(stage.name, stage.spec) for stage in stages], names)
     jobs = needed.jobs(records)
-    measured = {stage.name: stage.evaluation for stage in stages if stage.evaluation}
-    last = [*measured.values()][-1] if measured else None
+    measured = {stage.name: stage for stage in stages if stage.evaluation}
+    newest = [*measured.values()][-1] if measured else None
+    last = newest.evaluation if newest else None
+    found = _shown_results(stages)
+    dagger = "" if last is None or last.lossless else DAGGER
     others = _others(config, results, last) if last else []
-    loops = figures.loops({name: one.loops for name, one in measured.items()})
+    pressed = _pressed(results, run, [stage.name for stage in stages], measured)
+    columns = score_columns(
+        [*(stage.results for stage in measured.values()), *(other.all_results for other in others)],
+        leading(others or ([last] if last else [])),
+    )
     return html(
         "page.html.j2",
         script="page.js",
@@ -58,20 +65,22 @@ def render(config: Config, results: Results, run: str) -> str:
         notes=[note for stage in stages for note in stage.notes],
         stages=stages,
         last=last,
-        sized=next((one for one in reversed(measured.values()) if one.parameters), None),
         flops=sum((s.evaluation.flops_per_token or 0) * s.log.span.tokens for s in stages if s.evaluation),
         manifests=[stage.manifest for stage in stages if stage.manifest],
-        unlike=LIKE_AND_UNLIKE,
-        dagger="" if last is None or last.lossless else DAGGER,
+        dagger=dagger,
         lossy=LOSSY,
-        quarters=quarters(last.by_document or ()) if last else [],
+        found=found,
+        legends=legends([found]),
+        columns=columns,
+        rivals=baselines(found),
         ranking=_ranking(run, last) if last else [],
         others=others,
-        answers=leading_of(others) == "bpb_assistant",
-        pressed=_pressed(results, run, [stage.name for stage in stages], measured),
-        standard=_standard(results, run, [stage.name for stage in stages]),
+        pressed=pressed,
         curves=figures.training(stages),
-        inside=[loops, *figures.inside(last.figures)] if last else [],
+        inside=figures.inside(
+            figures.figures_of(found),
+            {name: figures.figures_of(stage.results) for name, stage in measured.items()},
+        ),
         samples={stage.name: stage.sample for stage in stages if stage.sample and stage.sample.text},
         datasets=datasets,
         links=chain(stages, datasets),
@@ -83,9 +92,19 @@ def render(config: Config, results: Results, run: str) -> str:
     )
 
 
+def _shown_results(stages: Sequence[StageRecord]) -> dict[str, Result]:
+    """Return each result of the last stage that has it, by name."""
+    found: dict[str, Result] = {}
+    for stage in stages:
+        found |= stage.results
+    last = next((stage.results for stage in reversed(stages) if stage.evaluation), {})
+    return last | {name: one for name, one in found.items() if name not in last}
+
+
 def _ranking(run: str, last: Evaluation) -> list[dict[str, Any]]:
-    """The run among the compressors, on the text that its last evaluated stage was scored on."""
-    rows = sorted([*fairest(last.compressors).items(), (run, last.bpb)], key=lambda row: row[1])
+    """Return the run among the baselines, on the text that its last evaluated stage was scored on."""
+    rivals = [(row.label, row.value or 0.0) for row in shortened(baselines(last.results))]
+    rows = sorted([*rivals, (run, last.bpb)], key=lambda row: row[1])
     share = 100 / rows[-1][1]
     return [{"name": name, "bits": bits, "own": name == run, "share": bits * share} for name, bits in rows]
 
@@ -100,7 +119,7 @@ def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluati
 
 
 def _pressed(
-    results: Results, run: str, stages: list[str], measured: Mapping[str, Evaluation]
+    results: Results, run: str, stages: list[str], measured: Mapping[str, StageRecord]
 ) -> dict[str, Any] | None:
     """What the last stage that is pressed became, and its scores."""
     folders = {stage: ArtifactFolder(results.stage(run, stage).artifact) for stage in stages}
@@ -109,6 +128,7 @@ def _pressed(
         return None
     stage, folder = made[-1], folders[made[-1]]
     scored, record = Evaluation.read(folder.evaluation), ArtifactReceipt.read(folder.receipt).artifact
+    whole = measured[stage].evaluation if stage in measured else None
     ratios = sorted(
         (one.error / one.error_nearest, name)
         for name, one in record.matrices.items()
@@ -117,16 +137,10 @@ def _pressed(
     return {
         "stage": stage,
         "scored": scored,
-        "lost": scored.bpb - measured[stage].bpb if stage in measured else None,
+        "lost": scored.bpb - whole.bpb if whole else None,
         "record": record,
         "ratios": ratios,
     }
-
-
-def _standard(results: Results, run: str, stages: list[str]) -> HarnessResult | None:
-    """Standard tasks, of the last stage that was asked any."""
-    asked = [path for stage in stages if (path := results.stage(run, stage).harness).exists()]
-    return HarnessResult.read(asked[-1]) if asked else None
 
 
 # -------------------------------------------------------------------------------- costs and doing it again

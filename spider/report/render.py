@@ -22,10 +22,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from spider.evaluation.artifact import HeatMap, Note
+from spider.evaluation.result import BITS, HeatMap, Note, scores
 from spider.files import write_text
 from spider.report.charts import Figure, Label, Series, draw, mark, named
-from spider.report.formatting import bits, duration, number, printable, quantity
+from spider.report.formatting import bits, duration, number, printable, quantity, titles
 
 HERE = Path(__file__).parent
 #: How many tints of a cut text follow one another: the variables ``--t0``... of `page.css`.
@@ -60,10 +60,11 @@ _TEMPLATES = Environment(
     loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_shown,
     trim_blocks=True, lstrip_blocks=True,
 )  # fmt: skip
-_TEMPLATES.globals["TINTS"] = TINTS
+_TEMPLATES.globals |= {"TINTS": TINTS, "BITS": BITS}
 _TEMPLATES.filters |= {
     "quantity": quantity, "duration": duration, "number": number, "bits": bits, "bits4": "{:.4f}".format,
-    "count": "{:,}".format, "draw": in_page,
+    "count": "{:,}".format, "draw": in_page, "titles": titles,
+    "score_values": lambda results: {row.name: str(row) for row in scores(results) if row.value is not None},
 }  # fmt: skip
 
 

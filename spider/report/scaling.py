@@ -159,20 +159,21 @@ def fit_law(flops: list[float], values: list[float]) -> Law:
 
 
 def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
-    """What the runs of a sweep came to. `ValueError` where one is not trained, not evaluated, or was
-    evaluated before sizes were kept, or where two were scored on different texts."""
+    """Return what the runs of a sweep came to.
+
+    Raises:
+        ValueError: a run is not trained or not evaluated, or two were scored on different texts.
+    """
     points, texts = [], set()
     for run in config.sweeps[sweep]:
         (stage,) = config.runs[run].stages
         folder = results.stage(run, stage.name)
         receipt, measured = Receipt.read(folder.receipt), Evaluation.read(folder.evaluation)
-        if measured.parameters is None or measured.flops_per_token is None:
-            raise ValueError(f"{folder.evaluation}: does not say how large the model is; evaluate again")
         budget = config.stage(run, stage.name).settings.target_flops
         assert budget is not None, "checked when the configuration is read"
         texts.add(measured.text_sha256)
         flops, size = measured.flops_per_token * receipt.tokens, measured.parameters
-        multiplied = size - (measured.parameters_looked_up or 0)
+        multiplied = size - measured.parameters_looked_up
         points.append(Point(run, budget, flops, multiplied, size, receipt.bytes, measured.bpb))
     if len(texts) > 1:
         raise ValueError(f"the runs of {sweep} were not all scored on the same text; evaluate them again")

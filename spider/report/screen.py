@@ -9,16 +9,15 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spider.evaluation.artifact import fairest
-from spider.report.compare import ComparedRun, Summary, figures_of, leading, mark
+from spider.evaluation.result import BITS, Row, baselines, shortened
+from spider.report.compare import ComparedRun, ComparedStage, Summary, leading
 from spider.report.formatting import LOSSY, bits, duration, printable
 
 WIDTH = 80
@@ -71,9 +70,9 @@ class Invocation:
 def next_size(summary: Summary) -> str | None:
     """Return the smallest preset that is larger than all models of a summary; None without a GPU."""
     scored = [one.last for one in summary.runs.values()]
-    if not any(str(one.get("device")).startswith("cuda") for one in scored):
+    if not any(one.device.startswith("cuda") for one in scored):
         return None
-    largest = max(one.get("parameters") or 0 for one in scored)
+    largest = max(one.parameters for one in scored)
     return next((preset for preset, size in PRESETS.items() if size > 1.2 * largest), None)
 
 
@@ -85,102 +84,119 @@ def final_screen(path: Path, *, started: Invocation | None = None, console: Cons
     width = min(WIDTH, console.width)
     runs = summary.runs
     score = leading(one.last for one in runs.values())
-    best_first = sorted(runs, key=lambda run: runs[run].last[score])
+    best_first = sorted(runs, key=lambda run: float(getattr(runs[run].last, score)))
     if len(runs) > PANELS:
         console.print(_ranking(best_first, runs), width=width)
     for run in best_first[:1] if len(runs) > PANELS else runs:
-        console.print(_panel(run, runs[run], summary), width=width)
+        console.print(_panel(run, runs[run]), width=width)
     console.print(_closing(summary, path, started), width=width)
 
 
 def _ranking(best_first: list[str], runs: dict[str, ComparedRun]) -> Table:
-    """Many runs, a line each; those scored on other texts are told apart by the text's name."""
+    """Return many runs, a line each, with the name of the text that each was scored on."""
     table = _table("run", 36, "bits/byte", "steps", "seconds")
     table.add_column("text", no_wrap=True)
     for run in best_first[:RANKED]:
         last = runs[run].last
-        figures = (bits(last["bpb"]) + mark(last), f"{last['global_step']:,}", f"{last['seconds']:,.0f}")
-        table.add_row(escape(run), *figures, escape(last["text"]))
+        cells = (bits(last.bpb) + last.dagger, f"{last.global_step:,}", f"{last.seconds:,.0f}")
+        table.add_row(escape(run), *cells, escape(last.text))
     if (more := len(best_first) - RANKED) > 0:
         table.add_row(f"and {more} more, in table.md")
     return table
 
 
-def _panel(run: str, one: ComparedRun, summary: Summary) -> Panel:
+def _panel(run: str, one: ComparedRun) -> Panel:
+    """Return a run: its verdict, its place among the baselines, its stages and its sample."""
     last = one.last
-    # A summary from before these were written down has the rates of its texts alone.
-    compressors = last.get("compressors") or summary.compressors_by_data[last["text"]]
-    dataset = last.get("data") or last["text"].split(" ")[0]
     table = _table("after stage", 24, "bits/byte", "strict", "steps", "MB trained", "seconds")
     for name in one.order:
-        table.add_row(escape(name), *figures_of(one.stages[name], ".3f", ",.0f"))
-    verdict, bars = _verdict(one, compressors), _bars(run, last, fairest(compressors))
-    said_of = [Text(LOSSY, style="dim"), Text()] if mark(last) else []
-    context = last.get("context", "unknown")  # of a summary from before it was written down
+        stage = one.stages[name]
+        table.add_row(
+            escape(name),
+            bits(stage.bpb) + stage.dagger,
+            bits(stage.bpb_strict) + stage.dagger,
+            f"{stage.steps:,}",
+            f"{stage.bytes / 1e6:,.2f}",
+            f"{stage.seconds:,.0f}",
+        )
+    rivals = baselines(last.results)
+    parts: list[RenderableType] = [
+        _verdict(one, rivals),
+        Text(),
+        _bars(run, last, shortened(rivals)),
+        *_further(last),
+        Text(),
+        table,
+        Text(),
+        *([] if last.lossless else [Text(LOSSY, style="dim"), Text()]),
+        *_sample(last),
+    ]
     return Panel(
-        Group(verdict, Text(), bars, *_news(last, summary), Text(), table, Text(), *said_of, *_sample(last)),
+        Group(*parts),
         title=f"[bold]{escape(run)}[/]",
         title_align="left",
-        subtitle=f"{last['scored_bytes']:,} held-out bytes of {escape(dataset)}, context {context}",
+        subtitle=f"{last.scored_bytes:,} held-out bytes of {escape(last.data)}, context {last.context}",
         subtitle_align="right",
     )
 
 
-def _sample(last: dict[str, Any]) -> list[Text]:
+def _sample(last: ComparedStage) -> list[Text]:
     """Return the sample of a stage with its prompt in bold; nothing if the stage has none."""
-    if "sample" not in last:
+    if last.sample is None:
         return []
     title = Text("A sample, the prompt in bold:", style="dim")
-    text = Text(printable(last["prompt"]), style="bold").append(printable(last["sample"]), style="not bold")
+    text = Text(printable(last.prompt or ""), style="bold").append(printable(last.sample), style="not bold")
     return [title, text]
 
 
-def _verdict(one: ComparedRun, compressors: dict[str, float]) -> Text:
-    """Compare the last stage with the compressors, or with an earlier stage where it learned answers."""
+def _verdict(one: ComparedRun, rivals: list[Row]) -> Text:
+    """Compare the last stage with the baselines, or with an earlier stage where it learned answers."""
     last, before = one.last, one.like_last[:-1]
     if one.leading == "bpb_assistant":
-        score = last["bpb_assistant"]
-        said = f"{bits(score)}{mark(last)} bits per byte of the answers"
+        score = last.bpb_assistant or 0.0
+        said = f"{bits(score)}{last.dagger} bits per byte of the answers"
+        share = score / (one.stages[before[-1]].bpb_assistant or score) - 1 if before else 0.0
         if before:
-            share = score / one.stages[before[-1]]["bpb_assistant"] - 1
             said += f", {abs(share):.1%} {'below' if share < 0 else 'above'} stage {before[-1]}"
         text = Text(f"{said}.", style="bold green" if not before or share < 0 else "bold yellow")
-        whole = f" {bits(last['bpb'])}{mark(last)} of the whole text, of which compressors read all."
+        whole = f" {bits(last.bpb)}{last.dagger} of the whole text, which the baselines read."
         return text.append(whole, style="not bold dim")
-    best, rate = min(compressors.items(), key=lambda item: item[1])
-    bpb = last["bpb"]
-    said = f"{bits(bpb)}{mark(last)} bits per byte: {abs(1 - bpb / rate):.1%}"
-    if bpb < rate:
-        return Text(f"{said} below {best}, the best of the compressors.", style="bold green")
-    beaten = [name for name, rate in compressors.items() if bpb < rate]
+    said = f"{bits(last.bpb)}{last.dagger} bits per byte"
+    if not rivals:
+        return Text(f"{said}.", style="bold")
+    best, rate = rivals[0].label, rivals[0].value or 0.0
+    said += f": {abs(1 - last.bpb / rate):.1%}"
+    if last.bpb < rate:
+        return Text(f"{said} below {best}, the best baseline.", style="bold green")
+    beaten = [row.label for row in rivals if last.bpb < (row.value or 0.0)]
     tail = f"; better than {', '.join(beaten)}" if beaten else ""
-    return Text(f"{said} above {best}, the best compressor{tail}.", style="bold yellow")
+    return Text(f"{said} above {best}, the best baseline{tail}.", style="bold yellow")
 
 
-def _news(last: dict[str, Any], summary: Summary) -> list[Text]:
-    """The second figure: on what does not stand in the training text."""
-    copies, fresh = last.get("copies"), last.get("fresh") or summary.fresh_by_data.get(last["text"], {})
-    if not copies or copies["bpb"] is None:
-        return []
-    best = min(fresh, key=fresh.__getitem__, default=None)
-    rival = f", {best} {bits(fresh[best])}{mark(last)}" if best else ""
-    share = f"{copies['copied']:.1%} of these bytes are copies of the training text"
-    score = f"on the others this model {bits(copies['bpb'])}{mark(last)}{rival}"
-    return [Text(f"{share} (in {copies['length']} or more); {score}.", style="dim")]
+def _further(last: ComparedStage) -> list[Text]:
+    """Return a line for each further result with numbers of the model."""
+    lines = []
+    for name, result in last.results.items():
+        rows = [row for row in result.rows if not row.baseline and row.value is not None]
+        if rows and name != "score":
+            said = ", ".join(f"{row.label} {row}{last.dagger if row.unit == BITS else ''}" for row in rows)
+            lines.append(Text(f"{result.title}: {said}", style="dim"))
+    return lines
 
 
-def _bars(run: str, last: dict[str, Any], compressors: dict[str, float]) -> Table:
-    """The model among the compressors, best first."""
+def _bars(run: str, last: ComparedStage, rivals: list[Row]) -> Table:
+    """Return the model among the baselines, best first."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, max_width=24)
     table.add_column(justify="right")
     table.add_column(no_wrap=True)
     own = f"{run} (this model)"
-    rows = sorted([(last["bpb"], own), *((rate, name) for name, rate in compressors.items())])
-    of = mark(last)
+    rows = sorted([(last.bpb, own), *((row.value or 0.0, row.label) for row in rivals)])
     for rate, name in rows:
         bar = "█" * max(1, round(BAR * rate / rows[-1][0]))
-        table.add_row(escape(name), bits(rate) + of, bar, style="bold green" if name == own else "dim")
+        table.add_row(
+            escape(name), bits(rate) + last.dagger, bar, style="bold green" if name == own else "dim"
+        )
     return table
 
 

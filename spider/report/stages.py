@@ -22,7 +22,8 @@ import numpy as np
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.config import Config, StageSpec, nearest
 from spider.config.block import identity as identity_of
-from spider.evaluation.artifact import Evaluation, Sample, Training
+from spider.evaluation.artifact import Evaluation, Sample, Training, further_results
+from spider.evaluation.result import Result
 from spider.report.formatting import duration
 from spider.results import Results, StageFolder
 from spider.training.metrics import Row, read_rows
@@ -109,6 +110,8 @@ class StageRecord:
     manifest: Manifest | None
     """Of the final checkpoint, or of the newest one of a stage that is not finished."""
     evaluation: Evaluation | None
+    results: dict[str, Result]
+    """What was measured of it, by name."""
     sample: Sample | None
     log: Log
     """What is not finished has no score at its end, and has come as far as its last row says; its bytes then
@@ -156,9 +159,6 @@ class StageRecord:
             yield f"{stage} has written no sample: `spider sample {at}`."
         elif self.sample.weights != measured.weights:
             yield f"The sample of stage {self.name} is of other weights: `spider sample {at}`."
-        if measured and measured.figures is None:
-            what = "what is inside the model, its size and its work"
-            yield f"{stage} was evaluated before figures were kept: {again} shows {what}."
 
 
 def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]:
@@ -187,11 +187,24 @@ def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]
         done = (last - first) * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
         span = receipt or Training(steps=last - first, global_step=last, tokens=done, bytes=done, seconds=0)
         evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.exists() else None
-        sample = Sample.of_stage(folder, evaluation) if evaluation else None
+        sample = Sample.read(folder.sample) if folder.sample.exists() else None
         held_out = evaluation.bpb if evaluation and receipt else None
         log = Log(plain["run"], spec.stage, rows, span, begin, held_out)
         now = spec.identity if configured else None
-        record = StageRecord(spec.stage, folder, plain, now, receipt, manifest, evaluation, sample, log)
-        stages.append(record)
+        results_of_stage = evaluation.all_results | further_results(folder) if evaluation else {}
+        stages.append(
+            StageRecord(
+                name=spec.stage,
+                folder=folder,
+                spec=plain,
+                configured=now,
+                receipt=receipt,
+                manifest=manifest,
+                evaluation=evaluation,
+                results=results_of_stage,
+                sample=sample,
+                log=log,
+            )
+        )
         begin, first = begin + span.bytes, span.global_step
     return stages

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from spider.evaluation.artifact import CutText
+from spider.evaluation.result import CutText
 from spider.files import write_text
 from spider.report.render import TINTS, colours, html, text, write_svg
 

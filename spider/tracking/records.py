@@ -21,6 +21,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
 from spider.artifacts import Artifact
+from spider.evaluation.result import Row
 from spider.files import digest, read_json, sha256
 from spider.version import VERSION
 
@@ -258,6 +259,7 @@ class Evaluation(Record):
     step: int
     time: float
     metrics: dict[str, float]
+    rows: list[Row] = []
     dataset: tuple[str, str, str] | None = None  # name, digest, source
     curves: dict[str, list[tuple[int, float]]] = {}
     artifacts: list[Shown] = []
@@ -278,7 +280,7 @@ class Choice(Record):
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    """Return ``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
     if not isinstance(value, dict):
         return {prefix: value}
     below = (flatten(inner, f"{prefix}.{key}" if prefix else str(key)) for key, inner in value.items())

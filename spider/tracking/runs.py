@@ -27,6 +27,7 @@ from pydantic_core import to_jsonable_python
 from spider.checkpoints.records import Origin, Receipt
 from spider.config import StageSpec
 from spider.errors import RESUME_ME
+from spider.evaluation.result import Row
 from spider.files import digest, read_json
 from spider.results import Results, StageFolder
 from spider.tracking import records, spool, target
@@ -46,9 +47,6 @@ from spider.tracking.sync import Sender, rows_were_replaced
 from spider.tracking.target import configure, one_line
 
 log = logging.getLogger(__name__)
-
-#: What of an evaluation says how good a checkpoint is; the rest says how it was scored.
-SCORES = ("bpb", "bpb_strict", "bpb_assistant", "bytes", "bytes_per_second", "compressors", "copies", "model")
 
 
 @contextmanager
@@ -289,33 +287,6 @@ def log_checkpoint(
     spool.write(results, record)
 
 
-def log_evaluation(
-    results: Path,
-    run: str,
-    stage: str,
-    evaluation: Mapping[str, Any],
-    artifacts: Sequence[Path] = (),
-    *,
-    dataset: tuple[str, str, str] | None = None,
-    curves: dict[str, list[tuple[int, float]]] | None = None,
-) -> None:
-    """Record the scores of a stage's checkpoint, on its model and so on its training run.
-
-    Of the evaluation's numbers those under `SCORES` are logged, nested ones as ``val/compressors/xz``;
-    ``dataset`` is (name, digest, source) of the text. ``curves`` are (step, value) over something else than
-    steps of training, shown as ``val/{name}/{stage}``.
-
-    Raises:
-        ValueError: the stage has no receipt (``train.json``).
-    """
-    scores = records.flatten({name: value for name, value in evaluation.items() if name in SCORES})
-    scores |= {"ttt.bpb": ttt["bpb"]} if (ttt := evaluation.get("ttt")) else {}
-    scores |= {f"tasks.{one['task']}": one["by_byte"] for one in evaluation.get("tasks", ())}
-    scores |= {} if evaluation.get("lossless", True) else {"lossless": 0}  # no figures beside those of others
-    metrics = {k.replace(".", "/"): v for k, v in scores.items() if type(v) in (int, float)}
-    log_scores(results, run, stage, metrics, artifacts, dataset=dataset, curves=curves)
-
-
 def log_scores(
     results: Path,
     run: str,
@@ -323,14 +294,25 @@ def log_scores(
     metrics: dict[str, float],
     artifacts: Sequence[Path] = (),
     *,
+    rows: Sequence[Row] = (),
     of: str | None = None,
     folder: StageFolder | None = None,
     dataset: tuple[str, str, str] | None = None,
     curves: dict[str, list[tuple[int, float]]] | None = None,
 ) -> None:
-    """Record numbers as scores of a stage's checkpoint; ``of`` names what measured them, where that is not
-    its evaluation, and a ``folder`` in the stage's that they are of what lies there. Otherwise as
-    `log_evaluation`."""
+    """Record numbers as scores of a stage's checkpoint, on its model and on its training run.
+
+    Args:
+        rows: the measured rows, which the registry's descriptions show.
+        of: name of what measured them, for all but the stage's evaluation.
+        folder: folder of a compressed model that they are of.
+        dataset: name, digest and source of the text.
+        curves: pairs of step and value over something other than training steps, shown as
+            ``val/{name}/{stage}``.
+
+    Raises:
+        ValueError: the stage has no receipt (``train.json``).
+    """
     if not target.enabled():
         return
     receipt = Receipt.read((folder or Results(results).stage(run, stage)).receipt)
@@ -345,6 +327,7 @@ def log_scores(
         step=receipt.global_step,
         time=time.time(),
         metrics=metrics,
+        rows=list(rows),
         dataset=dataset,
         curves=curves or {},
         artifacts=records.shown(results, artifacts),

@@ -34,7 +34,6 @@ from spider.files import read_json, replacing, sha256, write_json
 from spider.tracking import spool
 from spider.tracking.records import Checkpoint, Dataset, Evaluation, Record, RefusedError, Run, Shown, flatten
 from spider.tracking.target import is_server, prefix, store_key, store_uri
-from spider.tracking.versions import RANKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -44,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _ARTIFACTS = "mlartifacts"  # the folder beside a database that holds its files
 
+RANKING = ("bpb", "bpb_strict")  # metrics that checkpoints are ranked by have no prefix
 EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"}
 _NOTE = "mlflow.note.content"  # the tag that MLflow shows as a description
 #: The description of an experiment, unless somebody wrote another.

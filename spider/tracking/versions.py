@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from spider.evaluation.result import BITS, Row
 from spider.files import digest
 from spider.tracking import spool
 from spider.tracking.records import Checkpoint, Choice, Evaluation
 
-RANKING = ("bpb", "bpb_strict")  # metrics by which checkpoints are compared
-_BITS = ("bits per byte", "strict")
 _PICTURE = "loss.svg"
 _LONGEST = 5000  # letters that every database holds
 _EXAMPLE = """\
@@ -33,6 +32,8 @@ class Version(NamedTuple):
 
     record: Checkpoint
     scores: dict[str, float]
+    measured: list[Row]
+    """What was measured of it; a name stands for the same number in all versions."""
     pictured: bool
     """Whether its training run has the picture of its losses."""
 
@@ -55,19 +56,16 @@ class Version(NamedTuple):
         size = self.scores.get("artifact/bytes")
         return None if size is None else int(size)
 
-    def score(self, name: str) -> float | None:
-        return self.scores.get(name, self.scores.get(f"artifact/{name}"))
-
-    def under(self, group: str) -> dict[str, float]:
-        """Scores named ``{group}/...``, by what follows."""
-        start = f"{group}/"
-        return {n.removeprefix(start): value for n, value in self.scores.items() if n.startswith(start)}
+    @property
+    def rows(self) -> list[Row]:
+        """Return the measured rows of the model itself, one for each name."""
+        own = {row.name: row for row in self.measured if not row.baseline and row.value is not None}
+        return [*own.values()]
 
     def tags(self) -> dict[str, str]:
         """What it is found by and shows beside its description."""
         told = {"spider.step": self.record.step, "spider.path": self.record.params["path"]}
-        told |= {name: self.score(name) for name in RANKING} | {"bytes": self.size}
-        told |= {f"tasks.{name}": value for name, value in self.under("tasks").items()}
+        told |= {row.name.replace("/", "."): row.value for row in self.rows} | {"bytes": self.size}
         return self.record.tags | {name: str(value) for name, value in told.items() if value is not None}
 
 
@@ -81,8 +79,9 @@ class Line(NamedTuple):
     @property
     def digest(self) -> str:
         """Of all that is told of it."""
+        rows = [[row.model_dump() for row in one.measured] for one in self.versions]
         told = [[one.record.plain(), one.scores, one.pictured] for one in self.versions]
-        return digest([told, self.choice and self.choice.plain()])
+        return digest([told, rows, self.choice and self.choice.plain()])
 
 
 def lines(results: Path) -> Iterator[Line]:
@@ -97,8 +96,9 @@ def lines(results: Path) -> Iterator[Line]:
         record = Checkpoint.read(path)
         own = scored[record.identity]
         scores = {name: value for one in own for name, value in one.metrics.items()}
+        measured = [row for one in own for row in one.rows]
         pictured = any(Path(file.path).name == _PICTURE for one in own for file in one.artifacts)
-        runs[record.tags["spider.run"]].append(Version(record, scores, pictured))
+        runs[record.tags["spider.run"]].append(Version(record, scores, measured, pictured))
     for run, versions in runs.items():
         versions.sort(key=lambda one: (one.record.step, one.record.name))
         yield Line(run, versions, choices.get(run))
@@ -108,16 +108,17 @@ def about_version(version: Version, uri: str, training: str | None) -> str:
     """The description of a version that is loaded as ``uri``; ``training`` is its run in MLflow."""
     path, stage = version.record.params["path"], version.stage + _pressed(version)
     heading = f"Stage **{stage}** of run **{version.run}**, step {version.record.step:,}"
-    rows = [[label, _bits(version.score(name))] for name, label in zip(RANKING, _BITS, strict=True)]
+    rows = [[row.label, str(row)] for row in version.rows if row.unit == BITS]
     if version.scores.get("lossless") == 0:
-        rows.append(["of text", "as its tokenizer left it: to be compared with its like alone"])
+        rows.append(["of text", "as its tokenizer left it: compare it with the same decoded text only"])
     if version.size is not None:
         rows.append(["with the code it needs", f"{version.size:,} bytes"])
-    if others := version.under("compressors"):
-        rows.append([f"for comparison: {min(others, key=others.__getitem__)}", _bits(min(others.values()))])
-    rows += [["weights", f"{version.weights}, at `{path}`"]]
-    rows += [[f"task {name}", f"{value:.3f}"] for name, value in version.under("tasks").items()]
-    rows += [[f"harness {name}", f"{value:.3f}"] for name, value in version.under("harness").items()]
+    rivals = [row for row in version.measured if row.baseline and row.value is not None]
+    if rivals:
+        best = min(rivals, key=lambda row: row.value or 0.0)
+        rows.append([f"for comparison: {best.label}", str(best)])
+    rows.append(["weights", f"{version.weights}, at `{path}`"])
+    rows += [[row.label, str(row)] for row in version.rows if row.unit != BITS]
     return _joined(heading, ["", ""], rows, _picture(version, training), _EXAMPLE.format(uri))
 
 
@@ -127,14 +128,13 @@ def about_run(
     """The description of a registered model of this name; ``there`` are the numbers of its versions, their
     runs in MLflow, and what they are of; ``best`` is one of the numbers."""
     heading = f"Run **{line.run}**" + ("; in bold the alias `best`, by bits per byte" if best else "")
-    tasks = list(dict.fromkeys(task for *_, one in there for task in one.under("tasks")))
-    header = ["version", "stage", "step", *_BITS, *(f"task {task}" for task in tasks), "bytes, with code"]
+    columns = {row.name: row.label for *_, one in there for row in one.rows}
+    header = ["version", "stage", "step", *columns.values(), "bytes, with code"]
     rows = []
     for number, _, one in reversed(there):
-        scores = one.under("tasks")
+        values = {row.name: str(row) for row in one.rows}
         cells = [number, one.stage + _pressed(one), f"{one.record.step:,}"]
-        cells += [_bits(one.score(name)) for name in RANKING]
-        cells += [f"{scores[task]:.3f}" if task in scores else "" for task in tasks]
+        cells += [values.get(name, "") for name in columns]
         cells += ["" if one.size is None else f"{one.size:,}"]
         rows.append([f"**{cell}**" if cell and number == best else cell for cell in cells])
     whole = [item for item in there if item[2].size is None]
@@ -166,7 +166,3 @@ def _picture(version: Version, training: str | None) -> str:
 
 def _pressed(version: Version) -> str:
     return "" if version.size is None else ", pressed"
-
-
-def _bits(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"

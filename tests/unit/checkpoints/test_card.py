@@ -19,8 +19,8 @@ from spider.checkpoints.push import push
 from spider.config import load_config
 from spider.config.model import family_block
 from spider.errors import CheckpointError
-from spider.evaluation.artifact import Copies, TaskResult
-from spider.evaluation.harness_result import HarnessMetric, HarnessResult, HarnessTask
+from spider.evaluation.artifact import HarnessResult
+from spider.evaluation.result import BITS, SHARE, Number, Result, Row
 from spider.model import build_model
 from spider.report.card import is_edited
 from spider.results import ArtifactFolder, Results
@@ -76,15 +76,26 @@ def score(results, stage, **changed):
     folder = results.stage("small", stage)
     receipt, scratch = files.read_json(folder.receipt), results.root.parent / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
-    task = {"task": "cloze", "items": 40, "chance": 0.25, "by_sum": 0.4, "by_byte": 0.425, "by_token": 0.4}
-    task |= {"centered": 0.2, "standard_error": 0.08, "cropped": 0}
-    copies = Copies(length=50, copied=0.1, searched=1, fresh_bytes=9, bpb=2.5)
+    task = Row(
+        name="tasks/cloze",
+        label="cloze",
+        value=0.425,
+        unit=SHARE,
+        error=0.08,
+        columns={"questions": Number(value=40), "by guessing": Number(value=0.25, unit=SHARE)},
+        hub_metric="accuracy",
+        hub_dataset="cloze",
+    )
+    copies = Row(name="copies/bpb", label="outside copies", value=2.5, unit=BITS)
+    measured = {
+        "overlap": Result(title="Overlap", rows=[copies]),
+        "tasks": Result(title="Tasks", head="task", value="right", rows=[task]),
+    }
     told = {
         "data": "web",
         "weights": receipt["weights"],
         "flops_per_token": 1e6,
-        "copies": copies.model_dump(),
-        "tasks": [TaskResult(**task).model_dump()],
+        "results": measured,
         **changed,
     }
     path = write_stage(scratch, "small", stage, 0, 2.125, global_step=receipt["global_step"], **told)
@@ -125,9 +136,9 @@ def test_it_says_what_the_run_knows(made, tmp_path):
         f"| toy | local files | cc-by-4.0 | en | `{first['data_digest']}` |",
         f"| web | acme/texts at r1 | odc-by | en | `{receipt['data_digest']}` |",
         "On 500,000 bytes of held-out text of web (90 documents):",
-        "| **this model** | **2.1250** | 2.5000 | 128 to 256 |",
-        "| bzip2 -9 | 2.3100 |  | all before |",
-        "| cloze | 40 | 42.5% ± 8.0 | 25% |",
+        "| **this model** | **2.1250** | 2.1350 | 2.5000 | 128 to 256 |",
+        "| bzip2 -9 | 2.3100 |  |  | all before |",
+        "| cloze | 42.5% ± 8.0 | 40 | 25.0% |",
         f"| weights | `{receipt['weights']}` |",
         "at commit `0123abc` with changes that are not committed.",
         "snakemake --cores all --configfile run.yaml runs/small",
@@ -210,10 +221,12 @@ def test_what_its_stage_was_pressed_into_stands_below_it(results, tmp_path):
     receipt = files.read_json(results.stage("small", "b").receipt)
     files.write_json(folder.receipt, receipt | {"artifact": {**counts, **rest, "total_bytes": 1234567}})
     export(stage(results), tmp_path / "out")
-    assert "| pressed into 1,234,567 bytes | 2.2000 | 2.5000 | 128 to 256 |" in text(tmp_path / "out")
+    assert "| compressed into 1,234,567 bytes | 2.2000 | 2.1350 | 2.5000 | 128 to 256 |" in text(
+        tmp_path / "out"
+    )
     files.write_json(folder.evaluation, scored | {"text_sha256": "of another text"})
     export(stage(results), tmp_path / "out")
-    assert "pressed into" not in text(tmp_path / "out")
+    assert "compressed into" not in text(tmp_path / "out")
 
 
 def test_scores_of_other_weights_do_not_stand_in_it(results, tmp_path):
@@ -225,20 +238,33 @@ def test_scores_of_other_weights_do_not_stand_in_it(results, tmp_path):
 
 
 def test_decoded_text_and_the_harness_and_names_that_would_be_markup(results, tmp_path):
-    score(results, "b", lossless=False, compressor_settings={"zlib": HOSTILE})
+    score(results, "b", lossless=False, names={"zlib": HOSTILE})
     weights = files.read_json(results.stage("small", "b").receipt)["weights"]
-    metrics = {"acc": HarnessMetric(value=0.5, standard_error=0.1)}
-    tasks = (HarnessTask(task=HOSTILE, items=7, shots=0, version="1", metrics=metrics),)
-    told = {"label": "x", "weights": weights, "cropped": 3, "window": 32, "overlap": 0.5, "items": 7}
-    HarnessResult(format=1, tasks=tasks, shots=None, harness="0.4", **told).write(
-        results.stage("small", "b").harness
+    row = Row(
+        name=f"harness/{HOSTILE}/acc",
+        label=f"{HOSTILE}, acc",
+        value=0.5,
+        error=0.1,
+        columns={"items": Number(value=7), "shots": Number(value=0)},
+        hub_metric="acc",
+        hub_dataset=HOSTILE,
     )
+    note = "Asked of `x` by lm-evaluation-harness."
+    HarnessResult(
+        format=HarnessResult.FORMAT,
+        label="x",
+        weights=weights,
+        versions={"lm_eval": "0.4"},
+        window=32,
+        overlap=0.5,
+        result=Result(title="Standard tasks", head="task", value="result", rows=[row], notes=[note]),
+    ).write(results.stage("small", "b").harness)
     export(stage(results), tmp_path / "out")
     card = text(tmp_path / "out")
-    assert "| **this model** | **2.1250†** | 2.5000† |" in card and "† of the decoded text" in card
+    assert "| **this model** | **2.1250†** | 2.1350† | 2.5000† |" in card and "† of the decoded text" in card
     shown = "&lt;/table>&lt;img src=x> \\| 'a' \\\\ �[31m line"
-    assert f"| {shown} | 7 | 0 | acc 0.5000 ± 0.1000 |" in card and f"| {shown} | 2.7000†" in card
-    assert "of each task the first 7 items at most; 3 prompts did not fit" in card
+    assert f"| {shown}, acc | 0.5000 ± 0.1000 | 7 | 0 |" in card and f"| {shown} | 2.7000†" in card
+    assert "Asked of 'x' by lm-evaluation-harness." in card
     results_read = model_index_to_eval_results(yaml.safe_load(card.split("---\n")[1])["model-index"])[1]
     assert results_read[-1].metric_type == "acc" and not problems_of_card(card)
 

@@ -419,7 +419,7 @@ def test_standard_tasks_ask_it_and_its_answers_are_recorded_as_its_own(files, tr
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     told = json.loads(output.read_text())
-    assert told["weights"] == files["gpt"][1].weights and told["tasks"][0]["items"] == 4
+    (row,) = told["result"]["rows"]
+    assert told["weights"] == files["gpt"][1].weights and row["columns"]["items"]["value"] == 4
     records = [json.loads(path.read_text()) for path in results.root.glob("tracking/evaluations/*.json")]
-    accuracy = told["tasks"][0]["metrics"]["acc"]["value"]
-    assert [record["metrics"] for record in records] == [{"artifact/harness/choose/acc": accuracy}]
+    assert [record["metrics"] for record in records] == [{"artifact/harness/choose/acc": row["value"]}]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spider.evaluation.artifact import COMPRESSORS as SETTINGS
+from spider.evaluation.compressors import COMPRESSORS as SETTINGS
+from spider.evaluation.result import BITS, Result, Row
 from tests.unit import records
 
 COMPRESSORS = {"zlib": 2.70, "bz2": 2.31, "xz": 2.39, "zstd": 2.41}
@@ -25,6 +27,9 @@ def write_stage(
     data: str = "pydocs",
     sha: str = "a" * 64,
     compressors: dict[str, float] = COMPRESSORS,
+    names: dict[str, str] = SETTINGS,
+    results: Mapping[str, Result] = {},
+    sample: str | None = "function returns the [value] of the\x1b[31m object.\n\nIf *name* is given,\tit ",
     **changed: Any,
 ) -> Path:
     """Write train.json, metrics.jsonl and evaluation.json of one stage; the path of the last."""
@@ -45,8 +50,9 @@ def write_stage(
         for s in range(global_step - steps + 10, global_step + 1, 10)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    measured = {"baselines": baselines(compressors, names), **results}
     evaluation = {
-        "format": 1,
+        "format": 2,
         "run": run,
         "stage": stage,
         "index": index,
@@ -58,8 +64,6 @@ def write_stage(
         "bytes_per_second": 200_000.0,
         "nats": {"byte": 1.0},
         "targets": {"byte": 500_000},
-        "compressors": compressors,
-        "compressor_settings": SETTINGS,
         "data": data,
         "data_digest": "d",
         "text_sha256": sha,
@@ -73,15 +77,38 @@ def write_stage(
         "weights": "w",
         "global_step": global_step,
         "model": {},
-        "loops": None,
+        "parameters": 1000,
+        "parameters_by_part": {"all": 1000},
+        "parameters_looked_up": 0,
+        "flops_per_token": 6000.0,
         "training": {k: receipt[k] for k in ("steps", "global_step", "tokens", "bytes", "seconds")},
-        "prompt": "The ",
-        "sample": "function returns the [value] of the\x1b[31m object.\n\nIf *name* is given,\tit ",
+        "results": {name: result.model_dump() for name, result in measured.items()},
         **changed,
     }
+    if sample is not None:
+        shown = {"format": 1, "run": run, "stage": stage, "weights": evaluation["weights"]}
+        (folder / "sample.json").write_text(json.dumps(shown | {"prompt": "The ", "text": sample}))
     path = folder / "evaluation.json"
     path.write_text(json.dumps(evaluation))
     return path
+
+
+def baselines(rates: Mapping[str, float], names: Mapping[str, str] = SETTINGS) -> Result:
+    """Return rates of compressors, by name, as a result."""
+    rows = [
+        Row(
+            name=f"compressors/{name}",
+            label=name,
+            note=names.get(name, ""),
+            value=rate,
+            unit=BITS,
+            better="lower",
+            baseline=True,
+            group=name.partition(" ")[2],
+        )
+        for name, rate in rates.items()
+    ]
+    return Result(title="Baselines", rows=rows)
 
 
 def demo(runs: Path, run: str = "demo", shift: float = 0.0, **changed: Any) -> list[Path]:
@@ -102,8 +129,8 @@ def mixed(runs: Path) -> list[Path]:
     slim = named | {"ppmd given stage": label.format("12.0")}
     gpt = named | {"ppmd given stage": label.format("3.0")}
     return [
-        *demo(runs, "slim", data="docs", compressors=given, compressor_settings=slim),
-        *demo(runs, "gpt", 0.1, data="docs-bpe", compressors=other, compressor_settings=gpt),
+        *demo(runs, "slim", data="docs", compressors=given, names=slim),
+        *demo(runs, "gpt", 0.1, data="docs-bpe", compressors=other, names=gpt),
     ]
 
 

@@ -10,8 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
-from spider.evaluation.artifact import COMPRESSORS
-from spider.evaluation.compressors import Ppmd, available, bits
+from spider.evaluation.compressors import COMPRESSORS, Ppmd, available, bits
 
 TEXT = (
     "It was a bright cold day in April, and the clocks were striking thirteen. Größe, 東京. " * 40

@@ -21,11 +21,12 @@ from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors
 from spider.evaluation.adapt import adapt
-from spider.evaluation.artifact import COMPRESSORS, Evaluation, Sample
+from spider.evaluation.artifact import Sample
 from spider.evaluation.bpb import clip_stream, score
+from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.evaluate import evaluate
-from spider.evaluation.held_out import validation_stream
 from spider.evaluation.sample import sample
+from spider.evaluation.subject import validation_stream
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.spider.config import BoundaryConfig
@@ -141,9 +142,11 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_byt
     assert found["bytes"] == len(text) == MAX_BYTES
     assert found["text_sha256"] == hashlib.sha256(text).hexdigest()
     alone = {name: compressors.bits(name, b"", [text])[0] / len(text) for name in COMPRESSORS}
-    assert found["compressors"] == pytest.approx(alone)
-    assert found["left_out"] == ["what the model was trained on is unknown: compressors alone"]
-    sizes, rates = ([one[key] for one in found["by_document"]] for key in ("bytes", "bpb"))
+    baselines = found["results"]["baselines"]
+    assert {row["label"]: row["value"] for row in baselines["rows"]} == pytest.approx(alone)
+    assert baselines["notes"] == ["Left out: what the model was trained on is unknown: compressors alone."]
+    documents = found["results"]["overlap"]["details"]["by_document"]
+    sizes, rates = ([one[key] for one in documents] for key in ("bytes", "bpb"))
     assert sum(sizes) == len(text) and len(sizes) == found["documents"]
     assert sum(map(operator.mul, sizes, rates)) / len(text) == pytest.approx(found["bpb"], rel=1e-6)
     assert found["data_digest"] == json.loads((data / "metadata.json").read_text())["digest"]
@@ -166,9 +169,11 @@ def test_an_evaluation_looks_inside_the_model(evaluated, data):
     short_N, _ = validation_stream(data, 700)
     window = {"seq_len": 64, "overlap": 0.5, "batch": 8}
     expected = [score(model, short_N, n_loops=n, **window).bpb for n in (1, 2, 3, 4)]  # twice the two loops
-    assert found["loops"] == {"bytes": 700, "trained": 2, "bpb": expected}
+    (curve,) = found["results"]["loops"]["figures"]
+    assert curve["title"] == "Bits per byte of 700 held-out bytes"
+    assert (curve["mark"], curve["values"]) == (2, expected)
 
-    lengths, halting, experts = found["figures"]
+    lengths, halting, experts, _ = found["results"]["segments"]["figures"]
     scored = sum(found["targets"].values())
     held = sum(n * count for n, count in enumerate(lengths["counts"]))
     assert 0.8 * scored < held <= 1.2 * scored  # all but what is open, and what reaches into the context
@@ -191,8 +196,8 @@ def test_what_is_not_wanted_or_not_there_leaves_its_files_all_the_same(receipt, 
     spec = spec.model_copy(update=changes)
     save_untrained(spec, receipt.parent)
     measured = evaluate(receipt, spec, data, receipt.parent, device="cpu")
-    assert measured.loops is None
-    assert [one.kind for one in measured.figures] == ["note"] * 3
+    assert [one.kind for one in measured.results["loops"].figures] == ["note"]
+    assert [one.kind for one in measured.results["segments"].figures] == ["note"] * 3 + ["cut_text"]
     assert sorted(path.name for path in draw_stage(StageFolder(receipt.parent))) == sorted(FIGURES)
     assert "No patches (boundary.kind is none)" in (receipt.parent / "boundaries.html").read_text()
 
@@ -215,18 +220,6 @@ def test_a_sample_is_written_without_held_out_text_and_is_the_same_each_time(rec
         sample(receipt, spec.model_copy(update={"stage": "other"}), folder.path, device="cpu")
 
 
-def test_the_sample_of_an_earlier_version_stands_in_its_evaluation(evaluated, tmp_path):
-    _, found, _ = evaluated
-    folder = StageFolder(tmp_path)
-    assert Sample.of_stage(folder, Evaluation.model_validate(found)) is None
-    before = Evaluation.model_validate(found | {"prompt": "Once ", "sample": "more"})
-    old = Sample.of_stage(folder, before)
-    assert old and (old.prompt, old.text, old.weights) == ("Once ", "more", found["weights"])
-    write_json(folder.sample, {**old.plain(), "text": "newer"})
-    newer = Sample.of_stage(folder, before)
-    assert newer and newer.text == "newer"
-
-
 def test_evaluating_twice_gives_equal_figures(receipt, spec, data, tmp_path):
     def stable(found):
         return {k: v for k, v in found.plain().items() if "second" not in k}
@@ -240,8 +233,7 @@ def test_an_evaluation_is_what_the_comparison_reads(evaluated, tmp_path):
     _, found, out = evaluated
     summary = compare([out / "evaluation.json"], benchmarks=None, output=tmp_path / "report")
     stage = summary.runs["demo"].stages["main"]
-    assert (stage["bpb"], stage["steps"], stage["bytes"]) == (found["bpb"], 20, 2500)
-    assert list(summary.compressors_by_data) == ["sentences"]
+    assert (stage.bpb, stage.steps, stage.bytes, stage.text) == (found["bpb"], 20, 2500, "sentences")
 
 
 def test_what_is_learned_while_scoring_has_its_own_figure_and_touches_no_other(
@@ -255,10 +247,13 @@ def test_what_is_learned_while_scoring_has_its_own_figure_and_touches_no_other(
     model, _ = load_model(receipt)
     tokens_N, _ = validation_stream(data, MAX_BYTES)
     by_hand = adapt(model, tokens_N, asked, seq_len=64, batch=8, n_loops=2)
-    ttt, measured = found.pop("ttt"), {k: v for k, v in without.items() if "second" not in k}
-    assert measured.pop("ttt") is None and measured == {k: v for k, v in found.items() if "second" not in k}
-    assert (ttt["bpb"], ttt["bpb_strict"]) == (by_hand.bpb, by_hand.bpb_strict)
-    assert ttt["bpb"] < found["bpb"] and ttt["seconds"] > 0 and ttt["settings"] == asked.model_dump()
+    adapted = found["results"].pop("adapt")
+    measured = {k: v for k, v in without.items() if "second" not in k}
+    assert measured == {k: v for k, v in found.items() if "second" not in k}
+    (row,), details = adapted["rows"], adapted["details"]
+    assert (row["value"], details["bpb_strict"]) == (by_hand.bpb, by_hand.bpb_strict)
+    assert row["value"] < found["bpb"] and details["seconds"] > 0
+    assert details["settings"] == asked.model_dump()
 
 
 def test_a_model_reads_what_came_before_and_nothing_after(spec):

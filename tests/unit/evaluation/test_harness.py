@@ -81,20 +81,25 @@ def test_its_numbers_are_ours(folder, tokens, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
     model = model_of(tokens)
     told = ask(asking(model), ["choose", "roll", "write"], include=folder, label="it", weights="w")
-    choose, roll, write = told.tasks
-    assert [one.version for one in told.tasks] == ["7", "7", "7"]
-    assert [one.items for one in told.tasks] == [40, 3, 40] and write.metrics["exact_match"].value == 0.0
+    rows = {row.name.removeprefix("harness/"): row for row in told.result.rows}
+    assert {name: told.versions[name] for name in ("choose", "roll", "write")} == dict.fromkeys(
+        ("choose", "roll", "write"), "7"
+    )
+    items = {row.hub_dataset: row.columns["items"].value for row in rows.values()}
+    assert items == {"choose": 40, "roll": 3, "write": 40} and rows["write/exact_match"].value == 0.0
 
     (task,) = tasks("ours", JsonlTask(kind="jsonl", file=str(folder / "questions.jsonl")), [])
     ours = run_task(model, task, window=WINDOW, batch=7)
-    assert (ours.by_sum, ours.by_byte) == tuple(choose.metrics[m].value for m in ("acc", "acc_bytes"))
-    assert 0 < ours.cropped < told.cropped, "those of questions to be answered in words are counted too"
+    assert (ours.by_sum, ours.by_byte) == tuple(rows[f"choose/{m}"].value for m in ("acc", "acc_bytes"))
+    assert 0 < ours.cropped < told.result.details["cropped"], (
+        "those of questions to be answered in words are counted too"
+    )
 
     texts = [json.loads(line)["text"].encode() for line in (folder / "texts.jsonl").open()]
     scores = [score(model, tokens.encode(text)[:-1], seq_len=WINDOW, overlap=0.5) for text in texts]
     nats = sum(one.nats["byte"] for one in scores)
     bits = nats / math.log(2) / sum(map(len, texts))
-    assert roll.metrics["bits_per_byte"].value == pytest.approx(bits, abs=1e-6)
+    assert rows["roll/bits_per_byte"].value == pytest.approx(bits, abs=1e-6)
 
 
 def test_a_continuation_is_parted_from_its_context_by_bytes():

@@ -18,7 +18,7 @@ from rich.console import Console
 from spider.checkpoints.save import save as save_checkpoint
 from spider.cli import cli
 from spider.config import load_config, merged
-from spider.evaluation.artifact import CutText, Piece, Segment
+from spider.evaluation.result import CutText, Piece, Segment
 from spider.evaluation.segments import cut, read_beginning
 from spider.model import build_model
 from spider.model.spider.config import SpiderConfig

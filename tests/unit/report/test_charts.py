@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from spider.evaluation.artifact import HeatMap
+from spider.evaluation.result import HeatMap
 from spider.report.charts import Axis, Band, Chart, Level, Series, draw, ticks
 from spider.report.render import in_page
 

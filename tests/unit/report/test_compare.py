@@ -3,9 +3,15 @@ import re
 
 import pytest
 
+from spider.evaluation.result import BITS, SHARE, Result, Row
 from spider.report.compare import Summary, compare
 from spider.report.costs import seconds_by_rule
 from tests.unit.evaluation.stages import COMPRESSORS, chat, demo, mixed, write_benchmark, write_stage
+
+
+def rates_of(stage):
+    """Return the rates of the baselines of a compared stage."""
+    return {row.label: row.value for row in stage.results["baselines"].rows}
 
 
 def test_summary_holds_what_was_promised_to_its_readers(tmp_path):
@@ -28,7 +34,8 @@ def test_summary_holds_what_was_promised_to_its_readers(tmp_path):
         "global_step": 500,
         "text": "pydocs",
     }
-    assert plain["compressors"] == COMPRESSORS == plain["compressors_by_data"]["pydocs"]
+    rates = {row["label"]: row["value"] for row in main["results"]["baselines"]["rows"]}
+    assert rates == COMPRESSORS
     assert plain["seconds_by_rule"] == {"train": 12.5}
     assert {p.name for p in (tmp_path / "report").iterdir()} == {
         "summary.json",
@@ -62,8 +69,10 @@ def test_runs_on_different_texts_keep_their_own_compressors_and_tables(tmp_path)
     paths = demo(tmp_path / "runs")
     paths += demo(tmp_path / "runs", "news", -0.9, data="news", sha="b" * 64, compressors=other)
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
-    assert summary.compressors_by_data == {"pydocs": COMPRESSORS, "news": other}
-    assert summary.compressors == COMPRESSORS
+    assert {run: rates_of(one.last) for run, one in summary.runs.items()} == {
+        "demo": COMPRESSORS,
+        "news": other,
+    }
     markdown = (tmp_path / "report" / "table.md").read_text()
     first, second = markdown.split("## Held-out text of news")
     assert "demo / anneal" in first and "news / anneal" not in first and "1.4000" not in first
@@ -76,19 +85,21 @@ def test_one_dataset_scored_to_two_lengths_counts_as_two_texts(tmp_path):
         write_stage(tmp_path / "runs", "b", "s", 0, 2.0, global_step=100, sha="b" * 64, bytes=9000),
     ]
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
-    assert list(summary.compressors_by_data) == ["pydocs (500,000 bytes)", "pydocs (9,000 bytes)"]
-    assert summary.runs["b"].stages["s"]["text"] == "pydocs (9,000 bytes)"
+    texts = [one.last.text for one in summary.runs.values()]
+    assert texts == ["pydocs (500,000 bytes)", "pydocs (9,000 bytes)"]
 
 
 def test_figures_of_text_that_a_tokenizer_left_are_marked_wherever_they_stand_and_no_others(tmp_path):
-    copies = {"length": 50, "copied": 0.1, "searched": 1.0, "fresh_bytes": 9, "bpb": 1.31}
+    row = Row(name="copies/bpb", label="outside copies", value=1.31, unit=BITS)
+    copies = {"overlap": Result(title="Overlap", rows=[row])}
     plain = demo(tmp_path / "runs")
-    paths = [*plain, *demo(tmp_path / "runs", "sp", -0.9, sha="b" * 64, lossless=False, copies=copies)]
+    paths = [*plain, *demo(tmp_path / "runs", "sp", -0.9, sha="b" * 64, lossless=False, results=copies)]
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
-    assert list(summary.compressors_by_data) == ["pydocs (500,000 bytes)", "pydocs† (500,000 bytes)"]
+    texts = [one.last.text for one in summary.runs.values()]
+    assert texts == ["pydocs (500,000 bytes)", "pydocs† (500,000 bytes)"]
     table, page = ((tmp_path / "report" / name).read_text() for name in ("table.md", "table.html"))
     first, second = table.split("## Held-out text of pydocs†")
-    assert "| sp / anneal | 1.1500† | 1.3100† | 128 to 256 | 1.1600† |" in second
+    assert "| sp / anneal | 1.1500† | 1.1600† | 1.3100† | 128 to 256 |" in second
     assert "| xz -9 | 2.3900† |" in second and "| xz -9 | 2.3900 |" in first and "†" not in first
     said = "† of the decoded text: the tokenizer does not keep newlines and runs of spaces"
     assert said in second and said in page and "<td>1.1500†</td>" in page
@@ -164,13 +175,15 @@ def test_the_best_stage_is_of_those_on_the_last_ones_text_as_it_was_written(tmp_
 
 def test_what_a_stage_was_asked_stands_beside_what_others_were(tmp_path):
     paths = demo(tmp_path / "runs")
-    told = {"items": 40, "chance": 0.25, "by_byte": 0.425, "by_sum": 0.4, "by_token": 0.4}
-    told |= {"centered": 0.2333, "standard_error": 0.078, "cropped": 0}
     for path, names in zip(paths[1:], (["cloze"], ["cloze", "copy"]), strict=True):
+        rows = [Row(name=f"tasks/{n}", label=n, value=0.425, unit=SHARE, error=0.078) for n in names]
+        asked = Result(title="Questions answered right", rows=rows).model_dump()
         plain = json.loads(path.read_text())
-        path.write_text(json.dumps(plain | {"tasks": [told | {"task": name} for name in names]}))
+        plain["results"]["tasks"] = asked
+        path.write_text(json.dumps(plain))
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
-    assert [task["task"] for task in summary.runs["demo"].stages["anneal"]["tasks"]] == ["cloze", "copy"]
+    rows = summary.runs["demo"].last.results["tasks"].rows
+    assert [row.label for row in rows] == ["cloze", "copy"]
     table = (tmp_path / "report/table.md").read_text().split("## Questions answered right")[1]
     assert (
         "| demo / main | 42.5% ± 7.8 |  |" in table
@@ -187,12 +200,10 @@ def test_each_run_is_compared_with_what_a_compressor_makes_of_its_own_training_t
     paths = mixed(tmp_path / "runs")
     paths = paths[3:] + paths[:3] if turned else paths
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
-    own = {run: one.last["compressors"]["ppmd given stage"] for run, one in summary.runs.items()}
+    own = {run: rates_of(one.last)["ppmd given stage"] for run, one in summary.runs.items()}
     assert own == {"slim": 1.814, "gpt": 1.867}
-    first = next(iter(summary.runs))
-    assert summary.compressors["ppmd given stage"] == own[first]
     text = "docs-bpe, docs" if turned else "docs, docs-bpe"
-    assert summary.compressors_by_data == {text: {"ppmd": 1.90, "xz": 2.39}}, "what holds for both"
+    assert {one.last.text for one in summary.runs.values()} == {text}
     rows = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if "7z PPMd" in ln]
     given = "7z PPMd, order 12, given what the model was trained on"
     assert [row.split("|")[1:3] for row in rows] == [
@@ -208,7 +219,7 @@ def test_what_learns_answers_is_chosen_by_its_answers(tmp_path):
     (one,) = compare(chat(tmp_path / "a"), benchmarks=None, output=tmp_path / "report").runs.values()
     assert (one.best, one.leading) == ("sft", "bpb_assistant")
     table = (tmp_path / "report" / "table.md").read_text()
-    assert "of answers" in table and "| chat / sft | 1.8240 |  | 1.5240 |" in table
+    assert "|  | of answers |" in table and "| chat / sft | 1.5240 | 1.8240 |" in table
     assert 'class="best"><th>chat / sft' in (tmp_path / "report" / "table.html").read_text()
     (one,) = compare(chat(tmp_path / "b", learn="all"), benchmarks=None, output=tmp_path / "r2").runs.values()
     assert (one.best, one.leading) == ("mid", "bpb")

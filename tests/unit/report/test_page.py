@@ -14,7 +14,7 @@ from spider.report.formatting import quantity
 from spider.report.page import render, settings_of
 from spider.report.provenance import chain, read_datasets
 from spider.report.stages import read_stages
-from spider.results import Results, StageFolder
+from spider.results import Results
 from spider.training.metrics import read_rows
 from tests.unit.report.finished import config_of, encode_text, finished_run, left_by_job, train_stage
 
@@ -45,10 +45,10 @@ def test_the_page_says_what_the_files_say(made):
     page = render(config, results, "small")
     for stage in ("first", "second"):
         found = read_json(results.stage("small", stage).evaluation)
-        for bits in (found["bpb"], found["ttt"]["bpb"]):
+        for bits in (found["bpb"], found["results"]["adapt"]["rows"][0]["value"]):
             assert f"{bits:.4f}" in section(page, "scores")
-        for bits in found["compressors"].values():
-            assert f"{bits:.3f}" in section(page, "scores")
+        for row in found["results"]["baselines"]["rows"]:
+            assert f"{row['value']:.3f}" in section(page, "scores")
     assert "not finished" not in page and "digest" not in section(page, "costs")
     assert section(page, "training").count("<figure") == 4
     for stage, steps in (("first", (5, 10, 15, 20)), ("second", (25, 30))):
@@ -59,7 +59,7 @@ def test_the_page_says_what_the_files_say(made):
         lowest = min(steps, key=rows.__getitem__)
         assert f"{stage} <b>{rows[lowest]:.4f}</b> after step {lowest}" in section(page, "training")
         assert f"{rows[steps[0]]:.3f} bits per byte at" in section(page, "training")
-    experts = found["figures"][2]["values"]
+    experts = found["results"]["segments"]["figures"][2]["values"]
     assert section(page, "inside").count('<rect class="cell"') == sum(len(row) for row in experts)
     assert f"<dd>{quantity(found['parameters'], '')}<small>parameters" in page
     work = sum(
@@ -143,24 +143,25 @@ def test_parts_that_a_model_does_not_have_are_said_and_not_drawn(copied):
     path = results.stage("small", "second").evaluation
     kept = read_json(path)
     experts = {"kind": "note", "title": "Experts", "text": "experts are switched off"}
-    changed = {"loops": None, "figures": [*kept["figures"][:2], experts], "text": None}
-    write_json(path, kept | changed)
+    off = {"kind": "note", "title": "Loops", "text": "no curve was asked for"}
+    inside = kept["results"]["segments"]
+    changed = kept["results"] | {
+        "loops": kept["results"]["loops"] | {"figures": [off]},
+        "segments": inside | {"figures": [*inside["figures"][:2], experts]},
+    }
+    write_json(path, kept | {"results": changed})
     sample = path.with_name("sample.json")
     write_json(sample, read_json(sample) | {"text": ""})
-    write_json(path.parent.parent / "first/evaluation.json", kept | {"stage": "first", "loops": None})
+    write_json(path.parent.parent / "first/evaluation.json", kept | {"stage": "first", "results": changed})
     page = render(config, results, "small")
     for said in ("no curve was asked for", "experts are switched off"):
         assert said in section(page, "inside"), said
-    write_json(path, kept | changed | {"figures": []})
-    shown = section(render(config, results, "small"), "inside")
-    assert "this kind of model shows nothing of what happens inside" in shown
     assert "Held-out text in patches" not in page and "after stage first" in section(page, "text")
 
 
 def test_a_sample_that_is_missing_or_of_other_weights_is_named(copied):
     config, results = copied
     folder = results.stage("small", "second")
-    shown = read_json(folder.sample)["text"]
     write_json(folder.sample, read_json(folder.sample) | {"weights": "others"})
     page = render(config, results, "small")
     assert "sample of stage second is of other weights: <code>spider sample small second</code>" in page
@@ -168,11 +169,6 @@ def test_a_sample_that_is_missing_or_of_other_weights_is_named(copied):
     page = render(config, results, "small")
     assert "Stage second has written no sample: <code>spider sample small second</code>" in page
     assert "after stage second" not in section(page, "text")
-    # An earlier version kept the sample with the scores.
-    before = {"prompt": "The ", "sample": shown}
-    write_json(folder.evaluation, read_json(folder.evaluation) | before)
-    page = render(config, results, "small")
-    assert "written no sample" not in page and "after stage second" in section(page, "text")
 
 
 def test_settings_changed_since_are_named_and_what_was_trained_is_shown(copied):
@@ -292,21 +288,11 @@ def test_runs_that_learned_answers_stand_in_the_order_of_their_answers(copied):
     assert others.index("<th>twin</th><td><b>1.2500</b>") < others.index("<th>small</th><td><b>1.5000</b>")
 
 
-def test_an_evaluation_from_before_figures_were_kept_is_shown_without_them_or_refused(copied):
+def test_an_evaluation_of_another_format_is_refused(copied):
     config, results = copied
     path = results.stage("small", "second").evaluation
-    new = ("figures", "text", "parameters", "parameters_by_part", "parameters_looked_up", "flops_per_token")
-    before = {key: value for key, value in read_json(path).items() if key not in new}
-    write_json(path, before | {"inside": {"patch_bytes": [0, 3]}})
-    page = render(config, results, "small")
-    assert f"{before['bpb']:.4f}" in section(page, "scores")
-    assert "evaluated before figures were kept: <code>spider evaluate small second</code>" in page
-    with pytest.raises(
-        ValueError, match=r"second/evaluation\.json: made by a Spider that kept no figures.*again"
-    ):
-        draw_stage(StageFolder(path.parent))
-    write_json(path, before | {"format": 2})
-    with pytest.raises(ValueError, match=r"an evaluation of format 2, this Spider reads 1; evaluate again"):
+    write_json(path, read_json(path) | {"format": 1})
+    with pytest.raises(ValueError, match=r"an evaluation of format 1, this Spider reads 2; evaluate again"):
         render(config, results, "small")
 
 

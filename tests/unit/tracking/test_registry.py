@@ -19,11 +19,12 @@ from spider.checkpoints.save import save
 from spider.config.model import family_block
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
+from spider.evaluation.result import BITS, Row
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.weights import model_tensors
 from spider.results import ArtifactFolder, Results
-from spider.tracking import log_checkpoint, log_choice, log_evaluation, log_scores, sync
+from spider.tracking import log_checkpoint, log_choice, log_scores, sync
 from spider.tracking.records import Checkpoint, Choice
 from spider.tracking.store import Store
 from spider.tracking.versions import Line, Version, about_run
@@ -64,9 +65,15 @@ def train(results, stage, weights, run="demo", step=None):
 def measure(results, stage, run="demo", **more):
     picture = Results(results).stage(run, stage).path / "loss.svg"
     picture.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
-    measured = {"bpb": BPB[stage], "bpb_strict": BPB[stage] + 0.01, "compressors": {"xz": 2.4, "zlib": 2.9}}
-    measured["tasks"] = [{"task": "cloze", "by_byte": 0.25}]
-    log_evaluation(results, run, stage, measured | more, [picture], dataset=DATA)
+    rows = [
+        Row(name="bpb", label="bits per byte", value=BPB[stage], unit=BITS),
+        Row(name="bpb_strict", label="strict", value=BPB[stage] + 0.01, unit=BITS),
+        Row(name="compressors/xz", label="xz", value=2.4, unit=BITS, baseline=True),
+        Row(name="compressors/zlib", label="zlib", value=2.9, unit=BITS, baseline=True),
+        Row(name="tasks/cloze", label="task cloze", value=0.25),
+    ]
+    metrics = {row.name: row.value for row in rows} | more
+    log_scores(results, run, stage, metrics, [picture], rows=rows, dataset=DATA)
 
 
 def choose(results, weights, stage="main", run="demo"):
@@ -160,7 +167,8 @@ def test_a_pressed_model_is_a_version_with_its_bytes_and_never_the_best(demo, cl
     told = {"stage": "main", "weights": "of the pressed", "checkpoint": "model.spider", "global_step": 2}
     write_json(folder.receipt, receipt(**told))
     metrics = {"artifact/bpb": 2.15, "artifact/bpb_strict": 2.16, "artifact/bytes": 123456}
-    log_scores(demo, "demo", "main", metrics, of="artifact", folder=folder)
+    rows = [Row(name="bpb", label="bits per byte", value=2.15, unit=BITS)]
+    log_scores(demo, "demo", "main", metrics, rows=rows, of="artifact", folder=folder)
     assert sync(demo).pending == 0
     pressed = client.get_model_version("demo", "3")
     assert (pressed.tags["bytes"], pressed.tags["bpb"]) == ("123456", "2.15")

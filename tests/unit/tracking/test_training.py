@@ -6,7 +6,7 @@ import pytest
 
 from spider.checkpoints.records import Receipt
 from spider.files import read_json, write_json
-from spider.tracking import job, log_checkpoint, log_evaluation, sync, training
+from spider.tracking import job, log_checkpoint, log_scores, sync, training
 from spider.tracking.store import Store
 from tests.unit.records import receipt
 
@@ -82,13 +82,11 @@ def test_a_stage_trained_anew_draws_a_new_run_with_the_stages_before_it(
 def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make_spec, in_workflow):
     for stage, steps, bpb in (("warmup", range(0, 3), 2.5), ("main", range(3, 6), 2.1)):
         train(results, make_spec(stage), steps, weights=f"weights of {stage}")
-        evaluation = {"format": 1, "run": "demo", "bpb": bpb, "bpb_strict": bpb + 0.01, "bytes": 1000}
-        evaluation |= {"compressors": {"xz": 2.4}, "sample": "The ", "settings": {"ok": True}}
-        evaluation |= {"ttt": {"bpb": 2.0, "seconds": 1.0, "settings": {"chunk": 8}}}
-        evaluation |= {"lossless": stage == "warmup"}
+        metrics = {"bpb": bpb, "bpb_strict": bpb + 0.01, "bytes": 1000, "compressors/xz": 2.4, "ttt/bpb": 2.0}
+        metrics |= {} if stage == "warmup" else {"lossless": 0}
         sample = results / "runs/demo" / stage / "sample.txt"
         sample.write_text("The quick")
-        log_evaluation(results, "demo", stage, evaluation, [sample], dataset=DATA)
+        log_scores(results, "demo", stage, metrics, [sample], dataset=DATA)
     assert sync(results).error is None
     (results / "tracking" / "sent.json").unlink()
     report = sync(results)
@@ -123,9 +121,9 @@ def test_a_curve_over_something_else_than_training_is_on_its_model_and_one_line_
         train(results, make_spec(stage), steps, weights=f"weights of {stage}")
         figure.parent.mkdir(parents=True, exist_ok=True)
         figure.write_bytes(b"\x89PNG")
-        evaluation = {"bpb": curves[stage][1][1]}
+        metrics = {"bpb": curves[stage][1][1]}
         of_stage = {"bpb_at_loops": curves[stage]}
-        log_evaluation(results, "demo", stage, evaluation, [figure], dataset=DATA, curves=of_stage)
+        log_scores(results, "demo", stage, metrics, [figure], dataset=DATA, curves=of_stage)
     assert sync(results).error is None
     (results / "tracking" / "sent.json").unlink()
     assert sync(results).error is None  # sent twice, stored once
@@ -153,7 +151,7 @@ def test_a_run_trained_without_tracking_can_still_be_evaluated_with_it(
     assert not (results / "tracking").exists()
     monkeypatch.delenv("SPIDER_TRACKING")
     with job("evaluate", "demo-main", results=results):
-        log_evaluation(results, "demo", "main", {"bpb": 2.0})
+        log_scores(results, "demo", "main", {"bpb": 2.0})
     report = sync(results)
     assert (report.error, report.pending) == (None, 0)
     (run,) = runs_of(store())
@@ -162,7 +160,7 @@ def test_a_run_trained_without_tracking_can_still_be_evaluated_with_it(
 
 def test_evaluating_what_was_not_trained_is_an_error(results, in_workflow):
     with pytest.raises(ValueError, match=r"train\.json: no such file"):
-        log_evaluation(results, "demo", "main", {"bpb": 2.0})
+        log_scores(results, "demo", "main", {"bpb": 2.0})
 
 
 def test_the_key_of_a_run_is_kept_in_its_folder(results, make_spec, in_workflow):

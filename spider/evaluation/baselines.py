@@ -1,13 +1,13 @@
-"""A held-out text, measured without a model: what compressors make of it, and how much of it is news.
+"""Baselines: the rates of compressors on the held-out text, and its overlap with the training text.
 
-All of it depends on texts alone and is kept by their digests below ``results/yardsticks``, so the next stage,
-scored on the same text, finds most of it done. It is computed in threads beside the model's scoring, PPMd in
-one and all else in another: compressors and numpy leave Python to others while they work.
+Both depend on texts alone. They are kept by the digests of the texts below ``results/yardsticks``, so the
+next stage, scored on the same text, finds most of them done. Two threads compute them while the model is
+scored: PPMd in one and all else in the other, because compressors and numpy release Python's lock.
 
-A compressor has to read the training text first. PPMd, which is the strongest and does 2 MB a second, is
-given up to ``limit`` bytes of it; to the others, ten to forty times as slow, a text is given only where it is
-no more than one part in `SLOWER` of that. Searching for copies is quick and goes `SEARCHED` times as far. A
-model with a memory has learned from nearly all text there is: then all is given, and not the stage's as well.
+A compressor has to read the training text first. PPMd is the strongest and codes 2 MB a second: it reads up
+to ``limit`` bytes. The others are ten to forty times as slow and are primed only with a text under 1 /
+`SLOWER` of that. The search for copies is fast and reads up to `SEARCHED` times as much. A model with an
+n-gram index has read nearly all text, so compressors then read all of it, and not the stage's text as well.
 """
 
 from __future__ import annotations
@@ -18,18 +18,23 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from spider import files
+from spider.config.run import EvaluationConfig
 from spider.evaluation import compressors
-from spider.evaluation.artifact import COMPRESSORS, Yardstick
-from spider.evaluation.overlap import COMMON, COPIED, Stretches, Text
+from spider.evaluation.compressors import COMPRESSORS
+from spider.evaluation.overlap import COMMON, COPIED, OUTSIDE_COPIES, Stretches, Text
+from spider.evaluation.result import BITS, Number, Result, Row
 from spider.evaluation.training_text import LearnedFrom, TrainingText, training_texts
+
+if TYPE_CHECKING:
+    from spider.evaluation.subject import Subject
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +42,71 @@ T = TypeVar("T")
 Given = Literal["nothing", "stage", "split"]
 
 SLOWER, SEARCHED = 16, 8
-#: Where a stage's text is so much of all the text, one of them is given.
+#: The stage's text is left out if it is at least this share of all training text.
 ALIKE = 0.9
+_LIKE_AND_UNLIKE = (
+    "Compressors coded the same bytes, after the text that their name says they were given; they go on "
+    "learning from it as they read and see all of it so far, a model is frozen, sees its window only, and "
+    "may have read its training text several times. Copies are stretches of 50 bytes or more that the "
+    "training text holds too."
+)
+
+
+def measure(subject: Subject, settings: EvaluationConfig) -> Result:
+    """Return the rates of the compressors, best first, and why some are missing."""
+    measured = subject.beside.result()
+    rows = [one.row() for one in sorted(measured.table, key=lambda one: one.bpb)]
+    left_out = [f"Left out: {line}." for line in measured.left_out]
+    return Result(title="Baselines", rows=rows, legend=_LIKE_AND_UNLIKE, notes=left_out)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The rate of one compressor on the text."""
+
+    name: str
+    given: Given
+    """The text it read before: none, what the model was trained on, or all that is not held out."""
+    given_bytes: int
+    share: float
+    """Share that this is of the text named in ``given``."""
+    bpb: float
+    fresh: float | None
+    """Rate on the bytes outside of copies; None if that is unknown or there are none."""
+
+    def row(self) -> Row:
+        """Return the rate as a row, with the rate outside of copies in a column."""
+        group = {"nothing": "", "stage": "given stage"}.get(self.given)
+        if group is None:
+            group = "given all" if self.share > 0.995 else "given part"
+        label = f"{self.name} {group}".strip()
+        return Row(
+            name=f"compressors/{label}",
+            label=label,
+            note=self._description(),
+            value=self.bpb,
+            unit=BITS,
+            better="lower",
+            baseline=True,
+            group=group,
+            columns={} if self.fresh is None else {OUTSIDE_COPIES: Number(value=self.fresh, unit=BITS)},
+        )
+
+    def _description(self) -> str:
+        """Return ``7z PPMd, order 12, given all training text (26.4 MB)``."""
+        if self.given == "nothing":
+            return COMPRESSORS[self.name]
+        what = {"stage": "what the model was trained on", "split": "all training text"}[self.given]
+        size = f"{self.given_bytes / 1e6:.1f}"
+        size += f" of {self.given_bytes / self.share / 1e6:.1f}" if self.share < 0.995 else ""
+        return f"{COMPRESSORS[self.name]}, given {what} ({size} MB)"
 
 
 @dataclass(frozen=True)
 class Measured:
     """Of a text of N bytes and D documents."""
 
-    table: list[Yardstick]
+    table: list[Baseline]
     ppmd_D: np.ndarray | None
     """Bits of each document, by PPMd given as much as it is given."""
     copied_N: np.ndarray | None
@@ -71,14 +132,14 @@ def beside(work: Callable[[], T]) -> Iterator[Future[T]]:
 def measure_given(text: Text, learned: LearnedFrom, limit: int | None, kept: Path) -> Measured:
     """All yardsticks, given what a model has learned from and what it could have."""
     stage, split, why = training_texts(learned, limit, None if limit is None else SEARCHED * limit)
-    measured = measure(text, stage, split, limit, kept)
+    measured = measure_text(text, stage, split, limit, kept)
     measured.left_out.extend(why)
     for line in measured.left_out:
         log.info("left out: %s", line)
     return measured
 
 
-def measure(
+def measure_text(
     text: Text, stage: TrainingText | None, split: TrainingText | None, limit: int | None, kept: Path
 ) -> Measured:
     """All yardsticks of a held-out text.
@@ -100,7 +161,7 @@ def measure(
         left_out.append(f"what the stage was trained on is {share:.0%} of all training text, which is given")
         stage = None
     texts: dict[Given, TrainingText | None] = {"split": split, "stage": stage, "nothing": None}
-    costs: list[tuple[Yardstick, Future[dict[str, Any]]]] = []
+    costs: list[tuple[Baseline, Future[dict[str, Any]]]] = []
     searched = _searched(text, split)
     with ThreadPoolExecutor(1) as ppmd, ThreadPoolExecutor(1) as others:
         matches = others.submit(_matches, text, split, searched, kept)
@@ -115,9 +176,7 @@ def measure(
                     continue
                 part = part[:limit]
                 share = source.share * len(part) / max(1, len(raw)) if source else 1.0
-                row = Yardstick(
-                    name=name, given=what, given_bytes=len(part), share=share, bpb=0.0, fresh=None
-                )
+                row = Baseline(name=name, given=what, given_bytes=len(part), share=share, bpb=0.0, fresh=None)
                 lane = ppmd if name == "ppmd" else others
                 job = lane.submit(_cost, name, versions[name], part, text, searched, matches, kept)
                 costs.append((row, job))
@@ -127,7 +186,7 @@ def measure(
     for row, job in costs:
         one = job.result()
         rate = one["fresh"] / news if news and one["fresh"] is not None else None
-        table.append(row.model_copy(update={"bpb": one["bits"] / len(text), "fresh": rate}))
+        table.append(replace(row, bpb=one["bits"] / len(text), fresh=rate))
         if row.name == "ppmd" and ppmd_D is None:
             ppmd_D = np.array(one["documents"])
     if slow:

@@ -15,10 +15,10 @@ from spider.data.encode import encode_part
 from spider.data.loader import Loader
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
-from spider.evaluation.artifact import COMPRESSORS
+from spider.evaluation.baselines import measure_text
+from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.overlap import COPIED, Text
 from spider.evaluation.training_text import LearnedFrom, of_splits, of_stages, training_texts
-from spider.evaluation.yardsticks import measure
 from spider.files import write_json
 from spider.tokens import BYTES
 from tests.unit import records
@@ -97,8 +97,8 @@ def test_the_memory_is_text_that_could_be_learned_from_and_is_searched_for_copie
     assert len(stage.raw()) <= 100 and stage.share < 0.1
 
     text = Text.of(of_memory[:2000], BYTES)
-    assert measure(text, None, whole, 0, tmp_path).copied_N.mean() > 0.99
-    assert measure(text, None, of_splits([train], None), 0, tmp_path).copied_N.mean() < 0.9
+    assert measure_text(text, None, whole, 0, tmp_path).copied_N.mean() > 0.99
+    assert measure_text(text, None, of_splits([train], None), 0, tmp_path).copied_N.mean() < 0.9
     *_, why = training_texts(LearnedFrom([(path, data)], [folder]), None, None)
     assert "the text of the memory cannot be read" in why[0] and "no split 'memory'" in why[0]
 
@@ -120,9 +120,9 @@ def test_every_figure_is_that_of_the_compressor_itself(folder, tmp_path):
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
     stage = of_stages([parsed(receipt(split, 50))], [split], None)
     whole = of_splits([split], None)
-    measured = measure(text, stage, whole, None, tmp_path)
+    measured = measure_text(text, stage, whole, None, tmp_path)
     raw, size = text.bytes_N.tobytes(), len(text)
-    rates = {one.key: one for one in measured.table}
+    rates = {one.row().label: one for one in measured.table}
     assert len(rates) == 18 and not measured.left_out
     for key, given in (("xz", b""), ("xz given stage", stage.raw()), ("xz given all", whole.raw())):
         before = len(lzma.compress(given, preset=9)) if given else 0
@@ -155,16 +155,16 @@ def _copied(document: bytes, training: bytes) -> np.ndarray:
 def test_what_was_measured_before_is_read_and_another_text_is_measured(folder, tmp_path, monkeypatch):
     split = Shards(folder, "validation")
     text = Text.of(split.read(0, split.tokens), BYTES)
-    first = measure(text, None, of_splits([split], None), None, tmp_path)
+    first = measure_text(text, None, of_splits([split], None), None, tmp_path)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    again = measure(text, None, of_splits([split], None), None, tmp_path)
+    again = measure_text(text, None, of_splits([split], None), None, tmp_path)
     assert again.table == first.table and {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == kept
     next(iter(kept)).write_text("{")  # cut short: measured again
-    assert measure(text, None, of_splits([split], None), None, tmp_path).table == first.table
+    assert measure_text(text, None, of_splits([split], None), None, tmp_path).table == first.table
     other = Text.of(split.read(0, 500), BYTES)
-    assert measure(other, None, None, None, tmp_path).table != first.table
+    assert measure_text(other, None, None, None, tmp_path).table != first.table
     monkeypatch.setitem(sys.modules, "pyppmd", None)
-    without = measure(other, None, None, None, tmp_path)
+    without = measure_text(other, None, None, None, tmp_path)
     assert without.left_out == ["ppmd: its library is not installed"] and without.ppmd_D is None
 
 
@@ -173,14 +173,14 @@ def test_the_slow_ones_are_left_out_and_a_part_is_said_to_be_one(folder, tmp_pat
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
     stage = of_stages([parsed(receipt(split, 100))], [split], None)
     size = len(stage.raw())
-    measured = measure(text, stage, of_splits([split], None), size, tmp_path)
-    rates = {one.key: one for one in measured.table}
+    measured = measure_text(text, stage, of_splits([split], None), size, tmp_path)
+    rates = {one.row().label: one for one in measured.table}
     assert set(rates) == {"ppmd given part", "ppmd given stage", *COMPRESSORS}
     part = rates["ppmd given part"]
     assert part.given_bytes == size and part.share == pytest.approx(
         size / len(of_splits([split], None).raw())
     )
-    assert f"given all training text (0.0 of {size / part.share / 1e6:.1f} MB)" in part.label
+    assert f"given all training text (0.0 of {size / part.share / 1e6:.1f} MB)" in part.row().note
     (line,) = measured.left_out
     assert "xz given split" in line and "zlib given stage" in line and "ppmd" not in line
 
@@ -193,8 +193,8 @@ def test_of_two_texts_that_are_nearly_one_only_the_larger_is_given(folder, tmp_p
     for share, given in ((0.97, False), (0.8, True)):
         stage = of_stages([parsed(receipt(split, int(share * windows)))], [split], None)
         for limit, both in ((10**6, given), (None, True)):
-            measured = measure(text, stage, of_splits([split], None), limit, tmp_path)
-            assert ("ppmd given stage" in {one.key for one in measured.table}) == both
+            measured = measure_text(text, stage, of_splits([split], None), limit, tmp_path)
+            assert ("ppmd given stage" in {one.row().label for one in measured.table}) == both
             said = [line for line in measured.left_out if "of all training text, which is given" in line]
             assert len(said) == (not both)
 
