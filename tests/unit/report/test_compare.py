@@ -115,7 +115,7 @@ def test_markdown_is_a_wellformed_table_with_stages_and_compressors(tmp_path):
     compare(demo(tmp_path / "runs"), benchmarks=None, output=tmp_path / "report")
     lines = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if ln.startswith("|")]
     assert len({ln.count("|") for ln in lines}) == 1
-    assert "| demo / anneal | 2.0500 |  | 128 to 256 | 2.0600 | 200 | 0.80 | 12.5 |" in lines
+    assert "| demo / anneal | 2.0500 | 2.0600 | 128 to 256 | 200 | 0.80 | 12.5 |" in lines
     assert [ln.split("|")[1].strip() for ln in lines[-4:]] == [
         "bzip2 -9",
         "xz -9",

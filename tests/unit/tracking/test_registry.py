@@ -187,7 +187,9 @@ def test_nothing_is_registered_where_nobody_wants_it(demo, client, monkeypatch):
 
 def test_a_long_line_of_versions_fits_what_a_database_holds(demo):
     record = Checkpoint.read(next((demo / "tracking/models").glob("*.json")))
-    there = [(str(n), "run", Version(record, {"bpb": 2.0}, pictured=True)) for n in range(1, 200)]
+    rows = [Row(name="bpb", label="bits per byte", value=2.0, unit=BITS)]
+    version = Version(record, {"bpb": 2.0}, rows, pictured=True)
+    there = [(str(n), "run", version) for n in range(1, 200)]
     said = about_run(Line("demo", [one for *_, one in there], None), there, "demo", "199")
     assert len(said) <= 5000 and "| **199**" in said and "get-artifact" in said and "load_model" in said
     assert "\n| 198&emsp;" in said and "\n| 1&emsp;" not in said

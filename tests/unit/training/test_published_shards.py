@@ -37,7 +37,8 @@ def test_what_is_scored_is_the_shards_own_text_and_its_figures_are_marked(made):
     ids_N = view.read(0, view.tokens)
     text = view.alphabet.raw(ids_N)[: measured.bytes]
     assert 400 <= measured.bytes < 416 and measured.targets["byte"] == measured.bytes == len(text)
-    assert measured.yardsticks and min(one.bpb for one in measured.yardsticks) > 1, "of the decoded text"
+    rows = measured.results["baselines"].rows
+    assert rows and all(row.value and row.value > 1 for row in rows), "of the decoded text"
     compare([stage / "evaluation.json"], benchmarks=None, output=folder / "report")
     assert f"{measured.bpb:.4f}†" in (folder / "report/table.md").read_text()
 
