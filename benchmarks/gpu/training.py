@@ -147,12 +147,10 @@ def evaluate(path: Path, run: str, stage: str, folder: StageFolder) -> dict[str,
     for command in ("evaluate", "sample"):
         end(start(path, command, run, stage), minutes=10)
     measured, receipt = read_json(folder.evaluation), read_json(folder.receipt)
-    known = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "seconds")
+    known = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "seconds", "compressors", "loops")
     trained = {name: receipt[name] for name in ("steps", "bytes", "seconds", "checkpoint_seconds", "loss")}
     written = {"sample": read_json(folder.sample)["text"]}
-    rows = measured["results"].get("baselines", {"rows": []})["rows"]
-    rates = {row["label"]: row["value"] for row in rows}
-    return {**{name: measured[name] for name in known}, **written, "trained": trained, "compressors": rates}
+    return {**{name: measured[name] for name in known}, **written, "trained": trained}
 
 
 def describe_slice(row: Row) -> str:
