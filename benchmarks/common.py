@@ -128,3 +128,9 @@ def report(
     if options.json is not None:
         command = " ".join(["python", *sys.argv])
         write_json(options.json, {"machine": where, "command": command, "title": title, "figures": figures})
+
+
+def baseline_rates(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Return the rates of the baselines in an evaluation.json, by label."""
+    rows = [row for result in evaluation["results"].values() for row in result["rows"]]
+    return {row["label"]: row["value"] for row in rows if row["baseline"]}

@@ -30,7 +30,7 @@ from spider.compress import artifact, rans
 from spider.compress.press import press
 from spider.config import CompressConfig, load_config
 from spider.evaluation.bpb import score
-from spider.evaluation.held_out import validation_stream
+from spider.evaluation.text import validation_stream
 from spider.model.interface import Model
 from spider.results import Results
 

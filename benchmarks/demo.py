@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from common import ROOT, parser, report, show, spread, workflow
+from common import ROOT, baseline_rates, parser, report, show, spread, workflow
 
 from spider.files import read_json
 from spider.results import Results
@@ -58,7 +58,7 @@ def main() -> None:
         runs = [run for run in scores if run.startswith(prefix)]
         bits = [scores[run]["bpb"] for run in runs]
         strict = [scores[run]["bpb_strict"] for run in runs]
-        compressors = scores[runs[0]]["compressors"]
+        compressors = baseline_rates(scores[runs[0]])
         best = min(compressors, key=compressors.__getitem__)
         figures[split] = {
             "bpb": bits,

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import yaml
-from common import ROOT, interleaved, parser, report, spread, workflow
+from common import ROOT, baseline_rates, interleaved, parser, report, spread, workflow
 
 from spider.config import StageSpec, load_config, merged
 from spider.files import digest, read_json, write_json
@@ -156,7 +156,7 @@ def main() -> None:
             note += f"{figures[name]['file_bytes']:,} bytes: {spread(compressed)}"
         rows.append([name, f"{size / 1e6:.2f}M", f"{read / 1e6:.2f}", spread(bpb), note])
     if not options.search:
-        for name, rate in scores[next(iter(runs))]["compressors"].items():
+        for name, rate in baseline_rates(scores[next(iter(runs))]).items():
             rows.append([name, "", "", f"{rate:.3f}", ""])
             figures[name] = {"bpb": [rate]}
     budget = f"{options.tokens:,} tokens" if options.tokens else f"{seconds:.0f} s of one core"

@@ -29,7 +29,7 @@ from common import PROGRAMS, parser, report
 from spider.config import load_config
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
-from spider.evaluation.held_out import validation_stream
+from spider.evaluation.text import validation_stream
 from spider.memory import store
 from spider.memory.proposer import Proposer
 from spider.memory.symbols import symbols_of

@@ -204,7 +204,7 @@ class Life:
             for name in ("weights", "averaged_weights", "steps", "bytes", "position", "loss", "best_loss"):
                 found[f"{stage}, {name}"] = receipt[name]
             found[f"{stage}, curve"] = [[row["step"], *(row["metrics"][n] for n in curve)] for row in rows]
-            for name in ("weights", "nats", "bpb", "bpb_strict", "loops", "figures"):
+            for name in ("weights", "nats", "bpb", "bpb_strict", "results"):
                 found[f"{stage}, evaluation, {name}"] = evaluation[name]
             found[f"{stage}, sample"] = sha256(folder / "sample.json")
         if self.compresses:

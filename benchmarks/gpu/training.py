@@ -147,9 +147,11 @@ def evaluate(path: Path, run: str, stage: str, folder: StageFolder) -> dict[str,
     for command in ("evaluate", "sample"):
         end(start(path, command, run, stage), minutes=10)
     measured, receipt = read_json(folder.evaluation), read_json(folder.receipt)
-    known = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "seconds", "compressors", "loops")
+    known = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "seconds")
     trained = {name: receipt[name] for name in ("steps", "bytes", "seconds", "checkpoint_seconds", "loss")}
-    written = {"sample": read_json(folder.sample)["text"]}
+    written: dict[str, Any] = {"sample": read_json(folder.sample)["text"]}
+    rows = measured["results"]["baselines"]["rows"]
+    written["compressors"] = {row["label"]: row["value"] for row in rows}
     return {**{name: measured[name] for name in known}, **written, "trained": trained}
 
 

@@ -18,10 +18,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,17 +29,15 @@ from spider import files
 from spider.config.run import EvaluationConfig
 from spider.evaluation import compressors
 from spider.evaluation.compressors import COMPRESSORS
-from spider.evaluation.overlap import COMMON, COPIED, OUTSIDE_COPIES, Stretches, Text
-from spider.evaluation.result import BITS, Number, Result, Row
+from spider.evaluation.overlap import COMMON, COPIED, Stretches
+from spider.evaluation.result import Result
+from spider.evaluation.subject import Subject
+from spider.evaluation.text import Baseline, Given, Measured, Text
 from spider.evaluation.training_text import LearnedFrom, TrainingText, training_texts
-
-if TYPE_CHECKING:
-    from spider.evaluation.subject import Subject
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Given = Literal["nothing", "stage", "split"]
 
 SLOWER, SEARCHED = 16, 8
 #: The stage's text is left out if it is at least this share of all training text.
@@ -58,65 +56,6 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
     rows = [one.row() for one in sorted(measured.table, key=lambda one: one.bpb)]
     left_out = [f"Left out: {line}." for line in measured.left_out]
     return Result(title="Baselines", rows=rows, legend=_LIKE_AND_UNLIKE, notes=left_out)
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """The rate of one compressor on the text."""
-
-    name: str
-    given: Given
-    """The text it read before: none, what the model was trained on, or all that is not held out."""
-    given_bytes: int
-    share: float
-    """Share that this is of the text named in ``given``."""
-    bpb: float
-    fresh: float | None
-    """Rate on the bytes outside of copies; None if that is unknown or there are none."""
-
-    def row(self) -> Row:
-        """Return the rate as a row, with the rate outside of copies in a column."""
-        group = {"nothing": "", "stage": "given stage"}.get(self.given)
-        if group is None:
-            group = "given all" if self.share > 0.995 else "given part"
-        label = f"{self.name} {group}".strip()
-        return Row(
-            name=f"compressors/{label}",
-            label=label,
-            note=self._description(),
-            value=self.bpb,
-            unit=BITS,
-            better="lower",
-            baseline=True,
-            group=group,
-            columns={} if self.fresh is None else {OUTSIDE_COPIES: Number(value=self.fresh, unit=BITS)},
-        )
-
-    def _description(self) -> str:
-        """Return ``7z PPMd, order 12, given all training text (26.4 MB)``."""
-        if self.given == "nothing":
-            return COMPRESSORS[self.name]
-        what = {"stage": "what the model was trained on", "split": "all training text"}[self.given]
-        size = f"{self.given_bytes / 1e6:.1f}"
-        size += f" of {self.given_bytes / self.share / 1e6:.1f}" if self.share < 0.995 else ""
-        return f"{COMPRESSORS[self.name]}, given {what} ({size} MB)"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Of a text of N bytes and D documents."""
-
-    table: list[Baseline]
-    ppmd_D: np.ndarray | None
-    """Bits of each document, by PPMd given as much as it is given."""
-    copied_N: np.ndarray | None
-    """Which bytes lie in a match of `COPIED` bytes with the training text; None where that is not known."""
-    common_D: np.ndarray | None
-    """Of each document the share of stretches of `COMMON` bytes that the training text holds."""
-    searched: float | None
-    """Share of the training text that was searched."""
-    left_out: list[str]
-    """What is missing, and why."""
 
 
 @contextlib.contextmanager

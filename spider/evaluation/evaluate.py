@@ -28,9 +28,9 @@ from spider.data.metadata import load_metadata
 from spider.evaluation.artifact import Evaluation, Training
 from spider.evaluation.baselines import beside, measure_given
 from spider.evaluation.bpb import Score, bits_by_byte, score
-from spider.evaluation.overlap import Text
 from spider.evaluation.result import Result
-from spider.evaluation.subject import Subject, validation_stream
+from spider.evaluation.subject import Subject
+from spider.evaluation.text import Text, validation_stream
 from spider.evaluation.training_text import LearnedFrom
 from spider.model import choose_kernels
 from spider.results import StageFolder

@@ -17,20 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from spider.config.run import EvaluationConfig
 from spider.evaluation.result import BITS, BYTES, SHARE, Number, Result, Row, Table
-from spider.tokens import Tokens
-
-if TYPE_CHECKING:
-    from spider.evaluation.subject import Subject
-
-#: Title of the column of scores on bytes that are no copies.
-OUTSIDE_COPIES = "outside copies"
+from spider.evaluation.subject import Subject
+from spider.evaluation.text import OUTSIDE_COPIES, Text
 
 #: Bytes in a row that are called a copy.
 COPIED = 50
@@ -142,33 +136,6 @@ def _quarter(index: int, part: list[DocumentScore]) -> Row:
         better="lower",
         columns=columns,
     )
-
-
-@dataclass(frozen=True)
-class Text:
-    """Documents end to end: their bytes (uint8), and where each begins, with the end of the last."""
-
-    bytes_N: np.ndarray
-    bounds_D: np.ndarray
-
-    @classmethod
-    def of(cls, tokens_N: np.ndarray, alphabet: Tokens) -> Text:
-        """The text of a stream of ids; what lies before its first BOS is a document as well."""
-        ends = np.cumsum(alphabet.bytes_of[tokens_N], dtype=np.int64)
-        total = int(ends[-1]) if len(ends) else 0
-        begins = ends[tokens_N == alphabet.bos]
-        raw = np.frombuffer(alphabet.raw(tokens_N), np.uint8)
-        return cls(raw, np.unique(np.concatenate([[0], begins, [total]])))
-
-    def __len__(self) -> int:
-        return len(self.bytes_N)
-
-    def documents(self) -> list[bytes]:
-        return [self.bytes_N[a:b].tobytes() for a, b in pairwise(self.bounds_D.tolist())]
-
-    def lengths(self) -> np.ndarray:
-        """Bytes of each document: (D,)."""
-        return np.diff(self.bounds_D)
 
 
 class Stretches:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spider.config import StageSpec
-from spider.data.metadata import load_metadata
-from spider.data.shards import Shards
-from spider.evaluation.bpb import Learner, Score, clip_stream, score
-from spider.evaluation.overlap import Text
+from spider.evaluation.bpb import Learner, Score, score
+from spider.evaluation.text import Measured, Text
 from spider.model.interface import Inspector, Model
-from spider.tokens import BYTES, Tokens
-
-if TYPE_CHECKING:
-    from spider.evaluation.yardsticks import Measured
 
 
 @dataclass(frozen=True)
@@ -55,36 +47,3 @@ class Subject:
             autocast=self.autocast,
             learner=learner,
         )
-
-
-def validation_stream(data: Path, max_bytes: int, tokens: Tokens = BYTES) -> tuple[np.ndarray, str]:
-    """Return the first ``max_bytes`` bytes of a validation split in a model's ids, and the dataset's digest.
-
-    The text is cut in bytes and then encoded, so every vocabulary is scored on the same text. Special ids are
-    the same in all vocabularies and stay where they are. The text of published shards is cut after a whole id
-    and keeps its ids, because encoding it again could cut it otherwise.
-
-    Raises:
-        ValueError: the dataset has no validation text.
-    """
-    metadata = load_metadata(data)
-    split = metadata.splits.get("validation")
-    if split is None or not split.bytes:
-        raise ValueError(
-            f"{data}: has no validation text to score; raise `validation` in datasets.{metadata.dataset} "
-            "(the share of documents held out) and encode again"
-        )
-    shards = Shards(data, "validation")
-    # A document of n bytes has n + 2 ids at most, and encoding drops empty ones: three ids a byte suffice.
-    count = min(shards.tokens, 3 * max_bytes)
-    written = metadata.alphabet
-    stream_N = clip_stream(np.asarray(shards.read(0, count)), max_bytes, written)
-    if written.digest == tokens.digest and (written.digest is None or metadata.imported):
-        return stream_N, metadata.digest
-    left = len(written.raw(stream_N)) if metadata.imported else max_bytes
-    pieces = []
-    for run_N in np.split(stream_N, np.flatnonzero(np.diff(written.bytes_of[stream_N] > 0)) + 1):
-        text = written.raw(run_N)[:left]
-        left -= len(text)
-        pieces.append(tokens.encode(text)[1:-1] if text else run_N)
-    return np.concatenate(pieces), metadata.digest

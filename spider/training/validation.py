@@ -36,7 +36,7 @@ from spider.checkpoints.records import best
 from spider.config import StageSettings, StageSpec
 from spider.errors import TrainingError
 from spider.evaluation.bpb import Reading, count_windows
-from spider.evaluation.subject import validation_stream
+from spider.evaluation.text import validation_stream
 from spider.model.interface import IGNORED, Model
 from spider.processes.parallel import is_sharded
 from spider.processes.world import World

@@ -17,7 +17,7 @@ from spider import load_model
 from spider.data.packing import Packing
 from spider.errors import CheckpointError
 from spider.evaluation.bpb import clip_stream, score
-from spider.evaluation.subject import validation_stream
+from spider.evaluation.text import validation_stream
 from spider.files import read_json
 from spider.memory.store import open_memory
 from spider.tokens import BYTES

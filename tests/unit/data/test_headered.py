@@ -10,7 +10,7 @@ from spider.data import headered
 from spider.data.headered import import_part, imported
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards, inspect, verify
-from spider.evaluation.subject import validation_stream
+from spider.evaluation.text import validation_stream
 from spider.files import read_json
 from spider.tokens import BYTES
 from spider.tokens.sentencepiece import read_model

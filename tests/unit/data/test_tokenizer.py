@@ -13,7 +13,7 @@ from spider.data.encode import documents, encode_part
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.shards import Shards, inspect, verify
 from spider.data.tokenizer import learn
-from spider.evaluation.subject import validation_stream
+from spider.evaluation.text import validation_stream
 from spider.files import read_json, write_json
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens

@@ -17,7 +17,8 @@ from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation.baselines import measure_text
 from spider.evaluation.compressors import COMPRESSORS
-from spider.evaluation.overlap import COPIED, Text
+from spider.evaluation.overlap import COPIED
+from spider.evaluation.text import Text
 from spider.evaluation.training_text import LearnedFrom, of_splits, of_stages, training_texts
 from spider.files import write_json
 from spider.tokens import BYTES

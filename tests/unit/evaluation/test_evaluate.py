@@ -26,7 +26,7 @@ from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.sample import sample
-from spider.evaluation.subject import validation_stream
+from spider.evaluation.text import validation_stream
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.spider.config import BoundaryConfig

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from spider.evaluation.overlap import Stretches, Text
+from spider.evaluation.overlap import Stretches
+from spider.evaluation.text import Text
 from spider.tokens import BYTES
 
 

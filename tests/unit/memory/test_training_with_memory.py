@@ -16,7 +16,7 @@ from spider.errors import CheckpointError
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate
-from spider.evaluation.subject import validation_stream
+from spider.evaluation.text import validation_stream
 from spider.memory.proposer import Proposer
 from spider.memory.store import open_memory
 from spider.model import build_model

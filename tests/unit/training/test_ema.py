@@ -15,7 +15,7 @@ from spider.checkpoints.records import Receipt, read_manifest, steps
 from spider.config import EmaConfig
 from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate
-from spider.evaluation.subject import validation_stream
+from spider.evaluation.text import validation_stream
 from spider.model.weights import model_tensors, weights_digest
 from spider.training.loop import Trainer
 from spider.training.stage import train

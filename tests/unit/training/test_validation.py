@@ -20,7 +20,7 @@ from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.errors import TrainingError
 from spider.evaluation.bpb import score
-from spider.evaluation.subject import validation_stream
+from spider.evaluation.text import validation_stream
 from spider.processes.parallel import compile_forward
 from spider.training import loop
 from spider.training.stage import train
