@@ -3,7 +3,6 @@
 Nothing here touches the network, and a job that parses this file again writes nothing.
 """
 
-import ast
 import atexit
 import json
 import os
@@ -13,7 +12,6 @@ from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
-from snakemake.io import IOFile
 
 from spider import requests, tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
@@ -136,32 +134,9 @@ def stage_spec(wildcards):
     return CONFIG.stage(wildcards.run, wildcards.stage)
 
 
-def scoring_identity(name):
-    """Return a param that holds what decides the scores in a stage's file of that name.
-
-    Earlier versions recorded the settings of the sample with it. A file whose other settings are unchanged
-    keeps its recorded text, which Snakemake compares, so that it is not scored again.
-    """
-
-    def identity(wildcards):
-        evaluation = stage_spec(wildcards).evaluation
-        path = IOFile(str(RESULTS / "runs" / wildcards.run / wildcards.stage / name))
-        for text in workflow.persistence.params(path) or []:
-            recorded = mapping_in(text)
-            if {k: v for k, v in recorded.items() if k not in evaluation.SAMPLE} == evaluation.scoring():
-                return recorded
-        return evaluation.scoring()
-
-    return identity
-
-
-def mapping_in(text):
-    """Return the mapping that a recorded param's text holds; an empty one for any other text."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):  # it holds `inf`, or is not a literal
-        return {}
-    return value if isinstance(value, dict) else {}
+def scoring(wildcards):
+    """Return the settings that decide the scores of a stage."""
+    return stage_spec(wildcards).evaluation.scoring()
 
 
 #: Names of the datasets that keep documents for the memory.
@@ -291,22 +266,6 @@ def counted_for(wildcards, output):
     so another run that reads the same memory is no reason to count again.
     """
     return reader_of(wildcards)
-
-
-def recorded_reader(name):
-    """Return a param that holds the run in Snakemake's record of a file in a memory's folder, or an empty text.
-
-    Earlier records hold the name of the first run that read the memory. Snakemake compares params with its
-    record, so the param is that name, whatever the runs are called now.
-    """
-
-    def reader(wildcards):
-        folder = RESULTS / "memory" / wildcards.dataset / wildcards.counted
-        path = IOFile(str(folder / name.format(**dict(wildcards.items()))))
-        recorded = map(ast.literal_eval, workflow.persistence.params(path) or [])
-        return next((param for param in recorded if param not in ("", "--folded")), "")
-
-    return reader
 
 
 def from_size(request, name):

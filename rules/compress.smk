@@ -42,7 +42,7 @@ rule evaluate_artifact:
         runtime=longer(30),
     params:
         spider=command,
-        identity=scoring_identity("artifact/evaluation.json"),
+        identity=scoring,
     shell:
         "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --artifact --threads {threads}"
 

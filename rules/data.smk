@@ -95,7 +95,7 @@ rule index:
         runtime=longer(10),
     params:
         spider=command,
-        identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].described(),
+        identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].changed(),
     shell:
         "{params.spider} --log {log:q} index {wildcards.dataset} --threads {threads} --output {output:q}"
 

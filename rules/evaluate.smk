@@ -24,7 +24,7 @@ rule evaluate:
         runtime=longer(30),
     params:
         spider=command,
-        identity=scoring_identity("evaluation.json"),
+        identity=scoring,
     shell:
         "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --threads {threads}"
 

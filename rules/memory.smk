@@ -20,7 +20,6 @@ rule count:
     params:
         spider=command,
         run=counted_for,
-        recorded=recorded_reader("counts/{part}"),
     shell:
         "{params.spider} --log {log:q} count {params.run} {wildcards.part} --output {output:q}"
 
@@ -41,7 +40,6 @@ rule memory:
     params:
         spider=command,
         run=counted_for,
-        recorded=recorded_reader("{text}/memory.json"),
         folded=lambda wildcards: "--folded" if wildcards.text == "folded" else "",
     shell:
         "{params.spider} --log {log:q} memory {params.run} {input.counts:q} --output {output:q} "

@@ -1,8 +1,8 @@
 """The JSON files that one job leaves and others read: one shape each, read in one way.
 
 An artifact is frozen once it is made. A reader checks its ``format`` before anything else, and what is wrong
-with a file is said with its path and with what to do. A field that is added later has a default, so that
-files of before can be read; ``FORMAT`` is raised when the meaning of what is there changes.
+with a file is said with its path and with what to do. ``FORMAT`` is raised when the meaning of a field
+changes.
 """
 
 from __future__ import annotations

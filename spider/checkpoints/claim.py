@@ -93,7 +93,7 @@ def claim(folder: Path, origin: Origin) -> Checkpoint | None:
     clean(stage.checkpoints)
     if stage.origin.exists():
         before = Origin.read(stage.origin)
-        if changed := _changed(StageSpec.deciding_in(before.fields), origin.fields):
+        if changed := _changed(before.fields, origin.fields):
             _retire(stage, before.identity, changed)
     elif steps(stage.checkpoints):
         raise TrainingError(

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from spider import files
 from spider.checkpoints.records import (
-    EXPORTED,
     MANIFEST,
     MEMORY,
     PRESSED,
@@ -160,12 +159,7 @@ class Checkpoint:
     def config(self) -> ModelConfig:
         """The architecture of the model in it; `CheckpointError` where this Spider does not know it."""
         try:
-            if self.manifest.model is not None:
-                return family_block(self.manifest.model)
-            why = (
-                "tensors of another program that an earlier Spider imported to look at; "
-                f"{EXPORTED} there lists them, no model here can hold them"
-            )
+            return family_block(self.manifest.model)
         except ConfigError as error:
             why = str(error)
         except ValidationError as error:

@@ -131,8 +131,8 @@ class Manifest(Trained):
     torch: str
     step: int
     """Of the stage."""
-    global_tokens: int | None = None
-    """Tokens of the run so far; None where an earlier version, which did not count them, trained a stage."""
+    global_tokens: int
+    """Tokens of the run so far."""
     end: int | None
     streak: int
     means: dict[str, Any]
@@ -168,8 +168,7 @@ class Exported(Artifact):
     folded: str | None = None
     conversations: str | None = None
     spider: str
-    model: dict[str, Any] | None
-    """None: tensors of another program, which earlier versions imported to look at."""
+    model: dict[str, Any]
     window: int | None
     run: str
     stage: str | None

@@ -115,7 +115,7 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
         downloaded = [session.results.raw(raw, part).with_suffix(".json") for part in parts]
         origins = [read_json(record) for record in downloaded]
         inputs = [*inputs, *downloaded]
-    source = spec.source.described() | {"files": origins}
+    source = spec.source.changed() | {"files": origins}
     _check_held_out(session.config, dataset, output.parent)
     with session.tracked("index", dataset, settings, inputs, [output]) as job:
         metadata = build_metadata(

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection
 from decimal import Decimal
 from functools import cache
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -57,9 +57,6 @@ class Block(BaseModel):
         extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
     )
 
-    #: Keys that a digest of data holds even at their default, for those of before `FORMAT` do.
-    RECORDED: ClassVar[frozenset[str]] = frozenset()
-
     @model_validator(mode="wrap")
     @classmethod
     def _checked(cls, plain: Any, validate: Callable[[Any], Self]) -> Self:
@@ -101,12 +98,6 @@ class Block(BaseModel):
     def changed(self, **without: Any) -> dict[str, Any]:
         """What differs from the defaults, as plain JSON; ``without`` is pydantic's ``exclude``."""
         return self.model_dump(mode="json", exclude_defaults=True, **without)
-
-    def described(self) -> dict[str, Any]:
-        """What differs from the defaults, and what is `RECORDED`: by that data is known. In the order of the
-        schema, for Snakemake compares a param's text."""
-        plain = self.changed() | self.model_dump(mode="json", include=set(self.RECORDED))
-        return {name: plain[name] for name in type(self).model_fields if name in plain}
 
 
 def _whole(value: Any) -> Any:

@@ -60,8 +60,6 @@ def _expanded(name: str, block: Any, datasets: dict[str, Any]) -> Any:
 class PydocsSource(Source):
     """Docstrings and documentation of the installed standard library and of our dependencies; offline."""
 
-    RECORDED: ClassVar = frozenset({"pieces"})
-
     kind: Literal["pydocs"]
     form: Literal["text", "questions"] = "text"
     """questions: of each documented name what it is for, as a conversation (``format: chat``)."""
@@ -207,8 +205,6 @@ def _expand(key: str, patterns: list[str]) -> list[str]:
 class MockSource(Source):
     """Made-up text, to try things with: the same everywhere, made in a second."""
 
-    RECORDED: ClassVar = frozenset({"documents"})
-
     kind: Literal["mock"]
     documents: Positive = 2000
     """How many, of some 500 bytes each."""
@@ -269,8 +265,6 @@ class TokenizerConfig(Block):
 
 class Dataset(Block):
     """Documents, and how they are split and encoded."""
-
-    RECORDED: ClassVar = frozenset({"text_column", "id_column", "validation", "max_document_bytes"})
 
     source: Annotated[
         PydocsSource | HubSource | LocalSource | StreamSource | MockSource | TokensSource,
@@ -354,30 +348,30 @@ class Dataset(Block):
         names += [self.split_by.column] if self.split_by else []
         return tuple(dict.fromkeys(names))
 
-    def described(self) -> dict[str, Any]:
-        return super().described() | {"source": self.source.described()}
-
     def import_identity(self, item: str) -> dict[str, Any]:
         """Return what decides the content of the part that is downloaded or imported from ``item``.
 
-        An imported file has the columns that settings name, so these belong to it. A key is left out at its
-        default, because a change would import again what was imported before the key was there.
+        An imported file has the columns that settings name, so these belong to it. Parquet is kept as it is.
         """
-        kept = {k: v for k, v in self.source.described().items() if k not in ("files", "pieces")}
-        kept["item"] = item
+        decides = {**self.source.changed(exclude={"files", "pieces"}), "item": item}
         if isinstance(self.source, LocalSource) and LocalSource.kind_of(item) != ".parquet":
-            defaults = tuple(Dataset.model_fields[name].default for name in ("text_column", "id_column"))
-            kept |= {"columns": list(self.columns)} if self.columns != defaults else {}
-            kept |= {"format": self.format} if self.format != "text" else {}
-        return kept
+            decides["columns"] = list(self.columns)
+            decides |= self.changed(include={"format"})
+        return decides
 
     def encoding(self) -> dict[str, Any]:
-        """What decides the ids of a shard, the text and the tokenizer apart."""
+        """Return what decides the ids of a shard, apart from the text and the tokenizer.
+
+        The description of the dataset shows some settings at their default too.
+        """
         if isinstance(self.source, TokensSource):
             return {}
-        apart = ("source", "like", "tokenizer", "format")
-        plain = {name: value for name, value in self.described().items() if name not in apart}
-        return plain | ({"written_as": self.format} if self.format != "text" else {})
+        shown = {"text_column", "id_column", "validation", "max_document_bytes"}
+        settings = self.model_dump(mode="json", include=shown)
+        settings |= self.changed(exclude={"source", "like", "tokenizer", "format"})
+        if self.format != "text":
+            settings["written_as"] = self.format
+        return settings
 
     def held_out(self) -> dict[str, Any]:
         """What decides which documents are held out."""

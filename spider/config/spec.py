@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from spider.config.block import ConfigError, identity
 from spider.config.data import Dataset
 from spider.config.run import RunSettings, StageSettings
@@ -30,16 +28,6 @@ class StageSpec(RunSettings):
         plain = self.changed(exclude={"evaluation", "format", "parallel", "processes"})
         settings = self.settings.changed(exclude=set(StageSettings.BOOKKEEPING))
         return plain | {"settings": settings, "model": self.model.changed()}
-
-    @classmethod
-    def deciding_in(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """`deciding` of what any version wrote down, and what else stands beside; as it is where this version
-        does not know all of its keys."""
-        own = {name: value for name, value in fields.items() if name in cls.model_fields}
-        try:
-            return {k: v for k, v in fields.items() if k not in own} | cls.model_validate(own).deciding()
-        except (ValidationError, ConfigError):
-            return fields
 
     @classmethod
     def with_defaults(cls, fields: dict[str, Any]) -> dict[str, Any]:

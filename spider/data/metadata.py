@@ -24,13 +24,17 @@ from spider.tokens.stored import lay_beside, read_tokens, tokens_in
 DTYPE = np.dtype("<u2")
 COUNTS = ("tokens", "documents", "bytes")
 
-#: Settings that came later, and what holds where nothing is said of them: at that they are left out, so that
-#: what was written before they came, and its digest, are what would be written now.
-LATER = {
-    **dict.fromkeys(("text_column", "id_column", "validation")),
-    **{"split_by": None, "memory": 0.0, "tokenizer": None, "written_as": "text"},
-    **{"tokenizer_kind": None, "lossless": True},
-}
+#: Fields of `Metadata` that all parts of a dataset are encoded with.
+SETTINGS = (
+    "text_column",
+    "id_column",
+    "validation",
+    "memory",
+    "split_by",
+    "max_document_bytes",
+    "written_as",
+    "tokenizer",
+)
 
 
 class Shard(BaseModel, frozen=True):
@@ -82,8 +86,8 @@ class Metadata(Artifact):
     _alphabet: Tokens = PrivateAttr(default_factory=lambda: BYTES)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it; no more is in it than before a setting of `LATER` came that is not used."""
-        return {key: v for key, v in super().plain().items() if key not in LATER or v != LATER[key]}
+        """Return the description as JSON, without the fields at their default."""
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     @property
     def alphabet(self) -> Tokens:
@@ -146,8 +150,10 @@ def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any
     if not path.exists():
         raise ValueError(f"{path}: part {part} of the {split} split is missing; encode it first")
     record = read_json(path)
-    for key, value in {**LATER, **settings}.items():
-        if (was := record.get(key, LATER.get(key))) != value:
+    for key in SETTINGS:
+        default = Metadata.model_fields[key].default
+        was, value = record.get(key, default), settings.get(key, default)
+        if was != value:
             raise ValueError(
                 f"{path}: part {part} was encoded with {key} = {was!r}, not {value!r}; encode it again"
             )

@@ -52,4 +52,4 @@ def make_mock_data(folder: Path, memory: float = 0.0) -> None:
     write_mock(source.documents, parquet)
     dataset = Dataset(source=source, memory=memory)
     encode_part(parquet, folder, part, dataset)
-    build_metadata(folder, MOCK, dataset, source=source.described(), parts=[part])
+    build_metadata(folder, MOCK, dataset, source=source.changed(), parts=[part])

@@ -190,9 +190,7 @@ class _Unfinished:
     def __init__(self, folder: Path, counted: str) -> None:
         self.path, self._counted, self._lock = folder / "unfinished.json", counted, Lock()
         self.made: dict[str, ContextTable] = {}
-        with contextlib.suppress(
-            ValueError, KeyError
-        ):  # there is no such file, or an earlier version wrote it
+        with contextlib.suppress(ValueError):  # there is no such file
             before = files.read_json(self.path)
             if before["counted"] == counted:
                 self.made = {kind: ContextTable(**one) for kind, one in before["made"].items()}

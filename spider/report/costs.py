@@ -134,7 +134,7 @@ class Job:
     name: str
     """``owner/part``: the dataset, tokenizer or run, and what of it."""
     command: str | None
-    """Its command line; None in records of earlier versions."""
+    """Command line; None for a job that was recorded without one."""
     commit: str | None
     started: float
     finished: bool

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
-from spider.config import Config, StageSpec, nearest
-from spider.config.block import identity as identity_of
+from spider.config import Config, nearest
 from spider.evaluation.artifact import Evaluation, Sample, Training, further_results
 from spider.evaluation.result import Result
 from spider.report.formatting import duration
@@ -142,8 +141,7 @@ class StageRecord:
             yield f"{stage} is not finished: {done}. {end}"
         if receipt is None:
             return
-        trained = self.manifest and identity_of(StageSpec.deciding_in(self.manifest.spec))  # of any version
-        if self.configured and self.configured not in (trained, receipt.identity):
+        if self.configured and self.configured != receipt.identity:
             digests = f"digest {receipt.identity}, now {self.configured}"
             said = f"with other settings than the configuration says now ({digests})"
             yield f"{stage} was trained {said}; this page shows what was trained."

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from spider.checkpoints.records import Origin, Receipt
+from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.errors import RESUME_ME
 from spider.evaluation.result import Row
@@ -224,11 +224,10 @@ def training(
 def _begin(results: Path, spec: StageSpec, dataset: tuple[str, str, str]) -> Run:
     """The run's record as this stage begins, under a new key where its rows would cross rows sent."""
     pointer, folder = _pointer(results, spec.run), Results(results).stage(spec.run, spec.stage)
-    if known := pointer["stages"].get(spec.stage):
-        same = known == spec.identity or _began_as(folder.origin, spec)
-        if not same or rows_were_replaced(results, folder.metrics):
-            log.info("run %s: stage %s is trained anew, in a new tracked run", spec.run, spec.stage)
-            pointer["key"] = secrets.token_hex(8)
+    known = pointer["stages"].get(spec.stage)
+    if known and (known != spec.identity or rows_were_replaced(results, folder.metrics)):
+        log.info("run %s: stage %s is trained anew, in a new tracked run", spec.run, spec.stage)
+        pointer["key"] = secrets.token_hex(8)
     pointer["stages"][spec.stage] = spec.identity
     spool.put(Results(results).pointer(spec.run), pointer)
     settings = spec.model_dump(mode="json", exclude={"format", "run", "stage", "index"})
@@ -241,15 +240,6 @@ def _begin(results: Path, spec: StageSpec, dataset: tuple[str, str, str]) -> Run
     record.tags |= {"spider.run": spec.run, "spider.stage": spec.stage}
     record.tags[f"spider.spec.{spec.stage}"] = spec.identity
     return record
-
-
-def _began_as(origin: Path, spec: StageSpec) -> bool:
-    """Whether what lies in the stage's folder is of this spec, under the identity of a version before."""
-    try:
-        fields = StageSpec.deciding_in(Origin.read(origin).fields)
-    except ValueError:
-        return False
-    return {k: v for k, v in fields.items() if k in StageSpec.model_fields} == spec.deciding()
 
 
 def _key_of(results: Path, run: str) -> str:

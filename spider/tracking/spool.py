@@ -20,7 +20,6 @@ import contextlib
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,24 +114,9 @@ def _running(results: Path) -> list[Path]:
 
 
 def _running_list(results: Path) -> Path:
-    """Return the folder that lists the running runs, one empty file for each.
-
-    A results folder of an earlier version has none. It is made once, from all records, and renamed into
-    place.
-    """
+    """Return the folder that lists the running runs, one empty file for each; make it where there is none."""
     listed = results / "tracking" / "running"
-    if not listed.is_dir():
-        listed.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=listed.parent, prefix=".running.") as beside:
-            (made := Path(beside) / listed.name).mkdir()
-            for _, path in records(results, RUN_KINDS):
-                if read_run(path, if_running=True):
-                    (made / _entry(path)).touch()
-            try:
-                made.rename(listed)
-            except OSError:
-                if not listed.is_dir():  # else another process made it at the same time
-                    raise
+    listed.mkdir(parents=True, exist_ok=True)
     return listed
 
 

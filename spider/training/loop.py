@@ -219,8 +219,7 @@ class Trainer:
         progress.step += 1
         progress.global_step += 1
         progress.tokens += self.spec.tokens_per_step
-        if progress.global_tokens is not None:
-            progress.global_tokens += self.spec.tokens_per_step
+        progress.global_tokens += self.spec.tokens_per_step
         progress.bytes += bytes_
         progress.position = batch.position
         progress.validated = None
@@ -358,9 +357,8 @@ class Trainer:
     def _reached(self) -> dict[str, float]:
         """Return how far the run is in its data. The figures depend on what is trained, never on a clock."""
         assert self.progress.position is not None, "a step is done"
-        reached = {"epoch": self.loader.epoch(self.progress.position)}
-        tokens = self.progress.global_tokens
-        return reached if tokens is None else reached | {"tokens": float(tokens)}
+        epoch = self.loader.epoch(self.progress.position)
+        return {"epoch": epoch, "tokens": float(self.progress.global_tokens)}
 
     def _announce(self, micro_batch: int) -> None:
         """Log what is trained, with what, and how far: once, at the start of the process."""

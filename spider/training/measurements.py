@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import BaseModel
 
 from spider.artifacts import Artifact
 
@@ -68,6 +68,6 @@ class Warmup(Artifact):
     step_shape: dict[str, int | None]
     step: dict[Kind, Step]
     gemms: list[Product]
-    parts: Parts | None = Field(default=None, validation_alias=AliasChoices("parts", "experts"))
+    parts: Parts | None
     compile: Compiled | None
     seconds: float

@@ -215,4 +215,4 @@ def _conversations(spec: StageSpec, data: Path, start: Path | None) -> str | Non
 
 def data_digest(spec: StageSpec, data: Path) -> str:
     """What the training data is known by: its index, or, of a stream, its definition."""
-    return load_metadata(data).digest if spec.stream is None else files.digest(spec.stream.described())
+    return load_metadata(data).digest if spec.stream is None else files.digest(spec.stream.changed())

@@ -72,8 +72,8 @@ class Progress:
     """Steps of the run that are done."""
     tokens: int = 0
     """Tokens of this stage that are trained on, special ids included."""
-    global_tokens: int | None = 0
-    """Tokens of the run; None where an earlier version, which did not count them, trained a stage of it."""
+    global_tokens: int = 0
+    """Tokens of the run that are trained on."""
     bytes: int = 0
     """Bytes of text that the targets of this stage stand for."""
     seconds: float = 0.0
@@ -103,10 +103,7 @@ class Progress:
     @classmethod
     def saved(cls, manifest: Manifest) -> Self:
         """Return the progress that a manifest records."""
-        plain = manifest.model_dump(include=set(cls.__dataclass_fields__))
-        if plain["global_tokens"] is None and manifest.step == manifest.global_step:
-            plain["global_tokens"] = manifest.tokens  # the run's first stage
-        return cls(**plain)
+        return cls(**manifest.model_dump(include=set(cls.__dataclass_fields__)))
 
 
 class Ema:

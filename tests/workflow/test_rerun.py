@@ -5,16 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
-import yaml
 
-from spider import files
 from spider.files import read_json
 
-from .conftest import ROOT, Workflow
+from .conftest import ROOT
 
 
 @pytest.fixture
@@ -34,22 +31,6 @@ def weights(workflow, *stages):
 
 def test_nothing_is_done_twice(workflow):
     assert workflow.planned() == {}
-
-
-def test_a_folder_that_an_earlier_spider_finished_scores_and_trains_nothing_again(tmp_path):
-    """Of it are kept what Snakemake remembers, but for commands, and names and times of what was made."""
-    with tarfile.open(ROOT / "tests/fixtures/planned-before-tokenizers.tar.gz") as tar:
-        files.unpack(tar, tmp_path)
-    before = Workflow(tmp_path)
-    before.config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    # Its samples and figures were outputs of `evaluate`; they are made again, and no score is.
-    assert before.planned() == {"sample": 2, "draw": 2, "compare": 1, "report": 1}
-    before.run["evaluation"]["prompt"] = "Another "
-    assert before.planned() == {"sample": 2, "draw": 2, "compare": 1, "report": 1}
-    before.run["evaluation"]["max_bytes"] = 5000
-    assert before.planned()["evaluate"] == 2
-    before.run["stages"][0]["lr"] = 2e-3
-    assert before.planned()["train"] == 2 and "encode" not in before.planned()
 
 
 def test_losing_a_figure_draws_again_and_scores_nothing(workflow):

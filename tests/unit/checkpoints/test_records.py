@@ -1,51 +1,45 @@
-"""Manifest, origin and receipt as an earlier Spider wrote them: read, and written again to the byte."""
+"""Manifest, origin and receipt: what a training writes is read, and written again to the byte."""
 
 from __future__ import annotations
-
-import tarfile
-from pathlib import Path
 
 import pytest
 
 from spider import files
 from spider.checkpoints.records import Manifest, Origin, Receipt, read_manifest, steps
 from spider.errors import CheckpointError, TrainingError
-from spider.results import Results
+from spider.results import StageFolder
+from spider.training.stage import train
 from tests.unit.records import receipt
-
-FIXTURE = Path(__file__).parents[2] / "fixtures/results-of-0.1.0.tar.gz"
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("before")
-    with tarfile.open(FIXTURE) as tar:
-        files.unpack(tar, folder)
-    return Results(folder / "results")
+def stage(tmp_path_factory, make_spec, shards):
+    """The folder of a stage that is trained to its end."""
+    folder = tmp_path_factory.mktemp("stage")
+    train(make_spec(max_steps=3), folder, shards)
+    return StageFolder(folder)
 
 
-def test_what_an_earlier_version_wrote_is_written_again_to_the_byte(before, tmp_path):
-    stage = before.stage("small", "first")
+def test_what_was_written_is_written_again_to_the_byte(stage, tmp_path):
     for kind, path in ((Receipt, stage.receipt), (Origin, stage.origin)):
         kind.read(path).write(tmp_path / "again.json")
         assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
 
-def test_a_receipt_is_a_function_of_the_final_manifest(before):
-    stage = before.stage("small", "first")
+def test_a_receipt_is_a_function_of_the_final_manifest(stage):
     written = Receipt.read(stage.receipt)
     manifest = read_manifest(stage.path / written.checkpoint)
     assert isinstance(manifest, Manifest)
     assert Receipt.of(manifest, written.checkpoint) == written
 
 
-def test_an_origin_of_any_version_names_the_whole_stage(before):
-    spec = Origin.read(before.stage("small", "second").origin).spec
-    assert (spec.run, spec.stage, spec.index, spec.settings.max_steps) == ("small", "second", 1, 30)
+def test_an_origin_names_the_whole_stage(stage):
+    spec = Origin.read(stage.origin).spec
+    assert (spec.run, spec.stage, spec.index, spec.settings.max_steps) == ("r", "a", 0, 3)
 
 
-def test_a_changed_manifest_is_not_read(before, tmp_path):
-    newest = steps(before.stage("small", "second").checkpoints)[-1]
+def test_a_changed_manifest_is_not_read(stage, tmp_path):
+    newest = steps(stage.checkpoints)[-1]
     plain = files.read_json(newest / "manifest.json")
     files.write_json(tmp_path / "manifest.json", plain | {"step": plain["step"] + 1})
     with pytest.raises(CheckpointError, match=r"manifest\.json: its contents do not match its digest"):

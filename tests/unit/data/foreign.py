@@ -64,7 +64,7 @@ def bring(folder: Path, config: Config | None = None) -> Metadata:
     for part in source.parts():
         import_part(Path(source.item(part)), shards, part, dataset)
     origins = [imported(shards / f"train/{part}.json", source) for part in source.parts()]
-    described = source.described() | {"files": origins}
+    described = source.changed() | {"files": origins}
     return build_metadata(
         shards, "web", dataset, source=described, parts=source.parts(), tokenizer=folder / "m.model"
     )

@@ -150,22 +150,9 @@ def test_a_job_opens_as_few_files_at_its_start_beside_2000_records_as_beside_20(
         ended = Run(kind="job", identity="i", name="encode", status="finished").model_dump_json()
         for number in range(records):
             (jobs / f"{number:016d}.json").write_text(ended)
-        spool.mark_dead(root)  # an earlier version left these records: it is looked through once
         return int(start_python(OPENED, root).communicate()[0])
 
     assert opened(2000) == opened(20) < 20
-
-
-def test_a_record_that_an_earlier_version_left_as_running_is_marked_too(tmp_path, start_python):
-    dead = start_python("import psutil; print(psutil.Process().create_time())")
-    created = float(dead.communicate()[0])
-    process = Process(pid=dead.pid, created=created)
-    record = Run(kind="job", identity="i", name="encode", process=process)
-    path = spool.record_path(tmp_path, "jobs", "i")
-    path.parent.mkdir(parents=True)
-    path.write_text(record.model_dump_json())
-    assert spool.mark_dead(tmp_path) == 0
-    assert read_json(path)["status"] == "killed"
 
 
 def test_the_list_of_running_jobs_is_empty_once_they_have_ended(tmp_path, in_workflow):

@@ -171,21 +171,6 @@ def test_the_key_of_a_run_is_kept_in_its_folder(results, make_spec, in_workflow)
     assert read_json(results / "runs/demo/tracking.json") == pointer
 
 
-@pytest.mark.parametrize("lr, goes_on", [(1e-3, True), (2e-3, False)])
-def test_a_stage_begun_under_the_identity_of_a_version_before_goes_on_with_its_run(
-    results, make_spec, in_workflow, lr, goes_on
-):
-    train(results, make_spec("main"), range(2))
-    path = results / "runs/demo/tracking.json"
-    pointer = read_json(path)
-    write_json(path, pointer | {"stages": {"main": "identity of before"}})
-    every_field = make_spec("main").model_dump(mode="json")  # defaults included, as it was written then
-    fields = every_field | {"data_digest": "0123", "parent_weights": None}
-    write_json(results / "runs/demo/main/origin.json", {"format": 1, "identity": "x", "fields": fields})
-    train(results, make_spec("main", lr=lr), range(2, 4))
-    assert (read_json(path) == pointer) == goes_on
-
-
 # ---------------------------------------------------------------- two people, two results folders, one store
 
 

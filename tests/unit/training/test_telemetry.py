@@ -16,16 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from spider.checkpoints.records import Manifest
 from spider.checkpoints.save import Saver
 from spider.files import read_json
 from spider.model import build_model
 from spider.training.device import peak_flops
 from spider.training.precision import Precision, eligible, fp8_layers
 from spider.training.stage import train
-from spider.training.state import Progress
 from spider.training.telemetry import Telemetry, Window, line
-from tests.unit.records import saved
 from tests.unit.training.outcomes import rows
 
 REPO = Path(__file__).parents[3]
@@ -199,12 +196,6 @@ def test_epoch_and_tokens_go_on_through_the_stages_of_a_run(tmp_path, make_spec,
         assert row["metrics"]["train/tokens"] == row["step"] * 4 * 32
         assert row["metrics"]["train/epoch"] == pytest.approx(row["step"] * 4 / windows, rel=1e-12)
         assert row["metrics"]["train/precision_bits"] == 32
-
-
-def test_a_stage_that_an_earlier_version_began_counts_its_tokens_where_that_can_be_known():
-    first, later = saved(step=5, tokens=640), saved(step=5, global_step=25, tokens=640)
-    known = [Progress.saved(Manifest.model_construct(**one)).global_tokens for one in (first, later)]
-    assert known == [640, None]
 
 
 def test_the_log_says_what_is_trained_and_where_each_checkpoint_went(tmp_path, make_spec, shards, caplog):

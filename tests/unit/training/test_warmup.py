@@ -100,18 +100,16 @@ def test_experts_are_timed_with_as_many_patches_as_boundaries_make(make_spec):
     assert part(x_MK).shape == x_MK.shape
 
 
-def test_a_record_of_the_version_before_is_read(tmp_path):
-    """Its experts stood under that name, and emulated fp8 was timed too."""
+def test_a_record_of_another_format_is_refused(tmp_path):
     path = tmp_path / "warmup.json"
-    part = {"tokens": 9, "uses": 2, "ms": {"bf16": 1.0, "fp8": 9.0}, "fastest": "bf16", "layers": ["e"]}
     record = {
         **{"format": 1, "run": "r", "device": "cpu", "threads": 1, "versions": {}, "precision": "fp32"},
-        **{"reason": "measured", "fp8_recipe": "rowwise", "fp8_layers": [], "fp8_emulated": True},
-        **{"step_shape": {"seq_len": 32, "n_loops": None}, "step": {}, "gemms": [], "experts": part},
+        **{"reason": "measured", "fp8_recipe": "rowwise", "fp8_layers": []},
+        **{"step_shape": {"seq_len": 32, "n_loops": None}, "step": {}, "gemms": [], "parts": None},
         **{"compile": None, "seconds": 1.0},
     }
     files.write_json(path, record)
-    assert Warmup.read(path).parts.layers == ["e"]
+    assert Warmup.read(path).parts is None
     files.write_json(path, {**record, "format": 2})
     with pytest.raises(ValueError, match=r"warmup\.json: .* of a warm-up of format 2, .* warm up again"):
         Warmup.read(path)
