@@ -28,7 +28,7 @@ def load_model(path: str | Path, *, family_module: str | None = None) -> tuple[M
 
     Args:
         path: a checkpoint, a stage's folder or its train.json, or a folder made by ``spider checkpoint
-            export`` or ``import``.
+            export``.
         family_module: a family of models that is neither Spider's nor registered by an installed package, as
             it is imported. Reading a model of that family runs its code; without the name it is refused.
 

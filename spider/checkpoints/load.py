@@ -22,7 +22,6 @@ from spider.checkpoints.records import (
     MANIFEST,
     MEMORY,
     PRESSED,
-    WINDOW,
     Exported,
     Manifest,
     Receipt,
@@ -131,13 +130,12 @@ class Checkpoint:
     @property
     def label(self) -> str:
         """Where it comes from, in a few words."""
-        run, stage = self.manifest.run, self.manifest.stage
-        return f"{run}, stage {stage}" if stage else run
+        return f"{self.manifest.run}, stage {self.manifest.stage}"
 
     @property
     def window(self) -> int:
-        """Ids to give the model at a time: those it is evaluated with, `WINDOW` where nobody knows."""
-        return self.manifest.window or WINDOW
+        """Ids to give the model at a time: the number it is evaluated with."""
+        return self.manifest.window
 
     @property
     def weights(self) -> str:

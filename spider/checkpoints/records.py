@@ -30,8 +30,6 @@ CARD = "README.md"
 PRESSED = ".spider"
 #: Of an exported folder, the folder of the memory that its model reads.
 MEMORY = "memory"
-#: Ids to give a model at a time where nobody knows.
-WINDOW = 1024
 
 
 class TensorFile(BaseModel, frozen=True):
@@ -161,7 +159,7 @@ class Manifest(Trained):
 
 
 class Exported(Artifact):
-    """Of a folder of weights; what an import does not know of them is None. It may be edited."""
+    """``config.json`` of an exported folder or a compressed model. People may edit it."""
 
     FORMAT, WHAT, REMEDY, ERROR = Manifest.FORMAT, "an exported folder", Manifest.REMEDY, CheckpointError
 
@@ -169,17 +167,16 @@ class Exported(Artifact):
     conversations: str | None = None
     spider: str
     model: dict[str, Any]
-    window: int | None
+    window: int
     run: str
-    stage: str | None
+    stage: str
     identity: str | None = None
-    step: int | float | None
-    epoch: int | float | None = None
+    step: int
     global_step: int | None = None
     tokens: int | None = None
     bytes: int | None = None
     loss: float | None = None
-    best_loss: int | float | None
+    best_loss: float | None
     data_digest: str | None = None
     weights: str
     files: dict[str, TensorFile]

@@ -129,7 +129,7 @@ def boundaries(
 
 @click.group()
 def checkpoint() -> None:
-    """Checkpoints on disk: list, verify, export, import, push to a hub."""
+    """Checkpoints on disk: list, verify, export, push to a hub."""
 
 
 _QUICK = click.option("--quick", is_flag=True, help="Compare sizes, not the SHA-256 of every byte.")
@@ -221,17 +221,3 @@ def _tracked(
         outputs=outputs,
         command=command_line(),
     )
-
-
-@checkpoint.command("import")
-@click.argument("file", type=FILE)
-@click.argument("output", type=FILE)
-def checkpoint_import(file: Path, output: Path) -> None:
-    """Bring FILE, a .pt file or an exported folder, into the folder OUTPUT without running any code in it.
-
-    A .pt file needs the keys model_state_dict and, for a model of another shape than spider-1b, cfg.
-    """
-    from spider.checkpoints.export import import_file
-
-    made = import_file(file, output)
-    log.info("%s: family %s, weights %s", output, made.config.family, made.manifest.weights)

@@ -8,13 +8,15 @@ from typing import Any, ClassVar
 from pydantic import ValidationError
 from transformers.configuration_utils import PreTrainedConfig
 
-from spider.checkpoints.records import EXPORTED, WINDOW, Exported
+from spider.checkpoints.records import EXPORTED, Exported
 from spider.config import ModelConfig
 from spider.config.block import key_path
 from spider.config.model import default_family, family_block, may_import
 from spider.hf.exported import MODEL_TYPE, keys
 from spider.tokens import BYTES
 
+#: Ids to give a model at a time where its configuration does not say.
+WINDOW = 1024
 #: What an export says of a training, which is no longer true of what transformers saves.
 _FOREIGN = {*Exported.model_fields} - {"model", "window", "conversations", "folded"}
 

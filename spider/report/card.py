@@ -153,7 +153,7 @@ def card(of: Subject) -> str:
 
 
 def _name(of: Subject) -> str:
-    return f"{of.told.run}, stage {of.told.stage}" if of.told.stage else of.told.run
+    return f"{of.told.run}, stage {of.told.stage}"
 
 
 def _words(header: str, rows: list[list[str]]) -> str | None:

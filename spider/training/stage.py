@@ -76,11 +76,6 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         raise ConfigError("give --mock_data or --data_dir, not both")
     if reset_steps and not start:
         raise ConfigError("--reset_steps: needs --resume, it says what to take from there")
-    if start and start.suffix == ".pt":
-        raise ConfigError(
-            f"--resume {start}: bring it into a folder first (spider checkpoint import {start} FOLDER), then "
-            "--resume FOLDER"
-        )
     spec, results = changed.stage(run, stage), Results(Path(config.results))
     data, elsewhere, unknown = results.shards(spec.data), None, MOCK if mock_data else None
     if data_dir is not None and data_dir.resolve() != data.resolve():

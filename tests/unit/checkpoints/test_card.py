@@ -13,15 +13,13 @@ from huggingface_hub import ModelCard, constants
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from spider import files
-from spider.checkpoints.export import export, import_file
+from spider.checkpoints.export import export
 from spider.checkpoints.inventory import examine
 from spider.checkpoints.push import push
 from spider.config import load_config
-from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.evaluation.artifact import HarnessResult
 from spider.evaluation.result import BITS, SHARE, Number, Result, Row
-from spider.model import build_model
 from spider.report.card import is_edited
 from spider.results import ArtifactFolder, Results
 from spider.training.stage import train
@@ -275,16 +273,6 @@ def test_a_checkpoint_of_no_results_folder_says_less_and_has_no_empty_headings(m
     card = text(tmp_path / "out")
     assert sections(card) == ["small, stage b", "Use", "Data", "Costs", "Digests", "Limits"]
     assert "| b | 2 |" in card and "license" not in card and not problems_of_card(card)
-
-
-def test_an_imported_file_says_what_it_is(tmp_path):
-    config = family_block({"family": "gpt", "preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2})
-    saved = {"model_state_dict": build_model(config).state_dict(), "cfg": config.model_dump()}
-    torch.save(saved, tmp_path / "a.pt")
-    import_file(tmp_path / "a.pt", tmp_path / "out")
-    card = text(tmp_path / "out")
-    assert sections(card) == ["a.pt", "Use", "Digests", "Limits"] and "family `gpt`" in card
-    assert not problems_of_card(card)
 
 
 def test_a_configuration_that_cannot_be_read_costs_a_part_of_the_card(results, tmp_path, caplog):

@@ -18,7 +18,6 @@ from huggingface_hub.utils import _http
 
 from spider import files
 from spider.checkpoints import export as exporting
-from spider.checkpoints.export import import_file
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.push import push
 from spider.cli import cli
@@ -28,6 +27,7 @@ from spider.errors import CheckpointError
 from spider.model import build_model
 from tests.unit.data.hub_server import closed_port
 from tests.unit.data.model_hub import TOKEN, Repository, serving_models
+from tests.unit.hf.small_exports import exported
 
 REPO = "acme/small"
 SIZES = {"family": "gpt", "preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}
@@ -38,11 +38,9 @@ def export_of(tmp_path, seed, shard_bytes):
     """A folder with a model of random weights."""
     torch.manual_seed(seed)
     config = family_block(SIZES)
-    saved = {"model_state_dict": build_model(config).state_dict(), "cfg": config.model_dump()}
-    torch.save(saved, tmp_path / f"{seed}.pt")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "_SHARD_BYTES", shard_bytes)
-        return import_file(tmp_path / f"{seed}.pt", tmp_path / f"model{seed}").path
+        return exported(build_model(config), tmp_path / f"model{seed}")
 
 
 @pytest.fixture(scope="module")

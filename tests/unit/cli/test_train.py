@@ -461,7 +461,7 @@ def test_without_names_it_is_the_only_run_and_its_first_stage(project):
         (["--precision", "int3"], "--precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32' (got 'int3')"),
         (["--resume", "nowhere"], "Path 'nowhere' does not exist"),
         (["--resume", "{folder}"], "neither a checkpoint, nor a stage folder, nor an exported folder"),
-        (["--resume", "{folder}/old.pt"], "spider checkpoint import"),
+        (["--resume", "{folder}/old.pt"], "not a training receipt; give a checkpoint"),
         (["--data_dir", "{folder}"], "not an encoded dataset (no metadata.json)"),
         (["--data_dir", "{folder}", "--mock_data"], "give --mock_data or --data_dir, not both"),
         (["--reset_steps"], "--reset_steps: needs --resume"),

@@ -15,7 +15,6 @@ import yaml
 
 pytest.importorskip("lm_eval")
 
-from spider.checkpoints.export import import_file
 from spider.config.model import family_block
 from spider.config.tasks import JsonlTask
 from spider.evaluation.bpb import score
@@ -26,6 +25,7 @@ from spider.model import build_model
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from tests.unit.evaluation.toys import Scripted
+from tests.unit.hf.small_exports import exported
 
 WORDS = ["the", "value", "of", "a", "list", "returns", "another", "function", "naïve", "then", "error"]
 PAIRS = BpeTokens([(ord("t"), ord("h")), (272, ord("e")), (ord(" "), 273), (ord("a"), ord("n"))])
@@ -141,9 +141,7 @@ def verb(*words, **environment):
 
 def test_nothing_is_fetched_unless_asked_and_without_the_extra_it_says_what_to_install(tmp_path):
     """Only the second reads the harness's own list of tasks, which takes long."""
-    model, saved = model_of(BYTES), tmp_path / "toy.pt"
-    torch.save({"model_state_dict": model.state_dict(), "cfg": model.config.model_dump(mode="json")}, saved)
-    stage = import_file(saved, tmp_path / "toy").path
+    stage = exported(model_of(BYTES), tmp_path / "toy")
     away = {"task": "away", "dataset_path": "nobody/nothing", "output_type": "multiple_choice"}
     (tmp_path / "away.yaml").write_text(yaml.safe_dump(away | {"test_split": "test"}))
     asked = (str(stage), "--output", str(tmp_path / "out.json"), "--include", str(tmp_path), "--tasks")

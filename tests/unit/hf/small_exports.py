@@ -39,9 +39,8 @@ def exported(
     known = {"window": window, "run": "r", "stage": "a", "step": 1, "best_loss": None} | told
     tokenizer = TOKENIZER if model.tokens is BPE else None
     tensors = {name: tensor.clone() for name, tensor in model_tensors(model, "").items()}
-    return exporting._write(
-        folder, model.config, tensors, known, lambda _: "A card.\n", memory, tokenizer
-    ).path
+    made = exporting._write(folder, model.config, tensors, known, "A card.\n", memory, tokenizer)
+    return made.path
 
 
 def ids(*shape: int) -> torch.Tensor:
