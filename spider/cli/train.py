@@ -1,7 +1,7 @@
 """Verbs of a training: time its products; train as the workflow does, or with other settings.
 
-Settings are ``PATH=VALUE`` in general; flags and variables of the seeds are a table of aliases of paths. What
-each is for, and what it may be, is the schema's to say.
+A setting is written ``PATH=VALUE``. The flags and variables of the original description are aliases of such
+paths.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, get_args
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from spider import tracking
 from spider.cli.session import COUNT, FILE, THERE, THREADS, Session, log, prepare_torch, verb
-from spider.config import Config, ConfigError, Given, Run, StageSettings, with_settings
+from spider.config import Config, ConfigError, Given, with_settings
 from spider.results import StageFolder
 
 
@@ -39,53 +38,68 @@ def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     log.info("%s: %s, %s", record.device, record.precision, record.reason)
 
 
-#: What a variable of the name in capitals sets as well, where the command line does not.
-_VARIABLES = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "ckpt_every", "target_tokens")
-_FLAGS = ("max_steps", "val_every", "precision", "fp8_recipe", "parallel", "compile", "kernels")
-#: The path that a flag stands for; one that begins with ``no_`` sets false.
-ALIASES = {name: name for name in (*_VARIABLES, *_FLAGS)} | {
-    "target_tokens": "tokens",
-    "no_gradient_checkpointing": "model.gradient_checkpointing",
+#: The flags and the environment variables of the original description, and the setting that each stands for.
+ALIASES = {
+    "--max_steps": "max_steps",
+    "--seq_len": "seq_len",
+    "--micro_batch": "micro_batch",
+    "--grad_accum": "grad_accum",
+    "--n_loops": "n_loops",
+    "--lr": "lr",
+    "--precision": "precision",
+    "--compile": "compile",
+    "--no_gradient_checkpointing": "model.gradient_checkpointing",
+    "SEQ_LEN": "seq_len",
+    "MICRO_BATCH": "micro_batch",
+    "GRAD_ACCUM": "grad_accum",
+    "N_LOOPS": "n_loops",
+    "LR": "lr",
+    "CKPT_EVERY": "ckpt_every",
+    "TARGET_TOKENS": "tokens",
 }
-#: What the schema does not say.
-_HELP = {"max_steps": "0: no such limit.", "no_gradient_checkpointing": "Keep all activations."}
-_FIELDS = {**Run.model_fields, **StageSettings.model_fields}
+#: The flags that take no value, and the value that each sets.
+_SWITCHES = {"--compile": "true", "--no_gradient_checkpointing": "false"}
 
 
-def _aliases(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command all of `ALIASES` as options."""
-    for name, path in reversed(ALIASES.items()):
-        field, flag = _FIELDS.get(path), f"--{name}"
-        kinds = get_args(field.annotation) if field else ()
-        said = f"{field.description if field else ''} {_HELP.get(name, '')}".replace("``", "").strip()
-        form: dict[str, Any] = {"metavar": "|".join(k for k in kinds if isinstance(k, str)) or "NUMBER"}
-        if name.startswith("no_"):
-            form = {"is_flag": True, "flag_value": False, "default": None}
-        elif bool in kinds:
-            flag, form = f"{flag}/--no_{name}", {"default": None}
-        form |= {"envvar": name.upper() if name in _VARIABLES else None, "show_envvar": True, "help": said}
-        command = click.option(flag, **form)(command)
+def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the flags of `ALIASES` as options."""
+    for name in reversed([name for name in ALIASES if name.startswith("--")]):
+        said = f"Alias of {ALIASES[name]}={_SWITCHES.get(name, 'VALUE')}."
+        if name in _SWITCHES:
+            option = click.option(name, is_flag=True, flag_value=_SWITCHES[name], default=None, help=said)
+        else:
+            option = click.option(name, metavar="VALUE", help=said)
+        command = option(command)
     return command
 
 
 def _read_settings(context: click.Context) -> tuple[list[str], list[Given], list[str]]:
-    """The names of a run and a stage, and the settings, of a command's words, its flags and the environment;
-    and the variables that are ignored, which are all in a workflow's job."""
+    """Return the names of a run and a stage, the settings, and the variables that are ignored.
+
+    Settings come from a command's words, its flags and the environment. A workflow's job ignores the
+    environment.
+    """
     words = context.params["words"]
     names = [word for word in words if "=" not in word]
     if len(names) > 2:
         raise click.UsageError(f"unexpected {', '.join(names[2:])}; a setting is written PATH=VALUE", context)
     given, ignored = [], []
-    for name, path in ALIASES.items():
-        source, value = context.get_parameter_source(name), context.params[name]
-        variable = source is ParameterSource.ENVIRONMENT
-        if variable and os.environ.get("SPIDER_WORKFLOW"):
-            ignored.append(name.upper())
-        elif source is not ParameterSource.DEFAULT:
-            value = "null" if (name, value) == ("max_steps", "0") else value
-            given.append(Given(name.upper() if variable else f"--{name}", path, value, variable))
-    pairs = ((word, word.partition("=")) for word in words if "=" in word)
-    return names, [*given, *(Given(word, key, value) for word, (key, _, value) in pairs)], ignored
+    for name, key in ALIASES.items():
+        is_flag = name.startswith("--")
+        value = context.params[name.removeprefix("--")] if is_flag else os.environ.get(name)
+        if not value:
+            continue
+        if not is_flag and os.environ.get("SPIDER_WORKFLOW"):
+            ignored.append(name)
+            continue
+        if (name, value) == ("--max_steps", "0"):
+            value = "null"  # the original description has 0 for no limit
+        given.append(Given(name, key, value, yields=not is_flag))
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals:
+            given.append(Given(word, key, value))
+    return names, given, ignored
 
 
 def _steps_replace_minutes(config: Config, run: str, stage: str, given: list[Given]) -> list[Given]:
@@ -101,7 +115,7 @@ def _steps_replace_minutes(config: Config, run: str, stage: str, given: list[Giv
 
 @click.command(context_settings={"token_normalize_func": lambda word: word.replace("-", "_")})
 @click.argument("words", nargs=-1, metavar="[RUN [STAGE]] [PATH=VALUE]...")
-@_aliases
+@_flags
 @click.option("--data_dir", type=FILE, help="Folder of encoded shards to train on.")
 @click.option("--mock_data", is_flag=True, help="Train on made-up text.")
 @click.option("--resume", type=THERE, help="From a checkpoint, stage or exported folder, or train.json.")
@@ -115,13 +129,15 @@ def _steps_replace_minutes(config: Config, run: str, stage: str, given: list[Giv
 def train(context: click.Context, threads: int | None, processes: int, nodes: int, **rest: Any) -> None:
     """Train one stage, or go on with it from its last good checkpoint.
 
-    Without RUN it is the configuration's only one, without STAGE its first. PATH=VALUE sets anything of the
-    run's block (lr=4e-3, model.recurrence.loops=3); the first options below are short for some (--seq-len is
-    --seq_len). A setting comes from the command line, else from the environment, else from the configuration.
-    A training that differs from the configuration's becomes a run of its own, in a folder beside the run's.
+    RUN defaults to the only run of the configuration, STAGE to its first stage. PATH=VALUE sets any key of
+    the run's block (lr=4e-3, model.recurrence.loops=3). The first options below are aliases of such paths
+    (--seq-len is --seq_len), and so are the environment variables SEQ_LEN, MICRO_BATCH, GRAD_ACCUM, N_LOOPS,
+    LR, CKPT_EVERY and TARGET_TOKENS. The command line overrides the environment, which overrides the
+    configuration. A training that differs from the configuration becomes a run of its own, in a folder beside
+    the run's.
 
-    Several processes share the windows of every step: --processes on one machine, --nodes too on several of a
-    Slurm job; elsewhere torchrun.
+    Several processes share the windows of every step: --processes starts them on one machine, --nodes on
+    several nodes of a Slurm job, torchrun elsewhere.
     """
     session: Session = context.obj
     config = session.config

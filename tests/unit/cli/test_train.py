@@ -121,23 +121,23 @@ def test_a_run_that_asks_for_a_gpu_does_not_train_without_one_unless_it_is_told_
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "path"),
+    ("name", "value", "path"),
     [
-        ("seq_len", 64, "settings.seq_len"),
-        ("micro_batch", 3, "settings.micro_batch"),
-        ("grad_accum", 2, "settings.grad_accum"),
-        ("n_loops", 3, "settings.n_loops"),
-        ("lr", 0.5, "settings.lr"),
-        ("max_steps", 9, "settings.max_steps"),
-        ("target_tokens", 1000, "settings.tokens"),
-        ("ckpt_every", 7, "settings.ckpt_every"),
-        ("precision", "bf16", "precision"),
-        ("compile", False, "compile"),
+        ("--seq_len", 64, "settings.seq_len"),
+        ("--micro_batch", 3, "settings.micro_batch"),
+        ("--grad_accum", 2, "settings.grad_accum"),
+        ("--n_loops", 3, "settings.n_loops"),
+        ("--lr", 0.5, "settings.lr"),
+        ("--max_steps", 9, "settings.max_steps"),
+        ("TARGET_TOKENS", 1000, "settings.tokens"),
+        ("CKPT_EVERY", 7, "settings.ckpt_every"),
+        ("--precision", "bf16", "precision"),
+        ("--compile", False, "compile"),
     ],
 )
-def test_a_setting_changes_its_own_field_of_its_own_stage(project, flag, value, path):
+def test_a_setting_changes_its_own_field_of_its_own_stage(project, name, value, path):
     before = project.config
-    after, _ = with_settings(before, "r", "b", [Given(f"--{flag}", ALIASES[flag], value)])
+    after, _ = with_settings(before, "r", "b", [Given(name, ALIASES[name], value)])
     first, second = after.stage("r", "a"), after.stage("r", "b").model_dump()
     expected = before.stage("r", "b").model_dump()
     *block, leaf = path.split(".")
@@ -152,17 +152,13 @@ def test_every_flag_reaches_the_training(project, shards):
         *(
             "--precision",
             "bf16",
-            "--fp8-recipe",
-            "rowwise",
-            "--parallel",
-            "fsdp",
-            "--no-compile",
+            "fp8_recipe=rowwise",
+            "parallel=fsdp",
+            "compile=false",
             "--max_steps",
             2,
-            "--target-tokens",
-            4000,
-            "--ckpt_every",
-            1,
+            "tokens=4000",
+            "ckpt_every=1",
         ),
         *("--data_dir", shards, "--no_gradient_checkpointing", "--ckpt_dir", project.folder / "mine"),
     )
@@ -189,7 +185,7 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_config
     settings = manifest(project.folder / "x")["spec"]["settings"]
     assert (settings["lr"], settings["seq_len"]) == (1e-4, 40)
     assert (settings["micro_batch"], settings["n_loops"]) == (DEFAULTS["micro_batch"], 2)
-    assert "settings: seq_len 40 (SEQ_LEN), lr 0.0001 (--lr); all others from " in said.output
+    assert "settings: lr 0.0001 (--lr), seq_len 40 (SEQ_LEN); all others from " in said.output
 
 
 def test_anything_of_the_run_can_be_set_by_its_path(project):
@@ -274,13 +270,13 @@ def test_every_variable_of_the_seeds_is_read(project):
     assert [found[name] for name in names] == [40, 2, 3, 1, 1e-4, 5000, 2]
 
 
-@pytest.mark.parametrize("by", ["the environment", "a flag", "a path"])
+@pytest.mark.parametrize("by", ["the environment", "a path"])
 def test_a_number_of_steps_between_checkpoints_replaces_the_configured_minutes(project, by):
     project.plain["runs"]["r"]["defaults"] |= {"ckpt_minutes": 10, "keep_last": 9, "max_steps": 5}
-    words = {"a flag": ["--ckpt_every", 2], "a path": ["defaults.ckpt_every=2"]}.get(by, [])
+    words = ["defaults.ckpt_every=2"] if by == "a path" else []
     said = project.train(*words, **({"CKPT_EVERY": "2"} if by == "the environment" else {}))
     assert said.exit_code == 0, said.output
-    origin = {"the environment": "CKPT_EVERY", "a flag": "--ckpt_every"}.get(by, "defaults.ckpt_every=2")
+    origin = "CKPT_EVERY" if by == "the environment" else "defaults.ckpt_every=2"
     assert f"ckpt_every 2 ({origin})" in said.output
     assert f"ckpt_minutes: 10 of the configuration has no effect, {origin} replaces it" in said.output
     saved = [int(path.name.removeprefix("step-")) for path in steps(project.configured / "checkpoints")]
@@ -289,7 +285,7 @@ def test_a_number_of_steps_between_checkpoints_replaces_the_configured_minutes(p
 
 def test_minutes_between_checkpoints_that_are_given_beside_steps_are_kept(project):
     project.plain["runs"]["r"]["defaults"] |= {"ckpt_minutes": 10, "keep_last": 9, "max_steps": 5}
-    said = project.train("--ckpt_every", 2, "ckpt_minutes=20")
+    said = project.train("ckpt_every=2", "ckpt_minutes=20")
     assert said.exit_code == 0 and "has no effect" not in said.output
     assert len(steps(project.configured / "checkpoints")) == 1
 
@@ -308,7 +304,7 @@ def test_a_stage_as_configured_trains_where_the_workflow_does(trained):
     assert manifest(trained.configured)["identity"] == trained.config.stage("r", "a").identity
     assert (trained.configured / "train.json").exists()
     config = trained.config
-    given = [Given("--ckpt_every", "ckpt_every", 1), Given("--lr", "lr", DEFAULTS["lr"])]
+    given = [Given("ckpt_every=1", "ckpt_every", 1), Given("--lr", "lr", DEFAULTS["lr"])]
     bookkeeping = plan(config, with_settings(config, "r", "a", given)[0], "r", "a", Places())
     assert bookkeeping.folder == trained.configured
     same_data = plan(config, config, "r", "a", Places(data_dir=trained.folder / "results/shards/toy"))
