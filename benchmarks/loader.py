@@ -19,9 +19,11 @@ import torch
 from common import interleaved, parser, report
 from torch.utils.data import DataLoader, IterableDataset
 
-from spider.data.headered import HEADER_INTS, HEADER_MAGIC
+from spider.config import Dataset
 from spider.data.loader import Loader
+from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
+from spider.data.writing import writing
 from spider.tokens import BYTES
 
 BATCH = 64
@@ -32,7 +34,7 @@ class PerSample(IterableDataset):
         self.path, self.seq_len = path, seq_len
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        tokens = np.memmap(self.path, dtype="<u2", mode="r", offset=4 * HEADER_INTS)
+        tokens = np.memmap(self.path, dtype="<u2", mode="r")
         for start in range(0, len(tokens) - self.seq_len, self.seq_len + 1):
             window = tokens[start : start + self.seq_len + 1]
             inputs = torch.tensor(window[:-1], dtype=torch.long)
@@ -48,12 +50,13 @@ def main() -> None:
     torch.set_num_threads(1)
     rows, figures = [], {}
     with tempfile.TemporaryDirectory(prefix="loader-") as scratch:
-        header = np.zeros(HEADER_INTS, "<i4")
-        header[:3] = HEADER_MAGIC, 1, tokens
+        folder = Path(scratch)
         ids = np.random.default_rng(0).integers(0, 256, tokens).astype("<u2")
-        path = Path(scratch) / "0.bin"
-        path.write_bytes(header.tobytes() + ids.tobytes())
-        shards = Shards.from_files([path])
+        dataset = Dataset.model_validate({"source": {"kind": "pydocs"}})
+        with writing(folder, "000", dataset, BYTES) as made:
+            made.writers["train"].write(ids, np.zeros(0, np.int64))
+        build_metadata(folder, "ids", dataset, source={}, parts=["000"])
+        shards, path = Shards(folder, "train"), folder / "train/000.bin"
         for seq_len in (256, 2048):
             rate = measure(shards, path, seq_len, 10 if options.quick else 40, repeats)
             times = {name: value / rate["torch.tensor per sample"] for name, value in rate.items()}

@@ -1,6 +1,6 @@
 """The whole router behind its matrix product, fused: scores, selection, gates and counts.
 
-    s[n]      = softmax(logits[n])  or  sigmoid(logits[n])
+    s[n]      = softmax(logits[n])
     chosen[n] = the k largest of s[n] + bias, the largest first, ties to the lower index
     gates[n]  = s[n, chosen] / (1e-20 + sum of them)
 
@@ -8,12 +8,11 @@ The bias only selects, the gates are made of the unbiased scores (Wang et al., A
 Balancing, 2024). ``logsumexp`` of the logits is there for the z-loss, and the scores for the auxiliary loss.
 
 Derivatives, with ``a_k = (dgates_k - <dgates, gates>) / (1e-20 + sum)`` scattered to the chosen experts and
-the gradient of the scores added, giving ``ds``: softmax ``s (ds - <ds, s>)``, sigmoid ``ds s (1 - s)``; and
-``dlogsumexp softmax(logits)`` in both. Counts and choices have none.
+the gradient of the scores added, giving ``ds``: the gradient of the logits is
+``s (ds - <ds, s> + dlogsumexp)``. Counts and choices have none.
 
-NaN and inf: with softmax a NaN or +inf among a token's logits, or -inf in all, makes its scores and gates
-NaN; with sigmoid NaN stays at its expert, is chosen first and makes the token's gates NaN. The choices are k
-different experts in any case.
+NaN and inf: a NaN or +inf among a token's logits, or -inf in all, makes its scores and gates NaN. The choices
+are k different experts in any case.
 
 Launches are what costs. Forward: one clears the counts, one does the rest. Backward: one, which makes the
 scores again from the logits.
@@ -49,12 +48,10 @@ class Routing(NamedTuple):
     """Of the logits, float32, of all tokens."""
 
 
-def route_torch(
-    logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str = "softmax", valid_N: Tensor | None = None
-) -> Routing:
+def route_torch(logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None = None) -> Routing:
     """``route`` in torch, differentiable by torch."""
     logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
-    scores_NE = logits_NE.softmax(1) if score == "softmax" else logits_NE.sigmoid()
+    scores_NE = logits_NE.softmax(1)
     biased_NE = scores_NE.detach() if bias_E is None else scores_NE.detach() + bias_E
     chosen_NK = topk_gate_torch(biased_NE, k)
     picked_NK = scores_NE.gather(1, chosen_NK)
@@ -68,12 +65,12 @@ def route_torch(
     return Routing(gates_NK, chosen_NK, count_E, scores_NE, logits_NE.logsumexp(1))
 
 
-def _route_backward_torch(logits_NE, gates_NK, chosen_NK, _logsumexp_N, gradients, score) -> Tensor:
+def _route_backward_torch(logits_NE, gates_NK, chosen_NK, _logsumexp_N, gradients) -> Tensor:
     """The same by torch's derivative of what follows the choice."""
 
     def differentiable(logits_NE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits_NE = logits_NE.to(gates_NK.dtype)
-        scores_NE = logits_NE.softmax(1) if score == "softmax" else logits_NE.sigmoid()
+        scores_NE = logits_NE.softmax(1)
         picked_NK = scores_NE.gather(1, chosen_NK.clamp(min=0))
         again_NK = (picked_NK / (TINY + picked_NK.sum(1, keepdim=True))).masked_fill(chosen_NK < 0, 0)
         return again_NK, scores_NE, logits_NE.logsumexp(1)
@@ -96,7 +93,6 @@ def _route(
     N,
     E,
     TINY: tl.constexpr,
-    SOFTMAX: tl.constexpr,
     BIASED: tl.constexpr,
     MASKED: tl.constexpr,
     K: tl.constexpr,
@@ -120,7 +116,7 @@ def _route(
     nan = tl.max((logit != logit).to(tl.int32), axis=1) > 0
     known = (peak == float("inf")) & ~nan
     tl.store(logsumexp + n, tl.where(known, peak, peak + tl.log(total)), mask=n < N)
-    score = power / total[:, None] if SOFTMAX else 1 / (1 + tl.exp(-logit))
+    score = power / total[:, None]
     tl.store(scores + place, score, mask=inside)
 
     selection = score
@@ -150,21 +146,19 @@ def _route(
     tl.atomic_add(counts + experts, count, mask=(experts < E) & (count > 0))
 
 
-def _launch(
-    out: Routing, logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str, valid_N: Tensor | None
-) -> None:
+def _launch(out: Routing, logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None) -> None:
     out.count_E.zero_()
-    (N, E), sizes = logits_NE.shape, _sizes(logits_NE, k, score)
+    (N, E), sizes = logits_NE.shape, _sizes(logits_NE, k)
     if N:
         inputs = (logits_NE if x is None else x for x in (logits_NE, bias_E, valid_N))
         flags = dict(BIASED=bias_E is not None, MASKED=valid_N is not None, WIDE_K=tile(k))
         _route[-(-N // sizes["ROWS"]),](*inputs, *out, N, E, **flags, **sizes)
 
 
-def _sizes(logits_NE: Tensor, k: int, score: str) -> dict[str, Any]:
-    """What both kernels are compiled for."""
+def _sizes(logits_NE: Tensor, k: int) -> dict[str, Any]:
+    """Return the constants that both kernels are compiled for."""
     wide = tile(logits_NE.shape[1])
-    return dict(TINY=TINY, SOFTMAX=score == "softmax", K=k, WIDE_E=wide, ROWS=max(TILE // wide, 1))
+    return dict(TINY=TINY, K=k, WIDE_E=wide, ROWS=max(TILE // wide, 1))
 
 
 @jit
@@ -180,7 +174,6 @@ def _route_backward(
     N,
     E,
     TINY: tl.constexpr,
-    SOFTMAX: tl.constexpr,
     OF_GATES: tl.constexpr,
     OF_SCORES: tl.constexpr,
     OF_LOGSUMEXP: tl.constexpr,
@@ -192,8 +185,7 @@ def _route_backward(
     e = tl.arange(0, WIDE_E)[None, :]
     place, inside = n[:, None].to(tl.int64) * E + e, (n < N)[:, None] & (e < E)
     logit = tl.load(logits + place, mask=inside, other=float("-inf")).to(tl.float32)
-    prob = tl.exp(logit - tl.load(logsumexp + n, mask=n < N, other=0)[:, None])
-    score = prob if SOFTMAX else 1 / (1 + tl.exp(-logit))
+    score = tl.exp(logit - tl.load(logsumexp + n, mask=n < N, other=0)[:, None])
 
     ds = tl.zeros((ROWS, WIDE_E), tl.float32)
     if OF_SCORES:
@@ -211,17 +203,14 @@ def _route_backward(
             a = (tl.load(grad_gates + first + k, mask=n < N, other=0) - inner) / total
             ds += tl.where(hit, a[:, None], 0.0)
 
-    if SOFTMAX:
-        grad = score * (ds - tl.sum(tl.where(inside, ds * score, 0.0), axis=1)[:, None])
-    else:
-        grad = ds * score * (1 - score)
+    grad = score * (ds - tl.sum(tl.where(inside, ds * score, 0.0), axis=1)[:, None])
     if OF_LOGSUMEXP:
-        grad += tl.load(grad_logsumexp + n, mask=n < N, other=0)[:, None] * prob
+        grad += tl.load(grad_logsumexp + n, mask=n < N, other=0)[:, None] * score
     tl.store(out + place, grad.to(out.dtype.element_ty), mask=inside)
 
 
-def _launch_backward(out_NE, logits_NE, gates_NK, chosen_NK, logsumexp_N, gradients, score) -> None:
-    (N, E), sizes = logits_NE.shape, _sizes(logits_NE, chosen_NK.shape[1], score)
+def _launch_backward(out_NE, logits_NE, gates_NK, chosen_NK, logsumexp_N, gradients) -> None:
+    (N, E), sizes = logits_NE.shape, _sizes(logits_NE, chosen_NK.shape[1])
     if N:
         filled = (gates_NK if g is None else g.contiguous() for g in gradients)
         used = zip(("OF_GATES", "OF_SCORES", "OF_LOGSUMEXP"), gradients, strict=True)
@@ -232,7 +221,7 @@ def _launch_backward(out_NE, logits_NE, gates_NK, chosen_NK, logsumexp_N, gradie
 
 @op("route", _launch, route_torch)
 def _route_op(
-    logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str, valid_N: Tensor | None
+    logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if logits_NE.dim() != 2 or not 1 <= k <= logits_NE.shape[1]:
         raise ValueError(f"route: k = {k} must be in 1..E for logits (N, E) {tuple(logits_NE.shape)}")
@@ -240,8 +229,6 @@ def _route_op(
     for name, given, wanted in (("bias", bias_E, (E,)), ("valid", valid_N, (N,))):
         if given is not None and given.shape != wanted:
             raise ValueError(f"route: {name} {tuple(given.shape)} must be {wanted}")
-    if score not in ("softmax", "sigmoid"):
-        raise ValueError(f"route: score {score!r} is not softmax or sigmoid")
     wide = torch.promote_types(logits_NE.dtype, torch.float32)
     new = logits_NE.new_empty
     chosen_NK, count_E = new(N, k, dtype=torch.int64), new(E, dtype=torch.int32)
@@ -255,15 +242,13 @@ def _route_backward_op(
     chosen_NK: Tensor,
     logsumexp_N: Tensor,
     gradients: Sequence[Tensor | None],
-    score: str,
 ) -> Tensor:
-    """The gradient of the logits from those of gates, scores and logsumexp, None where there is none."""
+    """Return the gradient of the logits from those of gates, scores and logsumexp; None stands for zeros."""
     return logits_NE.new_empty(logits_NE.shape)
 
 
 def _remember(ctx, inputs, output) -> None:
     gates_NK, chosen_NK, _, _, logsumexp_N = output
-    ctx.score = inputs[3]
     ctx.save_for_backward(inputs[0], gates_NK, chosen_NK, logsumexp_N)
     # A loss that does not use the scores costs no zeros of their size.
     ctx.set_materialize_grads(False)
@@ -271,19 +256,17 @@ def _remember(ctx, inputs, output) -> None:
 
 def _adjoint(ctx, *gradients):
     of_gates, _, _, *others = gradients
-    return _route_backward_op(*ctx.saved_tensors, [of_gates, *others], ctx.score), None, None, None, None
+    return _route_backward_op(*ctx.saved_tensors, [of_gates, *others]), None, None, None
 
 
 _route_op.register_autograd(_adjoint, setup_context=_remember)
 
 
-def route(
-    logits_NE: Tensor, bias_E: Tensor | None, k: int, score: str = "softmax", valid_N: Tensor | None = None
-) -> Routing:
+def route(logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None = None) -> Routing:
     """Choose ``k`` experts for every token, with their gates.
 
-    ``bias_E``: float32, added for the choice only. ``score``: softmax or sigmoid. ``valid_N``: bool; other
-    tokens go to no expert and are not counted. Differentiable once in the logits through gates, scores and
-    logsumexp. Raises ``ValueError`` where k is not in 1..E, the score is unknown or a shape does not fit.
+    ``bias_E``: float32, added for the choice only. ``valid_N``: bool; other tokens go to no expert and are
+    not counted. Differentiable once in the logits through gates, scores and logsumexp. Raises ``ValueError``
+    where k is not in 1..E or a shape does not fit.
     """
-    return Routing(*_route_op(logits_NE, bias_E, k, score, valid_N))
+    return Routing(*_route_op(logits_NE, bias_E, k, valid_N))

@@ -16,12 +16,12 @@ Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
 
 class OptimizerConfig(Block):
-    """AdamW, its moments in 32, 8 or 4 bits; or Muon for the matrices and AdamW for the rest."""
+    """AdamW, its moments in 32 or 8 bits; or Muon for the matrices and AdamW for the rest."""
 
-    kind: Literal["adamw", "adamw8bit", "adamw4bit", "muon"] = "adamw"
+    kind: Literal["adamw", "adamw8bit", "muon"] = "adamw"
     """adamw, the same with quantized moments, or Muon for the matrices beside it."""
     master_weights: Literal["fp32", "bf16"] = "fp32"
-    """bf16: matrices in half the memory, stochastically rounded (adamw8bit and adamw4bit only)."""
+    """bf16: matrices in half the memory, stochastically rounded (adamw8bit only)."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """AdamW's."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
@@ -52,8 +52,8 @@ class OptimizerConfig(Block):
 
     @model_validator(mode="after")
     def _bf16_is_rounded(self) -> OptimizerConfig:
-        if self.master_weights == "bf16" and self.kind not in ("adamw8bit", "adamw4bit"):
-            remedy = "set kind: adamw8bit or adamw4bit, or master_weights: fp32"
+        if self.master_weights == "bf16" and self.kind != "adamw8bit":
+            remedy = "set kind: adamw8bit, or master_weights: fp32"
             reason = f"bf16 loses small updates under {self.kind}, which rounds to nearest"
             raise ValueError(f"master_weights: {reason}; {remedy}")
         return self

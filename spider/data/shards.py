@@ -11,17 +11,17 @@ Files are mapped, never loaded: the page cache is the only copy, shared by all r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from spider.data.headered import headered, mapped
+from spider.data.headered import mapped
 from spider.data.metadata import COUNTS, DTYPE, Metadata, Shard, check_size, content_digest, load_metadata
-from spider.files import digest, read_json, sha256
-from spider.tokens import BYTES, Tokens
+from spider.files import read_json, sha256
+from spider.tokens import Tokens
 
 CHUNK = 1 << 22
 """Tokens checked at a time."""
@@ -43,29 +43,17 @@ class Shards:
         if split not in metadata.splits:
             raise ValueError(f"{folder}: no split {split!r} (there are: {', '.join(metadata.splits)})")
         described = metadata.splits[split]
-        maps = []
+        self.name = f"{folder} ({split})"
+        self.alphabet = metadata.alphabet
+        self.digest = f"{metadata.digest}/{split}"
+        self.files: list[Path] = []
+        self.maps: list[np.ndarray] = []
         for shard in described.shards:
             path = folder / shard.file
             check_size(path, shard.tokens * DTYPE.itemsize)
-            maps.append((path, mapped(path, 0, shard.tokens)))
-        self._view(f"{folder} ({split})", maps, metadata.alphabet, f"{metadata.digest}/{split}")
-
-    @classmethod
-    def from_files(cls, paths: Iterable[Path]) -> Shards:
-        """A view of headered shards of bytes (`spider.data.headered`), as public token datasets come."""
-        maps = [(path, headered(path)) for path in paths]
-        if not maps:
-            raise ValueError("no headered shard was named")
-        view = cls.__new__(cls)
-        view._view(str(maps[0][0].parent), maps, BYTES, digest([[path.name, len(t)] for path, t in maps]))
-        return view
-
-    def _view(
-        self, name: str, maps: Sequence[tuple[Path, np.ndarray]], alphabet: Tokens, content: str
-    ) -> None:
-        self.name, self.alphabet, self.digest = name, alphabet, content
-        self.files = [path for path, tokens in maps if len(tokens)]
-        self.maps = [tokens for _, tokens in maps if len(tokens)]
+            if shard.tokens:
+                self.files.append(path)
+                self.maps.append(mapped(path, 0, shard.tokens))
         self.borders = np.cumsum([0, *map(len, self.maps)])
         self.tokens = int(self.borders[-1])
         self._known_begins: dict[int, np.ndarray] = {}

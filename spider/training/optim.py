@@ -1,4 +1,4 @@
-"""AdamW and Muon in one optimizer, and torchao's AdamW of 8 and 4 bits behind the same interface.
+"""AdamW and Muon in one optimizer, and torchao's AdamW of 8 bits behind the same interface.
 
 AdamW (Loshchilov and Hutter, arXiv:1711.05101) trains whatever is not a matrix: embeddings, norms, biases,
 tables; with ``kind: adamw`` it trains everything. Muon (Jordan, 2024) replaces the momentum of a hidden
@@ -217,28 +217,27 @@ def _gradients(params: list[Tensor]) -> list[Tensor]:
 
 
 class LowBitAdamW:
-    """`Optimizer`'s interface around ``torchao.optim.AdamW8bit`` or ``AdamW4bit``.
+    """`Optimizer`'s interface around ``torchao.optim.AdamW8bit``.
 
-    A moment is kept in blocks (256 values at 8 bits, 128 at 4) as codes into a fixed table of values and one
-    fp32 scale a block (Dettmers et al., arXiv:2110.02861; Li et al., arXiv:2309.01507). An update reads it
-    into fp32, computes there, and quantizes it again. Against fp32 moments that saves 6 or 7 bytes a
-    parameter. A block never reaches from one row of a parameter into the next (of a stack, from one matrix
-    into the next), so rows can be dealt to any number of processes: blocks are smaller where a row is no
-    whole number of them. Moments of fewer than 4,096 values, and of blocks of fewer than 32, stay fp32.
+    A moment is kept in blocks of 256 values, as codes into a fixed table of values and one fp32 scale a block
+    (Dettmers et al., arXiv:2110.02861). An update reads it into fp32, computes there, and quantizes it again.
+    Against fp32 moments that saves 6 bytes a parameter. A block never reaches from one row of a parameter
+    into the next (of a stack, from one matrix into the next), so any number of processes can share the rows.
+    A row that is not a multiple of 256 values has smaller blocks. Moments of fewer than 4,096 values, and of
+    blocks of fewer than 32, stay fp32.
     torchao compiles its update for each shape of parameter, on a CPU in 15 to 25 seconds: it is ``compiled``
     only where the model is.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], bits: int, *, compiled: bool = False) -> None:
+    def __init__(self, groups: list[dict[str, Any]], *, compiled: bool = False) -> None:
         with quiet_torchao():
-            from torchao.optim import AdamW4bit, AdamW8bit
-        kind = {8: AdamW8bit, 4: AdamW4bit}[bits]
+            from torchao.optim import AdamW8bit
         # What torchao's optimizer sees: this process's slices, of a parameter that is not cut all of it.
         self._slices = {p: nn.Parameter(local(p.detach())) for group in groups for p in group["params"]}
-        self.bits, self.compiled = bits, compiled
+        self.compiled = compiled
         inner = [{**g, "lr": g["peak_lr"], "params": [self._slices[p] for p in g["params"]]} for g in groups]
         # Where weights are fp32 there is nothing to round and this says nothing.
-        self._inner = kind(inner, bf16_stochastic_round=True)
+        self._inner = AdamW8bit(inner, bf16_stochastic_round=True)
         dealt = zip(self._inner.param_groups, groups, strict=True)
         self.param_groups = [{**theirs, "params": group["params"]} for theirs, group in dealt]
         for p, slice_ in self._slices.items():
@@ -273,7 +272,7 @@ class LowBitAdamW:
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The live state as plain tensors, ``{parameter name}.{state name}``, of a quantized moment
-        ``{parameter name}.{state name}.{bits}bit.{codes, scale or qmap}``."""
+        ``{parameter name}.{state name}.8bit.{codes, scale or qmap}``."""
         named: dict[str, Tensor] = {}
         for name, p in model.named_parameters():
             state = self._inner.state[self._slices[p]] if p in self._slices else {}
@@ -291,7 +290,7 @@ class LowBitAdamW:
             if part != "qmap":  # codes and scales, by the parameter's rows
                 rows = len(local(p))
                 held = cut_like(held.view(rows, held.numel() // max(1, rows)), p)
-            yield f".{self.bits}bit.{part}", held
+            yield f".8bit.{part}", held
 
     def step(self) -> None:
         for p, slice_ in self._slices.items():
@@ -341,8 +340,8 @@ def build_optimizer(
         }
         for (muon, decayed, scale), params in sorted(dealt.items(), key=lambda item: item[0])
     ]
-    if config.kind in ("adamw8bit", "adamw4bit"):
-        return LowBitAdamW(groups, int(config.kind[5]), compiled=compiled)
+    if config.kind == "adamw8bit":
+        return LowBitAdamW(groups, compiled=compiled)
     return Optimizer(groups, world)
 
 

@@ -16,7 +16,6 @@ from kernels.route import _route, _route_backward, route, route_torch
 from tests.kernels.maps import DTYPES, scores
 from tests.kernels.twins import Pair
 
-SCORE = st.sampled_from(["softmax", "sigmoid"])
 NAN, INF = math.nan, math.inf
 SPECIAL = torch.tensor(
     [[NAN, 1, 2], [INF, 1, 2], [-INF] * 3, [-INF, 1, 2], [100.0, -100, 20], [NAN, INF, 2], [INF, 1, NAN]]
@@ -24,23 +23,23 @@ SPECIAL = torch.tensor(
 
 
 @st.composite
-def cases(draw) -> tuple[Tensor, Tensor | None, int, str, Tensor | None]:
+def cases(draw) -> tuple[Tensor, Tensor | None, int, Tensor | None]:
     """Logits on a coarse grid: ties are exact, and nothing else is near one. A bias, a mask or none."""
     N, E = draw(st.integers(0, 9)), draw(st.integers(1, 19))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     logits_NE = torch.randint(-6, 7, (N, E), generator=generator) / 2
     bias_E = torch.randint(-3, 4, (E,), generator=generator) / 3 if draw(st.booleans()) else None
     valid_N = torch.rand(N, generator=generator) < 0.7 if draw(st.booleans()) else None
-    return logits_NE, bias_E, draw(st.integers(1, min(E, 8))), draw(SCORE), valid_N
+    return logits_NE, bias_E, draw(st.integers(1, min(E, 8))), valid_N
 
 
-def by_hand(logits_NE, bias_E, k, score, valid_N) -> list[list]:
+def by_hand(logits_NE, bias_E, k, valid_N) -> list[list]:
     """Gates, choices, counts and scores by lists."""
     E = logits_NE.shape[1]
     gates, chosen, count, all_scores = [], [], [0] * E, []
     for n, row in enumerate(logits_NE.tolist()):
         total = math.fsum(math.exp(x) for x in row)
-        s = [math.exp(x) / total if score == "softmax" else 1 / (1 + math.exp(-x)) for x in row]
+        s = [math.exp(x) / total for x in row]
         # Rounded, that scores of equal logits and biases are equal.
         key = [round(s[e] + (0 if bias_E is None else float(bias_E[e])), 6) for e in range(E)]
         best = sorted(range(E), key=lambda e, key=key: (-key[e], e))[:k]
@@ -65,11 +64,11 @@ def test_routing_is_what_lists_give(case):
 
 
 @settings(max_examples=50)
-@given(scores(), SCORE)
-@example(SPECIAL, "softmax")
-def test_choices_are_different_experts_whatever_the_logits(logits_NE, score):
+@given(scores())
+@example(SPECIAL)
+def test_choices_are_different_experts_whatever_the_logits(logits_NE):
     k = min(3, logits_NE.shape[1])
-    chosen_NK = route(logits_NE, None, k, score).chosen_NK
+    chosen_NK = route(logits_NE, None, k).chosen_NK
     assert ((chosen_NK >= 0) & (chosen_NK < logits_NE.shape[1])).all()
     assert all(len(set(row)) == k for row in chosen_NK.tolist())
 
@@ -98,12 +97,12 @@ def gradient(router, used: set[int], logits_NE: Tensor, *case) -> Tensor:
 
 CASES = st.builds(in_some_dtype, cases(), DTYPES)
 USED = st.sets(st.sampled_from([0, 3, 4]), min_size=1)
-LARGE = torch.arange(70.0 * 33).view(70, 33) % 11, None, 8, "softmax", torch.arange(70) % 3 > 0
+LARGE = torch.arange(70.0 * 33).view(70, 33) % 11, None, 8, torch.arange(70) % 3 > 0
 ROUTE = Pair(
     route,
     route_torch,
     CASES,
-    [(SPECIAL, None, 2, "softmax", None), (SPECIAL, None, 2, "sigmoid", None), LARGE],
+    [(SPECIAL, None, 2, None), LARGE],
     rtol=1e-5,
     atol=1e-6,
 )
@@ -120,25 +119,23 @@ ROUTE_BACKWARD = Pair(
 @settings(max_examples=25)
 @given(cases())
 def test_gradients_of_op_and_twin(case):
-    logits_NE, _, k, score, valid_N = case
+    logits_NE, _, k, valid_N = case
     # A bias that decides alone: a small step of a logit then changes no choice.
     bias_E = 2.0 * torch.randperm(logits_NE.shape[1])
     for router in (route, route_torch):
 
         def differentiable(x_NE, router=router):
-            out = router(x_NE, bias_E, k, score, valid_N)
+            out = router(x_NE, bias_E, k, valid_N)
             return out.gates_NK, out.scores_NE, out.logsumexp_N
 
         assert torch.autograd.gradcheck(differentiable, logits_NE.double().requires_grad_())
 
 
-@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-def test_torch_library_finds_nothing_wrong(score):
+def test_torch_library_finds_nothing_wrong():
     arguments = (
         torch.randn(3, 4, requires_grad=True),
         torch.rand(4),
         2,
-        score,
         torch.tensor([True, False, True]),
     )
     torch.library.opcheck(torch.ops.spider.route.default, arguments)
@@ -146,16 +143,15 @@ def test_torch_library_finds_nothing_wrong(score):
 
 @pytest.mark.parametrize(
     "change, problem",
-    [({"k": 5}, "must be in"), ({"bias_E": torch.zeros(3)}, "bias"), ({"score": "relu"}, "relu")],
+    [({"k": 5}, "must be in"), ({"bias_E": torch.zeros(3)}, "bias")],
 )
 def test_other_arguments_are_refused(change, problem):
     with pytest.raises(ValueError, match=problem):
         route(**{"logits_NE": torch.zeros(2, 4), "bias_E": None, "k": 2} | change)
 
 
-@pytest.mark.parametrize("softmax", [True, False])
 @pytest.mark.parametrize("E, K", [(32, 2), (256, 8)])
-def test_compiles(compiles, E, K, softmax):
+def test_compiles(compiles, E, K):
     sizes = dict(K=K, WIDE_E=E, ROWS=1024 // E)
     names = {name: "*fp32" for name in ("logits", "bias")} | {
         "valid": "*i1",
@@ -163,8 +159,8 @@ def test_compiles(compiles, E, K, softmax):
         "chosen": "*i64",
     }
     names |= {"counts": "*i32", "scores": "*fp32", "logsumexp": "*fp32", "N": "i32", "E": "i32"}
-    compiles(_route, **names, TINY=TINY, SOFTMAX=softmax, BIASED=True, MASKED=True, WIDE_K=K, **sizes)
+    compiles(_route, **names, TINY=TINY, BIASED=True, MASKED=True, WIDE_K=K, **sizes)
     names = {name: "*fp32" for name in ("grad_gates", "grad_scores", "grad_logsumexp", "logits", "gates")}
     names |= {"chosen": "*i64", "logsumexp": "*fp32", "out": "*fp32", "N": "i32", "E": "i32"}
-    flags = dict(SOFTMAX=softmax, OF_GATES=True, OF_SCORES=True, OF_LOGSUMEXP=True)
+    flags = dict(OF_GATES=True, OF_SCORES=True, OF_LOGSUMEXP=True)
     compiles(_route_backward, **names, TINY=TINY, **flags, **sizes)

@@ -9,6 +9,7 @@ def saved(step: int = 1, **changes: Any) -> dict[str, Any]:
     """What `Trainer` says of a checkpoint beside its tensors, for `spider.checkpoints.save.save`."""
     precision = {"kind": "fp32", "reason": "asked for", "layers": [], "recipe": None}
     numbers = dict.fromkeys(("tokens", "bytes", "seconds", "checkpoint_seconds", "skipped", "streak"), 0)
+    numbers["global_tokens"] = 0
     words = {"run": "demo", "stage": "main", "identity": "i", "data_digest": "d", "device": "cpu"}
     nothing = dict.fromkeys(("parent_weights", "parallel", "end", "loss", "best_loss", "position"))
     rest = {"spec": {}, "final": False, "precision": precision, "means": {}}

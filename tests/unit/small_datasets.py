@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from spider.config import Dataset
+from spider.data.metadata import build_metadata
+from spider.data.shards import Shards
+from spider.data.writing import writing
+from spider.tokens import BYTES
 
 
 def dataset(**settings: Any) -> Dataset:
     return Dataset.model_validate({"source": {"kind": "pydocs"}, **settings})
+
+
+def shards_of_ids(folder: Path, ids: Sequence[np.ndarray]) -> Shards:
+    """Write a split of one shard for each array of ids, and return a view of it."""
+    parts = [f"{number:03d}" for number in range(len(ids))]
+    for part, own in zip(parts, ids, strict=True):
+        with writing(folder, part, dataset(), BYTES) as made:
+            made.writers["train"].write(own, np.zeros(0, np.int64))
+    build_metadata(folder, "ids", dataset(), source={}, parts=parts)
+    return Shards(folder, "train")

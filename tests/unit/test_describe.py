@@ -78,7 +78,7 @@ def allocated(tensors) -> int:
         {"kind": "muon"},
         {"kind": "muon", "muon_beta2": 0.95},
         {"kind": "adamw8bit"},
-        {"kind": "adamw4bit", "master_weights": "bf16"},
+        {"kind": "adamw8bit", "master_weights": "bf16"},
     ],
 )
 def test_weights_gradients_and_optimizer_state_are_exact(optimizer):
@@ -99,8 +99,8 @@ def test_fewer_bits_take_less_memory():
     def memory(**optimizer):
         return describe(configuration(optimizer=optimizer, precision="bf16"), "r")["stages"][0]["memory"]
 
-    wide, eight, four = (memory(kind=kind)["optimizer"] for kind in ("adamw", "adamw8bit", "adamw4bit"))
-    assert 0.25 < eight / wide < 0.3 and 0.13 < four / wide < 0.2
+    wide, eight = (memory(kind=kind)["optimizer"] for kind in ("adamw", "adamw8bit"))
+    assert 0.25 < eight / wide < 0.3
     narrow = memory(kind="adamw8bit", master_weights="bf16")
     assert narrow["weights"] < memory(kind="adamw8bit")["weights"] and "autocast_copies" not in narrow
 

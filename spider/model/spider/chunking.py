@@ -316,14 +316,10 @@ class Chunker(nn.Module):
     def _rate_loss(self, b_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         if self.boundary_predictor is None:
             return b_BT.new_zeros(()), {}
-        c, N = self.config, b_BT.shape[1]
-        k_B = b_BT.sum(1)
-        if c.loss == "flexi":
-            loss = (F.relu(k_B / N - c.rate) + F.relu(c.rate - c.slack - k_B / N)).mean()
-        else:
-            choose = math.lgamma(N + 1) - torch.lgamma(k_B + 1) - torch.lgamma(N - k_B + 1)
-            prior = math.log(c.rate), math.log1p(-c.rate) if c.rate < 1 else 0.0
-            loss = -((choose + k_B * prior[0] + (N - k_B) * prior[1]) / N).mean()
+        rate_B = b_BT.sum(1) / b_BT.shape[1]
+        highest = self.config.rate
+        lowest = highest - self.config.slack
+        loss = (F.relu(rate_B - highest) + F.relu(lowest - rate_B)).mean()
         return loss, {"boundary_loss": loss.detach()}
 
 

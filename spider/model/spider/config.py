@@ -48,12 +48,10 @@ class BoundaryConfig(Block):
     """Of the relaxed Bernoulli in training."""
     stride: Positive = 4
     """Bytes a patch for ``kind: fixed``."""
-    loss: Literal["flexi", "binomial"] = "flexi"
-    """Pulls the boundary rate between rate - slack and rate (flexi), or to rate (binomial)."""
     rate: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """alpha, the upper end of the boundary rate that costs nothing (prior of the binomial loss)."""
+    """alpha, the highest boundary rate without a loss. The loss grows linearly above it."""
     slack: Annotated[float, Field(ge=0)] = 0.1
-    """lambda * sigma: how far below ``rate`` the boundary rate may fall at no cost."""
+    """lambda * sigma: how far below ``rate`` the boundary rate may fall without a loss."""
     weight: Annotated[float, Field(ge=0)] = 1.0
     """Of the boundary loss."""
     capacity: Annotated[float, Field(gt=0, le=1)] = 0.5

@@ -321,7 +321,7 @@ def test_an_edited_card_is_kept_verified_and_carried_along(made, tmp_path, caplo
     assert "# small, stage b" in text(out)
 
 
-def test_an_export_of_before_cards_gets_one(made, tmp_path):
+def test_an_export_without_a_card_gets_one(made, tmp_path):
     export(stage(made), tmp_path / "old")
     (tmp_path / "old/README.md").unlink()
     export(tmp_path / "old", tmp_path / "new")

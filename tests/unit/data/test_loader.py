@@ -12,21 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.data.headered import HEADER_INTS, HEADER_MAGIC
 from spider.data.loader import BLOCK, DEPTH, ROUNDS, Loader, permute
 from spider.data.shards import Shards
+from tests.unit.small_datasets import shards_of_ids
 
 
 def shards_of(folder: Path, lengths: list[int]) -> tuple[Shards, np.ndarray]:
     """Shards of random ids of the given lengths, and their concatenation."""
     ids = np.random.default_rng(0).integers(0, 259, sum(lengths)).astype("<u2")
-    paths = []
-    for i, tokens in enumerate(np.split(ids, np.cumsum(lengths)[:-1])):
-        header = np.zeros(HEADER_INTS, "<i4")
-        header[:3] = HEADER_MAGIC, 1, len(tokens)
-        paths.append(folder / f"{i}.bin")
-        paths[-1].write_bytes(header.tobytes() + tokens.tobytes())
-    return Shards.from_files(paths), ids
+    return shards_of_ids(folder, np.split(ids, np.cumsum(lengths)[:-1])), ids
 
 
 @pytest.fixture(scope="module")
@@ -173,12 +167,13 @@ def test_impossible_ranks_are_refused(data, wrong):
 
 def test_an_id_outside_the_vocabulary_reaches_the_consumer_with_its_place(tmp_path):
     shards_of(tmp_path, [50, 50])
-    with open(tmp_path / "1.bin", "r+b") as file:
-        file.seek(HEADER_INTS * 4 + 2 * 17)
+    with open(tmp_path / "train/001.bin", "r+b") as file:
+        file.seek(2 * 17)
         file.write(b"\xff\xff")
-    shards = Shards.from_files([tmp_path / "0.bin", tmp_path / "1.bin"])
-    loader = Loader(shards, seq_len=10, rows=10, seed=0)
-    with pytest.raises(ValueError, match=r"1\.bin, token 17: 65535 is not one of the 272 ids, the shard is"):
+    loader = Loader(Shards(tmp_path, "train"), seq_len=10, rows=10, seed=0)
+    with pytest.raises(
+        ValueError, match=r"001\.bin, token 17: 65535 is not one of the 272 ids, the sha"
+    ):
         next(loader)
 
 

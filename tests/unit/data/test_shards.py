@@ -16,7 +16,7 @@ import pytest
 from spider import files
 from spider.data import metadata as describing
 from spider.data.encode import encode_part
-from spider.data.headered import HEADER_INTS, HEADER_MAGIC
+from spider.data.headered import HEADER_INTS, HEADER_MAGIC, headered
 from spider.data.loader import Loader
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.shards import Shards, inspect, verify
@@ -131,9 +131,9 @@ def test_a_memory_is_described_verified_and_shown(folder, tmp_path):
         verify(tmp_path / "m")
 
 
-def test_a_description_without_a_memory_is_written_as_it_always_was(folder):
+def test_a_description_holds_no_field_at_its_default(folder):
     keys = "format dataset dtype vocab_size special_ids source text_column id_column validation"
-    assert list(load_metadata(folder).plain()) == [*keys.split(), "max_document_bytes", "splits", "digest"]
+    assert list(load_metadata(folder).plain()) == [*keys.split(), "splits", "digest"]
 
 
 @pytest.mark.parametrize(("validation", "memory", "empty"), [(0.1, 0.89, "train"), (0.1, 1e-9, "memory")])
@@ -254,7 +254,7 @@ def test_digest_differs_between_splits(folder):
 # ---------------------------------------------------------------------------------------- headered shards
 
 
-def headered(path: Path, tokens: list[int], magic: int = HEADER_MAGIC, version: int = 1) -> Path:
+def write_headered(path: Path, tokens: list[int], magic: int = HEADER_MAGIC, version: int = 1) -> Path:
     header = np.zeros(HEADER_INTS, "<i4")
     header[:3] = magic, version, len(tokens)
     path.write_bytes(header.tobytes() + np.array(tokens, "<u2").tobytes())
@@ -262,15 +262,13 @@ def headered(path: Path, tokens: list[int], magic: int = HEADER_MAGIC, version: 
 
 
 def test_headered_shards_are_read(tmp_path):
-    view = Shards.from_files([headered(tmp_path / "a.bin", [1, 2, 3]), headered(tmp_path / "b.bin", [4, 5])])
-    assert view.read(0, 5).tolist() == [1, 2, 3, 4, 5]
-    assert view.tokens == 5
+    assert headered(write_headered(tmp_path / "a.bin", [1, 2, 3])).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("damage", ["magic", "version", "short", "cut", "long"])
 def test_damaged_headered_shards_are_named(tmp_path, damage):
     path = tmp_path / "a.bin"
-    headered(
+    write_headered(
         path,
         [1, 2, 3],
         magic=1 if damage == "magic" else HEADER_MAGIC,
@@ -282,7 +280,7 @@ def test_damaged_headered_shards_are_named(tmp_path, damage):
         path.write_bytes(path.read_bytes() + b"xx")
     expected = "not a headered shard" if damage in ("magic", "version", "short") else "its header promises"
     with pytest.raises(ValueError, match=rf"a\.bin: .*{expected}"):
-        Shards.from_files([path])
+        headered(path)
 
 
 # ------------------------------------------------------------------------------------------------ checks

@@ -33,13 +33,18 @@ def models() -> dict[str, Model]:
 
 
 def exported(
-    model: Model, folder: Path, window: int | None = WINDOW, memory: Path | None = None, **told: Any
+    model: Model,
+    folder: Path,
+    window: int = WINDOW,
+    memory: Path | None = None,
+    card: str = "A card.\n",
+    **told: Any,
 ) -> Path:
-    """As `spider checkpoint export` writes it."""
+    """Write the folder that `spider checkpoint export` writes, with this model card."""
     known = {"window": window, "run": "r", "stage": "a", "step": 1, "best_loss": None} | told
     tokenizer = TOKENIZER if model.tokens is BPE else None
     tensors = {name: tensor.clone() for name, tensor in model_tensors(model, "").items()}
-    made = exporting._write(folder, model.config, tensors, known, "A card.\n", memory, tokenizer)
+    made = exporting._write(folder, model.config, tensors, known, card, memory, tokenizer)
     return made.path
 
 

@@ -47,7 +47,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "no_shared_expert": {"moe": {"shared_hidden": 0}},
     "one_loop": {"recurrence": {"loops": 1}},
     "four_loops_sampled_truncated": {"recurrence": {"loops": 4, "sample_loops": True, "bptt": 2}},
-    "binomial": {"boundary": {"loss": "binomial"}},
     "bare": {
         "boundary": {"kind": "none"},
         "moe": None,

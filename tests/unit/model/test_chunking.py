@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from small import GivenLogits
@@ -124,15 +122,6 @@ def test_flexi_loss_is_free_between_its_two_ends_and_linear_outside():
         b = torch.zeros(1, 100)
         b[0, :k] = 1
         assert module._rate_loss(b)[0].item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_binomial_loss_is_the_negative_log_likelihood_of_the_count():
-    module = chunker(loss="binomial", rate=0.3)
-    for k in (0, 7, 30, 100):
-        b = torch.zeros(1, 100)
-        b[0, :k] = 1
-        expected = -(math.log(math.comb(100, k)) + k * math.log(0.3) + (100 - k) * math.log(0.7)) / 100
-        assert module._rate_loss(b)[0].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_boundary_has_the_gradient_of_what_cutting_changes_for_the_bytes_that_read_it():

@@ -121,7 +121,7 @@ def model():
     return build_model(SpiderConfig.model_validate({"preset": "tiny", **PRESETS["tiny"]}))
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit", "adamw4bit"])
+@pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
 def test_every_parameter_of_the_model_is_in_one_group_and_no_vector_or_table_is_decayed(model, kind):
     optimizer = build_optimizer(model, OptimizerConfig(kind=kind), lr=1e-3)
     names = {id(p): n for n, p in model.named_parameters()}
