@@ -4,7 +4,7 @@
 >>> model, config = load_model("results/runs/demo/anneal")
 >>> logits_BTV = model(tokens_BT).logits
 
-After ``import spider``, transformers reads exported folders too (`spider.hf`).
+After ``import spider.hf``, transformers reads exported folders.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spider.hf.announce import announce
 from spider.version import VERSION
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from spider.model.interface import Model
 
 __version__ = VERSION
-announce()
 
 
 def load_model(path: str | Path, *, family_module: str | None = None) -> tuple[Model, ModelConfig]:

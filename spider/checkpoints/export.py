@@ -8,7 +8,7 @@ Its files::
                                    files' sizes and SHA-256
     tokenizer.json                 what its ids stand for, where that was learned
     tokenizer_config.json          how transformers reads that, and spider_hf.py, the code with which it reads
-                                   all of it: `spider.hf.exported`
+                                   all of it: `spider.checkpoints.transformers_files`
     README.md                      the model card (`spider.report.card`), for people, who may edit it: it is
                                    carried along and never verified, and one that was edited is never replaced
     memory/                        of a model that reads one: the folded memory, as `spider.memory.store` has
@@ -34,9 +34,9 @@ from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import CARD, EXPORTED, MEMORY, Exported
 from spider.checkpoints.save import room, seal
+from spider.checkpoints.transformers_files import config_keys, files_beside
 from spider.config import ModelConfig
 from spider.errors import CheckpointError
-from spider.hf import exported as hf
 from spider.model.interface import Model
 from spider.model.weights import model_tensors, weights_digest
 from spider.report.card import Subject, card, is_edited
@@ -101,7 +101,7 @@ def _write(
         "format": Exported.FORMAT,
         "spider": VERSION,
         "model": config.model_dump(mode="json"),
-        **hf.keys(config.vocab_size),
+        **config_keys(config.vocab_size),
         **told,
         "weights": weights,
     }
@@ -113,7 +113,7 @@ def _write(
             file.chmod(beside.stat().st_mode & 0o666)
         if tokenizer is not None:
             (beside / TOKENIZER).write_bytes(tokenizer)
-        for name, content in hf.written(tokenizer, told["window"], told.get("conversations")).items():
+        for name, content in files_beside(tokenizer, told["window"], told.get("conversations")).items():
             (beside / name).write_bytes(content)
         plain = seal(beside, EXPORTED, described)
         files.write_bytes(beside / CARD, text.encode())

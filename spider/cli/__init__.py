@@ -8,6 +8,7 @@ the message explains, 2 wrong usage, 75 (EX_TEMPFAIL) stopped by a signal with e
 from __future__ import annotations
 
 import errno
+import faulthandler
 import json
 import logging
 import os
@@ -22,7 +23,6 @@ from spider.cli.compress import compress
 from spider.cli.harness import harness
 from spider.cli.session import FILE, Group, Session, allow_families_of, log
 from spider.config.model import allow_family
-from spider.processes.mapped import name_files_that_are_cut
 from spider.processes.spinning import share_the_processor
 from spider.results import write_config
 from spider.training.allocator import grow_segments
@@ -128,7 +128,7 @@ def main() -> None:
     which its own destructor holds: for ever, and all other processes with it.
     """
     share_the_processor()
-    name_files_that_are_cut()
+    faulthandler.enable()  # shows what was read where a mapped file was truncated, which ends the process
     grow_segments()
     status = _status()
     if "LOCAL_WORLD_SIZE" in os.environ:

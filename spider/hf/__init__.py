@@ -1,13 +1,23 @@
-"""Exported folders in Hugging Face's transformers: ``AutoModelForCausalLM.from_pretrained(folder)``.
+"""Exported folders in Hugging Face's transformers.
 
-    exported       what an exported folder holds for transformers, in JSON; needs neither it nor torch
-    remote         the file of code in it: takes the classes from here
-    announce       has `registered` run as soon as transformers' own registry is there
-    registered     the classes, under the name by which a ``config.json`` asks for them
+``import spider.hf`` registers the classes, and then ``AutoModelForCausalLM.from_pretrained(folder)`` reads an
+exported folder. With ``trust_remote_code=True`` the folder's own file `remote` does the same.
+
+    remote         the code that lies in every exported folder (`spider.checkpoints.transformers_files`)
     configuration  ``config.json``
-    modeling       any family's model, called as it is
+    modeling       the model of any family
     reading        what generation keeps of each row: a `spider.model.interface.Reader`
     tokenization   `spider.tokens.Tokens` behind the interface of a tokenizer
-
-Importing this package imports nothing.
 """
+
+from __future__ import annotations
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from spider.hf.configuration import SpiderHFConfig
+from spider.hf.modeling import SpiderForCausalLM
+from spider.hf.tokenization import SpiderTokenizer
+
+AutoConfig.register(SpiderHFConfig.model_type, SpiderHFConfig, exist_ok=True)
+AutoModelForCausalLM.register(SpiderHFConfig, SpiderForCausalLM, exist_ok=True)
+AutoTokenizer.register(SpiderHFConfig, SpiderTokenizer, exist_ok=True)

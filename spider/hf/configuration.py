@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
 from transformers.configuration_utils import PreTrainedConfig
 
 from spider.checkpoints.records import EXPORTED, Exported
+from spider.checkpoints.transformers_files import MODEL_TYPE, config_keys
 from spider.config import ModelConfig
 from spider.config.block import key_path
 from spider.config.model import default_family, family_block, may_import
-from spider.hf.exported import MODEL_TYPE, keys
 from spider.tokens import BYTES
 
 #: Ids to give a model at a time where its configuration does not say.
@@ -35,8 +34,6 @@ class SpiderHFConfig(PreTrainedConfig):
     model_type = MODEL_TYPE
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     attribute_map: ClassVar[dict[str, str]] = {"max_position_embeddings": "window"}
-    #: Called whenever one is made; `spider.hf.registered` has it.
-    made: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     model: dict[str, Any] | None = None
     window: int | None = None
@@ -52,11 +49,10 @@ class SpiderHFConfig(PreTrainedConfig):
         self.window = self.window or WINDOW
         # The code of a family that nobody named must not run, and this is called before a model is asked for.
         read = may_import(self.family)
-        ours = keys(self.block.vocab_size if read else (self.model or {}).get("vocab_size"))
+        ours = config_keys(self.block.vocab_size if read else (self.model or {}).get("vocab_size"))
         self.vocab_size = ours["vocab_size"]
         told = {name: value for name, value in kwargs.items() if name not in _FOREIGN}
         super().__post_init__(**told | {"auto_map": ours["auto_map"]})
-        type(self).made()
 
     @property
     def family(self) -> str:
@@ -79,4 +75,4 @@ class SpiderHFConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Nothing: the code that goes along is `spider.hf.exported.REMOTE`, not the module of this class."""
+        """Do nothing: the code that goes along is `REMOTE`, not the module of this class."""

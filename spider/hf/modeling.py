@@ -28,10 +28,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from spider import files
 from spider.checkpoints.load import Checkpoint, some
 from spider.checkpoints.records import EXPORTED, MEMORY
+from spider.checkpoints.transformers_files import REMOTE, generation, remote
 from spider.config.model import allow_family, default_family
 from spider.errors import CheckpointError
 from spider.hf.configuration import SpiderHFConfig
-from spider.hf.exported import REMOTE, generation, remote
 from spider.hf.reading import Readers, begins, proposed
 from spider.memory.proposer import Proposer
 from spider.model import build_model

@@ -20,8 +20,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_python import PreTrainedTokenizer
 
 from spider import files
+from spider.checkpoints.transformers_files import REMOTE, TOKENIZER_MAP, named, remote, special_tokens
 from spider.data.chat import message, opening
-from spider.hf.exported import REMOTE, TOKENIZER_MAP, named, remote, special_tokens
 from spider.tokens import Tokens
 from spider.tokens.stored import TOKENIZER, tokens_in
 

@@ -171,9 +171,7 @@ def test_an_id_outside_the_vocabulary_reaches_the_consumer_with_its_place(tmp_pa
         file.seek(2 * 17)
         file.write(b"\xff\xff")
     loader = Loader(Shards(tmp_path, "train"), seq_len=10, rows=10, seed=0)
-    with pytest.raises(
-        ValueError, match=r"001\.bin, token 17: 65535 is not one of the 272 ids, the sha"
-    ):
+    with pytest.raises(ValueError, match=r"001\.bin, token 17: 65535 is not one of the 272 ids, the sha"):
         next(loader)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -281,6 +284,29 @@ def test_damaged_headered_shards_are_named(tmp_path, damage):
     expected = "not a headered shard" if damage in ("magic", "version", "short") else "its header promises"
     with pytest.raises(ValueError, match=rf"a\.bin: .*{expected}"):
         headered(path)
+
+
+READ = """
+import faulthandler, os, sys
+from pathlib import Path
+from spider.data.shards import Shards
+faulthandler.enable()
+folder = Path(sys.argv[1])
+view = Shards(folder, "train")
+os.truncate(folder / "train/000.bin", 0)
+view.read(0, 100)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have another signal")
+def test_a_shard_that_is_truncated_while_it_is_read_is_named_when_it_is_opened_again(folder):
+    done = subprocess.run([sys.executable, "-c", READ, folder], capture_output=True, text=True, timeout=100)
+    assert done.returncode == -signal.SIGBUS, done
+    assert "Bus error" in done.stderr and 'shards.py", line' in done.stderr
+    with pytest.raises(
+        ValueError, match=r"train/000\.bin: truncated, 0 bytes instead of "
+    ):
+        Shards(folder, "train")
 
 
 # ------------------------------------------------------------------------------------------------ checks

@@ -1,11 +1,12 @@
-"""What an exported folder holds for transformers, beside the weights.
+"""The files of an exported folder that transformers reads, beside the weights.
 
-    config.json              some keys of its own (`keys`)
-    generation_config.json   what ends a text, and which ids are never drawn
-    tokenizer_config.json    which class reads its tokenizer, and what ids are special
-    spider_hf.py             the code that ``trust_remote_code`` runs: takes our classes from the package
+    config.json              keys for transformers among ours (`config_keys`)
+    generation_config.json   the ids that end a text, and the ids that are never drawn
+    tokenizer_config.json    the class that reads the tokenizer, and the special ids
+    spider_hf.py             the code that ``trust_remote_code`` runs: it imports our classes from `spider.hf`
 
-All of it follows from the model and its tokenizer, so an export of an export has the same bytes.
+All of it follows from the model and its tokenizer, so an export of an export has the same bytes. Nothing here
+imports transformers, which only the extra ``hf`` installs.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from typing import Any
 from spider.tokens import BYTES
 from spider.tokens.turns import TURN
 
-#: What a ``config.json`` calls all of our models, whatever their family.
+#: The model type in ``config.json``, the same for all families.
 MODEL_TYPE = "spider"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 REMOTE = "spider_hf.py"
 AUTO_MAP = {"AutoConfig": "spider_hf.SpiderHFConfig", "AutoModelForCausalLM": "spider_hf.SpiderForCausalLM"}
 TOKENIZER_MAP = {"AutoTokenizer": ["spider_hf.SpiderTokenizer", None]}
 
-#: The same in every alphabet.
+#: Ids that are the same in every vocabulary.
 _IDS = {"bos_token_id": BYTES.bos, "eos_token_id": BYTES.eos, "pad_token_id": BYTES.pad}
 
 
-def keys(vocab_size: int | None) -> dict[str, Any]:
+def config_keys(vocab_size: int | None) -> dict[str, Any]:
     """Return the keys of ``config.json`` that transformers reads; ``vocab_size`` is None for bytes."""
     return {
         "model_type": MODEL_TYPE,
@@ -40,8 +41,8 @@ def keys(vocab_size: int | None) -> dict[str, Any]:
     }
 
 
-def written(tokenizer: bytes | None, window: int | None, conversations: str | None) -> dict[str, bytes]:
-    """The files beside it by name; ``tokenizer`` is the model's ``tokenizer.json``, if it has one."""
+def files_beside(tokenizer: bytes | None, window: int | None, conversations: str | None) -> dict[str, bytes]:
+    """Return the other files by name; ``tokenizer`` is the model's ``tokenizer.json``, if it has one."""
     plain = {
         "tokenizer_class": "SpiderTokenizer",
         "auto_map": TOKENIZER_MAP,
@@ -56,8 +57,11 @@ def written(tokenizer: bytes | None, window: int | None, conversations: str | No
 
 
 def generation(conversations: str | None) -> dict[str, Any]:
-    """As `spider.evaluation.generate`: what stands for text can be drawn, and what ends one; of a model that
-    was trained on conversations a turn as well."""
+    """Return ``generation_config.json``, which samples as `spider.evaluation.generate` does.
+
+    Ids of text can be drawn, and the end of a document. The end of a turn can be drawn from a model that was
+    trained on conversations.
+    """
     ends = {BYTES.eos} | ({TURN} if conversations else set())
     never = {*BYTES.specials.values()} - ends
     return {**_IDS, "eos_token_id": sorted(ends), "suppress_tokens": sorted(never)}
@@ -68,17 +72,17 @@ def _json(plain: dict[str, Any]) -> bytes:
 
 
 def remote() -> bytes:
-    """What `REMOTE` holds."""
-    return Path(__file__).with_name("remote.py").read_bytes()
+    """Return the content of `REMOTE`."""
+    return (Path(__file__).parents[1] / "hf" / "remote.py").read_bytes()
 
 
 def named() -> dict[int, str]:
-    """Special ids, the same in every alphabet, as people read them; no id of text is shown so."""
+    """Return the names of the special ids as people read them; they are the same in every vocabulary."""
     return {i: f"⟨{name}⟩" for name, i in BYTES.specials.items()}
 
 
 def special_tokens() -> dict[str, Any]:
-    """The same, as transformers has them."""
+    """Return the special tokens under the names that transformers has for them."""
     shown = named()
     ours = {"bos_token": shown.pop(BYTES.bos), "eos_token": shown.pop(BYTES.eos)}
     return {**ours, "pad_token": shown.pop(BYTES.pad), "extra_special_tokens": list(shown.values())}
