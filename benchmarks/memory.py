@@ -31,8 +31,8 @@ from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.evaluation.text import validation_stream
 from spider.memory import store
+from spider.memory.layout import symbols_of
 from spider.memory.proposer import Proposer
-from spider.memory.symbols import symbols_of
 from spider.model.spider.config import PRESETS
 from spider.results import Results
 

@@ -39,10 +39,10 @@ import yaml
 from common import ROOT, parser, report, workflow
 
 from spider import tracking
+from spider.cli.session import keep_freed_memory
 from spider.config import StageSettings, StageSpec, load_config
 from spider.results import Results
 from spider.tracking.sync import sync
-from spider.training.allocator import keep_freed_memory
 from spider.training.metrics import read_rows
 from spider.training.stage import data_digest, train
 

@@ -55,7 +55,7 @@ from spider.files import read_json
 from spider.model import build_model, choose_kernels
 from spider.processes.parallel import compile_forward
 from spider.results import StageFolder
-from spider.training.determinism import one_order
+from spider.training.device import one_order
 from spider.training.precision import compiles, decide
 
 KILLS = 2

@@ -66,8 +66,8 @@ from spider.config import Config, StageSpec
 from spider.describe import describe as describe_run
 from spider.model import build_model
 from spider.training import stage
-from spider.training.device import peak_flops
 from spider.training.precision import device_name
+from spider.training.telemetry import peak_flops
 from spider.training.warmup import forget_peak, peak_memory_mb
 
 D12, PACKED = "gpt-d12", "bf16, documents"

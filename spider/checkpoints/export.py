@@ -37,8 +37,7 @@ from spider.checkpoints.save import room, seal
 from spider.checkpoints.transformers_files import config_keys, files_beside
 from spider.config import ModelConfig
 from spider.errors import CheckpointError
-from spider.model.interface import Model
-from spider.model.weights import model_tensors, weights_digest
+from spider.model.interface import Model, model_tensors, weights_digest
 from spider.report.card import Subject, card, is_edited
 from spider.results import ArtifactFolder, Results, root_of
 from spider.tokens.stored import TOKENIZER

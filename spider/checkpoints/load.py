@@ -34,8 +34,7 @@ from spider.config.block import key_path
 from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
-from spider.model.interface import Model
-from spider.model.weights import model_tensors
+from spider.model.interface import Model, model_tensors
 from spider.processes.parallel import own_part
 from spider.results import Results, StageFolder, root_of
 from spider.tokens import BYTES, Tokens

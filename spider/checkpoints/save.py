@@ -46,7 +46,7 @@ from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import BEST, INDEX, MANIFEST, Manifest, best, step_of, steps
 from spider.config import StageSettings
 from spider.errors import CheckpointError
-from spider.model.weights import weights_digest
+from spider.model.interface import weights_digest
 from spider.processes.parallel import whole
 from spider.processes.world import ALONE, World
 from spider.tokens.stored import TOKENIZER

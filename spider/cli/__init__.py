@@ -19,13 +19,11 @@ import click
 
 from spider.cli import data, evaluate, model, train
 from spider.cli.chat import chat
-from spider.cli.compress import compress
 from spider.cli.harness import harness
-from spider.cli.session import FILE, Group, Session, allow_families_of, log
+from spider.cli.session import FILE, Group, Session, allow_families_of, grow_segments, log
 from spider.config.model import allow_family
 from spider.processes.spinning import share_the_processor
 from spider.results import write_config
-from spider.training.allocator import grow_segments
 from spider.version import VERSION
 
 _VERBS = (
@@ -43,7 +41,7 @@ _VERBS = (
     *(train.warmup, train.train),
     *(evaluate.evaluate, evaluate.sample, evaluate.draw),
     *(evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
-    *(model.describe, model.generate, chat, model.boundaries, harness, compress, model.checkpoint),
+    *(model.describe, model.generate, chat, model.boundaries, harness, model.compress, model.checkpoint),
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -128,7 +126,9 @@ def main() -> None:
     which its own destructor holds: for ever, and all other processes with it.
     """
     share_the_processor()
-    faulthandler.enable()  # shows what was read where a mapped file was truncated, which ends the process
+    faulthandler.enable(
+        sys.__stderr__
+    )  # shows what was read where a mapped file was truncated, which ends the process
     grow_segments()
     status = _status()
     if "LOCAL_WORLD_SIZE" in os.environ:

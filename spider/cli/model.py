@@ -17,13 +17,16 @@ from spider.cli.session import (
     FILE,
     JSON,
     NEW_FILE,
+    THREADS,
     Session,
     command_line,
     configure_tracking_of,
     log,
+    prepare_torch,
     verb,
 )
-from spider.results import StageFolder, root_of
+from spider.config import CompressConfig
+from spider.results import ArtifactFolder, StageFolder, root_of
 
 
 @verb("[run]")
@@ -125,6 +128,32 @@ def boundaries(
     if not (svg or html):
         text_view.show(shown, Console())
     log.info("%s", shown.caption)
+
+
+@verb("run", "stage")
+@THREADS
+def compress(session: Session, run: str, stage: str, threads: int | None) -> None:
+    """Compress a stage's last checkpoint into model.spider, which with its code is no larger than the cap.
+
+    The block `compress` of RUN in the configuration has the settings; the defaults hold without it.
+    """
+    from spider.compress.press import press
+
+    results, spec = session.results, session.config.stage(run, stage)
+    asked = session.config.runs[run].compress or CompressConfig()
+    folder = results.stage(run, stage)
+    made, data = ArtifactFolder(folder.artifact), results.shards(spec.data)
+    inputs: list[Path] = [folder.receipt, data / "metadata.json"]
+    outputs = [made.model, made.receipt]
+    with session.tracked("compress", f"{run}/{stage}", asked.changed(), inputs, outputs) as job:
+        prepare_torch(threads)
+        told = press(folder.receipt, spec, asked, data, made.path)
+        job.metric("bytes", told.artifact.total_bytes)
+        job.artifact(made.receipt)
+        tracking.log_checkpoint(results.root, run, stage, told, made)
+    one = told.artifact
+    sizes = (f"{size:,}" for size in (one.bytes, one.code_bytes, one.total_bytes, one.cap))
+    log.info("%s: %s bytes and %s of code, %s of %s; clip %.3g", made.model, *sizes, one.clip)
 
 
 @click.group()

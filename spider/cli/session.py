@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -149,7 +151,34 @@ def prepare_torch(threads: int | None, processes: int = 1) -> None:
     """Let each of so many processes use its share of the threads (default: of those that torch would use)."""
     import torch
 
-    from spider.training.allocator import keep_freed_memory
-
     keep_freed_memory()
     torch.set_num_threads(max(1, (threads or torch.get_num_threads()) // processes))
+
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt(3)
+#: Variables that torch's allocator reads once, when it first allocates.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def grow_segments() -> None:
+    """Let segments of GPU memory grow, in this process and in those it starts.
+
+    By default torch keeps freed memory in segments of a fixed size, and a tensor that is larger than every
+    free segment needs a new one. Segments that can grow leave fewer such gaps. Call it before torch
+    allocates. It does nothing where the user's environment sets torch's allocator.
+    """
+    if not any(os.environ.get(name) for name in _ALLOCATOR):
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
+
+
+def keep_freed_memory() -> None:
+    """Let this process reuse the CPU memory that it freed; does nothing where the C library is not glibc.
+
+    A training step allocates and frees the same gradients and activations every time. By default glibc
+    returns large blocks to the kernel at once, and the kernel clears every page again when it is touched.
+    With the demo's model that takes a sixth of the step.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)  # never
+        mallopt(_MMAP_MAX, 0)

@@ -44,8 +44,7 @@ from spider.config.block import ConfigError
 from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
-from spider.model.interface import Model
-from spider.model.weights import model_tensors, weights_digest
+from spider.model.interface import Model, model_tensors, weights_digest
 from spider.tokens import BYTES, Tokens
 from spider.tokens.stored import tokens_of
 

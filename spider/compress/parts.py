@@ -14,7 +14,7 @@ from spider.compress import rans
 from spider.compress.artifact import Quantized, matrices
 from spider.compress.gptq import error, gptq, most, nearest, steps
 from spider.compress.writer import narrowed
-from spider.config.compress import CompressConfig
+from spider.config.run import CompressConfig
 from spider.errors import CheckpointError
 
 #: Of fewer numbers, integers with a table of their own save nothing.

@@ -16,9 +16,8 @@ from spider.compress import code
 from spider.compress.fit import MOST, first_clip
 from spider.compress.gptq import SHORT, most
 from spider.compress.parts import Part, split
-from spider.config.compress import CompressConfig
-from spider.model.interface import Model
-from spider.model.weights import model_tensors
+from spider.config.run import CompressConfig
+from spider.model.interface import Model, model_tensors
 from spider.tokens import BYTES
 
 #: Bytes that a tokenizer takes, packed, and a merge of it; and a tensor in the header, its table and classes.

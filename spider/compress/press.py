@@ -31,10 +31,9 @@ from spider.compress.fit import MOST, fill
 from spider.compress.parts import Part, quantized, split
 from spider.compress.writer import pressed
 from spider.config import StageSpec
-from spider.config.compress import CompressConfig
+from spider.config.run import CompressConfig
 from spider.data.shards import Shards
-from spider.model.interface import Model
-from spider.model.weights import model_tensors
+from spider.model.interface import Model, model_tensors
 from spider.results import ArtifactFolder
 from spider.version import VERSION
 

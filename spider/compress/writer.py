@@ -16,7 +16,7 @@ from torch import Tensor
 from spider.compress import rans
 from spider.compress.artifact import FORMAT, MAGIC, SECTIONS, Quantized, restored
 from spider.compress.classes import dealt, less, split
-from spider.model.weights import weights_digest
+from spider.model.interface import weights_digest
 
 
 def narrowed(tensor: Tensor) -> Tensor:

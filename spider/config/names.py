@@ -1,7 +1,6 @@
 """What the rest of Spider imports from `spider.config`."""
 
 from spider.config.block import FORMAT, Block, ConfigError, nearest
-from spider.config.compress import CompressConfig
 from spider.config.data import (
     Dataset,
     HubSource,
@@ -14,6 +13,7 @@ from spider.config.data import (
 )
 from spider.config.model import ModelConfig, families, family_config, merged, presets
 from spider.config.run import (
+    CompressConfig,
     EmaConfig,
     EvaluationConfig,
     Fp8Recipe,

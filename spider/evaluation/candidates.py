@@ -9,8 +9,8 @@ from spider.evaluation.bpb import clip_stream
 from spider.evaluation.result import BITS, SHARE, MarkedByte, MarkedText, Number, Result, Row
 from spider.evaluation.segments import pieces_of
 from spider.evaluation.subject import Subject
+from spider.memory.layout import ids_of
 from spider.memory.proposer import Proposer
-from spider.memory.symbols import ids_of
 
 #: Sources of candidates, in the order in which a byte counts for the first that had it.
 SOURCES = ("the document so far", "the counted text, word for word", "its counts", "nobody")

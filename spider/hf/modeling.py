@@ -35,9 +35,8 @@ from spider.hf.configuration import SpiderHFConfig
 from spider.hf.reading import Readers, begins, proposed
 from spider.memory.proposer import Proposer
 from spider.model import build_model
-from spider.model.interface import IGNORED, Model
+from spider.model.interface import IGNORED, Model, model_tensors
 from spider.model.layers import cross_entropy
-from spider.model.weights import model_tensors
 from spider.tokens import BYTES
 from spider.tokens.stored import TOKENIZER, read_tokens
 

@@ -15,11 +15,18 @@ a key free for the symbol that follows; 0 where there is no such context.
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
+from typing import Any
 
-from spider.memory.compiled import compiled
-from spider.memory.hashes import appended, mixed, power
-from spider.memory.symbols import BEGIN, END
+import numpy as np
+from numba import njit
+
+from spider.memory.layout import BEGIN, END
+
+#: Decorator of a loop over symbols: it runs without the interpreter's lock, and its code is kept on disk.
+compiled: Any = partial(njit, nogil=True, cache=True, no_cfunc_wrapper=True)
+#: The same for a function that only compiled functions call, which saves the time to compile a wrapper.
+inner: Any = partial(compiled, no_cpython_wrapper=True)
 
 #: Symbols of the longest current word.
 LONG = 32
@@ -36,6 +43,46 @@ def _compared() -> np.ndarray:
 _COMPARED = _compared()
 _OF_WORD = np.array([chr(s).isalnum() or s == ord("_") if s < 128 else s < BEGIN for s in range(1 + END)])
 _NONE, _ONE = np.uint64(0), np.uint64(1)
+
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+@compiled(inline="always")
+def appended(hash_: np.uint64, value: np.uint64) -> np.uint64:
+    """Return the polynomial hash of a sequence and one more value."""
+    return hash_ * _BASE + np.uint64(value) + _ONE
+
+
+@compiled
+def prefix_hashes(text: np.ndarray) -> np.ndarray:
+    """Return the polynomial hashes of all prefixes of N symbols: (N + 1,) uint64.
+
+    The hash of any stretch of the text then costs one subtraction (`mixed`).
+    """
+    hashes = np.empty(len(text) + 1, np.uint64)
+    hashes[0] = np.uint64(0)
+    for i in range(len(text)):
+        hashes[i + 1] = appended(hashes[i], text[i])
+    return hashes
+
+
+@compiled
+def power(order: int) -> np.uint64:
+    """Return the factor of a prefix's hash when the prefix grows by this many symbols."""
+    result = _ONE
+    for _ in range(order):
+        result *= _BASE
+    return result
+
+
+@compiled(inline="always")
+def mixed(before: np.uint64, now: np.uint64, grown: np.uint64) -> np.uint64:
+    """Return the hash of the symbols between two prefixes, mixed by the finalizer of splitmix64."""
+    x = now - before * grown
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 @compiled

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from spider.memory.compiled import compiled
-from spider.memory.contexts import contexts_of, name_of, reach
-from spider.memory.hashes import prefix_hashes
-from spider.memory.runs import save_run
-from spider.memory.symbols import BEGIN, stretches
+from spider.memory.contexts import compiled, contexts_of, name_of, prefix_hashes, reach
+from spider.memory.layout import BEGIN
+from spider.memory.runs import save_run, stretches
 from spider.requests import PIECE
 
 

@@ -1,4 +1,8 @@
-"""What is said of a place, as bytes: made by `spider.memory.propose`, read by `spider.model.candidates`.
+"""The symbols of a text, and the bytes that describe a place: `spider.memory.propose` writes these, and
+`spider.model.candidates` reads them.
+
+A text is a sequence of symbols: its bytes, and one symbol each for the beginning and the end of a document.
+Malformed text that holds these two values reads as if documents ended there.
 
 Shapes: N places, O kinds of contexts, P orders of pointers and the match as the last, C candidates.
 """
@@ -14,9 +18,38 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from spider.config.memory import MemoryConfig
+from spider.tokens import Tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+#: Symbols for the beginning and the end of a document; UTF-8 has no such bytes.
+BEGIN, END = 0xFE, 0xFF
+
+
+def symbols_of(alphabet: Tokens) -> np.ndarray:
+    """Return the symbol of each id: (ids,) uint8. Special ids except EOS have the symbol of BOS.
+
+    Raises:
+        ValueError: an id stands for several bytes.
+    """
+    if int(alphabet.bytes_of.max()) > 1:
+        raise ValueError("a memory is of bytes; this alphabet has ids that stand for several")
+    symbols = np.full(alphabet.size, BEGIN, np.uint8)
+    for i in np.flatnonzero(alphabet.bytes_of).tolist():
+        symbols[i] = alphabet.raw([i])[0]
+    symbols[alphabet.eos] = END
+    return symbols
+
+
+def ids_of(alphabet: Tokens) -> np.ndarray:
+    """Return the id of each symbol: (256,) int64, the inverse of `symbols_of`."""
+    symbols = symbols_of(alphabet)
+    ids = np.zeros(1 + END, np.int64)
+    ids[symbols] = np.arange(len(symbols))
+    ids[BEGIN], ids[END] = alphabet.bos, alphabet.eos
+    return ids
+
 
 #: Latest places that an order of pointers remembers.
 PLACES = 4

@@ -22,11 +22,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from spider.config.memory import LONGEST_ORDER
-from spider.memory.compiled import compiled, inner
-from spider.memory.contexts import contexts_of
-from spider.memory.hashes import appended, mixed, power
-from spider.memory.layout import PLACES, Layout
-from spider.memory.symbols import BEGIN, END
+from spider.memory.contexts import appended, compiled, contexts_of, inner, mixed, power
+from spider.memory.layout import BEGIN, END, PLACES, Layout
 from spider.memory.table import MATCHED, Tables, width
 
 #: How far back in its document a pointer looks, in symbols.

@@ -14,10 +14,9 @@ import numpy as np
 
 from spider.config.memory import MemoryConfig
 from spider.data.shards import Shards
-from spider.memory.layout import Layout
+from spider.memory.layout import BEGIN, Layout, symbols_of
 from spider.memory.propose import BACK, Document
 from spider.memory.store import Memory, open_memory
-from spider.memory.symbols import BEGIN, symbols_of
 from spider.tokens import Tokens
 
 

@@ -29,10 +29,10 @@ from spider.artifacts import Artifact
 from spider.config.memory import MemoryConfig
 from spider.data.metadata import DTYPE, Metadata, check_size, load_metadata
 from spider.memory import table
-from spider.memory.arrays import Reader, growing, length_of
 from spider.memory.contexts import kind_of, name_of
 from spider.memory.count import runs_of, write_runs
-from spider.memory.symbols import symbols_of
+from spider.memory.layout import symbols_of
+from spider.memory.runs import Reader, growing, length_of
 from spider.requests import PIECE
 
 MARK = "memory.json"

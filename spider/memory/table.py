@@ -33,12 +33,9 @@ from pathlib import Path
 
 import numpy as np
 
-from spider.memory.arrays import Reader, growing
-from spider.memory.compiled import compiled
-from spider.memory.contexts import name_of
-from spider.memory.hashes import appended, mixed, power
-from spider.memory.runs import combined, pairs_in, slices, slices_for
-from spider.memory.symbols import BEGIN, stretches
+from spider.memory.contexts import appended, compiled, mixed, name_of, power
+from spider.memory.layout import BEGIN
+from spider.memory.runs import Reader, combined, growing, pairs_in, slices, slices_for, stretches
 from spider.requests import ENTRIES, FAN_IN, PIECE, SLICE
 
 #: Symbols of the contexts that are found again in the text.

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from kernels.embedding import embedding
 from spider.config.memory import MemoryConfig
-from spider.memory.layout import PLACES, Layout
-from spider.memory.symbols import END, ids_of
+from spider.memory.layout import END, PLACES, Layout, ids_of
 from spider.model.layers import Linear, embedding_like, wide
 from spider.tokens import Tokens
 

@@ -16,6 +16,7 @@ Shapes: B windows, T ids of a window, V ids of the alphabet, N new ids of a stre
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -315,3 +316,20 @@ class Reader:
         logits_1TV = self.model(ids_1T, n_loops=self.n_loops, **given).logits
         assert logits_1TV is not None, "asked for without labels"
         return logits_1TV[0, -N:]
+
+
+def model_tensors(model: nn.Module, prefix: str = "model.") -> dict[str, Tensor]:
+    """Return the parameters (a tied one once) and persistent buffers, as ``{prefix}{name}``."""
+    kept = model.state_dict()
+    named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
+    return {prefix + name: tensor.detach() for name, tensor in named.items()}
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of the names, types, shapes and bytes of the ``model.*`` tensors."""
+    h = hashlib.sha256()
+    for name in sorted(n for n in tensors if n.startswith("model.")):
+        t = tensors[name].detach()
+        h.update(f"{name} {t.dtype} {list(t.shape)}\n".encode())
+        h.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return h.hexdigest()[:16]

@@ -16,6 +16,7 @@ optimizer's kernels are then queued together with the next forward pass, so the 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -44,8 +45,7 @@ from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import TOKENIZER
 from spider.training import compilecache
-from spider.training.chance import draw_depth, seed_of
-from spider.training.determinism import one_order
+from spider.training.device import one_order
 from spider.training.measurements import Warmup
 from spider.training.memory import check_fits, out_of_memory
 from spider.training.metrics import MetricsLog
@@ -420,3 +420,13 @@ class Trainer:
         from spider.data.stream import StreamLoader
 
         return StreamLoader(self.spec.stream, **place, position=position)
+
+
+def seed_of(*parts: object) -> int:
+    """Return a 63-bit seed from a list of names and numbers; different lists have different seeds."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+def draw_depth(spec: StageSpec) -> int:
+    """Return the loops of a step's forward passes: the stage's number, or a random one with that mean."""
+    return int(torch.randint(1, 2 * spec.loops, ())) if spec.model.samples_loops else spec.loops

@@ -23,8 +23,7 @@ from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import Manifest
 from spider.config import EmaConfig, StageSpec
 from spider.errors import TrainingError
-from spider.model.interface import Model
-from spider.model.weights import model_tensors
+from spider.model.interface import Model, model_tensors
 from spider.processes.parallel import local
 from spider.tokens import Tokens
 from spider.training.optim import LowBitAdamW, Optimizer

@@ -17,8 +17,8 @@ from spider.checkpoints.export import export
 from spider.cli import cli
 from spider.errors import CheckpointError
 from spider.model import build_model
+from spider.model.interface import model_tensors, weights_digest
 from spider.model.spider.config import SpiderConfig
-from spider.model.weights import model_tensors, weights_digest
 from spider.training.stage import train
 
 

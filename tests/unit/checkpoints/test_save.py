@@ -16,7 +16,7 @@ from spider.config import TokenizerConfig
 from spider.data.tokenizer import learn
 from spider.errors import CheckpointError
 from spider.model import build_model
-from spider.model.weights import model_tensors, weights_digest
+from spider.model.interface import model_tensors, weights_digest
 from spider.training.stage import train
 from tests.unit.records import saved
 from tests.unit.small_datasets import dataset

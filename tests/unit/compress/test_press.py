@@ -35,7 +35,7 @@ from spider.data.metadata import build_metadata
 from spider.errors import CheckpointError
 from spider.evaluation.evaluate import evaluate
 from spider.model import build_model
-from spider.model.weights import model_tensors
+from spider.model.interface import model_tensors
 from spider.results import ArtifactFolder, Results, StageFolder, write_config
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset

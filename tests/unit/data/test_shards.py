@@ -303,9 +303,7 @@ def test_a_shard_that_is_truncated_while_it_is_read_is_named_when_it_is_opened_a
     done = subprocess.run([sys.executable, "-c", READ, folder], capture_output=True, text=True, timeout=100)
     assert done.returncode == -signal.SIGBUS, done
     assert "Bus error" in done.stderr and 'shards.py", line' in done.stderr
-    with pytest.raises(
-        ValueError, match=r"train/000\.bin: truncated, 0 bytes instead of "
-    ):
+    with pytest.raises(ValueError, match=r"train/000\.bin: truncated, 0 bytes instead of "):
         Shards(folder, "train")
 
 

@@ -29,8 +29,8 @@ from spider.evaluation.sample import sample
 from spider.evaluation.text import validation_stream
 from spider.files import write_json
 from spider.model import build_model
+from spider.model.interface import model_tensors
 from spider.model.spider.config import BoundaryConfig
-from spider.model.weights import model_tensors
 from spider.report.compare import compare
 from spider.report.figures import FIGURES, draw_stage
 from spider.results import StageFolder

@@ -21,9 +21,9 @@ from spider.config import load_config, merged
 from spider.evaluation.result import CutText, Piece, Segment
 from spider.evaluation.segments import cut, read_beginning
 from spider.model import build_model
+from spider.model.interface import model_tensors
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.model import Spider
-from spider.model.weights import model_tensors
 from spider.report.text_view import show, tints, write_page, write_picture
 from spider.tokens import BYTES
 from tests.unit.evaluation.toys import Bigram, Pairs

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from spider.checkpoints import export as exporting
-from spider.model.interface import Model
-from spider.model.weights import model_tensors
+from spider.model.interface import Model, model_tensors
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.stored import LearnedFrom, StoredTokens
 from tests.unit.model.small import build

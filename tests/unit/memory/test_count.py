@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from spider.memory import table
-from spider.memory.contexts import contexts_of, reach
+from spider.memory.contexts import contexts_of, mixed, power, prefix_hashes, reach
 from spider.memory.count import count, runs_of, write_runs
-from spider.memory.hashes import mixed, power, prefix_hashes
+from spider.memory.layout import BEGIN, END
 from spider.memory.propose import _look_up, _shift
-from spider.memory.runs import merge
-from spider.memory.symbols import BEGIN, END, stretches
+from spider.memory.runs import merge, stretches
 from tests.unit.memory.texts import (
     built_of,
     documents,

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from spider.memory import propose as module
-from spider.memory.layout import Layout
+from spider.memory.layout import BEGIN, END, Layout
 from spider.memory.propose import BACK, HELD, LONGEST, REACH, Document
-from spider.memory.symbols import BEGIN, END
 from spider.memory.table import MATCHED, successors
 from tests.unit.memory.texts import documents, followers, q, symbols, tables_of
 

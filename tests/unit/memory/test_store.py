@@ -12,11 +12,11 @@ import pytest
 from spider import files
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
-from spider.memory import arrays, store
+from spider.memory import runs, store
 from spider.memory.contexts import name_of
+from spider.memory.layout import BEGIN, symbols_of
 from spider.memory.proposer import Proposer
 from spider.memory.store import MARK, build, count_part, open_memory, verify
-from spider.memory.symbols import BEGIN, symbols_of
 from spider.tokens import BYTES
 from tests.unit.memory.small_memory import CONFIG, PARTS, SPLITS, make_memories, make_shards
 from tests.unit.memory.texts import documents
@@ -241,14 +241,14 @@ def test_an_alphabet_of_more_than_bytes_has_no_memory():
 
 def test_an_array_that_does_not_fit_on_the_disk_is_an_error_and_leaves_nothing(tmp_path):
     array = np.arange(6000, dtype=np.uint8)
-    arrays.save(tmp_path / "whole.npy", array)
+    runs.save(tmp_path / "whole.npy", array)
     np.save(tmp_path / "numpy.npy", array)
     assert (tmp_path / "whole.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            arrays.save(tmp_path / "cut.npy", array)
+            runs.save(tmp_path / "cut.npy", array)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert {path.name for path in tmp_path.iterdir()} == {"whole.npy", "numpy.npy"}

@@ -20,7 +20,7 @@ from spider.evaluation.text import validation_stream
 from spider.memory.proposer import Proposer
 from spider.memory.store import open_memory
 from spider.model import build_model
-from spider.model.weights import model_tensors
+from spider.model.interface import model_tensors
 from spider.results import Results
 from spider.tokens import BYTES
 from spider.training import warmup

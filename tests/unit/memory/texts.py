@@ -16,7 +16,7 @@ import numpy as np
 from spider.memory import table
 from spider.memory.contexts import LONG, name_of
 from spider.memory.count import count, runs_of
-from spider.memory.symbols import BEGIN, END
+from spider.memory.layout import BEGIN, END
 
 WORDS = ["the", "then", "there", "a", "an", "and", "cat", "cats", "sat", "on", "mat", "é", "in", "of", "12"]
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from spider.config import merged
 from spider.config.memory import MemoryConfig
-from spider.memory.layout import Layout
-from spider.memory.symbols import BEGIN, END
+from spider.memory.layout import BEGIN, END, Layout
 from spider.model.candidates import CandidateHead
 from spider.model.spider.model import Incremental
 from spider.processes.parallel import compile_forward

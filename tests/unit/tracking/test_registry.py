@@ -22,7 +22,7 @@ from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.result import BITS, Row
 from spider.files import write_json
 from spider.model import build_model
-from spider.model.weights import model_tensors
+from spider.model.interface import model_tensors
 from spider.results import ArtifactFolder, Results
 from spider.tracking import log_checkpoint, log_choice, log_scores, sync
 from spider.tracking.records import Checkpoint, Choice

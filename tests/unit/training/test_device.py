@@ -11,8 +11,7 @@ from packaging.requirements import Requirement
 
 from spider.errors import TrainingError
 from spider.training import memory
-from spider.training.determinism import one_order
-from spider.training.device import require_gpus
+from spider.training.device import one_order, require_gpus
 from spider.training.memory import check_fits
 from spider.training.stage import train
 from spider.training.warmup import warm_up

@@ -16,7 +16,7 @@ from spider.config import EmaConfig
 from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.text import validation_stream
-from spider.model.weights import model_tensors, weights_digest
+from spider.model.interface import model_tensors, weights_digest
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.training.state import Ema

@@ -22,8 +22,7 @@ from spider.data.packing import pack
 from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
 from spider.tokens import BYTES
 from spider.training import loop
-from spider.training.chance import draw_depth
-from spider.training.loop import Trainer
+from spider.training.loop import Trainer, draw_depth
 from spider.training.stage import train
 from spider.training.telemetry import Window
 from tests.unit.training.disturb import Stop, crash_at, read_until

@@ -10,7 +10,7 @@ from torchao.optim import AdamW8bit
 from spider import load_model
 from spider.checkpoints.save import save
 from spider.config import OptimizerConfig
-from spider.model.weights import model_tensors
+from spider.model.interface import model_tensors
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.stage import train
 from tests.unit import records

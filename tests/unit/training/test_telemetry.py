@@ -19,10 +19,9 @@ import torch
 from spider.checkpoints.save import Saver
 from spider.files import read_json
 from spider.model import build_model
-from spider.training.device import peak_flops
 from spider.training.precision import Precision, eligible, fp8_layers
 from spider.training.stage import train
-from spider.training.telemetry import Telemetry, Window, line
+from spider.training.telemetry import Telemetry, Window, line, peak_flops
 from tests.unit.training.outcomes import rows
 
 REPO = Path(__file__).parents[3]

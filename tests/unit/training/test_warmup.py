@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from spider import files
+from spider.cli.session import keep_freed_memory
 from spider.config import StageSpec
 from spider.errors import TrainingError
 from spider.model import build_model
 from spider.model.spider import moe
 from spider.training import precision, warmup
-from spider.training.allocator import keep_freed_memory
 from spider.training.measurements import Product, Step, Warmup
 from spider.training.precision import decide
 from spider.training.stage import train
