@@ -7,9 +7,9 @@
 The bias only selects, the gates are made of the unbiased scores (Wang et al., Auxiliary-Loss-Free Load
 Balancing, 2024). ``logsumexp`` of the logits is there for the z-loss, and the scores for the auxiliary loss.
 
-Derivatives, with ``a_k = (dgates_k - <dgates, gates>) / (1e-20 + sum)`` scattered to the chosen experts and
-the gradient of the scores added, giving ``ds``: the gradient of the logits is
-``s (ds - <ds, s> + dlogsumexp)``. Counts and choices have none.
+The gradient of the logits is ``s (ds - <ds, s> + dlogsumexp)``. Here ``ds`` is the gradient of the scores,
+plus ``a_k = (dgates_k - <dgates, gates>) / (1e-20 + sum)`` at the chosen experts. Counts and choices have no
+gradient.
 
 NaN and inf: a NaN or +inf among a token's logits, or -inf in all, makes its scores and gates NaN. The choices
 are k different experts in any case.
@@ -49,7 +49,7 @@ class Routing(NamedTuple):
 
 
 def route_torch(logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None = None) -> Routing:
-    """``route`` in torch, differentiable by torch."""
+    """Compute ``route`` in torch, which can differentiate it."""
     logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
     scores_NE = logits_NE.softmax(1)
     biased_NE = scores_NE.detach() if bias_E is None else scores_NE.detach() + bias_E
@@ -66,7 +66,7 @@ def route_torch(logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tenso
 
 
 def _route_backward_torch(logits_NE, gates_NK, chosen_NK, _logsumexp_N, gradients) -> Tensor:
-    """The same by torch's derivative of what follows the choice."""
+    """Compute the gradient of the logits by torch's derivative of all steps after the choice."""
 
     def differentiable(logits_NE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits_NE = logits_NE.to(gates_NK.dtype)

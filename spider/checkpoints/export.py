@@ -9,10 +9,10 @@ Its files::
     tokenizer.json                 what its ids stand for, where that was learned
     tokenizer_config.json          how transformers reads that, and spider_hf.py, the code with which it reads
                                    all of it: `spider.checkpoints.transformers_files`
-    README.md                      the model card (`spider.report.card`), for people, who may edit it: it is
-                                   carried along and never verified, and one that was edited is never replaced
-    memory/                        of a model that reads one: the folded memory, as `spider.memory.store` has
-                                   it, whose digest config.json names
+    README.md                      the model card (`spider.report.card`). People may edit it, so it is never
+                                   verified, and an edited card is never replaced
+    memory/                        the full n-gram index (`spider.memory.store`) of a model that reads one;
+                                   config.json has its digest
 
 It holds no optimizer state, and equal weights and records give equal bytes. Written beside its place, flushed
 and renamed, it is read like a checkpoint (`spider.checkpoints.load.Checkpoint`), so it can be exported again.
@@ -50,7 +50,10 @@ _SHARD_BYTES = 5_000_000_000
 
 def export(source: Path, output: Path) -> Checkpoint:
     """Write the model of a checkpoint (or stage folder, receipt, exported folder) into the folder ``output``.
-    Raises `CheckpointError` where nothing good is there, or ``output`` holds something else or refuses."""
+
+    Raises:
+        CheckpointError: there is no good checkpoint, or ``output`` holds other files or cannot be written.
+    """
     output = output.resolve()
     _check_replaceable(output)
     checkpoint = Checkpoint.at(source)
@@ -65,7 +68,7 @@ def export(source: Path, output: Path) -> Checkpoint:
 
 
 def _card_of(checkpoint: Checkpoint, model: Model) -> str:
-    """The model card: that of a folder exported before, as it is there, else a new one."""
+    """Return the model card: the one in an exported folder as it is, otherwise a new one."""
     manifest, path = checkpoint.manifest, checkpoint.path
     if (carried := _read_card(path)) is not None:
         return carried
@@ -78,7 +81,7 @@ def _card_of(checkpoint: Checkpoint, model: Model) -> str:
 
 
 def _read_card(folder: Path) -> str | None:
-    """The card in an exported folder; `CheckpointError` where it is no text."""
+    """Return the card in an exported folder, or None; raise `CheckpointError` where it is not UTF-8."""
     try:
         return (folder / CARD).read_bytes().decode("utf-8") if (folder / CARD).is_file() else None
     except UnicodeDecodeError as error:
@@ -148,7 +151,7 @@ def _bring(memory: Path, folder: Path) -> None:
 
 
 def _strange(output: Path) -> set[str]:
-    """Names in an exported folder that no export wrote."""
+    """Return the names in an exported folder that an export did not write."""
     exported = Exported.read(output / EXPORTED)
     present = {file.name for file in output.glob("*")} - {EXPORTED, CARD, *exported.files}
     if exported.folded is None or not (output / MEMORY).is_dir():
@@ -160,7 +163,7 @@ def _strange(output: Path) -> set[str]:
 
 
 def _check_replaceable(output: Path) -> None:
-    """Only a folder that holds an export and nothing else may be replaced."""
+    """Raise `CheckpointError` unless ``output`` is new, empty, or an export without other files."""
     if output.is_file():
         raise CheckpointError(f"{output}: is a file; name a folder that is new or empty")
     present = {file.name for file in output.glob("*")}

@@ -1,4 +1,4 @@
-"""What all verbs share: the configuration, its results folder, the record of a job."""
+"""Shared by all commands: the configuration, its results folder, the record of a job, the set-up of torch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def command_line() -> str | None:
 
 @dataclass
 class Session:
-    """What the options before the verb say."""
+    """The options before the command."""
 
     config_path: Path
 
@@ -139,8 +139,11 @@ def allow_families_of(config: Path) -> None:
 
 
 def configure_tracking_of(root: Path) -> None:
-    """Track as a results folder says: by the configuration of this command if that lies in it, as in a job
-    of the workflow, else by the newest one that the folder keeps."""
+    """Configure tracking for a results folder.
+
+    The configuration of this command has the settings if it lies in that folder, as in a job of the workflow.
+    Otherwise the newest configuration in the folder has them.
+    """
     session = click.get_current_context().find_object(Session)
     own = session is not None and session.config_path.resolve().is_relative_to(root.resolve())
     path = session.config_path if session and own else root / NEWEST

@@ -1,7 +1,7 @@
-"""What a dataset says of itself: ``metadata.json``, which the index job makes from all parts' records.
+"""The description of a dataset: ``metadata.json``, which the index job makes from the records of all parts.
 
-Readers trust it alone. It holds the source, the settings, the alphabet, and of each shard its counts and its
-SHA-256; its own digest is what a training knows the dataset by.
+It is the only file that readers trust. It holds the source, the settings and the vocabulary of the dataset,
+and the counts and the SHA-256 of each shard. Its digest identifies the dataset in a training.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS = (
 
 
 class Shard(BaseModel, frozen=True):
-    """One part's share of a split."""
+    """The documents of one part in a split."""
 
     file: str
     part: str
@@ -69,18 +69,18 @@ class Metadata(Artifact):
     text_column: str | None = None
     id_column: str | None = None
     validation: float | None = None
-    """These are of text; None of shards that others have written."""
+    """Share of documents held out; None for published shards, as are the columns."""
     memory: float = 0.0
     split_by: dict[str, str] | None = None
     max_document_bytes: int | None = None
     written_as: str = "text"
     """``chat``: conversations (`spider.data.chat`)."""
     tokenizer: str | None = None
-    """Digest of the ``tokenizer.json`` that lies beside; None: bytes."""
+    """Digest of the ``tokenizer.json`` beside this file; None: bytes."""
     tokenizer_kind: str | None = None
     """``sentencepiece``; None: bytes, or pairs of bytes."""
     lossless: bool = True
-    """Else what is written here reads as what another's tokenizer left of it."""
+    """Whether decoding gives the text back; a published tokenizer may have changed it."""
     splits: dict[str, Split]
     digest: str = ""
     _alphabet: Tokens = PrivateAttr(default_factory=lambda: BYTES)
@@ -91,12 +91,12 @@ class Metadata(Artifact):
 
     @property
     def alphabet(self) -> Tokens:
-        """What its ids stand for."""
+        """Return the tokenizer of its ids."""
         return self._alphabet
 
     @property
     def imported(self) -> bool:
-        """Whether others have cut its text into ids."""
+        """Return whether its shards were published as ids."""
         return self.source.get("kind") == "tokens"
 
 
@@ -104,14 +104,13 @@ def build_metadata(
     folder: Path, name: str, dataset: Dataset, *, source: dict[str, Any], parts: Sequence[str],
     tokenizer: Path | None = None, threads: int = 1,
 ) -> Metadata:  # fmt: skip
-    """Describe the encoded ``parts``, and the ``source`` of their text, in ``folder/metadata.json``, and lay
-    a copy of their ``tokenizer`` beside it.
+    """Write ``folder/metadata.json`` for the encoded ``parts``, with a copy of their ``tokenizer`` beside it.
 
-    Hashes every shard, as many at a time as there are ``threads``.
+    ``source`` describes where their text is from. Each thread hashes one shard at a time.
 
     Raises:
-        ValueError: a part is missing, was encoded under other settings, or has files of another size than its
-            record says.
+        ValueError: a part is missing, was encoded under other settings, or its files do not have the sizes in
+            its record.
     """
     tokens = read_tokens(tokenizer) if tokenizer else BYTES
     settings = dataset.encoding() | ({"tokenizer": tokens.digest} if tokenizer else {})
@@ -141,7 +140,7 @@ def build_metadata(
 
 
 def content_digest(plain: dict[str, Any]) -> str:
-    """The digest of a description: of all that stands in it but the digest itself."""
+    """Return the digest of a description, computed without its field ``digest``."""
     return digest({key: value for key, value in plain.items() if key != "digest"})
 
 
@@ -164,7 +163,7 @@ def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any
 
 
 def check_size(path: Path, expected: int) -> None:
-    """Refuse a file that is missing, or not of so many bytes."""
+    """Raise `ValueError` where a file is missing or does not have the expected number of bytes."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -175,7 +174,11 @@ def check_size(path: Path, expected: int) -> None:
 
 
 def load_metadata(folder: Path) -> Metadata:
-    """The description of a dataset; ``ValueError`` where there is none, or of another format or alphabet."""
+    """Read the description of a dataset.
+
+    Raises:
+        ValueError: the description is missing, or has another format or vocabulary.
+    """
     path = folder / "metadata.json"
     if not path.exists():
         raise ValueError(

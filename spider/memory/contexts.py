@@ -1,16 +1,16 @@
-"""Contexts: what stands before a place, as a hash.
+"""Contexts: hashes of the symbols before a place.
 
-Of *order* o: the o symbols before it, if so many stand there since the document's beginning, which counts as
-one of them.
+A context of *order* o is the o symbols before a place. The beginning of the document counts as one of them,
+and a context does not reach beyond it.
 
-Of n *words*: what an order cannot see past, a line break or a comma, is left out. A word is letters, digits,
-underscores and all bytes beyond ASCII; the *current* one is that which began last, with what stands since its
-end. Letters are compared without case, and white space as one blank. The context is the current word so far
-and the n before it, if there are so many. A word that is longer than `LONG`, with what stands after it, is no
-context and no word before another, so that contexts are a function of the `reach` symbols before a place.
+A context of n *words* ignores line breaks and commas, which end the contexts of an order. A word consists of
+letters, digits, underscores and all bytes beyond ASCII. The *current* word is the one that began last, with
+the symbols since its end. Letters are compared without case, and white space as one blank. The context is the
+current word so far and the n words before it, if there are that many. A word that is longer than `LONG`, with
+the symbols after it, ends all contexts. So contexts are a function of the `reach` symbols before a place.
 
-A kind of context is a number, o or ``~n``. Hashes are of 56 bits, the high ones of 64, which leaves a byte of
-a key free for the symbol that follows; 0 where there is no such context.
+A kind of context is a number, o or ``~n``. Hashes have 56 bits, the high ones of 64, so a key has a byte left
+for the symbol that follows. The hash is 0 where there is no such context.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _compared() -> np.ndarray:
     return table
 
 
-#: What each symbol is compared as, and which are of words.
+#: The symbol that each symbol is compared as, and the symbols of words.
 _COMPARED = _compared()
 _OF_WORD = np.array([chr(s).isalnum() or s == ord("_") if s < 128 else s < BEGIN for s in range(1 + END)])
 _NONE, _ONE = np.uint64(0), np.uint64(1)
@@ -87,9 +87,9 @@ def mixed(before: np.uint64, now: np.uint64, grown: np.uint64) -> np.uint64:
 
 @compiled
 def of_order(text: np.ndarray, hashes: np.ndarray, order: int, lo: int, hi: int) -> np.ndarray:
-    """The contexts of one order of the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
+    """Return the contexts of one order at the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
 
-    ``hashes`` are of all its prefixes; its first symbol may stand inside a document.
+    ``hashes`` are the hashes of all its prefixes. Its first symbol may lie inside a document.
     """
     contexts, grown, begin = np.zeros(hi - lo, np.uint64), power(order), 0
     for i in range(max(0, lo - order), hi):
@@ -102,19 +102,21 @@ def of_order(text: np.ndarray, hashes: np.ndarray, order: int, lo: int, hi: int)
 
 @compiled
 def reach(words: int) -> int:
-    """How many symbols before a place decide its context of so many words: as many words and two more, the
-    first of which may be cut."""
+    """Return the number of symbols before a place that decide its context of this many words.
+
+    These are two more words, because the first one may be truncated.
+    """
     return (words + 2) * (LONG + 1)
 
 
 @compiled
 def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
-    """The contexts of so many words of the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
+    """Return the contexts of this many words at the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
 
-    Its first symbol may stand inside a document, if the first `reach` places are not asked for.
+    Its first symbol may lie inside a document if ``lo`` is at least `reach`.
     """
     contexts, before = np.zeros(hi - lo, np.uint64), np.zeros(words + 1, np.uint64)
-    # What is read first may be the rest of a long word.
+    # The first symbols may be the rest of a long word.
     known, length, inside, blank = 0, LONG + 1, True, False
     word = current = _NONE
     for i in range(max(0, lo - reach(words)), hi - 1):
@@ -142,7 +144,7 @@ def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
         if i + 1 >= lo and known >= words and 0 < length <= LONG:
             all_of_it = current
             for k in range(words):
-                # Mixed, for sums of polynomials are the same in any order.
+                # Mixed, because sums of polynomials are the same in any order.
                 all_of_it = appended(all_of_it, mixed(_NONE, before[k], _ONE))
             contexts[i + 1 - lo] = mixed(_NONE, all_of_it, _ONE) | _ONE
     return contexts
@@ -150,15 +152,15 @@ def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
 
 @compiled
 def contexts_of(text: np.ndarray, hashes: np.ndarray, kind: int, lo: int, hi: int) -> np.ndarray:
-    """The contexts of one kind, as `of_order` and `of_words` say."""
+    """Return the contexts of one kind, by `of_order` or `of_words`."""
     return of_order(text, hashes, kind, lo, hi) if kind > 0 else of_words(text, ~kind, lo, hi)
 
 
 def name_of(kind: int) -> str:
-    """What a kind of context is called in the names of files: ``12``, ``words2``."""
+    """Return the name of a kind of context in the names of files: ``12``, ``words2``."""
     return str(kind) if kind > 0 else f"words{~kind}"
 
 
 def kind_of(name: str) -> int:
-    """The inverse of `name_of`."""
+    """Return the kind that `name_of` gave this name."""
     return ~int(name.removeprefix("words")) if name.startswith("words") else int(name)

@@ -51,26 +51,30 @@ def ids_of(alphabet: Tokens) -> np.ndarray:
     return ids
 
 
-#: Latest places that an order of pointers remembers.
+#: Number of latest places that an order of pointers keeps.
 PLACES = 4
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where in the bytes of a place's proposal each part lies."""
+    """The layout of the bytes of a place's proposal."""
 
     contexts: int
     """O"""
     pointers: int
-    """P + 1, the match among them, the last."""
+    """P + 1, with the match as the last"""
     candidates: int
     """C"""
 
     @cached_property
     def parts(self) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """First byte and shape of each: the symbols (how many are in the first bytes of ``there``), q(T) and
-        q(D) of each context, number and distance of the pointers of each order, q(count) of each candidate
-        and context, and which of an order's places (a bit each) were followed by it."""
+        """Return the first byte and the shape of each part.
+
+        ``there`` is the number of candidates, ``symbols`` are the candidates, and ``totals`` are q(T) and
+        q(D) of each context. ``seen`` has the number and the distance of the pointers of each order, and
+        ``counts`` has q(count) of each candidate and context. ``places`` has a bit for each place of an order
+        that was followed by the candidate.
+        """
         shapes = {
             "there": (1,),
             "symbols": (self.candidates,),
@@ -84,18 +88,18 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Bytes of a place."""
+        """Return the number of bytes of a place."""
         at, shape = self.parts["places"]
         return at + prod(shape)
 
     def views(self, bytes_NW: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The parts of N places."""
+        """Return the parts of N places."""
         return tuple(
             bytes_NW[:, at : at + prod(shape)].reshape(-1, *shape) for at, shape in self.parts.values()
         )
 
     def split(self, bytes_W: Tensor) -> list[Tensor]:
-        """The parts of a tensor with any leading axes."""
+        """Return the parts of a tensor with any leading axes."""
         return [bytes_W[..., at : at + prod(shape)].unflatten(-1, shape) for at, shape in self.parts.values()]
 
     @classmethod

@@ -1,8 +1,8 @@
 """The GPUs of a training: check that a run has those it asks for, and make their sums deterministic.
 
-torch computes on the CPU without a message where it finds no GPU, so a cluster's GPU would idle for days. It
-can say why it finds none (a build for CPUs, no device, a driver older than its CUDA), but only on request.
-`require_gpus` therefore checks before anything is trained.
+Without a GPU torch computes on the CPU without a message, so a cluster's GPU would idle for days. torch
+reports the reason (a build for CPUs, no device, a driver older than its CUDA) only on request. `require_gpus`
+therefore checks before anything is trained.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def one_order(device: torch.device) -> None:
 
 
 def _main() -> None:
-    """Look for as many GPUs as the command line says; leave with what is wrong, if they are not there."""
+    """Check for the number of GPUs on the command line; exit with an error message if they are missing."""
     gpus = int(sys.argv[1])
     try:
         require_gpus(gpus)
