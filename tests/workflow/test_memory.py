@@ -1,7 +1,5 @@
 """The n-gram index in the workflow: what is counted again after a change, and what its jobs request."""
 
-import base64
-import json
 import re
 
 import pytest
@@ -36,19 +34,6 @@ def test_another_run_that_reads_the_index_does_not_count_again(remembering):
     remembering.config["runs"] = {"earlier": runs["small"], **runs}
     assert remembering.planned(*targets) == {}
     remembering.config["runs"] = {"renamed": runs["small"]}
-    assert remembering.planned(*targets) == {}
-
-
-def test_what_was_counted_when_the_run_was_recorded_is_not_counted_again(remembering):
-    """Before, Snakemake's record of an index held the name of the first run that read it."""
-    targets, runs = indexes(remembering), remembering.config["runs"]
-    remembering(*targets)
-    for target, folded in zip(targets, ("''", "'--folded'"), strict=True):
-        record = (
-            remembering.folder / ".snakemake/metadata" / base64.urlsafe_b64encode(target.encode()).decode()
-        )
-        record.write_text(json.dumps(read_json(record) | {"params": [folded, "'small'"]}))
-    remembering.config["runs"] = {"earlier": runs["small"], **runs}
     assert remembering.planned(*targets) == {}
 
 
