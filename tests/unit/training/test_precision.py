@@ -30,7 +30,15 @@ def test_fp8_where_it_cannot_run_is_an_error_that_names_device_and_remedy():
 
 def measured(**said) -> Warmup:
     """What `decide` reads of a warm-up."""
-    rest = {"fp8_recipe": "rowwise", "step_shape": {}, "step": {}, "gemms": [], "compile": None, "seconds": 0}
+    rest = {
+        "fp8_recipe": "rowwise",
+        "step_shape": {},
+        "step": {},
+        "gemms": [],
+        "parts": None,
+        "compile": None,
+        "seconds": 0,
+    }
     known = {"format": 1, "run": "r", "device": "cpu", "threads": 1, "versions": {}, "reason": "measured so"}
     return Warmup.model_validate({**known, **rest, "fp8_layers": [], **said})
 
