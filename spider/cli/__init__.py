@@ -126,9 +126,8 @@ def main() -> None:
     which its own destructor holds: for ever, and all other processes with it.
     """
     share_the_processor()
-    faulthandler.enable(
-        sys.__stderr__
-    )  # shows what was read where a mapped file was truncated, which ends the process
+    # A truncated file that is mapped ends the process by SIGBUS; this shows where it was read.
+    faulthandler.enable(sys.__stderr__)
     grow_segments()
     status = _status()
     if "LOCAL_WORLD_SIZE" in os.environ:
