@@ -28,9 +28,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from common import interleaved, parser, report
 
-from spider.config import Dataset, PydocsSource
+from spider.config import Dataset
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
+from spider.sources.pydocs import PydocsSource
 from spider.tokens import BYTES
 
 DATASET = Dataset(source=PydocsSource(kind="pydocs"))

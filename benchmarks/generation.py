@@ -27,12 +27,12 @@ from common import ROOT, parser, report
 
 from spider.config import load_config
 from spider.config.model import family_block, model_block
-from spider.data.mock import make_mock_data
 from spider.evaluation.generate import generate
 from spider.memory.proposer import Proposer
 from spider.memory.store import make_memories, open_memory
 from spider.model import build_model
 from spider.model.interface import Model, Reader
+from spider.sources.mock import make_mock_data
 from spider.tokens import BYTES
 
 TAIL = 64

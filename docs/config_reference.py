@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from spider import config
 from spider.config import Block, ModelConfig, families, family_config, presets, tasks
+from spider.config.data import kinds, source_class
 
 HEAD = """# Configuration reference
 
@@ -28,12 +29,7 @@ Commented examples: [`config.yaml`](../config.yaml) and [`presets/`](../presets)
 BLOCKS: list[tuple[str, type[Block]]] = [
     ("(top level)", config.Config),
     ("datasets.NAME", config.Dataset),
-    ("datasets.NAME.source, kind: pydocs", config.PydocsSource),
-    ("datasets.NAME.source, kind: hub", config.HubSource),
-    ("datasets.NAME.source, kind: local", config.LocalSource),
-    ("datasets.NAME.source, kind: stream", config.StreamSource),
-    ("datasets.NAME.source, kind: mock", config.MockSource),
-    ("datasets.NAME.source, kind: tokens", config.TokensSource),
+    *((f"datasets.NAME.source, kind: {kind}", source_class(kind)) for kind in kinds()),
     ("tokenizers.NAME", config.TokenizerConfig),
     ("runs.NAME", config.Run),
     ("runs.NAME.defaults, and each of runs.NAME.stages", config.Stage),

@@ -170,16 +170,14 @@ def there(key, run, files):
 
 def raw_identity(wildcards):
     """Return what decides the content of a downloaded or imported part."""
-    item = parts_of(wildcards.dataset)[wildcards.part]
-    return CONFIG.datasets[wildcards.dataset].import_identity(item)
+    dataset = CONFIG.datasets[wildcards.dataset]
+    return dataset.source.identity(parts_of(wildcards.dataset)[wildcards.part], dataset)
 
 
-def local_file(wildcards):
-    """Return the user's own files that a part is imported from."""
+def own_files(wildcards):
+    """Return the user's own files that a part is read from."""
     source = CONFIG.datasets[wildcards.dataset].source
-    if source.kind != "local":
-        return []
-    return watched(source.read_for(parts_of(wildcards.dataset)[wildcards.part]))
+    return watched(source.own_files(parts_of(wildcards.dataset)[wildcards.part]))
 
 
 def part_files(pattern):
@@ -188,41 +186,37 @@ def part_files(pattern):
 
 
 def raw_dataset(dataset):
-    """Whose downloaded parts a dataset is made from: its own, or those of the one that it is like."""
+    """Return the dataset whose downloaded parts a dataset is made from: itself, or the one that it is like."""
     return CONFIG.datasets[dataset].like or dataset
 
 
 def raw_part(wildcards):
-    """Return the file that a part is encoded from; shards that others have written are read where they lie."""
-    source = CONFIG.datasets[wildcards.dataset].source
-    if source.kind == "tokens":
+    """Return the file that a part is encoded from. Token ids that others have written are read where they lie."""
+    if CONFIG.datasets[wildcards.dataset].source.TOKENS:
         return local(parts_of(wildcards.dataset)[wildcards.part])
     return f"<results>/raw/{raw_dataset(wildcards.dataset)}/{wildcards.part}.parquet"
 
 
 def raw_records(wildcards):
     """Return the record of each downloaded part of a dataset."""
-    if CONFIG.datasets[wildcards.dataset].source.kind == "tokens":
+    if CONFIG.datasets[wildcards.dataset].source.TOKENS:
         return []
     raw = f"<results>/raw/{raw_dataset(wildcards.dataset)}/{{part}}.json"
     return expand(raw, part=parts_of(wildcards.dataset))
 
 
 def tokenizer_file(wildcards):
-    """What a dataset is written in, where that is not bytes."""
+    """Return the tokenizer that encodes a dataset, or nothing for bytes."""
     dataset = CONFIG.datasets[wildcards.dataset]
-    if dataset.source.kind == "tokens":
-        return local(dataset.source.model)
-    name = dataset.tokenizer
-    return f"<results>/tokenizers/{name}/tokenizer.json" if name else []
+    if dataset.source.own_tokenizer:
+        return local(dataset.source.own_tokenizer)
+    return f"<results>/tokenizers/{dataset.tokenizer}/tokenizer.json" if dataset.tokenizer else []
 
 
 def encoding_identity(wildcards):
-    """What decides the ids of a part."""
+    """Return what decides the ids of a part."""
     dataset = CONFIG.datasets[wildcards.dataset]
-    if dataset.source.kind == "tokens":
-        return {"split": dataset.source.split(wildcards.part)}
-    return dataset.encoding()
+    return dataset.encoding() | dataset.source.encoding(wildcards.part)
 
 
 def learned_from(wildcards):
@@ -246,9 +240,9 @@ def memory_records(wildcards):
 
 
 def metadata(dataset):
-    """The index a stage trains from; a stream has none."""
+    """Return the index that a stage trains from; a stream has none."""
     index = f"<results>/shards/{dataset}/metadata.json"
-    return [] if CONFIG.datasets[dataset].source.kind == "stream" else index
+    return [] if CONFIG.datasets[dataset].source.STREAMED else index
 
 
 def reader_of(wildcards):
@@ -316,12 +310,12 @@ def splits_in(index, changed):
 
 
 def estimated_size(dataset, part):
-    """Return the bytes of text in a part that is not encoded: thrice its file's, or a gigabyte without one."""
-    files = [RESULTS / "raw" / raw_dataset(dataset) / f"{part}.parquet"]
-    if CONFIG.datasets[dataset].source.kind in ("local", "tokens"):
-        files.append(Path(parts_of(dataset)[part]))
-    sizes = [file.stat().st_size for file in files if file.exists()]
-    return 3 * max(sizes) if sizes else 1e9
+    """Estimate the bytes of text in a part that is not encoded: thrice its file's, or a gigabyte without one."""
+    file = RESULTS / "raw" / raw_dataset(dataset) / f"{part}.parquet"
+    size = CONFIG.datasets[dataset].source.estimated_bytes(parts_of(dataset)[part])
+    if file.exists():
+        size = max(size, file.stat().st_size)
+    return 3 * size if size else 1e9
 
 
 def memories(*texts):

@@ -3,7 +3,7 @@
 
 rule download:
     input:
-        local_file,
+        own_files,
     output:
         parquet="<results>/raw/{dataset}/{part}.parquet",
         record="<results>/raw/{dataset}/{part}.json",

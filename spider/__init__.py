@@ -34,9 +34,9 @@ def load_model(path: str | Path, *, family_module: str | None = None) -> tuple[M
         ValueError: the path is none of these, or a file there is damaged.
     """
     from spider.checkpoints.load import Checkpoint
-    from spider.config.model import allow_family
+    from spider.config.imports import allow_import
 
     if family_module is not None:
-        allow_family(family_module)
+        allow_import(family_module)
     model = Checkpoint.at(Path(path)).model()
     return model, model.config

@@ -15,9 +15,9 @@ from bundle import DATASET, FOLDER
 
 from spider.config import Dataset, StageSpec
 from spider.data.metadata import DTYPE, build_metadata, load_metadata
-from spider.data.mock import MOCK, make_mock_data
 from spider.data.packing import Packing, pack
 from spider.files import write_json
+from spider.sources.mock import MOCK, make_mock_data
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.stored import TOKENIZER, LearnedFrom, StoredTokens

@@ -20,8 +20,8 @@ import click
 from spider.cli import data, evaluate, model, train
 from spider.cli.chat import chat
 from spider.cli.harness import harness
-from spider.cli.session import FILE, Group, Session, allow_families_of, grow_segments, log
-from spider.config.model import allow_family
+from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
+from spider.config.imports import allow_import
 from spider.processes.spinning import share_the_processor
 from spider.results import write_config
 from spider.version import VERSION
@@ -79,8 +79,8 @@ def cli(
         config = json.loads(configure)
         path = write_config(Path(config["results"]), config)
     if family_module:
-        allow_family(family_module)
-    allow_families_of(path)
+        allow_import(family_module)
+    allow_imports_of(path)
     context.obj = Session(path)
 
 

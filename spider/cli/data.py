@@ -12,7 +12,7 @@ import click
 
 from spider import tracking
 from spider.cli.session import FILE, JSON, THREADS, Session, log, verb
-from spider.config import Config, HubSource, MockSource, PydocsSource, TokensSource
+from spider.config import Config
 from spider.config.memory import MemoryConfig
 from spider.files import read_json, sha256, write_json
 
@@ -20,28 +20,17 @@ from spider.files import read_json, sha256, write_json
 @verb("dataset", "part")
 @click.option("--output", type=FILE, required=True)
 def download(session: Session, dataset: str, part: str, output: Path) -> None:
-    """Bring one part of a dataset here, as parquet."""
-    from spider.data import hub, local, mock, pydocs
-
+    """Fetch one part of a dataset, as parquet."""
     spec, parts = session.config.dataset(dataset), session.config.parts(dataset)
     if part not in parts:
         raise ValueError(f"datasets.{dataset}: no part {part!r}; there are {len(parts)}, from 000")
-    source, item = spec.source, parts[part]
-    if isinstance(source, TokensSource):
-        raise ValueError(f"datasets.{dataset}: {item} is read where it lies; encode it")
-    params = {"kind": source.kind, "item": item}
+    item = parts[part]
+    params = {"kind": spec.source.kind, "item": item}
     made = [output, output.with_suffix(".json")]
     with session.tracked("download", f"{dataset}/{part}", params, [], made) as job:
-        if isinstance(source, MockSource):
-            record = mock.write_mock(source.documents, output)
-        elif isinstance(source, PydocsSource):
-            record = pydocs.write_pydocs(int(part), source.pieces, output, source.form)
-        elif isinstance(source, HubSource):
-            record = hub.download_file(hub.HubFile(source.repo, source.revision, item), output)
-        else:
-            record = local.import_local(Path(item), output, spec)
-        size, digest = output.stat().st_size, record.get("sha256") or sha256(output)
-        origin = {"part": part, "name": item, "bytes": size, "sha256": digest}
+        spec.source.fetch(part, output, spec)
+        size = output.stat().st_size
+        origin = {"part": part, "name": item, "bytes": size, "sha256": sha256(output)}
         write_json(output.with_suffix(".json"), origin)  # for metadata.json
         job.metric("bytes", size)
     log.info("%s: %.1f MB from %s", output, size / 1e6, item)
@@ -71,10 +60,8 @@ def tokenizer(
 @verb("dataset", "part")
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
-    """Make uint16 shards of one parquet file, or of a headered shard that is one of the dataset's, one for
-    each split."""
+    """Make the uint16 shards of one part, one for each split, from FILE."""
     from spider.data.encode import encode_part
-    from spider.data.headered import import_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
 
@@ -85,8 +72,8 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     outputs = [shard.with_suffix(suffix) for shard in shards for suffix in (".idx", ".json")]
     inputs = [file, learned] if learned else [file]
     with session.tracked("encode", f"{dataset}/{part}", settings, inputs, outputs, shards) as job:
-        if isinstance(spec.source, TokensSource):
-            record = import_part(file, folder, part, spec)
+        if spec.source.TOKENS:
+            record = spec.source.import_part(file, folder, part, spec)
         else:
             record = encode_part(file, folder, part, spec, read_tokens(learned) if learned else BYTES)
         for split, counts in record.items():
@@ -100,7 +87,6 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
 @THREADS
 def index(session: Session, dataset: str, output: Path, threads: int | None) -> None:
     """Gather the parts' records into metadata.json."""
-    from spider.data.headered import imported
     from spider.data.metadata import build_metadata
 
     spec = session.config.dataset(dataset)
@@ -109,8 +95,8 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
     raw = spec.like or dataset
     learned = session.tokenizer_of(dataset)
     inputs = [*records, learned] if learned else records
-    if isinstance(spec.source, TokensSource):
-        origins = [imported(record, spec.source) for record in records]
+    if spec.source.TOKENS:
+        origins = [spec.source.imported(part, record) for part, record in zip(parts, records, strict=True)]
     else:
         downloaded = [session.results.raw(raw, part).with_suffix(".json") for part in parts]
         origins = [read_json(record) for record in downloaded]

@@ -17,9 +17,9 @@ import click
 import yaml
 
 from spider import tracking
-from spider.config import Config, HubSource, StreamSource, TokensSource, load_config
-from spider.config.model import allow_family
-from spider.config.schema import named_families
+from spider.config import Config, load_config
+from spider.config.imports import allow_import
+from spider.config.schema import named_imports
 from spider.results import NEWEST, ArtifactFolder, Results
 
 log = logging.getLogger("spider")
@@ -77,10 +77,10 @@ class Session:
         return Results(Path(self.config.results))
 
     def tokenizer_of(self, dataset: str) -> Path | None:
-        """The tokenizer that a dataset is written in, where that is not bytes."""
+        """Return the file of the tokenizer that encodes a dataset; None for bytes."""
         spec = self.config.dataset(dataset)
-        if isinstance(spec.source, TokensSource):
-            return Path(spec.source.model)
+        if spec.source.own_tokenizer:
+            return Path(spec.source.own_tokenizer)
         return self.results.tokenizer(spec.tokenizer) if spec.tokenizer else None
 
     def tracked(
@@ -117,25 +117,21 @@ class Session:
         return [ArtifactFolder(folder).evaluation for folder in folders]
 
     def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
-        """Name, digest and source of a dataset, as tracking shows it."""
-        source = self.config.dataset(name).source
-        if isinstance(source, HubSource | StreamSource):
-            return name, data_digest, f"{source.repo}@{source.revision}"
-        return name, data_digest, source.kind
+        """Return the name, digest and source of a dataset, as tracking shows it."""
+        return name, data_digest, self.config.dataset(name).source.address
 
 
-def allow_families_of(config: Path) -> None:
-    """Allow the families of models that the user's configuration names, for commands that read no more of it.
+def allow_imports_of(config: Path) -> None:
+    """Allow the families and sources that the user's configuration names, for commands that read no more.
 
-    A file that is missing or cannot be read names none: a command that needs it says what is wrong.
+    A file that is missing or cannot be read names none. A command that needs it reports what is wrong.
     """
     try:
-        text = config.read_text("utf-8")
-        written = yaml.safe_load(text) if "family" in text else None
+        written = yaml.safe_load(config.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return
-    for family in named_families(written):
-        allow_family(family)
+    for name in named_imports(written):
+        allow_import(name)
 
 
 def configure_tracking_of(root: Path) -> None:

@@ -14,15 +14,15 @@ import sys
 from pathlib import Path
 
 import spider
-from spider.config.model import allowed_families
+from spider.config.imports import allowed_imports
 
 #: Allow the families that this process may import; read a file and predict, or build a model where there is
 #: no file; list the modules that are ours.
 _ALLOW = """
 import json, sys
-from spider.config.model import allow_family
+from spider.config.imports import allow_import
 for family in json.loads(sys.argv[2]):
-    allow_family(family)
+    allow_import(family)
 """
 _READ = """
 from pathlib import Path
@@ -60,7 +60,7 @@ def _imported(program: str, given: str) -> dict[str, Path]:
     root = str(Path(spider.__file__).parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-c", _ALLOW + program + _LIST, given, json.dumps(allowed_families())],
+        [sys.executable, "-c", _ALLOW + program + _LIST, given, json.dumps(allowed_imports())],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

@@ -166,8 +166,8 @@ def explain(error: Any) -> str:
 def key_path(loc: tuple[Any, ...]) -> str:
     """``("runs", "demo", "stages", 1, "tokens")`` as ``runs.demo.stages[1].tokens``."""
     path = ""
-    for i, part in enumerate(loc):
-        if part == "[key]" or (i and loc[i - 1] == "source"):
-            continue  # pydantic names the branch of the union, and keys as such; the file does not
+    for part in loc:
+        if part == "[key]":
+            continue  # pydantic names keys as such; the file does not
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     return path

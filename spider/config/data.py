@@ -1,40 +1,218 @@
-"""Datasets: where their text comes from, and how it is split and encoded."""
+"""Datasets: where their text comes from, and how it is split and encoded.
+
+A source of text is one file: a subclass of `Source` in ``spider/sources/``, known by the file's name, or in a
+module of the user, ``source: {kind: my_package.my_source}``. This module defines what a source implements and
+finds the class of a kind. It names no source.
+"""
 
 from __future__ import annotations
 
 import glob
-import os
 import re
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from spider.config.block import Block, ConfigError, Positive, none_such, wrong_key
+from spider.config.imports import import_named, may_import
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files behind the text of a dataset. Two datasets that share a file share documents."""
+
+    origin: str
+    """The place that the names belong to, such as a repository."""
+    names: frozenset[str]
+    overlapping: bool = False
+    """Whether files of different names may hold the same documents: a folder and a file in it, or a copy."""
 
 
 class Source(Block):
-    """Where a dataset's text comes from; each kind knows how many parts it has without touching a network."""
+    """Where a dataset's text comes from.
 
-    def parts(self) -> list[str]:
-        """Names of the parts, one download and one encode job each."""
-        return [f"{i:03d}" for i in range(len(self.items()))]
+    A subclass implements one of three methods. `fetch` writes a part of the text as parquet. `import_part`
+    reads token ids that exist already (`TOKENS`). `batches` reads the text while a model trains (`STREAMED`).
+    All modules that only these methods need, such as pyarrow, are imported inside them.
+    """
+
+    #: Whether the text is read while a model trains. Such a source has no parts, and nothing is kept.
+    STREAMED: ClassVar[bool] = False
+    #: Whether the parts are files of token ids, which are imported where they lie.
+    TOKENS: ClassVar[bool] = False
+    #: Keys that only list the parts, so that the content of one part does not depend on them.
+    LISTS: ClassVar[frozenset[str]] = frozenset()
+
+    kind: str
+    """Which source: the name of its file, or the name that Python imports your own by."""
+
+    # ------------------------------------------------------------------------------------------ parts
 
     def items(self) -> list[str]:
-        """What each part is made from, in order; a stream has none."""
+        """Return what each part is made from, such as a file, in order. This uses no network."""
         return []
 
+    def parts(self) -> list[str]:
+        """Return the names of the parts, which are one download and one encode job each."""
+        return [f"{i:03d}" for i in range(len(self.items()))]
+
     def item(self, part: str) -> str:
-        """What one part is made from."""
+        """Return what one part is made from."""
         if part not in self.parts():
             raise ConfigError(f"no part {part!r}; there are {len(self.parts())}, from 000")
         return self.items()[int(part)]
 
+    def own_files(self, item: str) -> list[str]:
+        """Return the user's own files that a part is read from. A change of one makes the part again."""
+        return []
+
+    def estimated_bytes(self, item: str) -> int:
+        """Estimate the size of a part before it is here, or return 0 where nothing is known of it."""
+        return sum(Path(file).stat().st_size for file in self.own_files(item) if Path(file).exists())
+
+    # ------------------------------------------------------------------------------------------- text
+
+    def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
+        """Write a part as a parquet file with the columns that the dataset names, whole or not at all.
+
+        Raise `ValueError`, with the remedy, where the text cannot be read.
+        """
+        raise ConfigError(f"a source of kind {self.kind} has nothing to download; encode its parts")
+
+    def import_part(self, file: Path, folder: Path, part: str, dataset: Dataset) -> dict[str, Any]:
+        """Write the shards of a part below ``folder`` from its file, and return their records by split."""
+        raise NotImplementedError
+
+    def imported(self, part: str, record: Path) -> dict[str, Any]:
+        """Return the name, size and SHA-256 of the file that an imported part was made from."""
+        raise NotImplementedError
+
+    def batches(self, dataset: Dataset, **place: Any) -> Any:
+        """Open the batches of training, a `spider.data.loader.Batches`."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------ rules
+
+    def check(self, dataset: Dataset) -> None:
+        """Raise `ValidationError` for a setting of the dataset that does not fit the source."""
+
+    def identity(self, item: str, dataset: Dataset) -> dict[str, Any]:
+        """Return what decides the content of the part that is made from ``item``."""
+        return self.changed(exclude=set(self.LISTS)) | {"item": item}
+
+    def encoding(self, part: str) -> dict[str, Any]:
+        """Return what decides the ids of a part, besides the settings of the dataset."""
+        return {}
+
+    @property
+    def own_tokenizer(self) -> str | None:
+        """Path of the tokenizer that wrote the token ids of the parts."""
+        return None
+
+    @property
+    def own_vocab_size(self) -> int | None:
+        """Size of the vocabulary of `own_tokenizer`."""
+        return None
+
+    def learned_files(self, parts: int | None = None) -> Files:
+        """Return the files behind the first ``parts``, or behind all text that is not held out."""
+        return Files(self.kind, frozenset({f"the text of {self.kind}"}))
+
+    def held_out_files(self) -> Files:
+        """Return the files behind the text that is held out."""
+        return self.learned_files()
+
+    # ------------------------------------------------------------------------------------ description
+
+    @property
+    def description(self) -> str:
+        """What the model card and the report say of the source. It must not depend on `LISTS`."""
+        return self.kind
+
+    @property
+    def address(self) -> str:
+        """Where the text comes from, for MLflow."""
+        return self.kind
+
+    @property
+    def repository(self) -> str | None:
+        """Name of the dataset repository on the Hugging Face hub."""
+        return None
+
+
+def kinds() -> list[str]:
+    """Return the kinds of sources that come with Spider."""
+    files = Path(__file__).parents[1].glob("sources/*.py")
+    return sorted(path.stem for path in files if path.stem != "__init__")
+
+
+def source_class(kind: str) -> type[Source]:
+    """Return the class of a kind of source.
+
+    Raises:
+        ConfigError: there is no such source, it cannot be imported, or the user did not name it.
+    """
+    if kind not in kinds() and not may_import(kind):
+        raise ConfigError(
+            f"the source {kind!r} is not one of Spider's ({', '.join(kinds())}), and importing it runs its "
+            "code. If you trust that code, give the configuration that names it: spider --config FILE"
+        )
+    package = f"spider.sources.{kind}" if kind in kinds() else kind
+    module = import_named("source", kind, package, kinds())
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    own = [one for one in classes if issubclass(one, Source) and one.__module__ == package]
+    if len(own) != 1:
+        raise ConfigError(f"source {kind!r}: {package} must define one subclass of Source (has {len(own)})")
+    return own[0]
+
+
+def _source_block(value: Any) -> Any:
+    """Return a mapping as the block of the source that it names, anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind")
+    if not isinstance(kind, str):
+        raise wrong_key("kind", f"is required, one of {', '.join(kinds())} or a source of your own")
+    try:
+        source = source_class(kind)
+    except ConfigError as error:
+        raise wrong_key("kind", str(error)) from None
+    return source.model_validate(value)
+
+
+def recorded_source(plain: dict[str, Any]) -> Source:
+    """Return the source that the record of a dataset describes, to read its description alone.
+
+    Nothing is validated: a record names the files in more detail than the configuration does.
+    """
+    try:
+        return source_class(plain["kind"]).model_construct(**plain)
+    except ConfigError:
+        return Source(kind=plain["kind"])
+
+
+#: The block of any kind of source.
+AnySource = Annotated[SerializeAsAny[Source], BeforeValidator(_source_block)]
+
+
+def expand_globs(key: str, patterns: list[str]) -> list[str]:
+    """Return the paths that globs match, sorted. A path that is not a glob stands for itself."""
+    paths: list[str] = []
+    for pattern in patterns:
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+        if not matches:
+            raise ConfigError(f"source.{key}: no file matches {pattern!r}")
+        paths += matches
+    return paths
+
 
 def expand_likes(datasets: Any) -> Any:
-    """The block ``datasets:`` of a file with what each ``like`` stands for in its place. What is no mapping
-    is left to the schema."""
+    """Return the block ``datasets:`` with the settings that each ``like`` inherits.
+
+    A block that is not a mapping stays as it is, and the schema refuses it.
+    """
     if not isinstance(datasets, dict):
         return datasets
     return {name: _expanded(name, block, datasets) for name, block in datasets.items()}
@@ -51,166 +229,7 @@ def _expanded(name: str, block: Any, datasets: dict[str, Any]) -> Any:
     other = datasets[like] if isinstance(datasets[like], dict) else {}
     if other.get("like") is not None:
         raise ConfigError(f"{where}.like: {like} is itself like {other['like']}; name that")
-    source = other.get("source")
-    if isinstance(source, dict) and source.get("kind") == "stream":
-        raise ConfigError(f"{where}.like: {like} is a stream, of which nothing is kept; give a source")
     return {**other, **block}
-
-
-class PydocsSource(Source):
-    """Docstrings and documentation of the installed standard library and of our dependencies; offline."""
-
-    kind: Literal["pydocs"]
-    form: Literal["text", "questions"] = "text"
-    """questions: of each documented name what it is for, as a conversation (``format: chat``)."""
-    pieces: Positive = 2
-    """How many parquet files to split the corpus into."""
-
-    def items(self) -> list[str]:
-        return [f"{i}/{self.pieces}" for i in range(self.pieces)]
-
-
-class _OnHub(Source):
-    kind: str
-    repo: str
-    """Dataset repository, owner/name."""
-    revision: Annotated[str, Field(min_length=1)]
-    """Commit (a branch may move under a run)."""
-    files: Annotated[list[str], Field(min_length=1)]
-    """Parquet files in it."""
-
-
-class HubSource(_OnHub):
-    """Named parquet files of a Hugging Face dataset repository at a pinned revision; one download and one
-    encode job each."""
-
-    kind: Literal["hub"]
-
-    def items(self) -> list[str]:
-        return self.files
-
-
-class StreamSource(_OnHub):
-    """Train straight from the hub with ``datasets`` streaming: nothing is downloaded first or kept, and each
-    epoch takes the files in a new order."""
-
-    kind: Literal["stream"]
-
-
-class LocalSource(Source):
-    """Files you have: parquet, jsonl, json, csv and txt (all but parquet also .gz or .zst), or folders of
-    them. Globs are expanded, sorted."""
-
-    #: The kinds of files, as messages name them.
-    KINDS: ClassVar = ".parquet, .jsonl, .json, .csv, .txt (all but parquet also .gz or .zst), or a folder"
-
-    kind: Literal["local"]
-    files: Annotated[list[str], Field(min_length=1)]
-    """Paths and globs; one part each. Each file of a folder is a part, but a folder of txt is one part."""
-
-    @staticmethod
-    def kind_of(name: str) -> str:
-        """Return the kind of a file by its name, as ``.jsonl``; "" for a file that cannot be imported."""
-        stem, kind = os.path.splitext(name)
-        if kind in (".gz", ".zst"):
-            kind = os.path.splitext(stem)[1]
-            return kind if kind in (".jsonl", ".json", ".csv", ".txt") else ""
-        return kind if kind in (".jsonl", ".json", ".csv", ".txt", ".parquet") else ""
-
-    @staticmethod
-    def texts_of(folder: Path) -> list[Path]:
-        """Return the texts in a folder and below it, in order of their paths; hidden files are left out."""
-        return _below(folder, ".txt")
-
-    def items(self) -> list[str]:
-        found = (_parts_of(path) if Path(path).is_dir() else [path] for path in _expand("files", self.files))
-        return list(chain.from_iterable(found))
-
-    def read_for(self, item: str) -> list[str]:
-        """Return the files that a part is imported from."""
-        return [str(path) for path in self.texts_of(Path(item))] if Path(item).is_dir() else [item]
-
-
-def _below(folder: Path, *kinds: str) -> list[Path]:
-    """Return the files of these kinds in a folder and below it, in order of their paths."""
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        inside = Path(place).relative_to(folder)
-        for name in names:
-            if not name.startswith(".") and LocalSource.kind_of(name) in kinds:
-                found.append(((inside / name).as_posix(), Path(place, name)))
-    return [path for _, path in sorted(found) if path.is_file()]
-
-
-def _parts_of(folder: str) -> list[str]:
-    """Return what the parts of a folder are imported from: its files, or the folder itself for texts."""
-    found = _below(Path(folder), ".parquet", ".jsonl", ".json", ".csv", ".txt")
-    texts = [path for path in found if LocalSource.kind_of(path.name) == ".txt"]
-    others = [path for path in found if LocalSource.kind_of(path.name) != ".txt"]
-    if texts and others:
-        both = f"holds texts ({texts[0].name}) and other files ({others[0].name})"
-        raise ConfigError(f"source.files: {folder} {both}; name the files to take, as in {folder}/*.jsonl")
-    if not found:
-        raise ConfigError(f"source.files: {folder} holds no file of a known kind; give {LocalSource.KINDS}")
-    return [folder] if texts else [str(path) for path in others]
-
-
-class TokensSource(Source):
-    """Headered shards of ids that others have written with a SentencePiece model (docs/data.md). Which of
-    them are held out is said here, by file."""
-
-    kind: Literal["tokens"]
-    train: Annotated[list[str], Field(min_length=1)]
-    """Paths and globs of those to train on, in their order; one part each."""
-    validation: Annotated[list[str], Field(min_length=1)]
-    """Of those held out."""
-    model: str
-    """Path of the SentencePiece model."""
-    vocab_size: Positive
-    """Ids: those of bytes (272), and one for each piece of text of the model; importing says how many."""
-
-    @field_validator("vocab_size")
-    @classmethod
-    def _fits(cls, vocab_size: int) -> int:
-        return _ids(vocab_size)
-
-    def items(self) -> list[str]:
-        train, held_out = _expand("train", self.train), _expand("validation", self.validation)
-        if both := sorted({*train} & {*held_out}):
-            raise ConfigError(f"source: {both[0]} is both in source.train and in source.validation")
-        return [*train, *held_out]
-
-    def split(self, part: str) -> str:
-        """Which a part is of."""
-        return "train" if int(part) < len(_expand("train", self.train)) else "validation"
-
-    @property
-    def first_parts(self) -> tuple[str, str]:
-        """That of each split, whose file begins with a document."""
-        return "000", self.parts()[len(_expand("train", self.train))]
-
-
-def _expand(key: str, patterns: list[str]) -> list[str]:
-    """Return the paths that globs match, sorted; a path that is not a glob stands as it is."""
-    paths: list[str] = []
-    for pattern in patterns:
-        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
-        if not matches:
-            raise ConfigError(f"source.{key}: no file matches {pattern!r}")
-        paths += matches
-    return paths
-
-
-class MockSource(Source):
-    """Made-up text, to try things with: the same everywhere, made in a second."""
-
-    kind: Literal["mock"]
-    documents: Positive = 2000
-    """How many, of some 500 bytes each."""
-
-    def items(self) -> list[str]:
-        return [f"{self.documents} documents"]
 
 
 class SplitBy(Block):
@@ -232,7 +251,7 @@ class SplitBy(Block):
         return pattern
 
 
-def _ids(vocab_size: int) -> int:
+def checked_vocab_size(vocab_size: int) -> int:
     """A number of ids, if there is an alphabet of so many."""
     from spider.tokens import BYTES  # numpy, which a configuration without a tokenizer does not import
     from spider.tokens.texts import MOST
@@ -260,16 +279,14 @@ class TokenizerConfig(Block):
     @field_validator("vocab_size")
     @classmethod
     def _fits(cls, vocab_size: int) -> int:
-        return _ids(vocab_size)
+        return checked_vocab_size(vocab_size)
 
 
 class Dataset(Block):
     """Documents, and how they are split and encoded."""
 
-    source: Annotated[
-        PydocsSource | HubSource | LocalSource | StreamSource | MockSource | TokensSource,
-        Field(discriminator="kind"),
-    ]
+    source: AnySource
+    """Source of the text."""
     text_column: str = "text"
     """Column that holds the documents."""
     id_column: str = "id"
@@ -312,28 +329,13 @@ class Dataset(Block):
         return language
 
     @model_validator(mode="after")
-    def _shards_are_as_they_are(self) -> Dataset:
-        if isinstance(self.source, TokensSource):
-            for key in sorted(self.model_fields_set - {"source", "like", "license", "language"}):
-                why = "are in the ids of their model" if key == "tokenizer" else "have no rows of text"
-                raise wrong_key(key, f"shards that others have written {why}; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _memory_has_room(self) -> Dataset:
-        if self.memory and isinstance(self.source, StreamSource):
-            remedy = "leave it out, or download the text: source.kind: hub"
-            raise wrong_key("memory", f"a stream is read once and has no shards to keep; {remedy}")
+    def _settings_fit_together(self) -> Dataset:
+        self.source.check(self)
         if self.memory and self.validation + self.memory >= 1:
             sum_of = f"validation + memory = {self.validation:g} + {self.memory:g}"
             raise wrong_key("memory", f"leaves no document to train on, {sum_of} must be below 1")
         if self.format == "chat" and self.max_document_bytes is not None:
             raise wrong_key("max_document_bytes", "cuts text, and a conversation is JSON; leave it out")
-        if self.format == "chat" and isinstance(self.source, StreamSource):
-            raise wrong_key("format", "a stream is of text; download the conversations: source.kind: hub")
-        if self.tokenizer and isinstance(self.source, StreamSource):
-            remedy = "leave it out, or download the text: source.kind: hub"
-            raise wrong_key("tokenizer", f"a stream is read once, as bytes; {remedy}")
         return self
 
     @property
@@ -348,23 +350,12 @@ class Dataset(Block):
         names += [self.split_by.column] if self.split_by else []
         return tuple(dict.fromkeys(names))
 
-    def import_identity(self, item: str) -> dict[str, Any]:
-        """Return what decides the content of the part that is downloaded or imported from ``item``.
-
-        An imported file has the columns that settings name, so these belong to it. Parquet is kept as it is.
-        """
-        decides = {**self.source.changed(exclude={"files", "pieces"}), "item": item}
-        if isinstance(self.source, LocalSource) and LocalSource.kind_of(item) != ".parquet":
-            decides["columns"] = list(self.columns)
-            decides |= self.changed(include={"format"})
-        return decides
-
     def encoding(self) -> dict[str, Any]:
-        """Return what decides the ids of a shard, apart from the text and the tokenizer.
+        """Return the settings that decide the ids of a shard, besides the text and the tokenizer.
 
         The description of the dataset shows some settings at their default too.
         """
-        if isinstance(self.source, TokensSource):
+        if self.source.TOKENS:
             return {}
         shown = {"text_column", "id_column", "validation", "max_document_bytes"}
         settings = self.model_dump(mode="json", include=shown)

@@ -16,16 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from spider.config.block import ConfigError
-from spider.config.data import (
-    Dataset,
-    HubSource,
-    LocalSource,
-    PydocsSource,
-    StreamSource,
-    TokenizerConfig,
-    TokensSource,
-)
+from spider.config.data import Dataset, Files, TokenizerConfig
 from spider.config.run import Run
 
 Datasets = Mapping[str, Dataset]
@@ -45,28 +36,6 @@ class _Learned:
     """A clause for messages: ``stage main trains on it``."""
     parts: int | None = None
     """Only the first parts of the dataset, or None for all of them."""
-
-
-@dataclass(frozen=True)
-class _Files:
-    """The files behind a dataset; ``origin`` is the place that their names belong to."""
-
-    origin: str
-    names: frozenset[str]
-
-    def shared(self, other: _Files) -> tuple[str, bool] | None:
-        """Return a file that both read, and whether both call it by the same name; None without one. A folder
-        shares the files below it, which it names by their paths inside it."""
-        if self.origin != other.origin:
-            return None
-        if same := self.names & other.names:
-            return min(same), True
-        if self.origin == "local":
-            pairs = ((mine, theirs) for mine in self.names for theirs in other.names)
-            inside = (max(pair, key=len) for pair in pairs if _is_inside(*sorted(pair, key=len)))
-            if (file := min(inside, default=None)) is not None:
-                return file, False
-        return None
 
 
 def leak_problems(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[str]:
@@ -90,8 +59,8 @@ def undecided(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> list[str]
         if doubt := _doubt(datasets, scored, learned):
             doubts.setdefault(learned.data, f"evaluation.data: {doubt}")
     source = datasets[run.data].source
-    if isinstance(source, TokensSource):
-        elsewhere = f"the tokenizer {source.model} comes from elsewhere"
+    if source.own_tokenizer is not None:
+        elsewhere = f"the tokenizer {source.own_tokenizer} comes from elsewhere"
         cannot = f"whether it was learned from documents that {scored!r} holds out"
         doubts[""] = f"evaluation.data: {elsewhere}; the configuration cannot show {cannot}"
     return list(doubts.values())
@@ -116,13 +85,13 @@ def _learned(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[_
 def _refusal(datasets: Datasets, scored: str, learned: _Learned) -> str | None:
     """Return why a run that learns from one dataset must not be scored on another, or None."""
     held, other = datasets[scored], datasets[learned.data]
-    shared = _held_out_files(held).shared(_learned_files(other, learned.parts))
+    shared = _shared(held.source.held_out_files(), other.source.learned_files(learned.parts))
     if scored == learned.data or shared is None:
         return None
     file, by_one_name = shared
     share = f"{scored!r} and {learned.data!r} ({learned.how}) share {file}"
     instead = f"or evaluate on {learned.data!r}"
-    if isinstance(held.source, TokensSource):
+    if held.source.TOKENS:
         return f"{share}, which {scored!r} holds out; take it out of one of them"
     if not by_one_name:
         differ = "a folder names documents by their paths in it, so the two hold out different documents"
@@ -141,49 +110,33 @@ def _refusal(datasets: Datasets, scored: str, learned: _Learned) -> str | None:
 def _doubt(datasets: Datasets, scored: str, learned: _Learned) -> str | None:
     """Return why the configuration does not show that two datasets hold different documents, or None."""
     held, other = datasets[scored], datasets[learned.data]
-    mine, theirs = _held_out_files(held), _learned_files(other, learned.parts)
+    mine = held.source.held_out_files()
+    theirs = other.source.learned_files(learned.parts)
     cannot = "; the configuration cannot show whether"
     by = f"{learned.data!r} ({learned.how})"
     if scored == learned.data:
         return None
-    if mine.shared(theirs) is not None:
+    if _shared(mine, theirs) is not None:
         if held.text_column == other.text_column:
             return None
         return f"{scored!r} and {by} differ in text_column{cannot} a text without an id is in both"
-    if mine.origin == theirs.origin != "local":
+    if mine.origin == theirs.origin and not mine.overlapping:
         return None
     return f"{scored!r} and {by} come from different files{cannot} these hold the same documents"
 
 
-def _held_out_files(dataset: Dataset) -> _Files:
-    """The files of a dataset that hold documents to score."""
-    if isinstance(dataset.source, TokensSource):
-        return _Files("tokens", _paths(dataset.source.validation))
-    return _learned_files(dataset, None)
+def _shared(mine: Files, theirs: Files) -> tuple[str, bool] | None:
+    """Return a file that both read, and whether both call it by the same name; None without one.
 
-
-def _learned_files(dataset: Dataset, parts: int | None) -> _Files:
-    """The files of the first ``parts`` of a dataset, or of all of it."""
-    source = dataset.source
-    if isinstance(source, TokensSource):
-        return _Files("tokens", _paths(source.train))
-    if isinstance(source, HubSource | StreamSource):
-        return _Files(f"hub {source.repo}", frozenset(source.files[:parts]))
-    if isinstance(source, LocalSource):
-        return _Files("local", _paths(source.files, parts))
-    if isinstance(source, PydocsSource):
-        return _Files(f"pydocs {source.form}", frozenset({"the documentation"}))
-    return _Files(source.kind, frozenset({"the made-up text"}))
-
-
-def _paths(patterns: list[str], parts: int | None = None) -> frozenset[str]:
-    """The absolute paths of files; a pattern that matches no file stands for itself, as its own rule says."""
-    try:
-        paths = LocalSource(kind="local", files=patterns).items()
-    except ConfigError:
-        paths = patterns
-    return frozenset(os.path.realpath(path) for path in paths[:parts])
-
-
-def _is_inside(folder: str, path: str) -> bool:
-    return path.startswith(folder.rstrip(os.sep) + os.sep)
+    A folder shares the files below it, but names their documents by the paths inside it.
+    """
+    if mine.origin != theirs.origin:
+        return None
+    if same := mine.names & theirs.names:
+        return min(same), True
+    if mine.overlapping:
+        pairs = [sorted((one, other), key=len) for one in mine.names for other in theirs.names]
+        inside = [path for folder, path in pairs if path.startswith(folder.rstrip(os.sep) + os.sep)]
+        if inside:
+            return min(inside), False
+    return None

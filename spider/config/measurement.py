@@ -7,13 +7,13 @@ None). It imports torch, pyarrow and numba inside its functions, because the con
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
 
 from spider.config.block import Block, ConfigError, explain
+from spider.config.imports import import_named
 
 
 def measurement(name: str) -> ModuleType:
@@ -22,10 +22,7 @@ def measurement(name: str) -> ModuleType:
     Raises:
         ConfigError: the module cannot be imported, or has no ``Config`` or ``measure``.
     """
-    try:
-        module = import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"the measurement {name} cannot be imported ({error}); set PYTHONPATH") from None
+    module = import_named("measurement", name, name, own=())
     block = getattr(module, "Config", None)
     if not (
         isinstance(block, type) and issubclass(block, Block) and callable(getattr(module, "measure", None))

@@ -4,18 +4,13 @@ A family is a package of two modules (docs/architecture.md, "Adding a family"). 
 known by their folder's name and their presets; any other by the name it is imported by, ``model: {family:
 my_package.my_family}``. Nothing else in Spider names a family.
 
-Reading a model imports its family, and importing runs code. A checkpoint or a compressed file may come from
-anywhere, so the name in it is not enough. Spider imports its own families and those that an installed package
-registers (entry points of the group `ENTRY_POINTS`). It also imports a family that the user named in the
-configuration, with ``--family-module`` or by ``trust_remote_code=True`` (`allow_family`).
+Reading a model imports its family, and importing runs code: `spider.config.imports` says which names may be
+imported.
 """
 
 from __future__ import annotations
 
 from functools import reduce
-from importlib import import_module
-from importlib.metadata import entry_points
-from importlib.util import find_spec
 from operator import attrgetter, getitem
 from pathlib import Path
 from types import ModuleType
@@ -23,13 +18,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from spider.config.block import Block, ConfigError, Positive, nearest, none_such, wrong_key
+from spider.config.block import Block, ConfigError, Positive, none_such, wrong_key
+from spider.config.imports import import_named, may_import
 from spider.config.memory import MemoryConfig
-
-#: An installed package lists its families here, each as ``name = "my_package.my_family"``.
-ENTRY_POINTS = "spider.families"
-#: Families that the user of this process named.
-_allowed: set[str] = set()
 
 
 class ModelConfig(Block):
@@ -114,30 +105,13 @@ def families() -> list[str]:
     return sorted(path.parent.name for path in Path(__file__).parents[1].glob("model/*/config.py"))
 
 
-def allow_family(family: str) -> None:
-    """Let this process import a family because its user named it. This imports nothing."""
-    _allowed.add(family)
-
-
-def allowed_families() -> list[str]:
-    """Return the families that the user of this process named."""
-    return sorted(_allowed)
-
-
-def may_import(family: str) -> bool:
-    """Return whether a family is Spider's, registered by an installed package, or named by the user."""
-    if family in families() or family in _allowed:
-        return True
-    return any(family == point.value for point in entry_points(group=ENTRY_POINTS))
-
-
 def family_module(family: str, module: str) -> ModuleType:
     """Import ``config`` or ``model`` of a family.
 
     Raises:
         ConfigError: the family does not exist, cannot be imported, or was not named by the user.
     """
-    if not may_import(family):
+    if family not in families() and not may_import(family):
         raise ConfigError(
             f"the family {family!r} is neither one of Spider's ({', '.join(families())}) nor registered by "
             "an installed package, and importing it runs its code. If you trust that code, name the family: "
@@ -145,17 +119,7 @@ def family_module(family: str, module: str) -> ModuleType:
             "trust_remote_code=True in transformers"
         )
     package = f"spider.model.{family}" if family in families() else family
-    try:
-        if find_spec(package) is None:
-            raise ModuleNotFoundError(name=package)
-    except (ModuleNotFoundError, ValueError):
-        hint = f"one of your own is named as it is imported{nearest(family, families())}"
-        raise ConfigError(f"no family {family!r}; {hint}") from None
-    try:
-        return import_module(f"{package}.{module}")
-    except Exception as error:
-        reason = f"{package}.{module} cannot be imported ({type(error).__name__}: {error})"
-        raise ConfigError(f"family {family!r}: {reason}") from error
+    return import_named("family", family, package, families(), module)
 
 
 def family_config(family: str) -> type[ModelConfig]:

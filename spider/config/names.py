@@ -1,16 +1,7 @@
 """What the rest of Spider imports from `spider.config`."""
 
 from spider.config.block import FORMAT, Block, ConfigError, nearest
-from spider.config.data import (
-    Dataset,
-    HubSource,
-    LocalSource,
-    MockSource,
-    PydocsSource,
-    StreamSource,
-    TokenizerConfig,
-    TokensSource,
-)
+from spider.config.data import Dataset, Source, TokenizerConfig
 from spider.config.model import ModelConfig, families, family_config, merged, presets
 from spider.config.run import (
     CompressConfig,

@@ -17,10 +17,10 @@ import yaml
 from pydantic import Field, ValidationError
 
 from spider.config.block import Block, ConfigError, Name, explain, key_path, nearest, none_such
-from spider.config.data import Dataset, StreamSource, TokenizerConfig, expand_likes
+from spider.config.data import Dataset, TokenizerConfig, expand_likes
+from spider.config.imports import allow_import
 from spider.config.leaks import leak_problems
 from spider.config.measurement import measurement_problems
-from spider.config.model import allow_family
 from spider.config.run import Run, RunSettings, TrackingConfig
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
@@ -77,7 +77,7 @@ class Config(Block):
             stage=stage_name,
             index=index,
             data=data,
-            stream=dataset if dataset and isinstance(dataset.source, StreamSource) else None,
+            stream=dataset if dataset and dataset.source.STREAMED else None,
             processes=run.resources.processes,
             settings=settings.model_copy(update={"data": data, "n_loops": loops}),
             **shared,
@@ -122,12 +122,12 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
 
 
-def load_config(source: Path | dict[str, Any], *, allow_families: bool = True) -> Config:
+def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) -> Config:
     """Validate a YAML file or a parsed mapping.
 
     Args:
-        allow_families: whether the families and measurements that its runs name may be imported, which runs
-            their code. Only a configuration of the user's own may allow that.
+            allow_imports: whether the families, the sources and the measurements that it names may be imported,
+                which runs their code. Only a configuration of the user's own may allow that.
 
     Raises:
         ConfigError: names the key of every problem, such as
@@ -137,9 +137,9 @@ def load_config(source: Path | dict[str, Any], *, allow_families: bool = True) -
     if not isinstance(written, dict):
         raise ConfigError("the configuration must be a mapping with the keys datasets and runs")
     sweeps: dict[str, list[str]] = {}
-    if allow_families:
-        for family in named_families(written):
-            allow_family(family)
+    if allow_imports:
+        for name in named_imports(written):
+            allow_import(name)
     if isinstance(runs := written.get("runs"), dict):
         runs, sweeps = expand_grids(runs)
         written = {**written, "runs": runs}
@@ -155,7 +155,7 @@ def load_config(source: Path | dict[str, Any], *, allow_families: bool = True) -
     config = config.model_copy(update={"runs": runs})
     config._written, config._sweeps = written, sweeps
     problems = list(_problems(config))
-    if allow_families:
+    if allow_imports:
         problems += [
             f"runs.{name}.{problem}"
             for name, run in config.runs.items()
@@ -166,19 +166,26 @@ def load_config(source: Path | dict[str, Any], *, allow_families: bool = True) -
     return config
 
 
-def named_families(written: Any) -> Iterator[str]:
-    """Yield the families of models that a configuration names, in runs and in the grids of sweeps."""
+def named_imports(written: Any) -> Iterator[str]:
+    """Yield the families of models, the sources and the measurements that a configuration names.
+
+    A family may also stand in the grid of a sweep.
+    """
     if isinstance(written, list):
         for part in written:
-            yield from named_families(part)
+            yield from named_imports(part)
     elif isinstance(written, dict):
         for key, value in written.items():
-            if str(key).rpartition(".")[2] == "family":
-                yield from (
-                    one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)
-                )
+            if key == "source" and isinstance(value, dict):
+                names = [value.get("kind")]
+            elif str(key).rpartition(".")[2] == "family":
+                names = value if isinstance(value, list) else [value]
+            elif key == "measurements" and isinstance(value, dict):
+                names = list(value)
             else:
-                yield from named_families(value)
+                yield from named_imports(value)
+                continue
+            yield from (name for name in names if isinstance(name, str))
 
 
 # ------------------------------------------------------------------------ what no block can see by itself
@@ -199,7 +206,7 @@ def _problems(config: Config) -> Iterator[str]:
         where, scored = f"runs.{name}.evaluation.data", run.evaluation.data or run.data
         if (dataset := config.datasets.get(scored)) is None:
             yield f"{where}: {none_such('dataset', scored, config.datasets)}"
-        elif isinstance(dataset.source, StreamSource):
+        elif dataset.source.STREAMED:
             yield f"{where}: {scored!r} is a stream and has no validation shards; name another"
         elif dataset.validation == 0:
             yield f"datasets.{scored}.validation: must be above 0, runs.{name} is evaluated on it"

@@ -1,8 +1,8 @@
-"""Which alphabet each model reads: what no block can see by itself.
+"""Check which vocabulary each model reads.
 
-A model reads one. That of its run's dataset decides how many ids it has, so nobody writes that down; the
-datasets of later stages must be written in the same one. The text that it is evaluated on may come from any:
-it is taken as bytes, and encoded anew.
+A model reads one vocabulary. The dataset of its run decides the size, so the configuration leaves it out. The
+datasets of later stages must have the same vocabulary. The text of an evaluation may come from any dataset,
+because it is decoded to bytes and encoded again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from spider.config.block import none_such
-from spider.config.data import Dataset, StreamSource, TokenizerConfig, TokensSource
+from spider.config.data import Dataset, TokenizerConfig
 from spider.config.model import families, family_config
 from spider.config.run import Run
 
@@ -19,26 +19,23 @@ Tokenizers = Mapping[str, TokenizerConfig]
 
 
 def tokenizer_of(datasets: Datasets, data: str) -> str | None:
-    """Name of the tokenizer that a dataset is written in, or path of its model; None for bytes, or where
-    there is none such."""
+    """Return the name or the path of the tokenizer that encoded a dataset; None for bytes or no dataset."""
     if data not in datasets:
         return None
-    source = datasets[data].source
-    return source.model if isinstance(source, TokensSource) else datasets[data].tokenizer
+    return datasets[data].source.own_tokenizer or datasets[data].tokenizer
 
 
 def size_of(datasets: Datasets, tokenizers: Tokenizers, data: str) -> int | None:
-    """How many ids a dataset is written in; None for bytes, or a tokenizer that there is not."""
+    """Return the size of a dataset's vocabulary; None for bytes or a tokenizer that does not exist."""
     if data not in datasets:
         return None
-    source, name = datasets[data].source, datasets[data].tokenizer
-    if isinstance(source, TokensSource):
-        return source.vocab_size
-    return tokenizers[name].vocab_size if name and name in tokenizers else None
+    name = datasets[data].tokenizer
+    learned = tokenizers[name].vocab_size if name and name in tokenizers else None
+    return datasets[data].source.own_vocab_size or learned
 
 
 def sized(run: Run, datasets: Datasets, tokenizers: Tokenizers) -> Run:
-    """A run whose model has as many ids as its dataset is written in."""
+    """Return the run with the vocabulary size of its dataset in the block of its model."""
     if (size := size_of(datasets, tokenizers, run.data)) is None:
         return run
     model = run.model.model_copy(update={"vocab_size": size})
@@ -46,15 +43,15 @@ def sized(run: Run, datasets: Datasets, tokenizers: Tokenizers) -> Run:
 
 
 def token_problems(datasets: Datasets, tokenizers: Tokenizers, runs: Mapping[str, Run]) -> Iterator[str]:
-    """A line for each, with the path of its key."""
+    """Yield a line for each problem, with the path of its key."""
     for name, tokenizer in tokenizers.items():
         where = f"tokenizers.{name}.data"
         if (dataset := datasets.get(tokenizer.data)) is None:
             yield f"{where}: {none_such('dataset', tokenizer.data, datasets)}"
-        elif isinstance(dataset.source, StreamSource):
-            yield f"{where}: {tokenizer.data!r} is a stream, of which nothing is kept; name another"
-        elif isinstance(dataset.source, TokensSource):
-            yield f"{where}: {tokenizer.data!r} is of ids, its text is not there to learn from; name another"
+        elif dataset.source.STREAMED:
+            yield f"{where}: {tokenizer.data!r} is a stream, and nothing of it is kept; name another dataset"
+        elif dataset.source.TOKENS:
+            yield f"{where}: {tokenizer.data!r} holds token ids and no text; name another dataset"
     for name, dataset in datasets.items():
         if dataset.tokenizer is not None and dataset.tokenizer not in tokenizers:
             missing = none_such("tokenizer", dataset.tokenizer, tokenizers)
@@ -80,4 +77,4 @@ def _run_problems(run: Run, datasets: Datasets, tokenizers: Tokenizers) -> Itera
         data = stage.data or run.defaults.data or run.data
         if data in datasets and (other := tokenizer_of(datasets, data)) != tokenizer:
             written = f"{data} is written in {other or 'bytes'}, and {run.data} in {tokenizer or 'bytes'}"
-            yield f"stages[{i}].data: {written}; one model reads one alphabet"
+            yield f"stages[{i}].data: {written}; one model reads one vocabulary"

@@ -104,12 +104,11 @@ class Patience:
 PATIENCE = Patience()
 
 
-def download_file(file: HubFile, output: Path, patience: Patience = PATIENCE) -> dict[str, Any]:
-    """Bring one file of a dataset repository to ``output``; nothing is transferred where it is already whole.
+def download_file(file: HubFile, output: Path, patience: Patience = PATIENCE) -> None:
+    """Download one file of a dataset repository to ``output``. A file that is whole there is not transferred.
 
-    A second process waits, then finds it whole. Returns ``name`` (path inside the repository), ``bytes`` and
-    ``sha256``. Raises `DownloadError`: missing file, revision or repository; no access; no network; server
-    down; wrong hash twice; no space or no right to write.
+    A second process waits, then finds it whole. Raises `DownloadError`: missing file, revision or repository;
+    no access; no network; server down; wrong hash twice; no space or no right to write.
     """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +120,6 @@ def download_file(file: HubFile, output: Path, patience: Patience = PATIENCE) ->
             held = lock.acquire()
         with held:
             (_from_cache if constants.HF_HUB_OFFLINE else _from_hub)(file, output, patience)
-            return {"name": file.name, "bytes": output.stat().st_size, "sha256": sha256(output)}
     except OSError as error:
         wrong = f"cannot write {output} ({error.strerror or error}); check the folder and its permissions"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

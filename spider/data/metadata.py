@@ -96,8 +96,8 @@ class Metadata(Artifact):
 
     @property
     def imported(self) -> bool:
-        """Return whether its shards were published as ids."""
-        return self.source.get("kind") == "tokens"
+        """Return whether its shards were made from token ids instead of rows of text."""
+        return self.text_column is None
 
 
 def build_metadata(

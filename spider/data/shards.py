@@ -18,13 +18,49 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from spider.data.headered import mapped
 from spider.data.metadata import COUNTS, DTYPE, Metadata, Shard, check_size, content_digest, load_metadata
 from spider.files import read_json, sha256
 from spider.tokens import Tokens
 
 CHUNK = 1 << 22
 """Tokens checked at a time."""
+HEADER_MAGIC = 20240520
+HEADER_INTS = 256
+
+
+# ----------------------------------------------------------------------------------------------- mapping
+
+
+def headered(path: Path) -> np.ndarray:
+    """Return the ids of a headered shard, memory-mapped and read-only.
+
+    The file is 256 little-endian int32 (20240520, 1, n, zeros), then n uint16. Raise `ValueError` where it is
+    missing, has another header, or has another size than its header says.
+    """
+    try:
+        header = np.fromfile(path, dtype="<i4", count=HEADER_INTS)
+        size = path.stat().st_size
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; name the shards there are") from None
+    if len(header) < HEADER_INTS or header[0] != HEADER_MAGIC or header[1] != 1:
+        raise ValueError(f"{path}: not a headered shard, which begins with the int32 {HEADER_MAGIC} and 1")
+    tokens, start = int(header[2]), HEADER_INTS * header.itemsize
+    if size != (expected := start + tokens * DTYPE.itemsize):
+        raise ValueError(
+            f"{path}: {size} bytes instead of {expected} for the {tokens} tokens that its header "
+            "promises; download it again"
+        )
+    return mapped(path, start, tokens)
+
+
+def mapped(path: Path, start: int, tokens: int) -> np.ndarray:
+    """Return the ids of a file from a byte on, read-only.
+
+    This is a plain array over the mapping, because slicing an `np.memmap` is slow.
+    """
+    if tokens == 0:
+        return np.empty(0, DTYPE)
+    return np.asarray(np.memmap(path, dtype=DTYPE, mode="r", offset=start, shape=(tokens,)))
 
 
 # -------------------------------------------------------------------------------------------------- view

@@ -1,17 +1,17 @@
-"""Training windows straight from the hub: nothing is downloaded first, nothing is kept.
+"""Training windows straight from the hub. Nothing is downloaded first or kept.
 
-The documents of the named parquet files come through `datasets` streaming, one after the other; the files
-are put in a new order every epoch, documents keep their order within a file. The hash that encoding uses
+The documents of the named parquet files come through `datasets` streaming, one after the other. Each epoch
+reads the files in a new order, and documents keep their order within a file. The hash that encoding uses
 leaves out the held-out documents, or the held-out groups of ``split_by``. The rest become
 ``[BOS] + bytes + [EOS]``, back to back, and are cut into windows of seq_len + 1 tokens that overlap by one.
 A window may straddle two epochs, so nothing is lost at an end.
 
-A position is the state of the stream before the document in which the next window begins, and how far into
-that document it begins: a new process reads that document again and goes on to the byte.
+A position is the state of the stream before the document in which the next window begins, and the offset in
+that document. A new process reads that document again and continues at the exact byte.
 
-Trade-offs: there is no shuffling among documents (a shuffle buffer could not be resumed exactly), and each
-of several ranks reads the whole stream and keeps its slice of each step, so that the order does not depend
-on their number. Where the same data is trained on more than once, download and encode it instead.
+Trade-offs: documents are not shuffled, because a shuffle buffer could not be resumed exactly. Each of several
+ranks reads the whole stream and keeps its slice of each step, so the order does not depend on their number.
+Where the same data is trained on more than once, download and encode it instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow as pa
 from huggingface_hub import constants
 from huggingface_hub.errors import HTTPError
 
-from spider.config import Dataset, StreamSource
+from spider.config import Dataset
 from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience, cause_of, explain, look_up
 from spider.data.loader import Batch, Batches
 from spider.data.split import cut, document_key, group_key, is_validation
@@ -39,18 +39,20 @@ TEXT_KINDS = ("string", "large_string", "string_view", "null")
 
 
 class StreamLoader(Batches):
-    """Batches of a dataset on the hub, whose source is a `StreamSource`; the rest as `Loader` has it.
+    """Batches of the documents in ``files`` on the hub; the other arguments are those of `Loader`.
 
-    ``patience`` is for the hub at the start; once reading, `datasets` itself tries again for minutes.
+    ``patience`` is for the hub at the start. Once reading, `datasets` itself tries again for minutes.
 
-    Raises `ValueError` for a file, revision or repository that is not there or not open to us and no network
-    (`DownloadError`, one line with the remedy), a text column or a column of ``split_by`` that is missing, or
-    no document to train on.
+    Raises:
+        DownloadError: a file, revision or repository is missing or not open to us, or there is no network.
+        ValueError: the text column or the column of ``split_by`` is missing, or there is no document to train
+            on.
     """
 
     def __init__(
         self,
         dataset: Dataset,
+        files: list[HubFile],
         *,
         seq_len: int,
         seed: int,
@@ -58,11 +60,10 @@ class StreamLoader(Batches):
         patience: Patience = PATIENCE,
         **share: int,
     ) -> None:
-        source = dataset.source
-        assert isinstance(source, StreamSource), "not a stream"
         self._dataset = dataset
-        self._files = [HubFile(source.repo, source.revision, file) for file in source.files]
-        order = source.model_dump(include={"repo", "revision", "files"})
+        self._files = files
+        order: dict[str, Any] = {"repo": files[0].repo, "revision": files[0].revision}
+        order["files"] = [file.name for file in files]
         order |= dataset.model_dump(include={"validation", "max_document_bytes"})
         if dataset.split_by is not None:
             order |= dataset.model_dump(include={"split_by"})

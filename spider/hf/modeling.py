@@ -29,7 +29,8 @@ from spider import files
 from spider.checkpoints.load import Checkpoint, some
 from spider.checkpoints.records import EXPORTED, MEMORY
 from spider.checkpoints.transformers_files import REMOTE, generation, remote
-from spider.config.model import allow_family, default_family
+from spider.config.imports import allow_import
+from spider.config.model import default_family
 from spider.errors import CheckpointError
 from spider.hf.configuration import SpiderHFConfig
 from spider.hf.reading import Readers, begins, proposed
@@ -195,7 +196,7 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
         folder /= kwargs.pop("subfolder", "")
         described = files.read_json(folder / EXPORTED)
         if kwargs.get("trust_remote_code"):
-            allow_family(str((described.get("model") or {}).get("family", default_family())))
+            allow_import(str((described.get("model") or {}).get("family", default_family())))
         if "files" in described:
             _ = Checkpoint.at(folder).config  # refuses what is damaged, or of another version
         informed = kwargs.pop("output_loading_info", False)

@@ -25,7 +25,6 @@ from spider import files
 from spider.checkpoints.pressed import ArtifactReceipt
 from spider.checkpoints.records import Exported, Manifest, Receipt
 from spider.config import Config, ModelConfig, load_config
-from spider.config.data import HubSource, StreamSource
 from spider.evaluation.artifact import Evaluation, further_results
 from spider.evaluation.result import Result, all_rows, baselines, legends, scores, shortened
 from spider.report.compare import baseline_cells, leading, score_columns
@@ -54,12 +53,6 @@ _MARK = (
     "<!-- Written by Spider, {}: without this line, or with another text before it, the card is yours. -->"
 )
 _MARKED = re.compile(re.escape(_MARK).replace(r"\{\}", "([0-9a-f]{16})") + r"\n\Z")
-_SOURCES = {
-    "pydocs": "documentation of Python and of installed packages",
-    "local": "local files",
-    "mock": "made-up text",
-    "tokens": "shards of ids that others have written",
-}
 
 
 def is_edited(card: str) -> bool:
@@ -102,7 +95,7 @@ class Subject:
         if not (path and path.is_file()):
             return None
         try:
-            return load_config(path, allow_families=False)
+            return load_config(path, allow_imports=False)
         except ValueError as error:
             reason = str(error).partition("\n")[0]
             log.warning("%s: cannot be read, the model card will say less (%s)", path, reason)
@@ -179,8 +172,8 @@ def _front_matter(of: Subject) -> ModelCardData:
         license = {"license": licenses[0]}
         if len(licenses) > 1:
             license = {"license": "other", "license_name": "-and-".join(licenses)}
-    repos = [one.source.repo for one in used if isinstance(one.source, HubSource | StreamSource)]
-    results = list(_model_index(of))
+    repos = [one.source.repository for one in used if one.source.repository]
+    results = list(_results(of))
     return ModelCardData(
         **license,
         language=list(dict.fromkeys(one.language for one in used if one.language)) or None,
@@ -208,7 +201,7 @@ def _model_index(of: Subject) -> Iterator[EvalResult]:
 
     if one := of.evaluation:
         source = of.run.datasets[one.data].source if of.run and one.data in of.run.datasets else None
-        kind = source.repo if isinstance(source, HubSource | StreamSource) else one.data
+        kind = (source.repository if source else None) or one.data
         decoded = "" if one.lossless else f" {DAGGER} of decoded text"
         yield result(f"{one.data}, held out", kind, "bits_per_byte", one.bpb, f"bits per byte{decoded}")
     for row in all_rows(of.measured):
@@ -232,10 +225,7 @@ def _datasets(of: Subject) -> dict[str, str]:
 def _data(of: Subject) -> Iterator[list[str]]:
     for name, digest in _datasets(of).items():
         known = of.run.datasets.get(name) if of.run else None
-        source = known.source if known else None
-        said = _SOURCES.get(source.kind, source.kind) if source else ""
-        if isinstance(source, HubSource | StreamSource):
-            said = spool.redact(f"{source.repo} at {source.revision}")
+        said = spool.redact(known.source.description) if known else ""
         license = (known.license or "not said") if known else ""
         yield [_cell(name), _cell(said), license, (known.language if known else "") or "", f"`{digest}`"]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from spider.config.data import recorded_source
 from spider.data.metadata import Metadata, Shard
 from spider.files import digest
 from spider.report.stages import StageRecord
@@ -53,21 +54,14 @@ def read_datasets(results: Results, stages: list[StageRecord]) -> list[DatasetRe
 
 def _dataset(results: Results, name: str, stream: dict[str, Any] | None) -> DatasetRecord:
     if stream is not None:
-        source = stream["source"]
-        origin = f"a stream of {source['repo']} at {source['revision']}, nothing of it is kept"
-        return DatasetRecord(name, digest(stream), origin)
+        return DatasetRecord(name, digest(stream), recorded_source(stream["source"]).description)
     path = results.shards(name) / "metadata.json"
     if not path.exists():
         return DatasetRecord(name, None, f"not in this folder ({path} is missing)")
     metadata = Metadata.read(path)
-    source = metadata.source
-    kinds = {
-        "pydocs": "documentation of Python and of the installed packages",
-        "local": "local files",
-        "hub": f"{source.get('repo')} at {source.get('revision')}",
-    }
     shards = [shard for split in metadata.splits.values() for shard in split.shards]
-    raw, origin = source.get("files", []), kinds.get(source["kind"], source["kind"])
+    raw = metadata.source.get("files", [])
+    origin = recorded_source(metadata.source).description
     said = f"{len(raw)} raw file{'s' * (len(raw) != 1)} ({origin}), encoded into {len(shards)} shards"
     return DatasetRecord(name, metadata.digest, said, raw, shards)
 

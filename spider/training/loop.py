@@ -417,9 +417,8 @@ class Trainer:
                 self.model.most_documents = packed.packing.most_pieces
             place |= {"proposer": self.model.proposer, "answers": self.settings.learn == "assistant"}
             return Loader(shards, **place, position=position, packed=packed)
-        from spider.data.stream import StreamLoader
-
-        return StreamLoader(self.spec.stream, **place, position=position)
+        batches: Batches = self.spec.stream.source.batches(self.spec.stream, **place, position=position)
+        return batches
 
 
 def seed_of(*parts: object) -> int:

@@ -22,11 +22,11 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Origin, Receipt
 from spider.config import Config, ConfigError, StageSpec
 from spider.data.metadata import load_metadata
-from spider.data.mock import MOCK, make_mock_data
 from spider.errors import TrainingError
 from spider.processes.stopping import StopSignals
 from spider.processes.world import ALONE, World
 from spider.results import Results, StageFolder
+from spider.sources.mock import MOCK, make_mock_data
 from spider.training.loop import Trainer
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spider.data.mock import make_mock_data
+from spider.sources.mock import make_mock_data
 
 ROOT = Path(__file__).parents[2]
 

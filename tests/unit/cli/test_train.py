@@ -22,9 +22,9 @@ from spider.checkpoints.records import steps
 from spider.cli import cli
 from spider.cli.train import ALIASES
 from spider.config import ConfigError, Given, load_config, with_settings
-from spider.data.mock import make_mock_data
 from spider.data.shards import verify
 from spider.errors import RESUME_ME, TrainingError
+from spider.sources.mock import make_mock_data
 from spider.training.stage import Places, plan
 from tests.unit.small_training import DEFAULTS, MODEL, REPO
 

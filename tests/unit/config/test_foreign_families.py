@@ -13,10 +13,10 @@ from click.testing import CliRunner
 import spider
 from spider.cli import cli
 from spider.compress.artifact import Pressed
-from spider.config import load_config
-from spider.config import model as families
+from spider.config import imports, load_config
 from spider.config.block import ConfigError
-from spider.config.model import allow_family, family_block
+from spider.config.imports import allow_import
+from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
 from tests.unit.hf.small_exports import exported
@@ -38,7 +38,7 @@ def foreign(tmp_path, monkeypatch):
     (folder / "config.py").write_text(leave + "from tests.families.toy.config import Config\n")
     (folder / "model.py").write_text(leave + "from tests.families.toy.model import Model\n")
     monkeypatch.syspath_prepend(folder.parents[1])
-    monkeypatch.setattr(families, "_allowed", set())
+    monkeypatch.setattr(imports, "_allowed", set())
     for name in [name for name in sys.modules if name.split(".")[0] == "foreign_code"]:
         monkeypatch.delitem(sys.modules, name)
     invalidate_caches()
@@ -52,7 +52,7 @@ def ran(foreign):
 @pytest.fixture
 def downloaded(foreign, tmp_path):
     """An exported folder whose ``config.json`` names that family."""
-    allow_family("tests.families.toy")
+    allow_import("tests.families.toy")
     model = build_model(family_block({"family": "tests.families.toy"}))
     folder = exported(model, tmp_path / "downloaded")
     plain = json.loads((folder / "config.json").read_text())
@@ -105,7 +105,7 @@ def configuration(folder, family):
 def test_ones_own_configuration_names_a_family(foreign, tmp_path):
     path = configuration(tmp_path, "foreign_code.family")
     with pytest.raises(ConfigError, match=REFUSED):
-        load_config(path, allow_families=False)
+        load_config(path, allow_imports=False)
     assert ran(foreign) == []
     assert load_config(path).run("r").model.family == "foreign_code.family"
     assert "family/config.ran" in ran(foreign)
@@ -137,5 +137,5 @@ def test_the_source_of_ones_own_family_is_counted_in_a_fresh_process(foreign, mo
     """The process that counts what reading a compressed model imports takes over what was named here."""
     monkeypatch.setenv("PYTHONPATH", f"{foreign.parent}:{ROOT}")
     code = import_module("spider.compress.code")
-    allow_family("foreign_code.family")
+    allow_import("foreign_code.family")
     assert "foreign_code.family.model" in code.needed_by(json.dumps({"family": "foreign_code.family"}))

@@ -52,8 +52,8 @@ def test_a_folder_of_texts_is_one_part(tmp_path):
     touch(tmp_path, "b/1.txt", "a.txt.gz", "README.md", ".z.txt")
     assert parts(f"{tmp_path}/") == {"000": f"{tmp_path}/"}
     source = config(source={"kind": "local", "files": [str(tmp_path)]}).datasets["mine"].source
-    assert source.read_for(str(tmp_path)) == [str(tmp_path / "a.txt.gz"), str(tmp_path / "b/1.txt")]
-    assert source.read_for("a.jsonl") == ["a.jsonl"]
+    assert source.own_files(str(tmp_path)) == [str(tmp_path / "a.txt.gz"), str(tmp_path / "b/1.txt")]
+    assert source.own_files("a.jsonl") == ["a.jsonl"]
 
 
 def test_what_has_no_parts_is_refused_by_the_name_of_its_dataset(tmp_path):
@@ -68,7 +68,8 @@ def test_what_has_no_parts_is_refused_by_the_name_of_its_dataset(tmp_path):
 
 
 def identity(item: str = "a.jsonl", **dataset: Any) -> dict[str, Any]:
-    return Dataset.model_validate({"source": LOCAL, **dataset}).import_identity(item)
+    made = Dataset.model_validate({"source": LOCAL, **dataset})
+    return made.source.identity(item, made)
 
 
 def test_the_columns_of_an_imported_file_belong_to_its_identity():

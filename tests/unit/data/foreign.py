@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from spider.config import Config, load_config
-from spider.data.headered import HEADER_INTS, HEADER_MAGIC, import_part, imported
 from spider.data.metadata import Metadata, build_metadata
+from spider.data.shards import HEADER_INTS, HEADER_MAGIC
 from tests.unit.tokens.sentencepiece_file import PIECES, in_pieces, write_model
 from tests.unit.tokens.texts import texts
 
@@ -62,8 +62,8 @@ def bring(folder: Path, config: Config | None = None) -> Metadata:
     dataset = (config or load_config(config_of(folder))).datasets["web"]
     source, shards = dataset.source, folder / "shards"
     for part in source.parts():
-        import_part(Path(source.item(part)), shards, part, dataset)
-    origins = [imported(shards / f"train/{part}.json", source) for part in source.parts()]
+        source.import_part(Path(source.item(part)), shards, part, dataset)
+    origins = [source.imported(part, shards / f"train/{part}.json") for part in source.parts()]
     described = source.changed() | {"files": origins}
     return build_metadata(
         shards, "web", dataset, source=described, parts=source.parts(), tokenizer=folder / "m.model"

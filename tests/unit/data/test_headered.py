@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from spider.config import ConfigError, load_config
-from spider.data import headered
-from spider.data.headered import import_part, imported
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards, inspect, verify
 from spider.evaluation.text import validation_stream
 from spider.files import read_json
+from spider.sources import tokens as headered
 from spider.tokens import BYTES
 from spider.tokens.sentencepiece import read_model
 from tests.unit.data.foreign import BOS, EOS, SIZE, UNK, bring, config_of, publish, shard, stream
@@ -127,10 +126,10 @@ def test_a_damaged_shard_is_named(one, tmp_path, damage, message):
     path.write_bytes(damage(path.read_bytes()))
     dataset = load_config(config_of(tmp_path)).datasets["web"]
     with pytest.raises(ValueError, match=rf"train_000\.bin: .*{message}"):
-        import_part(path, tmp_path / "shards", "000", dataset)
+        dataset.source.import_part(path, tmp_path / "shards", "000", dataset)
     path.unlink()
     with pytest.raises(ValueError, match=r"train_000\.bin: No such file"):
-        import_part(path, tmp_path / "shards", "000", dataset)
+        dataset.source.import_part(path, tmp_path / "shards", "000", dataset)
 
 
 def test_another_number_of_ids_than_the_models_says_which_to_set(tmp_path):
@@ -148,9 +147,9 @@ def test_a_part_that_was_made_of_another_file_or_for_another_split_is_noticed(tm
         changed = config_of(tmp_path, train=first, validation=[f"{tmp_path}/{held_out}"])
         source = load_config(changed).datasets["web"].source
         with pytest.raises(ValueError, match=r"part 001 was made of .*train_001.bin \(train\), not"):
-            imported(record, source)
+            source.imported("001", record)
     with pytest.raises(ValueError, match=r"part 007 is missing; encode it first"):
-        imported(record.with_name("007.json"), source)
+        source.imported("007", record.with_name("007.json"))
 
 
 @pytest.mark.parametrize("limit", [1, 5, 100, 10**9])
@@ -201,7 +200,7 @@ def test_a_model_has_as_many_ids_as_the_shards_and_what_does_not_go_together_is_
     plain = config_of(tmp_path)
     assert load_config(plain).stage("r", "a").model.vocab_size == SIZE
     plain["tokenizers"] = {"t": {"data": "web"}}
-    with pytest.raises(ConfigError, match=r"tokenizers\.t\.data: 'web' is of ids, its text is not there"):
+    with pytest.raises(ConfigError, match=r"tokenizers\.t\.data: 'web' holds token ids and no text"):
         load_config(plain)
     plain = config_of(tmp_path, vocab_size=70_000)
     with pytest.raises(ConfigError, match=r"datasets.web.source.vocab_size: must be at least 272, .* 65,536"):

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from packaging.utils import canonicalize_name
 
-from spider.data import pydocs as corpus
-from spider.data.pydocs import SCHEMA, Harvest, SourceFile, installed_files, share_out, write_pydocs
+from spider.sources import pydocs as corpus
+from spider.sources.pydocs import Harvest, SourceFile, installed_files, schema, share_out, write_pydocs
 
 PROSE = (
     "The reader of this text is told what the function does and when it is to be called with a list of names."
@@ -99,7 +99,7 @@ def harvested(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pydocs")
     for name, seed in (("a", "1"), ("b", "2")):
         code = (
-            "import sys; from pathlib import Path; from spider.data.pydocs import write_pydocs;"
+            "import sys; from pathlib import Path; from spider.sources.pydocs import write_pydocs;"
             f"write_pydocs(20, 24, Path({str(folder / name)!r}) / '000.parquet');"
             "print([m for m in ('torch', 'sympy', 'mlflow') if m in sys.modules])"
         )
@@ -113,7 +113,7 @@ def harvested(tmp_path_factory) -> Path:
 def test_real_harvest_is_reproducible_and_has_fineweb_columns(harvested):
     assert (harvested / "a/000.parquet").read_bytes() == (harvested / "b/000.parquet").read_bytes()
     table = pq.read_table(harvested / "a/000.parquet")
-    assert table.schema.remove_metadata() == SCHEMA
+    assert table.schema.remove_metadata() == schema()
     rows = table.to_pylist()
     assert len(rows) > 20 and len({r["id"] for r in rows}) == len(rows)
     assert len({r["text"] for r in rows}) == len(rows)

@@ -19,10 +19,9 @@ import pytest
 from spider import files
 from spider.data import metadata as describing
 from spider.data.encode import encode_part
-from spider.data.headered import HEADER_INTS, HEADER_MAGIC, headered
 from spider.data.loader import Loader
 from spider.data.metadata import build_metadata, load_metadata
-from spider.data.shards import Shards, inspect, verify
+from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards, headered, inspect, verify
 from spider.files import digest
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset

@@ -28,7 +28,6 @@ SCRIPT = """
 import json, sys
 from spider.config import Dataset
 from spider.data.hub import Patience
-from spider.data.stream import StreamLoader
 common, variants, count = json.loads(sys.argv[1])
 results = []
 for options in variants:
@@ -37,7 +36,8 @@ for options in variants:
         source = {"kind": "stream", **{name: given.pop(name) for name in ("repo", "revision", "files")}}
         encoding = {name: given.pop(name) for name in Dataset.model_fields if name in given}
         number = given.pop("count", count)
-        loader = StreamLoader(Dataset(source=source, **encoding), patience=Patience(2, 0.01), **given)
+        dataset = Dataset(source=source, **encoding)
+        loader = dataset.source.batches(dataset, patience=Patience(2, 0.01), **given)
         batches = [next(loader) for _ in range(number)]
         loader.close()
     except ValueError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 IDS = {"256", "257", "258", "272"}
 #: Numbers that are no ids: words of a file's header, rows of a kernel's block.
-NO_IDS = {("spider/data/headered.py", "HEADER_INTS = 256"), ("kernels/normalize_weight.py", "ROWS = 256")}
+NO_IDS = {("spider/data/shards.py", "HEADER_INTS = 256"), ("kernels/normalize_weight.py", "ROWS = 256")}
 
 
 def sources():

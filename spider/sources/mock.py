@@ -1,17 +1,17 @@
 """Made-up text, for trying a training where there is no other: sentences of a dozen words.
 
-The words are drawn such that some are far likelier than others, as in any language, so that there is
-something to learn; a document is the same on every machine and in every version.
+Some words are drawn far more often than others, as in any language, so that there is something to learn. A
+document is the same on every machine and in every version.
 """
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from spider.config import Dataset, MockSource
-from spider.data.metadata import build_metadata, load_metadata
+from spider.config.block import Positive
+from spider.config.data import Dataset, Source
 from spider.files import replacing
 
 #: The dataset that `make_mock_data` makes.
@@ -19,12 +19,28 @@ MOCK = "mock"
 WORDS = ["time", "way", "day", "thing", "world", "life", "hand", "part", "place", "case", "week", "point"]
 
 
-def write_mock(documents: int, output: Path) -> dict[str, Any]:
-    """Write the first so many made-up documents, some 500 bytes each, into a parquet.
+class MockSource(Source):
+    """Made-up text, to try things with: the same everywhere, made in a second."""
 
-    Returns ``name``, ``documents`` and ``bytes`` (of UTF-8 text) of what was written.
-    """
-    import pyarrow as pa  # every training imports this module, few of them make text
+    RECORDED: ClassVar = frozenset({"documents"})
+
+    documents: Positive = 2000
+    """Number of documents, of some 500 bytes each."""
+
+    def items(self) -> list[str]:
+        return [f"{self.documents} documents"]
+
+    def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
+        write_mock(self.documents, output)
+
+    @property
+    def description(self) -> str:
+        return "made-up text"
+
+
+def write_mock(documents: int, output: Path) -> None:
+    """Write the first so many made-up documents into a parquet file."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     draw = random.Random(0)
@@ -35,17 +51,19 @@ def write_mock(documents: int, output: Path) -> dict[str, Any]:
         texts.append(" ".join(words).capitalize() + ".\n")
     with replacing(output) as beside:
         pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(documents)]}), beside)
-    return {"name": output.name, "documents": documents, "bytes": sum(map(len, texts))}
 
 
 def make_mock_data(folder: Path, memory: float = 0.0) -> None:
-    """Encode a megabyte of it into ``folder``, as a dataset ``mock``, a share of it for a memory; keep one
-    that is there."""
+    """Encode a megabyte of made-up text into ``folder``, as a dataset ``mock``.
+
+    A share ``memory`` of its documents is kept for an n-gram index. A dataset that is there already stays.
+    """
+    from spider.data.encode import encode_part
+    from spider.data.metadata import build_metadata, load_metadata
+
     if (folder / "metadata.json").exists():
         load_metadata(folder)
         return
-    from spider.data.encode import encode_part
-
     source = MockSource(kind="mock")
     (part,) = source.parts()
     parquet = folder / f"{part}.parquet"

@@ -1,4 +1,4 @@
-"""Import of the user's own files: each becomes a parquet file with the columns that settings name.
+"""The user's own files: each becomes a parquet file with the columns that settings name.
 
 A parquet file is linked. Every other file is read a few megabytes at a time and written as parquet, so memory
 does not grow with the file: only the largest document has to fit.
@@ -15,20 +15,27 @@ import gzip
 import io
 import json
 import logging
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from pydantic import Field
 
-from spider.config import Dataset, LocalSource
+from spider.config.block import ConfigError
+from spider.config.data import Dataset, Files, Source, expand_globs
 from spider.files import replacing
 
 log = logging.getLogger(__name__)
+
+#: The kinds of files, as messages name them.
+KINDS = ".parquet, .jsonl, .json, .csv, .txt (all but parquet also .gz or .zst), or a folder"
+#: The kinds of files that may be compressed.
+_COMPRESSIBLE = (".jsonl", ".json", ".csv", ".txt")
 
 #: A row group is written once it holds this much.
 FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
@@ -38,6 +45,95 @@ CHUNK = 1 << 20
 MOST_KEYS = 50
 #: JSON escapes and bytes that are not UTF-8 become lone surrogates, which UTF-8 cannot hold.
 HALF_PAIR = re.compile("[\ud800-\udfff]")
+
+
+class LocalSource(Source):
+    """Files you have: parquet, jsonl, json, csv and txt (all but parquet also .gz or .zst), or folders of
+    them. Globs are expanded, sorted."""
+
+    LISTS: ClassVar = frozenset({"files"})
+
+    files: Annotated[list[str], Field(min_length=1)]
+    """Paths and globs; one part each. Each file of a folder is a part, but a folder of txt is one part."""
+
+    def items(self) -> list[str]:
+        paths = expand_globs("files", self.files)
+        return list(chain.from_iterable(_parts_of(path) if Path(path).is_dir() else [path] for path in paths))
+
+    def own_files(self, item: str) -> list[str]:
+        return [str(path) for path in texts_in(Path(item))] if Path(item).is_dir() else [item]
+
+    def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
+        import_local(Path(self.item(part)), output, dataset)
+
+    def identity(self, item: str, dataset: Dataset) -> dict[str, Any]:
+        """Return what decides the content of an imported file.
+
+        The file has the columns that settings name, so these belong to it. A key is left out at its default,
+        because a change would import again what was imported before the key was there.
+        """
+        decides = super().identity(item, dataset)
+        if kind_of(item) == ".parquet":
+            return decides
+        defaults = tuple(Dataset.model_fields[name].default for name in ("text_column", "id_column"))
+        if dataset.columns != defaults:
+            decides["columns"] = list(dataset.columns)
+        if dataset.format != "text":
+            decides["format"] = dataset.format
+        return decides
+
+    def learned_files(self, parts: int | None = None) -> Files:
+        try:
+            paths = self.items()
+        except ConfigError:  # a pattern that matches no file stands for itself, as its own rule says
+            paths = self.files
+        return Files("local", frozenset(map(os.path.realpath, paths[:parts])), overlapping=True)
+
+    @property
+    def description(self) -> str:
+        return "local files"
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a file by its name, as ``.jsonl``; "" for a file that cannot be imported."""
+    stem, kind = os.path.splitext(name)
+    if kind in (".gz", ".zst"):
+        kind = os.path.splitext(stem)[1]
+        return kind if kind in _COMPRESSIBLE else ""
+    return kind if kind in (*_COMPRESSIBLE, ".parquet") else ""
+
+
+def texts_in(folder: Path) -> list[Path]:
+    """Return the texts in a folder and below it, in order of their paths; hidden files are left out."""
+    return _below(folder, ".txt")
+
+
+def _below(folder: Path, *kinds: str) -> list[Path]:
+    """Return the files of these kinds in a folder and below it, in order of their paths."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside = Path(parent).relative_to(folder)
+        for name in names:
+            if not name.startswith(".") and kind_of(name) in kinds:
+                found.append(((inside / name).as_posix(), Path(parent, name)))
+    return [path for _, path in sorted(found) if path.is_file()]
+
+
+def _parts_of(folder: str) -> list[str]:
+    """Return what the parts of a folder are imported from: its files, or the folder itself for texts."""
+    found = _below(Path(folder), *_COMPRESSIBLE, ".parquet")
+    texts = [path for path in found if kind_of(path.name) == ".txt"]
+    others = [path for path in found if kind_of(path.name) != ".txt"]
+    if texts and others:
+        both = f"holds texts ({texts[0].name}) and other files ({others[0].name})"
+        raise ConfigError(f"source.files: {folder} {both}; name the files to take, as in {folder}/*.jsonl")
+    if not found:
+        raise ConfigError(f"source.files: {folder} holds no file of a known kind; give {KINDS}")
+    return [folder] if texts else [str(path) for path in others]
+
+
+# ------------------------------------------------------------------------------------------------- import
 
 
 class Row(NamedTuple):
@@ -60,7 +156,7 @@ class Document(NamedTuple):
     """Its place in the file if it held invalid UTF-8, else empty."""
 
 
-def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]:
+def import_local(source: Path, output: Path, dataset: Dataset) -> None:
     """Make a parquet file of a user's file, or of a folder of texts.
 
     A ``.parquet`` becomes a symbolic link with an absolute target. All other kinds keep `Dataset.columns`.
@@ -71,9 +167,6 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]
 
     A missing value is null; an empty line is skipped. Bytes that are not UTF-8 become U+FFFD, with a warning.
 
-    Returns:
-        ``name``, ``documents`` and ``bytes`` (the size of the parquet file).
-
     Raises:
         ValueError: the file is missing, unreadable, empty, of an unknown kind or malformed, or it lacks a
             column that a setting names; the message has the file and the line.
@@ -82,25 +175,27 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> dict[str, Any]
         raise ValueError(f"{source}: no such file or folder; check datasets.*.source.files")
     if source == output or (output.exists() and source.samefile(output) and not output.is_symlink()):
         raise ValueError(f"{source}: is also the output; keep your data outside the results folder")
-    kind = ".txt" if source.is_dir() else LocalSource.kind_of(source.name)
+    kind = ".txt" if source.is_dir() else kind_of(source.name)
     if not kind:
-        raise ValueError(f"{source}: unknown kind of file; give {LocalSource.KINDS}")
+        raise ValueError(f"{source}: unknown kind of file; give {KINDS}")
     try:
         if kind == ".parquet":
-            count = _link(source, output)
+            _link(source, output)
         elif kind == ".txt":
-            count = _write(_texts(source, dataset), source, output, dataset)
+            _write(_texts(source, dataset), source, output, dataset)
         else:
-            count = _write(_documents(source, kind, dataset), source, output, dataset)
+            _write(_documents(source, kind, dataset), source, output, dataset)
     except PermissionError as error:
         raise ValueError(f"{error.filename}: cannot be read or written here; check its permissions") from None
-    return {"name": output.name, "documents": count, "bytes": output.stat().st_size}
 
 
-def _link(source: Path, output: Path) -> int:
-    """Link a parquet file and return its number of documents."""
+def _link(source: Path, output: Path) -> None:
+    """Link a parquet file, after a look at its metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
-        documents: int = pq.read_metadata(source).num_rows
+        pq.read_metadata(source)
     except (pa.ArrowInvalid, pa.ArrowIOError) as error:
         raise ValueError(
             f"{source}: not a whole parquet file ({str(error).splitlines()[0]}); fetch it again"
@@ -108,7 +203,6 @@ def _link(source: Path, output: Path) -> int:
     with replacing(output) as beside:
         beside.unlink(missing_ok=True)  # of a killed process that had our number
         beside.symlink_to(source.absolute())
-    return documents
 
 
 # ----------------------------------------------------------------------------------------------- documents
@@ -119,7 +213,7 @@ def _texts(source: Path, dataset: Dataset) -> Iterator[Document]:
     if dataset.split_by and dataset.split_by.column not in (dataset.text_column, dataset.id_column):
         remedy = f"set split_by.column to {dataset.id_column!r}, its path, or leave split_by out"
         raise ValueError(f"{source}: a text has no column {dataset.split_by.column!r}; {remedy}")
-    paths = LocalSource.texts_of(source) if source.is_dir() else [source]
+    paths = texts_in(source) if source.is_dir() else [source]
     for path in paths:
         id = path.relative_to(source).as_posix() if source.is_dir() else path.name
         with _opened(path) as f:
@@ -347,6 +441,8 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
         if path.suffix == ".gz":
             opened = gzip.GzipFile(fileobj=packed)
         elif path.suffix == ".zst":
+            import pyarrow as pa
+
             opened = io.BufferedReader(pa.CompressedInputStream(packed, "zstd"))
         try:
             yield opened
@@ -385,8 +481,11 @@ def _decode(raw: bytes) -> tuple[str, bool]:
 # ----------------------------------------------------------------------------------------------- writing
 
 
-def _write(documents: Iterable[Document], source: Path, output: Path, dataset: Dataset) -> int:
-    """Write documents as parquet, warn of what was malformed, and return their number."""
+def _write(documents: Iterable[Document], source: Path, output: Path, dataset: Dataset) -> None:
+    """Write documents as parquet, and warn of malformed ones."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     schema = pa.schema([(name, pa.string()) for name in dataset.columns])
     count, malformed, first = 0, 0, ""
     with replacing(output) as beside, pq.ParquetWriter(beside, schema, compression="zstd") as writer:
@@ -401,7 +500,6 @@ def _write(documents: Iterable[Document], source: Path, output: Path, dataset: D
     if malformed:
         warning = "%s: %d documents held invalid UTF-8, now U+FFFD (first: %s)"
         log.warning(warning, source, malformed, first)
-    return count
 
 
 def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:

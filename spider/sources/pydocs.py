@@ -39,26 +39,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from packaging.version import Version
-
+from spider.config.block import Positive
+from spider.config.data import Dataset, Files, Source
 from spider.files import replacing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = logging.getLogger(__name__)
 
-#: The columns of FineWeb-Edu. Our tokens are bytes.
-SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("text", "id", "dump", "url", "file_path", "language")),
-        ("language_score", pa.float64()),
-        ("token_count", pa.int64()),
-        ("score", pa.float64()),
-        ("int_score", pa.int64()),
-    ]
-)
 #: What does not differ, for ours are not rated.
 CONSTANT = {"dump": "pydocs", "language": "en", "language_score": 1.0, "score": 0.0, "int_score": 0}
 ROW_GROUP = 1000
@@ -72,6 +63,32 @@ MAX_ANSWER, SENTENCE = 300, re.compile(r"(?<=[a-z)\]'\"`])\.\s")
 MIN_CONSTANT = 400
 #: Share of a source file in triple quotes below which parsing it costs more than it yields.
 MIN_DENSITY = 0.1
+
+
+class PydocsSource(Source):
+    """Docstrings and documentation of the installed standard library and of our dependencies; offline."""
+
+    RECORDED: ClassVar = frozenset({"pieces"})
+    LISTS: ClassVar = frozenset({"pieces"})
+
+    form: Literal["text", "questions"] = "text"
+    """questions: a conversation about each documented name and its purpose (``format: chat``)."""
+    pieces: Positive = 2
+    """How many parquet files to split the corpus into."""
+
+    def items(self) -> list[str]:
+        return [f"{i}/{self.pieces}" for i in range(self.pieces)]
+
+    def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
+        write_pydocs(int(part), self.pieces, output, self.form)
+
+    def learned_files(self, parts: int | None = None) -> Files:
+        return Files(f"pydocs {self.form}", frozenset({"the documentation"}))
+
+    @property
+    def description(self) -> str:
+        return "documentation of Python and of installed packages"
+
 
 # ------------------------------------------------------------------------------------ what is installed
 
@@ -106,6 +123,8 @@ def installed_packages() -> dict[str, importlib.metadata.Distribution]:
 
     A local version label does not count as a difference: ``2.13.0+cpu`` is ``2.13.0``.
     """
+    from packaging.version import Version
+
     listed = listed_packages()
     python = platform.python_version()
     wanted_python = listed.pop("python")
@@ -333,13 +352,30 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def write_pydocs(piece: int, pieces: int, output: Path, form: str = "text") -> dict[str, Any]:
+def schema() -> pa.Schema:
+    """Return the columns of FineWeb-Edu."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            *((name, pa.string()) for name in ("text", "id", "dump", "url", "file_path", "language")),
+            ("language_score", pa.float64()),
+            ("token_count", pa.int64()),
+            ("score", pa.float64()),
+            ("int_score", pa.int64()),
+        ]
+    )
+
+
+def write_pydocs(piece: int, pieces: int, output: Path, form: str = "text") -> None:
     """Harvest one piece of the embedded corpus into a parquet file with FineWeb-Edu's columns.
 
-    ``form`` is ``text``, or ``questions`` for conversations about documented names. Return ``name``,
-    ``documents`` and ``bytes`` (of UTF-8 text) of the written file. Raise `ValueError` for a piece out of
-    range or an unreadable file.
+    ``form`` is ``text``, or ``questions`` for conversations about documented names. Raise `ValueError` for a
+    piece out of range or an unreadable file.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     if not 0 <= piece < pieces:
         raise ValueError(f"pydocs: piece must be between 0 and {pieces - 1} (got {piece})")
     distributions = installed_packages()
@@ -359,9 +395,8 @@ def write_pydocs(piece: int, pieces: int, output: Path, form: str = "text") -> d
     harvested = {name: versions[name] for name in sorted({f.package for f in files})}
     made_of = json.dumps({"piece": f"{piece}/{pieces}", "packages": harvested})
     with replacing(output) as beside:
-        table = pa.Table.from_pylist(rows, schema=SCHEMA.with_metadata({"spider.pydocs": made_of}))
+        table = pa.Table.from_pylist(rows, schema=schema().with_metadata({"spider.pydocs": made_of}))
         pq.write_table(table, beside, row_group_size=ROW_GROUP, compression="zstd")
     total = sum(row["token_count"] for row in rows)
     counts = len(rows), total / 1e6, len(harvested)
     log.info("pydocs %d/%d: %d documents, %.1f MB from %d packages", piece, pieces, *counts)
-    return {"name": output.name, "documents": len(rows), "bytes": total}
