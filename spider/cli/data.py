@@ -1,4 +1,4 @@
-"""Verbs of datasets: bring a part here, encode it, index all parts; check and look at what was made."""
+"""Commands of datasets: fetch a part, encode it, index all parts; check and inspect the result."""
 
 from __future__ import annotations
 

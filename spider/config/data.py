@@ -1,8 +1,8 @@
 """Datasets: where their text comes from, and how it is split and encoded.
 
-A source of text is one file: a subclass of `Source` in ``spider/sources/``, known by the file's name, or in a
-module of the user, ``source: {kind: my_package.my_source}``. This module defines what a source implements and
-finds the class of a kind. It names no source.
+A source of text is one file with a subclass of `Source`. A file in ``spider/sources/`` is known by its name,
+and a module of the user by its import path, ``source: {kind: my_package.my_source}``. This module defines the
+base class and finds the class of a kind. It names no source.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Files:
 
 
 class Source(Block):
-    """Where a dataset's text comes from.
+    """Base class of the sources of text, and the block ``source:`` of a dataset.
 
     A subclass implements one of three methods. `fetch` writes a part of the text as parquet. `import_part`
     reads token ids that exist already (`TOKENS`). `batches` reads the text while a model trains (`STREAMED`).
     All modules that only these methods need, such as pyarrow, are imported inside them.
     """
 
-    #: Whether the text is read while a model trains. Such a source has no parts, and nothing is kept.
+    #: Whether the text is read while a model trains. Then `items` stays empty.
     STREAMED: ClassVar[bool] = False
     #: Whether the parts are files of token ids, which are imported where they lie.
     TOKENS: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class Source(Block):
     LISTS: ClassVar[frozenset[str]] = frozenset()
 
     kind: str
-    """Which source: the name of its file, or the name that Python imports your own by."""
+    """Name of the source, or the name that Python imports your own source by."""
 
     # ------------------------------------------------------------------------------------------ parts
 
@@ -128,12 +128,12 @@ class Source(Block):
 
     @property
     def description(self) -> str:
-        """What the model card and the report say of the source. It must not depend on `LISTS`."""
+        """Description for the model card and the report. It must not depend on `LISTS`."""
         return self.kind
 
     @property
     def address(self) -> str:
-        """Where the text comes from, for MLflow."""
+        """Address of the text, for MLflow."""
         return self.kind
 
     @property
@@ -152,7 +152,7 @@ def source_class(kind: str) -> type[Source]:
     """Return the class of a kind of source.
 
     Raises:
-        ConfigError: there is no such source, it cannot be imported, or the user did not name it.
+        ConfigError: the source does not exist, cannot be imported, or was not named by the user.
     """
     if kind not in kinds() and not may_import(kind):
         raise ConfigError(
@@ -233,13 +233,13 @@ def _expanded(name: str, block: Any, datasets: dict[str, Any]) -> Any:
 
 
 class SplitBy(Block):
-    """What documents have in common that stay on one side of the split."""
+    """Group documents, so that all documents of a group are in the same split."""
 
     column: str
-    """Column of strings that says it: ``url``."""
+    """Column of strings that names the group, such as ``url``."""
     pattern: Annotated[str, Field(min_length=1)] = ".+"
-    """Regular expression; its first group, or all that it finds, names what a document belongs to. A document
-    in which it finds nothing is decided by its own id."""
+    """Regular expression. Its first group, or its whole match, names the group of the document. A document
+    without a match is a group of its own."""
 
     @field_validator("pattern")
     @classmethod
@@ -247,12 +247,12 @@ class SplitBy(Block):
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"is no regular expression: {error} (got {pattern!r})") from None
+            raise ValueError(f"is not a regular expression: {error} (got {pattern!r})") from None
         return pattern
 
 
 def checked_vocab_size(vocab_size: int) -> int:
-    """A number of ids, if there is an alphabet of so many."""
+    """Return the size of a vocabulary. Raise `ValueError` where it is too small or too large."""
     from spider.tokens import BYTES  # numpy, which a configuration without a tokenizer does not import
     from spider.tokens.texts import MOST
 
@@ -263,18 +263,18 @@ def checked_vocab_size(vocab_size: int) -> int:
 
 
 class TokenizerConfig(Block):
-    """Byte pairs, learned from the documents of a dataset that are not held out (docs/tokenizer.md)."""
+    """A byte-pair tokenizer, learned from documents that are not held out (docs/tokenizer.md)."""
 
     data: str
     """Dataset whose text it is learned from."""
     vocab_size: Positive = 4096
-    """Ids: those of bytes (272), and one for each pair that is learned; 65,536 at most."""
+    """Size of the vocabulary: the ids of bytes (272), and one for each learned pair; 65,536 at most."""
     parts: Positive | None = None
-    """Learn from the first so many parts (null: all)."""
+    """Number of parts to learn from, from the first on (null: all)."""
     max_bytes: Positive = 200_000_000
-    """Text to learn from at most, the same share of each part."""
+    """Largest amount of text to learn from, the same share of each part."""
     document_bytes: Annotated[int, Field(ge=4)] = 100_000
-    """Of a longer document, its beginning."""
+    """Longer documents are truncated to this size."""
 
     @field_validator("vocab_size")
     @classmethod
@@ -294,7 +294,7 @@ class Dataset(Block):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.005
     """Share of documents held out."""
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of documents that are kept for the memory, and not trained on."""
+    """Share of documents that the n-gram index counts and training leaves out."""
     split_by: SplitBy | None = None
     """Hold out whole sites, packages, authors, ... (null: each document by itself)."""
     max_document_bytes: Annotated[int, Field(ge=4)] | None = None
@@ -303,14 +303,13 @@ class Dataset(Block):
     format: Literal["text", "chat"] = "text"
     """chat: each row is a conversation in JSON, ``[{"role": "user", "content": "..."}, ...]``."""
     like: str | None = None
-    """Another dataset: its files, downloaded once, and its settings; but for ``tokenizer`` and ``memory``."""
+    """Inherit source and settings from this dataset. Only ``tokenizer`` and ``memory`` may differ."""
     tokenizer: str | None = None
-    """Which of ``tokenizers`` it is written in (null: bytes)."""
+    """Name of the tokenizer, one of ``tokenizers`` (null: bytes)."""
     license: Annotated[str | None, Field(exclude=True)] = None
-    """Of its text, by the hub's name: ``cc-by-4.0``. For the model card; it decides nothing, so no digest has
-    it."""
+    """License of the text for the model card, by the hub's name: ``cc-by-4.0``. No digest contains it."""
     language: Annotated[str | None, Field(exclude=True)] = None
-    """Of its text, for the model card: ``en``, ``code``, ``multilingual``."""
+    """Language of the text for the model card: ``en``, ``code``, ``multilingual``."""
 
     @field_validator("license")
     @classmethod
@@ -340,7 +339,7 @@ class Dataset(Block):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits that it is encoded into."""
+        """Names of the splits of the encoded dataset."""
         return ("train", "validation", "memory") if self.memory else ("train", "validation")
 
     @property
@@ -365,5 +364,5 @@ class Dataset(Block):
         return settings
 
     def held_out(self) -> dict[str, Any]:
-        """What decides which documents are held out."""
+        """Return the settings that decide which documents are held out."""
         return self.model_dump(mode="json", include={"text_column", "id_column", "validation", "split_by"})

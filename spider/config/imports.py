@@ -2,9 +2,9 @@
 
 Those that come with Spider have short names. Any other has the name that Python imports it by. Importing runs
 code, and a checkpoint or a compressed file may come from anywhere, so a name in it is not enough. Besides its
-own modules Spider imports only what an installed package registers (entry points of the group
-`ENTRY_POINTS`) and what the user named: in the configuration, with ``--family-module`` or by
-``trust_remote_code=True`` (`allow_import`).
+own modules Spider imports two kinds. An installed package registers a module (entry points of the group
+`ENTRY_POINTS`). The user names one (`allow_import`): in the configuration, with ``--family-module`` or by
+``trust_remote_code=True``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def import_named(what: str, name: str, package: str, own: Collection[str], part:
         own: names that come with Spider.
 
     Raises:
-        ConfigError: there is no such package, or it cannot be imported.
+        ConfigError: the package does not exist or cannot be imported.
     """
     try:
         if find_spec(package) is None:

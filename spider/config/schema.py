@@ -126,8 +126,8 @@ def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) ->
     """Validate a YAML file or a parsed mapping.
 
     Args:
-            allow_imports: whether the families, the sources and the measurements that it names may be imported,
-                which runs their code. Only a configuration of the user's own may allow that.
+        allow_imports: whether the families, sources and measurements that it names may be imported, which
+            runs their code. Only a configuration of the user's own may allow that.
 
     Raises:
         ConfigError: names the key of every problem, such as

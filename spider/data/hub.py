@@ -1,12 +1,12 @@
 """Files of a Hugging Face dataset repository, whole and checked, however often the way there breaks.
 
-The library retries a request but not a download: a new process starts from zero, bytes corrupted at equal
-length are accepted, and a call gives up on the first 503 or waits for as long as the server asks. So a file
-is read in ranges, by the library's session, into a partial file beside its final name, with a small JSON that
-says whose content it is. A killed process is continued where it stopped; content of another hash is
-discarded. A hub that sends errors only is given up after some two minutes (`Patience`). The finished file is
-checked against the hash the hub itself states (SHA-256 for large files, the git blob id for small ones),
-flushed and renamed.
+The library retries a request but not a download. A new process starts from zero, and corrupt bytes of the
+right length are accepted. A call gives up on the first 503, or waits for as long as the server asks. So this
+module reads a file in ranges, by the library's session, into a partial file beside its final name. A small
+JSON beside it holds the hash of the content. A killed process continues where it stopped, and content of
+another hash is discarded. After about two minutes of errors alone the download stops (`Patience`). The
+finished file is checked against the hash that the hub states (SHA-256 for large files, the git blob id for
+small ones), flushed and renamed.
 
 Every failure is a `DownloadError` of one line that names the file, ``repo@revision`` and the remedy. The
 library's own settings count: ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` (then a file in its cache is
@@ -61,7 +61,7 @@ class DownloadError(ValueError):
 
 @dataclass(frozen=True)
 class HubFile:
-    """Where a file lies: repository (``owner/name``), commit (or branch or tag), path inside."""
+    """Address of a file: repository (``owner/name``), commit (or branch or tag), and path."""
 
     repo: str
     revision: str

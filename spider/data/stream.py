@@ -6,8 +6,8 @@ leaves out the held-out documents, or the held-out groups of ``split_by``. The r
 ``[BOS] + bytes + [EOS]``, back to back, and are cut into windows of seq_len + 1 tokens that overlap by one.
 A window may straddle two epochs, so nothing is lost at an end.
 
-A position is the state of the stream before the document in which the next window begins, and the offset in
-that document. A new process reads that document again and continues at the exact byte.
+A position is the state of the stream before a document, and an offset in that document, where the next window
+begins. A new process reads that document again and continues at the exact byte.
 
 Trade-offs: documents are not shuffled, because a shuffle buffer could not be resumed exactly. Each of several
 ranks reads the whole stream and keeps its slice of each step, so the order does not depend on their number.
@@ -33,7 +33,7 @@ from spider.data.split import cut, document_key, group_key, is_validation
 from spider.tokens import BYTES
 
 BREAKS = (OSError, RuntimeError, pa.ArrowInvalid)
-"""What `datasets` raises while it opens or reads."""
+"""Errors that `datasets` raises while it opens or reads."""
 TEXT_KINDS = ("string", "large_string", "string_view", "null")
 """Types, as `datasets` calls them, of a column that holds text."""
 
@@ -45,8 +45,8 @@ class StreamLoader(Batches):
 
     Raises:
         DownloadError: a file, revision or repository is missing or not open to us, or there is no network.
-        ValueError: the text column or the column of ``split_by`` is missing, or there is no document to train
-            on.
+        ValueError: the text column or the column of ``split_by`` is missing, or no document is left to
+            train on.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class StreamLoader(Batches):
         """Tokens from the place ``_at`` on, where the next window begins."""
         self._at = 0
         self._skipped = int(start["offset"])
-        """Of the next document, the tokens before the position that is resumed."""
+        """Tokens of the next document that lie before the resumed position."""
 
     def epoch(self, position: dict[str, Any]) -> float:
         """Return the number of finished passes, without a fraction: the size of a stream is not known."""

@@ -1,12 +1,10 @@
-"""From the digest of a raw file to that of a checkpoint: the links of the chain, and whether each holds.
+"""Check the chain of digests from raw files to checkpoints, link by link.
 
     raw file (sha256) -> shard (sha256) -> dataset (digest) -> stage spec (digest) -> checkpoint (digest)
 
-Each job has written down the digest of what it read. A link holds where that is the digest of what lies there
-now: the receipt's dataset against metadata.json, a stage's parent weights against the stage before, an
-evaluation's weights against the receipt. Contents are not hashed again; ``spider verify`` and ``spider
-checkpoint verify`` do that.
-"""
+Each job writes down the digest of what it reads. A link holds if this is still the digest of the file. The
+receipt's dataset is compared with metadata.json, a stage's parent weights with the stage before, and an
+evaluation's XX"""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ def chain(stages: list[StageRecord], datasets: list[DatasetRecord]) -> Iterator[
 
 
 def _links(stage: StageRecord, before: StageRecord | None, digests: dict[str, str | None]) -> Iterator[Link]:
-    """Of a stage, its checkpoint and its evaluation."""
+    """Yield the links of a stage, its checkpoint and its evaluation."""
     if not (manifest := stage.manifest):
         return
     receipt, measured = stage.receipt, stage.evaluation

@@ -1,4 +1,4 @@
-"""Made-up text, for trying a training where there is no other: sentences of a dozen words.
+"""Made-up text, to try a training with: sentences of a dozen words.
 
 Some words are drawn far more often than others, as in any language, so that there is something to learn. A
 document is the same on every machine and in every version.

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 #: What does not differ, for ours are not rated.
 CONSTANT = {"dump": "pydocs", "language": "en", "language_score": 1.0, "score": 0.0, "int_score": 0}
 ROW_GROUP = 1000
-#: Characters at which a module is cut into further documents, and below which one is left out.
+#: A document has at most so many characters, and a shorter one is left out.
 DOCUMENT_CHARS, MIN_DOCUMENT = 16_384, 200
 #: A shorter paragraph is a heading: kept where prose follows it.
 MIN_PARAGRAPH = 40
@@ -311,7 +311,7 @@ class Harvest:
         return [d.rstrip() + "\n" for d in documents if len(d) >= MIN_DOCUMENT]
 
     def question(self, name: str, text: str) -> str | None:
-        """What a documented name is for, as a conversation in JSON, where its first paragraph says so."""
+        """Return a conversation in JSON about the purpose of a name, or None if its text does not fit."""
         sentence = " ".join(text.strip().partition("\n\n")[0].split())
         sentence = SENTENCE.split(sentence)[0].rstrip(".") + "."
         if (

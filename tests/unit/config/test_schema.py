@@ -63,7 +63,7 @@ def changed(path: str, value) -> dict:
         (
             "datasets.docs.split_by",
             {"column": "url", "pattern": "(["},
-            "datasets.docs.split_by.pattern: is no regular expression: unterminated character set",
+            "datasets.docs.split_by.pattern: is not a regular expression: unterminated character set",
         ),
         (
             "datasets.docs.license",

@@ -1,0 +1,54 @@
+"""A source is one file that the configuration names; the code of another is not imported."""
+
+import pytest
+
+from spider.config import ConfigError, Dataset, imports, load_config
+from spider.config.data import recorded_source
+
+TOY = "tests.sources.toy"
+
+
+@pytest.fixture(autouse=True)
+def nothing_allowed(monkeypatch):
+    monkeypatch.setattr(imports, "_allowed", set())
+
+
+def configuration(**source):
+    run = {"data": "own", "model": "tiny", "stages": [{"name": "a", "max_steps": 2}]}
+    return {"datasets": {"own": {"source": source}}, "runs": {"r": run}}
+
+
+def test_a_configuration_names_a_source_by_its_import_path():
+    plain = configuration(kind=TOY, file="own.txt", min_words=3)
+    with pytest.raises(ConfigError, match=r"own\.source\.kind: the source 'tests\.sources\.toy' is not"):
+        load_config(plain, allow_imports=False)
+    config = load_config(plain)
+    dataset = config.datasets["own"]
+    assert config.parts("own") == {"000": "own.txt"}
+    assert dataset.described()["source"] == {"kind": TOY, "file": "own.txt", "min_words": 3}
+    assert dataset.source.identity("own.txt", dataset) == dataset.described()["source"] | {"item": "own.txt"}
+    again = Dataset.model_validate(dataset.model_dump(mode="json"))
+    assert again == dataset and type(again.source).__name__ == "Paragraphs"
+
+
+def test_the_record_of_a_dataset_describes_its_source():
+    record = {"kind": TOY, "file": "own.txt", "files": [{"name": "own.txt"}]}
+    assert recorded_source(record).description == TOY, "this process may not import it"
+    imports.allow_import(TOY)
+    assert recorded_source(record).description == "paragraphs of own.txt"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"kind": "hib"}, r'source\.kind: no source \'hib\'.*did you mean "hub"\?'),
+        ({"kind": "no.such.module"}, r"source\.kind: no source 'no\.such\.module'; one of your own"),
+        ({"kind": "tests.sources"}, r"source\.kind: .*tests\.sources must define one subclass of Source"),
+        ({"kind": TOY}, r"datasets\.own\.source\.file: is required"),
+        ({"kind": TOY, "file": "a", "fil": 1}, r'source\.fil: unknown key; did you mean "file"\?'),
+        ({"file": "own.txt"}, r"datasets\.own\.source\.kind: is required, one of hub, local, "),
+    ],
+)
+def test_a_source_that_is_not_as_asked_is_refused_by_its_key(source, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(configuration(**source))
