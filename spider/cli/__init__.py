@@ -127,7 +127,7 @@ def main() -> None:
     """
     share_the_processor()
     # A truncated file that is mapped ends the process by SIGBUS; this shows where it was read.
-    faulthandler.enable(sys.__stderr__)
+    faulthandler.enable(sys.__stderr__ or sys.stderr)
     grow_segments()
     status = _status()
     if "LOCAL_WORLD_SIZE" in os.environ:

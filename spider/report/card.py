@@ -173,7 +173,7 @@ def _front_matter(of: Subject) -> ModelCardData:
         if len(licenses) > 1:
             license = {"license": "other", "license_name": "-and-".join(licenses)}
     repos = [one.source.repository for one in used if one.source.repository]
-    results = list(_results(of))
+    results = list(_model_index(of))
     return ModelCardData(
         **license,
         language=list(dict.fromkeys(one.language for one in used if one.language)) or None,
