@@ -1,6 +1,6 @@
 """Raw text to a trained, evaluated, tracked language model, over bytes or tokens.
 
-    download --> [tokenizer] --> encode --> index --> [pack] --> [count --> memory] --> [warmup]
+    download --> [tokenizer] --> encode --> index --> [pack] --> [count_ngrams --> build_ngrams] --> [warmup]
              --> train (stage by stage) --> evaluate, sample, draw --> [compress] --> compare --> report
 
 `config.yaml` says what to train on what; `snakemake --cores all` does it; `snakemake --cores all runs/NAME` or
@@ -29,7 +29,7 @@ rule all:
 
 
 include: "rules/data.smk"
-include: "rules/memory.smk"
+include: "rules/ngram.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/compress.smk"

@@ -125,10 +125,10 @@ def clear(output: Path, size: int) -> None:
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
     zeros = bytes(1 << 20)
-    with open(output / "memory", "wb", buffering=0) as sink:
+    with open(output / "ngram", "wb", buffering=0) as sink:
         for _ in range(2 * size >> 20):
             sink.write(zeros)
-    (output / "memory").unlink()
+    (output / "ngram").unlink()
 
 
 def bound(parquet: Path, output: Path, output_bytes: int, durable: bool) -> None:

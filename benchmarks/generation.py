@@ -28,10 +28,10 @@ from common import ROOT, parser, report
 from spider.config import load_config
 from spider.config.model import family_block, model_block
 from spider.evaluation.generate import generate
-from spider.memory.proposer import Proposer
-from spider.memory.store import make_memories, open_memory
 from spider.model import build_model
 from spider.model.interface import Model, Reader
+from spider.ngram.lookup import NgramLookup
+from spider.ngram.store import build_indexes, open_index
 from spider.sources.mock import make_mock_data
 from spider.tokens import BYTES
 
@@ -66,7 +66,7 @@ def demo() -> Model:
         "boundary": run.model.boundary.model_copy(update={"kind": "fixed", "stride": 4}),
         "recurrence": run.model.recurrence.model_copy(update={"loops": 2}),
     }
-    return build_model(run.model.model_copy(update={**parts, "memory": None}))
+    return build_model(run.model.model_copy(update={**parts, "ngram": None}))
 
 
 class Endless:
@@ -79,11 +79,11 @@ class Endless:
             reader.read = lambda N: torch.zeros(N, size)  # type: ignore[method-assign]
 
     @property
-    def proposals_NW(self) -> torch.Tensor | None:
-        return self.reader.proposals_NW
+    def candidates_NW(self) -> torch.Tensor | None:
+        return self.reader.candidates_NW
 
-    def extend(self, ids: Sequence[int], proposals_NW: torch.Tensor | None = None) -> torch.Tensor:
-        logits_NV = self.reader.extend(ids, proposals_NW).clone()
+    def extend(self, ids: Sequence[int], candidates_NW: torch.Tensor | None = None) -> torch.Tensor:
+        logits_NV = self.reader.extend(ids, candidates_NW).clone()
         logits_NV[:, self.reader.model.tokens.eos] = -torch.inf
         return logits_NV
 
@@ -98,8 +98,8 @@ def with_index(options: argparse.Namespace) -> None:
         folder = Path(scratch)
         make_mock_data(folder / "data", 0.5)
         model = build_model(family_block(block)).eval()
-        make_memories(folder / "data", model.config.memory, folder / "memory", folder / "folded")
-        model.proposer = Proposer(open_memory(folder / "folded"), model.config.memory, BYTES)
+        build_indexes(folder / "data", model.config.ngram, folder / "ngram", folder / "full")
+        model.lookup = NgramLookup(open_index(folder / "full"), model.config.ngram, BYTES)
         network, incremental = True, model.incremental
         model.incremental = lambda *size: Endless(incremental(*size), network)  # type: ignore
         written = generate(model, b"", max_bytes=2 * far, seed=0, context=context)

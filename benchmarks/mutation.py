@@ -40,7 +40,7 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome
 
 BUILD = ROOT / "build/mutation"
 COVERED = BUILD / "tests.coverage"
-PACKAGES = ("data", "evaluation", "checkpoints", "training", "memory", "compress", "model")
+PACKAGES = ("data", "evaluation", "checkpoints", "training", "ngram", "compress", "model")
 TESTS = ("tests/unit", "tests/kernels")
 #: cosmic-ray's operators that change more than one token of an expression.
 LEFT_OUT = ("RemoveDecorator", "VariableReplacer", "VariableInserter", "ExceptionReplacer", "ZeroIteration")

@@ -88,10 +88,10 @@ def configuration(options: argparse.Namespace, steps: int, every: int) -> dict[s
     raw = yaml.safe_load(path.read_text())
     (run,) = raw["runs"].values()
     model = {"preset": run["model"]} if isinstance(run["model"], str) else run["model"]
-    run |= {"model": {**model, "memory": None}, "precision": "bf16"}
+    run |= {"model": {**model, "ngram": None}, "precision": "bf16"}
     run["defaults"] |= {"seq_len": 256, "micro_batch": 16, "ckpt_every": every}
     run["stages"] = [{"name": "only", "max_steps": steps, "schedule": "constant", "warmup_steps": 0}]
-    data = {**raw["datasets"][run["data"]], "memory": 0.0}
+    data = {**raw["datasets"][run["data"]], "ngram": 0.0}
     return {**raw, "datasets": {run["data"]: data}, "runs": {"only": run}}
 
 

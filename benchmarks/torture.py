@@ -57,7 +57,7 @@ RUN, STAGES = "smoke", ("first", "second")
 _OF_STAGE = ("train", "evaluate", "sample", "compress")
 #: Seconds after which a job counts as hanging.
 PATIENCE = 600
-#: Size of the memory disk in bytes when it is not full.
+#: Size of the n-gram index disk in bytes when it is not full.
 PLENTY = 1 << 30
 
 
@@ -81,9 +81,9 @@ def configuration(family: str, steps: int) -> dict[str, Any]:
         {"name": "second", "schedule": "linear", "warmup_steps": 0, "ckpt_every": 7, "ema": {"decay": 0.9}},
     ]
     if family == "spider":
-        text["memory"] = 0.4
+        text["ngram"] = 0.4
         run["model"]["engram"]["table_size"] = 500
-        run["model"]["memory"] = {"orders": [1, 2, 4], "rare": 3, "pointers": [2, 4]}
+        run["model"]["ngram"] = {"orders": [1, 2, 4], "rare": 3, "match_orders": [2, 4]}
         return config
     run["precision"] = "fp32"  # a warm-up that measures again might choose another precision
     text["tokenizer"] = "bpe"
@@ -133,7 +133,7 @@ class Life:
 
     def prepared(self) -> dict[str, Path]:
         """Return the data and warm-ups by name; all are there before the first stage."""
-        places = ("tokenizers/**/*.*", "shards/**/*.*", "memory/**/memory.json", f"runs/{RUN}/warmup-*.json")
+        places = ("tokenizers/**/*.*", "shards/**/*.*", "ngram/**/index.json", f"runs/{RUN}/warmup-*.json")
         files = [path for place in places for path in self.results.glob(place)]
         return {str(path.relative_to(self.results)): path for path in files if path.name[0] != "."}
 
@@ -482,13 +482,13 @@ def delete(file: Path, draw: random.Random) -> None:
 
 
 def resize(folder: Path, size: int) -> None:
-    """Change the size of a memory disk."""
+    """Change the size of an n-gram index disk."""
     subprocess.run(["mount", "-o", f"remount,size={size}", folder], check=True)
 
 
 @contextlib.contextmanager
-def memory_disk(folder: Path) -> Iterator[bool]:
-    """Mount a memory disk at ``folder``; yield False if mounting is not allowed."""
+def index_disk(folder: Path) -> Iterator[bool]:
+    """Mount an n-gram index disk at ``folder``; yield False if mounting is not allowed."""
     folder.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", f"size={PLENTY}", "tmpfs", folder]
     mounted = subprocess.run(mounting, capture_output=True).returncode == 0
@@ -548,7 +548,7 @@ def main() -> int:
         kills, end = 0, "equal"
         while kills < wanted and not end.startswith("BROKEN"):
             number, folder = len(equal), Path(scratch) / f"life-{len(equal)}"
-            with memory_disk(folder) if number % 2 else contextlib.nullcontext():
+            with index_disk(folder) if number % 2 else contextlib.nullcontext():
                 try:
                     life = untrained_copy(undisturbed, folder, raw)
                     for name, where in faults.strike(life, wanted - kills):

@@ -89,7 +89,7 @@ def checkpoints(page: Page, address: str, ids: dict[str, str], runs: list[str]) 
 
 
 def jobs(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
-    """What the workflow did, unfolded."""
+    """Screenshot the steps of the workflow, expanded."""
     page.goto(f"{address}/#/experiments/{ids['Pipeline']}/runs?{MODE}")
     page.locator("[role=row] button[data-component-id*=runnamecellrenderer]").first.click()
     page.get_by_role("link", name="train ").first.wait_for()

@@ -10,7 +10,7 @@
 ``aux_fi``            each expert's load as a share of the mean
 ``route``             the whole router fused: scores, choice, gates, counts
 ``engram_hash``       the table rows of hashed byte n-grams
-``engram_gate``       how much of a memory each state takes
+``engram_gate``       how much of an n-gram index each state takes
 ``engram_conv``       what those values make of the rows before, added to them
 ``segment_sum``       sums of runs of rows, and each run's row given back to all of it
 ``cast_fp8``          rows or columns to fp8

@@ -1,4 +1,4 @@
-"""Engram convolution: what a memory's values make of the rows before, added to them.
+"""Engram convolution: what an n-gram index's values make of the rows before, added to them.
 
     x = RMS(v) weight        c[n] = sum over k < K of taps[k] x[n - k], where n - k is in n's window
     out = v + SiLU(c)        SiLU(c) = c / (1 + exp(-c))

@@ -1,4 +1,4 @@
-"""Engram gate: how much of a memory's value each position takes.
+"""Engram gate: how much of an n-gram index's value each position takes.
 
     r = 1 / sqrt(mean(h^2) + eps)           s = <key, r h weight> / sqrt(D)
     g = sigmoid(sign(s) sqrt(max(|s|, 1e-6)))                  out = g value

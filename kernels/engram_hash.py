@@ -14,7 +14,7 @@ the few places back itself and stops at the first BOS, which needs no scan for w
 neighbours' loads are in the L1 cache. Multipliers and primes are constants of the compiled kernel, so that a
 remainder is a product and a shift, not a 64-bit division; the price is a compilation for each set of primes.
 Triton's ``%`` truncates, which the kernel corrects. Each table is stored by itself, 8 bytes in every 8 G, so
-the L2 cache puts the rows together. And rows are made for every byte; a memory of patches reads only those of
+the L2 cache puts the rows together. And rows are made for every byte; an index of patches reads only those of
 closing bytes, but to pick them here would tie the op to the chunking.
 
 Letters: B batch, T bytes, N = B T, O orders, G = O * heads tables.

@@ -84,7 +84,7 @@ wildcard_constraints:
     stage="[A-Za-z0-9][A-Za-z0-9_-]*",
     shape="[0-9a-f]{16}",
     counted="[0-9a-f]{16}",
-    text="memory|folded",
+    text="split|full",
 
 
 def command(wildcards, output):
@@ -139,8 +139,8 @@ def scoring(wildcards):
     return stage_spec(wildcards).evaluation.scoring()
 
 
-#: Names of the datasets that keep documents for the memory.
-WITH_MEMORY = [name for name, dataset in CONFIG.datasets.items() if dataset.memory]
+#: Names of the datasets that keep documents for the n-gram index.
+WITH_NGRAMS = [name for name, dataset in CONFIG.datasets.items() if dataset.ngram]
 
 
 @cache
@@ -232,11 +232,11 @@ def tokenizer_identity(wildcards):
     return {**tokenizer.changed(exclude={"data", "parts"}), **CONFIG.datasets[tokenizer.data].held_out()}
 
 
-def memory_records(wildcards):
-    """Of each part, where there is a memory: else a share that is new would leave finished parts alone, for
+def ngram_records(wildcards):
+    """Of each part, where there is an n-gram index: else a share that is new would leave finished parts alone, for
     Snakemake compares no params of a job of which an output was never made and none asks for."""
-    pattern = "shards/{dataset}/memory/{part}.json"
-    return part_files(pattern)(wildcards) if wildcards.dataset in WITH_MEMORY else []
+    pattern = "shards/{dataset}/ngram/{part}.json"
+    return part_files(pattern)(wildcards) if wildcards.dataset in WITH_NGRAMS else []
 
 
 def metadata(dataset):
@@ -246,18 +246,18 @@ def metadata(dataset):
 
 
 def reader_of(wildcards):
-    """Return a run that reads this memory; it says what to count."""
+    """Return a run that reads this n-gram index; it says what to count."""
     runs = (
-        run for run, block in CONFIG.runs.items() if block.data == wildcards.dataset and block.model.memory
+        run for run, block in CONFIG.runs.items() if block.data == wildcards.dataset and block.model.ngram
     )
-    return next(run for run in runs if CONFIG.runs[run].model.memory.counted == wildcards.counted)
+    return next(run for run in runs if CONFIG.runs[run].model.ngram.counted == wildcards.counted)
 
 
 def counted_for(wildcards, output):
-    """Return a run that reads this memory, for the command alone.
+    """Return a run that reads this n-gram index, for the command alone.
 
-    The path of the memory holds all that decides its content. A param that takes ``output`` is not recorded,
-    so another run that reads the same memory is no reason to count again.
+    The path of the n-gram index holds all that decides its content. A param that takes ``output`` is not recorded,
+    so another run that reads the same n-gram index is no reason to count again.
     """
     return reader_of(wildcards)
 
@@ -269,15 +269,15 @@ def from_size(request, name):
 
 def counting_of(wildcards):
     """Return what counting a part requests."""
-    tokens, _ = size_of(wildcards.dataset, ("memory", "train"), wildcards.part)
-    return requests.counting(tokens, len(CONFIG.runs[reader_of(wildcards)].model.memory.contexts))
+    tokens, _ = size_of(wildcards.dataset, ("ngram", "train"), wildcards.part)
+    return requests.counting(tokens, len(CONFIG.runs[reader_of(wildcards)].model.ngram.contexts))
 
 
 def merging_of(wildcards):
     """Return what merging the counts of all parts requests."""
-    splits = ("memory", "train") if wildcards.text == "folded" else ("memory",)
+    splits = ("ngram", "train") if wildcards.text == "full" else ("ngram",)
     tokens, _ = size_of(wildcards.dataset, splits)
-    kinds = len(CONFIG.runs[reader_of(wildcards)].model.memory.contexts)
+    kinds = len(CONFIG.runs[reader_of(wildcards)].model.ngram.contexts)
     return requests.merging(tokens, kinds, threads=2)
 
 
@@ -318,13 +318,13 @@ def estimated_size(dataset, part):
     return 3 * size if size else 1e9
 
 
-def memories(*texts):
-    """The memories that a stage's model reads, if it reads any."""
+def indexes(*texts):
+    """The indexes that a stage's model reads, if it reads any."""
 
     def files(wildcards):
         run = CONFIG.runs[wildcards.run]
-        folder = f"<results>/memory/{run.data}/{run.model.memory.counted}" if run.model.memory else ""
-        return [f"{folder}/{text}/memory.json" for text in texts] if folder else []
+        folder = f"<results>/ngram/{run.data}/{run.model.ngram.counted}" if run.model.ngram else ""
+        return [f"{folder}/{text}/index.json" for text in texts] if folder else []
 
     return files
 

@@ -63,24 +63,24 @@ rule encode:
         "{params.spider} --log {log:q} encode {wildcards.dataset} {wildcards.part} {input.parquet:q}"
 
 
-# A rule's outputs are the same for all its jobs, so datasets with a memory have one of their own.
-if WITH_MEMORY:
+# A rule's outputs are the same for all its jobs, so datasets with an n-gram index have one of their own.
+if WITH_NGRAMS:
 
-    use rule encode as encode_with_memory with:
+    use rule encode as encode_with_ngrams with:
         output:
             multiext("<results>/shards/{dataset}/train/{part}", ".bin", ".idx", ".json"),
             multiext("<results>/shards/{dataset}/validation/{part}", ".bin", ".idx", ".json"),
-            multiext("<results>/shards/{dataset}/memory/{part}", ".bin", ".idx", ".json"),
+            multiext("<results>/shards/{dataset}/ngram/{part}", ".bin", ".idx", ".json"),
         wildcard_constraints:
-            dataset="|".join(WITH_MEMORY),
+            dataset="|".join(WITH_NGRAMS),
 
-    ruleorder: encode_with_memory > encode
+    ruleorder: encode_with_ngrams > encode
 
 
 rule index:
     input:
         part_files("shards/{dataset}/train/{part}.json"),
-        memory_records,
+        ngram_records,
         raw_records,
         tokenizer_file,
     output:

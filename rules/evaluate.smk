@@ -9,7 +9,7 @@ rule evaluate:
     input:
         receipt="<results>/runs/{run}/{stage}/train.json",
         data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
-        memory=memories("folded"),
+        ngram=indexes("full"),
         tasks=task_files,
     output:
         "<results>/runs/{run}/{stage}/evaluation.json",
@@ -32,7 +32,7 @@ rule evaluate:
 rule sample:
     input:
         receipt="<results>/runs/{run}/{stage}/train.json",
-        memory=memories("folded"),
+        ngram=indexes("full"),
     output:
         "<results>/runs/{run}/{stage}/sample.json",
         shown("runs/{run}/{stage}/sample.txt", "Samples", "generated text"),
@@ -76,7 +76,7 @@ rule draw:
 rule harness:
     input:
         receipt="<results>/runs/{run}/{stage}/train.json",
-        memory=memories("folded"),
+        ngram=indexes("full"),
         tasks=harness_files,
     output:
         "<results>/runs/{run}/{stage}/harness.json",

@@ -32,7 +32,7 @@ rule train:
         data=lambda wildcards: metadata(stage_spec(wildcards).data),
         packed=packed_rows,
         previous=previous_receipt,
-        memories=memories("memory", "folded"),
+        indexes=indexes("split", "full"),
         warmup=lambda wildcards: f"<results>/runs/{wildcards.run}/warmup-{stage_spec(wildcards).shape}.json",
     output:
         "<results>/runs/{run}/{stage}/train.json",

@@ -21,7 +21,7 @@ from spider.training.memory import fixed_memory, meta_model, stage_memory
 from spider.training.schedule import horizon
 
 FORMAT = 1
-#: Bytes of text that a memory's cost is shown for while the run's own text is not encoded: a billion, and
+#: Bytes of text that an index's cost is shown for while the run's own text is not encoded: a billion, and
 #: FineWeb-Edu's sample of ten billion tokens.
 _TEXTS = (1e9, 46e9)
 _KEPT = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "schedule", "warmup_steps", "min_lr_ratio")
@@ -66,18 +66,18 @@ def describe(config: Config, run: str) -> dict[str, Any]:
 
 
 def _counted(config: Config, spec: StageSpec) -> list[dict[str, float]]:
-    """Return what the model's memory costs, by the size of its text: that of the run, once it is encoded."""
-    if spec.model.memory is None:
+    """Return what the model's index costs, by the size of its text: that of the run, once it is encoded."""
+    if spec.model.ngram is None:
         return []
-    from spider.memory.cost import cost  # compiles
+    from spider.ngram.cost import cost  # compiles
 
     shards = Results(Path(config.results)).shards(spec.data)
     sizes: tuple[float, ...] = _TEXTS
     if (shards / "metadata.json").exists():
         splits = load_metadata(shards).splits
-        counted = sum(splits[name].tokens for name in ("memory", "train") if name in splits)
+        counted = sum(splits[name].tokens for name in ("ngram", "train") if name in splits)
         sizes = (counted,) if counted else _TEXTS
-    return [cost(spec.model.memory, size)._asdict() for size in sizes]
+    return [cost(spec.model.ngram, size)._asdict() for size in sizes]
 
 
 def _pressed(model: Model, asked: CompressConfig | None) -> dict[str, Any] | None:
@@ -164,7 +164,7 @@ def render(run: dict[str, Any]) -> None:
         hours = one["seconds"] / 3600
         took = f"{hours:.1f} processor hours" if hours >= 1 else f"{60 * hours:.1f} processor minutes"
         console.print(
-            f"Its memory of {quantity(one['text'], 'B')} of text: {quantity(one['disk'], 'B')} on disk, and "
+            f"Its index of {quantity(one['text'], 'B')} of text: {quantity(one['disk'], 'B')} on disk, and "
             f"{quantity(one['runs'], 'B')} of runs there until it is merged; {took} to count and merge; "
             f"{one['look_up']:,} bytes read for each byte (extrapolated from 24 MB)."
         )

@@ -85,7 +85,7 @@ class Results:
         """Return the folders in a run's folder, by name; some of their stages may not be trained."""
         return [StageFolder(path) for path in sorted(self.run(run).glob("*/"))]
 
-    def pointer(self, run: str) -> Path:
+    def match(self, run: str) -> Path:
         """Return the file that names the tracked run of its curves."""
         return self.run(run) / "tracking.json"
 
@@ -95,10 +95,10 @@ class Results:
     def warmups(self, run: str) -> list[Path]:
         return sorted(self.run(run).glob("warmup-*.json"))
 
-    def memory(self, dataset: str, counted: str, text: str = "folded") -> Path:
-        """Of a dataset's memory split alone (``memory``), as training reads it, or with the training text
-        folded in (``folded``), as all others do; ``counted`` is the digest of the settings."""
-        return self.root / "memory" / dataset / counted / text
+    def ngram(self, dataset: str, counted: str, text: str = "full") -> Path:
+        """Of a dataset's n-gram split alone (``ngram``), as training reads it, or with the training text
+        merged in (``full``), as all others do; ``counted`` is the digest of the settings."""
+        return self.root / "ngram" / dataset / counted / text
 
     @property
     def report(self) -> Path:

@@ -54,7 +54,7 @@ def config_of(configuration: Path, *, stage: dict[str, Any] | None = None, **cha
     name, run = next(iter(raw["runs"].items()))
     if isinstance(run["model"], str):
         run["model"] = {"preset": run["model"]}
-    run["model"]["memory"] = None
+    run["model"]["ngram"] = None
     endless = {
         "max_steps": 10**6,
         "ckpt_every": 10**6,

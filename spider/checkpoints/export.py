@@ -11,7 +11,7 @@ Its files::
                                    all of it: `spider.checkpoints.transformers_files`
     README.md                      the model card (`spider.report.card`). People may edit it, so it is never
                                    verified, and an edited card is never replaced
-    memory/                        the full n-gram index (`spider.memory.store`) of a model that reads one;
+    ngram/                         the full n-gram index (`spider.ngram.store`) of a model that reads one;
                                    config.json has its digest
 
 It holds no optimizer state, and equal weights and records give equal bytes. Written beside its place, flushed
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from spider import files
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import CARD, EXPORTED, MEMORY, Exported
+from spider.checkpoints.records import CARD, EXPORTED, NGRAM, Exported
 from spider.checkpoints.save import room, seal
 from spider.checkpoints.transformers_files import config_keys, files_beside
 from spider.config import ModelConfig
@@ -61,10 +61,10 @@ def export(source: Path, output: Path) -> Checkpoint:
     known = manifest.model_fields_set - {"format", "spider", "model", "window", "weights", "files"}
     told = {name: getattr(manifest, name) for name in Exported.model_fields if name in known}
     told |= {"window": manifest.window}
-    memory = model.proposer.memory.folder if model.proposer else None
+    index = model.lookup.index.folder if model.lookup else None
     text = _card_of(checkpoint, model)
     tensors = model_tensors(model, "")
-    return _write(output, model.config, tensors, told, text, memory, checkpoint.tokenizer)
+    return _write(output, model.config, tensors, told, text, index, checkpoint.tokenizer)
 
 
 def _card_of(checkpoint: Checkpoint, model: Model) -> str:
@@ -90,7 +90,7 @@ def _read_card(folder: Path) -> str | None:
 
 def _write(
     output: Path, config: ModelConfig, tensors: dict[str, Tensor], told: dict[str, Any],
-    text: str, memory: Path | None, tokenizer: bytes | None,
+    text: str, index: Path | None, tokenizer: bytes | None,
 ) -> Checkpoint:  # fmt: skip
     """Write the folder ``output``: the tensors, what is known of them, the text of the model card, the n-gram
     index that the model reads, and its tokenizer."""
@@ -119,8 +119,8 @@ def _write(
             (beside / name).write_bytes(content)
         plain = seal(beside, EXPORTED, described)
         files.write_bytes(beside / CARD, text.encode())
-        if memory is not None:
-            _bring(memory, beside / MEMORY)
+        if index is not None:
+            _bring(index, beside / NGRAM)
         # A kill between the two renames leaves the old one under its hidden name: a directory cannot be
         # swapped for another in one portable step.
         if output.exists():
@@ -141,25 +141,25 @@ def _write(
     return Checkpoint(output, Exported.parse(plain, output / EXPORTED))
 
 
-def _bring(memory: Path, folder: Path) -> None:
-    from spider.memory.store import bring
+def _bring(index: Path, folder: Path) -> None:
+    from spider.ngram.store import bring
 
     try:
-        bring(memory, folder)
+        bring(index, folder)
     except ValueError as error:
-        raise CheckpointError(f"the memory that the model reads is damaged: {error}") from None
+        raise CheckpointError(f"the n-gram index that the model reads is damaged: {error}") from None
 
 
 def _strange(output: Path) -> set[str]:
     """Return the names in an exported folder that an export did not write."""
     exported = Exported.read(output / EXPORTED)
     present = {file.name for file in output.glob("*")} - {EXPORTED, CARD, *exported.files}
-    if exported.folded is None or not (output / MEMORY).is_dir():
+    if exported.full_index is None or not (output / NGRAM).is_dir():
         return present
-    from spider.memory.store import names_in
+    from spider.ngram.store import names_in
 
-    inside = {file.name for file in (output / MEMORY).glob("*")} - names_in(output / MEMORY)
-    return (present - {MEMORY}) | {f"{MEMORY}/{name}" for name in inside}
+    inside = {file.name for file in (output / NGRAM).glob("*")} - names_in(output / NGRAM)
+    return (present - {NGRAM}) | {f"{NGRAM}/{name}" for name in inside}
 
 
 def _check_replaceable(output: Path) -> None:

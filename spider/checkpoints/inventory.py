@@ -12,7 +12,7 @@ from spider.checkpoints.load import damage
 from spider.checkpoints.records import (
     EXPORTED,
     MANIFEST,
-    MEMORY,
+    NGRAM,
     PRESSED,
     Exported,
     Manifest,
@@ -52,7 +52,7 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
         if path.suffix == PRESSED:
             return _examine_pressed(path)
         manifest = read_manifest(path)
-        problems = damage(path, manifest, quick=quick) + _damage_of_memory(path, manifest, quick)
+        problems = damage(path, manifest, quick=quick) + _damage_of_index(path, manifest, quick)
     except CheckpointError as error:
         manifest, problems = None, [str(error)]
     folder = path.resolve() if Exported.lies_in(path) else path.resolve().parents[1]
@@ -94,19 +94,19 @@ def _examine_pressed(path: Path) -> dict[str, Any]:
     }
 
 
-def _damage_of_memory(path: Path, manifest: Manifest | Exported, quick: bool) -> list[str]:
-    """What is wrong with the memory in an exported folder, if its model reads one."""
-    if not isinstance(manifest, Exported) or manifest.folded is None:
+def _damage_of_index(path: Path, manifest: Manifest | Exported, quick: bool) -> list[str]:
+    """What is wrong with the n-gram index in an exported folder, if its model reads one."""
+    if not isinstance(manifest, Exported) or manifest.full_index is None:
         return []
-    from spider.memory.store import open_memory, verify
+    from spider.ngram.store import open_index, verify
 
     try:
-        folder = path / MEMORY
-        described = open_memory(folder).description if quick else verify(folder)
+        folder = path / NGRAM
+        described = open_index(folder).description if quick else verify(folder)
     except ValueError as error:
         return str(error).splitlines()
-    same = described.digest == manifest.folded
-    return [] if same else [f"{folder}: another memory than {path / EXPORTED} names, {manifest.folded}"]
+    same = described.digest == manifest.full_index
+    return [] if same else [f"{folder}: another index than {path / EXPORTED} names, {manifest.full_index}"]
 
 
 def render(entries: list[dict[str, Any]]) -> None:

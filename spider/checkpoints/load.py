@@ -20,7 +20,7 @@ from torch import Tensor
 from spider import files
 from spider.checkpoints.records import (
     MANIFEST,
-    MEMORY,
+    NGRAM,
     PRESSED,
     Exported,
     Manifest,
@@ -42,7 +42,7 @@ from spider.tokens.stored import TOKENIZER, read_tokens
 
 if TYPE_CHECKING:
     from spider.compress.artifact import Pressed
-    from spider.memory.proposer import Proposer
+    from spider.ngram.lookup import NgramLookup
 
 log = logging.getLogger(__name__)
 
@@ -187,34 +187,34 @@ class Checkpoint:
         if isinstance(self.manifest, Manifest) and self.manifest.averaged_weights:
             averaged = {AVERAGE + name: p.detach() for name, p in model.named_parameters()}
             self._copy_into(averaged)
-        model.proposer = self._proposer(model)
+        model.lookup = self._lookup(model)
         return model.eval()
 
-    def _proposer(self, model: Model) -> Proposer | None:
-        """What the memory of a model proposes; `CheckpointError` where that is not there, or another."""
-        if (config := self.config.memory) is None:
+    def _lookup(self, model: Model) -> NgramLookup | None:
+        """What the index of a model proposes; `CheckpointError` where that is not there, or another."""
+        if (config := self.config.ngram) is None:
             return None
-        from spider.memory.proposer import Proposer
+        from spider.ngram.lookup import NgramLookup
 
         again = "copy the exported folder whole, or export again"
         remedy = again if self.exported else "run the workflow again, or name its own results"
         try:
-            folder = self._memory(config.counted)
-            return Proposer.of(folder, self.manifest.folded, config, model.tokens, remedy)
+            folder = self._index(config.counted)
+            return NgramLookup.of(folder, self.manifest.full_index, config, model.tokens, remedy)
         except ValueError as error:
-            raise CheckpointError(f"{self.path}: the model reads a memory. {error}") from None
+            raise CheckpointError(f"{self.path}: the model reads an n-gram index. {error}") from None
 
-    def _memory(self, counted: str) -> Path:
-        """Where the memory of an exported folder lies, or of a checkpoint's results."""
+    def _index(self, counted: str) -> Path:
+        """Where the n-gram index of an exported folder lies, or of a checkpoint's results."""
         if isinstance(self.manifest, Exported):
-            if not (folder := self.path / MEMORY).is_dir():
+            if not (folder := self.path / NGRAM).is_dir():
                 raise ValueError(f"It is missing, {folder}: copy the exported folder whole, or export again")
             return folder
         if (root := root_of(self.path)) is None:
             raise ValueError(
                 "It lies in no results folder, where that would be: export it there, and take the export"
             )
-        return Results(root).memory(self.manifest.spec["data"], counted)
+        return Results(root).ngram(self.manifest.spec["data"], counted)
 
     def load_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the saved tensors of these names into these tensors, in place; `CheckpointError` names those

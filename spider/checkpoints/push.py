@@ -44,7 +44,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from spider.checkpoints.export import export
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import CARD, INDEX, MEMORY
+from spider.checkpoints.records import CARD, INDEX, NGRAM
 from spider.data.hub import PATIENCE, Patience, brief, cause_of, status_of
 from spider.errors import CheckpointError
 from spider.report.card import is_edited
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 #: Of an earlier push, what this one may lack.
-_STALE = re.compile(rf"model[\w-]*\.safetensors|{re.escape(INDEX)}|{re.escape(TOKENIZER)}|{MEMORY}/.*")
+_STALE = re.compile(rf"model[\w-]*\.safetensors|{re.escape(INDEX)}|{re.escape(TOKENIZER)}|{NGRAM}/.*")
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ EXPORTED = "config.json"
 CARD = "README.md"
 #: How the file of a pressed model ends (`spider.compress.artifact`).
 PRESSED = ".spider"
-#: Of an exported folder, the folder of the memory that its model reads.
-MEMORY = "memory"
+#: Of an exported folder, the folder of the n-gram index that its model reads.
+NGRAM = "ngram"
 
 
 class TensorFile(BaseModel, frozen=True):
@@ -114,10 +114,10 @@ class Manifest(Trained):
     """A `spider.config.StageSpec` as it was written: settings may have changed their names since."""
     final: bool
     parent_weights: str | None
-    memory: str | None = None
-    """Digest of the memory that it was trained with."""
-    folded: str | None = None
-    """Digest of that with the training text folded in, with which it is to be read."""
+    ngram: str | None = None
+    """Digest of the n-gram index that it was trained with."""
+    full_index: str | None = None
+    """Digest of that with the training text merged in, with which it is to be read."""
     conversations: str | None = None
     """Dataset of conversations that it was trained on last, if it was."""
     resumed: str | None = None
@@ -163,7 +163,7 @@ class Exported(Artifact):
 
     FORMAT, WHAT, REMEDY, ERROR = Manifest.FORMAT, "an exported folder", Manifest.REMEDY, CheckpointError
 
-    folded: str | None = None
+    full_index: str | None = None
     conversations: str | None = None
     spider: str
     model: dict[str, Any]

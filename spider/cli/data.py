@@ -13,7 +13,7 @@ import click
 from spider import tracking
 from spider.cli.session import FILE, JSON, THREADS, Session, log, verb
 from spider.config import Config
-from spider.config.memory import MemoryConfig
+from spider.config.ngram import NgramConfig
 from spider.files import read_json, sha256, write_json
 
 
@@ -160,12 +160,12 @@ def pack(session: Session, dataset: str, seq_len: str) -> None:
 
 @verb("run", "part")
 @click.option("--output", type=FILE, required=True)
-def count(session: Session, run: str, part: str, output: Path) -> None:
-    """Count what follows what in one part of RUN's dataset, for a memory."""
+def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
+    """Count what follows what in one part of RUN's dataset, for an n-gram index."""
     from spider.data.metadata import load_metadata
-    from spider.memory.store import count_part
+    from spider.ngram.store import count_part
 
-    name, config = session.config.run(run).data, _memory_of(session, run)
+    name, config = session.config.run(run).data, _ngram_of(session, run)
     shards = session.results.shards(name)
     with session.tracked("count", f"{name}/{part}", config.changed(), [shards / "metadata.json"], [output]):
         count_part(shards, load_metadata(shards), part, config, output)
@@ -173,20 +173,20 @@ def count(session: Session, run: str, part: str, output: Path) -> None:
 
 @verb("run")
 @click.argument("counts", nargs=-1, required=True, type=FILE)
-@click.option("--output", type=FILE, required=True, help="memory.json to write.")
-@click.option("--folded", is_flag=True, help="With the training text, to be read with and not trained with.")
+@click.option("--output", type=FILE, required=True, help="index.json to write.")
+@click.option("--full", is_flag=True, help="With the training text, to be read with and not trained with.")
 @THREADS
-def memory(
-    session: Session, run: str, counts: tuple[Path, ...], output: Path, folded: bool, threads: int | None
+def build_ngrams(
+    session: Session, run: str, counts: tuple[Path, ...], output: Path, full: bool, threads: int | None
 ) -> None:
-    """Merge the COUNTS of all parts of RUN's dataset, in their order, into a memory."""
+    """Merge the COUNTS of all parts of RUN's dataset, in their order, into an n-gram index."""
     from spider.data.metadata import load_metadata
-    from spider.memory.store import build
+    from spider.ngram.store import build
 
-    name, config = session.config.run(run).data, _memory_of(session, run)
-    splits = ["memory", "train"] if folded else ["memory"]
+    name, config = session.config.run(run).data, _ngram_of(session, run)
+    splits = ["ngram", "train"] if full else ["ngram"]
     with session.tracked(
-        "memory", f"{name}/{output.parent.name}", config.changed(), [*counts], [output]
+        "ngram", f"{name}/{output.parent.name}", config.changed(), [*counts], [output]
     ) as job:
         metadata = load_metadata(session.results.shards(name))
         made = build(counts, metadata, splits, config, output.parent, threads or 1)
@@ -197,10 +197,10 @@ def memory(
     log.info("%s: %s, %.0f MB", output.parent, held, size / 1e6)
 
 
-def _memory_of(session: Session, run: str) -> MemoryConfig:
-    config = session.config.run(run).model.memory
+def _ngram_of(session: Session, run: str) -> NgramConfig:
+    config = session.config.run(run).model.ngram
     if config is None:
-        raise ValueError(f"runs.{run}.model.memory: is null, there is nothing to count")
+        raise ValueError(f"runs.{run}.model.ngram: is null, there is nothing to count")
     return config
 
 
@@ -208,15 +208,15 @@ def _memory_of(session: Session, run: str) -> MemoryConfig:
 @click.argument("folder", type=FILE)
 @click.option("--quick", is_flag=True, help="Check sizes and indexes, not the SHA-256 of every byte.")
 def verify(folder: Path, quick: bool) -> None:
-    """Check a dataset's shards against its metadata.json, or a memory's tables against its memory.json."""
+    """Check a dataset's shards against its metadata.json, or an index's tables against its index.json."""
     from spider.data.shards import verify
 
-    if (folder / "memory.json").exists():
-        from spider.memory import store
+    if (folder / "index.json").exists():
+        from spider.ngram import store
 
-        described = store.open_memory(folder).description if quick else store.verify(folder)
+        described = store.open_index(folder).description if quick else store.verify(folder)
         held = f"{len(described.files)} files, {described.bytes:,} bytes counted"
-        click.echo(f"{folder}: {held}, all as memory.json says")
+        click.echo(f"{folder}: {held}, all as index.json says")
         return
     report = verify(folder, full=not quick)
     click.echo(f"{folder}: {report['shards']} shards, {report['tokens']:,} tokens, all as metadata.json says")

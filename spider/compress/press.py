@@ -94,15 +94,15 @@ def press(
         device: where to compute (default: the GPU where there is one).
 
     Raises:
-        ValueError: a model that reads a memory, weights that are not finite, no training text, a cap that no
+        ValueError: a model that reads an index, weights that are not finite, no training text, a cap that no
             step reaches, or one given that the file is over. Nothing is left behind.
     """
     began, trained, checkpoint = time.perf_counter(), Receipt.read(receipt), Checkpoint.at(receipt)
     where = f"runs.{spec.run}.compress"
-    if checkpoint.config.memory is not None:
+    if checkpoint.config.ngram is not None:
         raise ValueError(
-            f"{where}: the model reads a memory, which is many times as large as any file it would be "
-            "pressed into; train a run without one (model.memory: null)"
+            f"{where}: the model reads an n-gram index, which is many times as large as any file it would be "
+            "pressed into; train a run without one (model.ngram: null)"
         )
     model = checkpoint.model(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     tokens, sums = 0, dict[tuple[str, int], Tensor]()

@@ -224,7 +224,7 @@ def _expanded(name: str, block: Any, datasets: dict[str, Any]) -> Any:
     where, like = f"datasets.{name}", block["like"]
     if like not in datasets:
         raise ConfigError(f"{where}.like: {none_such('dataset', like, datasets)}")
-    if own := sorted(block.keys() - {"like", "tokenizer", "memory"}):
+    if own := sorted(block.keys() - {"like", "tokenizer", "ngram"}):
         raise ConfigError(f"{where}.{own[0]}: is that of {like}, which this is like; leave it out")
     other = datasets[like] if isinstance(datasets[like], dict) else {}
     if other.get("like") is not None:
@@ -293,7 +293,7 @@ class Dataset(Block):
     """Column whose hash decides the split; where it is absent the text itself is hashed."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.005
     """Share of documents held out."""
-    memory: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ngram: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of documents that the n-gram index counts and training leaves out."""
     split_by: SplitBy | None = None
     """Hold out whole sites, packages, authors, ... (null: each document by itself)."""
@@ -303,7 +303,7 @@ class Dataset(Block):
     format: Literal["text", "chat"] = "text"
     """chat: each row is a conversation in JSON, ``[{"role": "user", "content": "..."}, ...]``."""
     like: str | None = None
-    """Inherit source and settings from this dataset. Only ``tokenizer`` and ``memory`` may differ."""
+    """Inherit source and settings from this dataset. Only ``tokenizer`` and ``ngram`` may differ."""
     tokenizer: str | None = None
     """Name of the tokenizer, one of ``tokenizers`` (null: bytes)."""
     license: Annotated[str | None, Field(exclude=True)] = None
@@ -330,9 +330,9 @@ class Dataset(Block):
     @model_validator(mode="after")
     def _settings_fit_together(self) -> Dataset:
         self.source.check(self)
-        if self.memory and self.validation + self.memory >= 1:
-            sum_of = f"validation + memory = {self.validation:g} + {self.memory:g}"
-            raise wrong_key("memory", f"leaves no document to train on, {sum_of} must be below 1")
+        if self.ngram and self.validation + self.ngram >= 1:
+            sum_of = f"validation + ngram = {self.validation:g} + {self.ngram:g}"
+            raise wrong_key("ngram", f"leaves no document to train on, {sum_of} must be below 1")
         if self.format == "chat" and self.max_document_bytes is not None:
             raise wrong_key("max_document_bytes", "cuts text, and a conversation is JSON; leave it out")
         return self
@@ -340,7 +340,7 @@ class Dataset(Block):
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits of the encoded dataset."""
-        return ("train", "validation", "memory") if self.memory else ("train", "validation")
+        return ("train", "validation", "ngram") if self.ngram else ("train", "validation")
 
     @property
     def columns(self) -> tuple[str, ...]:

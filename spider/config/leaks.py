@@ -68,7 +68,7 @@ def undecided(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> list[str]
 
 def _learned(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[_Learned]:
     """Yield all text that a run learns from: by its n-gram index, its tokenizer, and each of its stages."""
-    if run.model.memory is not None and run.data in datasets:
+    if run.model.ngram is not None and run.data in datasets:
         yield _Learned(run.data, datasets[run.data].validation, "the n-gram index counts it")
     name = datasets[run.data].tokenizer if run.data in datasets else None
     if name is not None and name in tokenizers and tokenizers[name].data in datasets:
@@ -78,7 +78,7 @@ def _learned(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[_
     for stage in run.stages:
         data = stage.data or run.defaults.data or run.data
         if data in datasets:
-            limit = datasets[data].validation + datasets[data].memory
+            limit = datasets[data].validation + datasets[data].ngram
             yield _Learned(data, limit, f"stage {stage.name} trains on it")
 
 

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from spider.config.block import Block, ConfigError, Positive, none_such, wrong_key
 from spider.config.imports import import_named, may_import
-from spider.config.memory import MemoryConfig
+from spider.config.ngram import NgramConfig
 
 
 class ModelConfig(Block):
@@ -44,8 +44,8 @@ class ModelConfig(Block):
     """Named sizes to start from; keys beside it change a part."""
     vocab_size: Positive | None = None
     """Ids that it reads and writes (null: those of bytes). The dataset's tokenizer decides; leave it out."""
-    memory: MemoryConfig | None = None
-    """Read what counts of a text, and the document itself, propose (docs/memory.md; null: do not)."""
+    ngram: NgramConfig | None = None
+    """Read what counts of a text, and the document itself, propose (docs/ngram.md; null: do not)."""
 
     @property
     def looped(self) -> bool:

@@ -195,7 +195,7 @@ def _problems(config: Config) -> Iterator[str]:
     """A line for each, with the path of its key."""
     for name, run in config.runs.items():
         yield from (f"runs.{name}.{problem}" for problem in _run_problems(run))
-        yield from (f"runs.{name}.{problem}" for problem in _memory_problems(config, run))
+        yield from (f"runs.{name}.{problem}" for problem in _ngram_problems(config, run))
         yield from (f"runs.{name}.{problem}" for problem in _ttt_problems(config, name))
         for i, stage in enumerate(run.stages):
             spec = config.stage(name, stage.name)
@@ -218,20 +218,20 @@ def _problems(config: Config) -> Iterator[str]:
         yield from _scaling_problems(config, config.scaling)
 
 
-def _memory_problems(config: Config, run: Run) -> Iterator[str]:
-    """What keeps a run from having the memory that it asks for."""
+def _ngram_problems(config: Config, run: Run) -> Iterator[str]:
+    """What keeps a run from having the n-gram index that it asks for."""
     dataset = config.datasets.get(run.data)
-    if run.model.memory is None or dataset is None:
+    if run.model.ngram is None or dataset is None:
         return
     if run.compress is not None:
-        yield "compress: the model reads a memory, many times as large as any file; leave one of them out"
-    if dataset.memory == 0:
-        why = f"datasets.{run.data}.memory is 0, no document is kept for it"
-        yield f"model.memory: {why}; set that to the share of documents to count, such as 0.8"
+        yield "compress: the model reads an index, many times as large as any file; leave one of them out"
+    if dataset.ngram == 0:
+        why = f"datasets.{run.data}.ngram is 0, no document is kept for it"
+        yield f"model.ngram: {why}; set that to the share of documents to count, such as 0.8"
     for i, stage in enumerate(run.stages):
         if (data := stage.data or run.defaults.data or run.data) != run.data:
-            why = f"its documents ({data}) may be in the memory, which is of {run.data}"
-            yield f"stages[{i}].data: {why}; train the stage on that dataset, or leave model.memory out"
+            why = f"its documents ({data}) may be in the n-gram index, which is of {run.data}"
+            yield f"stages[{i}].data: {why}; train the stage on that dataset, or leave model.ngram out"
 
 
 def _ttt_problems(config: Config, name: str) -> Iterator[str]:
@@ -299,8 +299,8 @@ def _row_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     s, packed = spec.settings, spec.settings.packing == "best_fit"
     if packed and spec.stream is not None:
         yield f".packing: {spec.data} is a stream, whose documents are not known before; leave it out"
-    if packed and spec.model.memory is not None:
-        yield ".packing: best_fit knows no place in the text, by which a memory proposes; leave it out"
+    if packed and spec.model.ngram is not None:
+        yield ".packing: best_fit knows no place in the text, by which an n-gram index proposes; leave it out"
     if s.attend == "document" and not (packed and spec.model.DOCUMENTS):
         why = "the model's family sees all of a row" if packed else "rows are cut from one long text"
         yield f".attend: document: {why}; {'leave it out' if packed else 'set packing: best_fit'}"

@@ -70,9 +70,9 @@ def _run_problems(run: Run, datasets: Datasets, tokenizers: Tokenizers) -> Itera
     elif run.model.vocab_size not in (None, size):
         decides = f"{tokenizer}: {size:,}" if size else f"bytes: {run.data} names no tokenizer"
         yield f"model.vocab_size: is decided by the dataset's tokenizer ({decides}); leave it out"
-    if tokenizer and run.model.memory is not None:
-        remedy = "use a dataset of bytes, or leave the memory out"
-        yield f"model.memory: proposes bytes, and {run.data} is written in {tokenizer}; {remedy}"
+    if tokenizer and run.model.ngram is not None:
+        remedy = "use a dataset of bytes, or leave the n-gram index out"
+        yield f"model.ngram: proposes bytes, and {run.data} is written in {tokenizer}; {remedy}"
     for i, stage in enumerate(run.stages):
         data = stage.data or run.defaults.data or run.data
         if data in datasets and (other := tokenizer_of(datasets, data)) != tokenizer:

@@ -56,10 +56,10 @@ def encode_part(
     parquet: Path, folder: Path, part: str, dataset: Dataset, tokens: Tokens = BYTES
 ) -> dict[str, Any]:
     """Encode one parquet file into ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``, for each of the
-    dataset's splits: train and validation, and memory where that has a share.
+    dataset's splits: train and validation, and ngram where that has a share.
 
     The JSON records are renamed into place last, so that a part whose records stand is whole; what an encode
-    with a memory left is removed by one without. Returns the records by split: file, part, tokens, documents,
+    with an index left is removed by one without. Returns the records by split: file, part, tokens, documents,
     bytes, the settings, and counts of the rows read.
 
     Raises `ValueError` where the file is missing, not a whole parquet file, or lacks a text column of
@@ -121,7 +121,7 @@ def _split(
             pattern = re.compile(dataset.split_by.pattern)
             groups = zip(kin.to_pylist(), keys, strict=True)
             hashes = hash_keys(group_key(value, pattern, key) for value, key in groups)
-        masks = split_masks(hashes, dataset.validation, dataset.memory)
+        masks = split_masks(hashes, dataset.validation, dataset.ngram)
         yield _truncate(texts, dataset.max_document_bytes, rows), masks
 
 

@@ -35,7 +35,7 @@ from spider.model.interface import IGNORED
 
 if TYPE_CHECKING:
     from spider.data.packing import PackedRows
-    from spider.memory.proposer import Proposer
+    from spider.ngram.lookup import NgramLookup
 
 ROUNDS = 6
 """Feistel rounds; four make a pseudorandom permutation, the rest help where the domain is tiny."""
@@ -44,7 +44,7 @@ BLOCK = 1024
 DEPTH = 2
 """Blocks gathered ahead."""
 PROPOSED = 1 << 17
-"""Ids of a block where a memory proposes what follows each, in some 400 bytes."""
+"""Ids of a block where an n-gram index proposes what follows each, in some 400 bytes."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Batch:
     """(rows, seq_len + 1) uint16: inputs are [:, :-1], targets [:, 1:]."""
     position: dict[str, Any]
     """Give it to a new `Loader` to continue right after this batch."""
-    proposals_BTW: np.ndarray | None = None
-    """What a memory proposes to follow each input, (rows, seq_len, width) uint8, where there is one."""
+    candidates_BTW: np.ndarray | None = None
+    """What an index proposes to follow each input, (rows, seq_len, width) uint8, where there is one."""
     learned_BT: np.ndarray | None = None
     """Which targets count, (rows, seq_len) bool; None: all that are no padding."""
     segments_BT: np.ndarray | None = None
@@ -65,7 +65,7 @@ class Batch:
 
     def split(self, count: int) -> list[Batch]:
         """Its rows as so many micro-batches."""
-        names = ("rows_BT1", "proposals_BTW", "learned_BT", "segments_BT")
+        names = ("rows_BT1", "candidates_BTW", "learned_BT", "segments_BT")
         there = {name: v for name in names if (v := getattr(self, name)) is not None}
         parts = {name: np.split(values, count) for name, values in there.items()}
         return [
@@ -149,7 +149,7 @@ class Loader(Batches):
         rows: int,
         seed: int,
         position: dict[str, Any] | None = None,
-        proposer: Proposer | None = None,
+        lookup: NgramLookup | None = None,
         packed: PackedRows | None = None,
         answers: bool = False,
         **share: int,
@@ -162,10 +162,10 @@ class Loader(Batches):
         order = {"data": shards.digest, "seq_len": seq_len, "seed": seed}
         order |= {"packing": packed.packing.digest} if packed else {}
         super().__init__("loader", order, rows=rows, position=position, **share)
-        self._shards, self._proposer, self._packed, self._answers = shards, proposer, packed, answers
+        self._shards, self._lookup, self._packed, self._answers = shards, lookup, packed, answers
         self._next_sample = int(position["sample"]) if position is not None else 0
         self.windows = packed.count if packed else -(-shards.tokens // seq_len)
-        self._steps = max(1, (PROPOSED // seq_len if proposer else BLOCK) // rows)
+        self._steps = max(1, (PROPOSED // seq_len if lookup else BLOCK) // rows)
 
     def epoch(self, position: dict[str, Any]) -> float:
         return int(position["sample"]) / self.windows
@@ -208,10 +208,10 @@ class Loader(Batches):
                 f"{where}: {rows[i, t]} is not one of the {size} ids, the shard is damaged; encode its "
                 "part again and run again to go on (`spider verify` finds other damaged ones)"
             )
-        proposals: list[np.ndarray] | list[None] = [None] * self._steps
-        if self._proposer:
-            proposals = np.split(self._proposer.windows(self._shards, starts, rows.shape[1] - 1), self._steps)
-        for batch, proposed in zip(np.split(rows, self._steps), proposals, strict=True):
+        candidates: list[np.ndarray] | list[None] = [None] * self._steps
+        if self._lookup:
+            candidates = np.split(self._lookup.windows(self._shards, starts, rows.shape[1] - 1), self._steps)
+        for batch, proposed in zip(np.split(rows, self._steps), candidates, strict=True):
             yield Batch(batch, {}, proposed)
 
     def starts(self, samples: np.ndarray) -> np.ndarray:
@@ -264,8 +264,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
 def beside(batch: Batch, device: torch.device, documents: bool) -> dict[str, Tensor]:
     """What a model is given with a batch's rows; with ``documents``, of which each id is."""
     given = {}
-    if batch.proposals_BTW is not None:
-        given["proposals_BTW"] = torch.from_numpy(batch.proposals_BTW).to(device)
+    if batch.candidates_BTW is not None:
+        given["candidates_BTW"] = torch.from_numpy(batch.candidates_BTW).to(device)
     if documents and batch.segments_BT is not None:
         given["segments_BT"] = torch.from_numpy(np.ascontiguousarray(batch.segments_BT)).to(device).long()
     return given

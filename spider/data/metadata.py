@@ -29,7 +29,7 @@ SETTINGS = (
     "text_column",
     "id_column",
     "validation",
-    "memory",
+    "ngram",
     "split_by",
     "max_document_bytes",
     "written_as",
@@ -70,7 +70,7 @@ class Metadata(Artifact):
     id_column: str | None = None
     validation: float | None = None
     """Share of documents held out; None for published shards, as are the columns."""
-    memory: float = 0.0
+    ngram: float = 0.0
     split_by: dict[str, str] | None = None
     max_document_bytes: int | None = None
     written_as: str = "text"

@@ -114,7 +114,7 @@ class Shards:
             return self._known_begins[s]
         path = self.files[s].with_suffix(".idx")
         if not path.exists():
-            raise ValueError(f"{path}: no index of documents, which a memory needs; encode the text again")
+            raise ValueError(f"{path}: no index of documents, which an index needs; encode the text again")
         begins = np.fromfile(path, "<u8").astype(np.int64) // DTYPE.itemsize
         return self._known_begins.setdefault(s, begins)
 

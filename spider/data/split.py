@@ -3,13 +3,13 @@
 The first 64 bits of the BLAKE2b hash of a document's key, read as a fraction of 2**64, are its place in the
 unit interval, which the shares cut into three:
 
-    0         validation      validation + memory                  1
-    |  held out  |  for the memory  |           trained on           |
+    0         validation      validation + ngram                  1
+    |  held out  |  for the n-gram index  |           trained on           |
 
 Its key is its id, or its text where it has no id; with ``split_by``, the name of what it belongs to (a site,
 a package), so that all of that falls on one side. Nothing else enters: not the order, not the number of
 parts, not the machine, not the seed. So a document keeps its place when the corpus is cut anew, both copies
-of a duplicated id fall on the same side, what is held out does not depend on the memory's share, and a larger
+of a duplicated id fall on the same side, what is held out does not depend on the index's share, and a larger
 share, the other left as it is, holds every document of a smaller. The price: shares are met in expectation,
 and missed by few documents.
 """
@@ -59,14 +59,14 @@ def validation_mask(hashes: np.ndarray, share: float) -> np.ndarray:
     return hashes < np.uint64(share * 2**64)
 
 
-def split_masks(hashes: np.ndarray, validation: float, memory: float = 0.0) -> dict[str, np.ndarray]:
+def split_masks(hashes: np.ndarray, validation: float, ngram: float = 0.0) -> dict[str, np.ndarray]:
     """Which of many documents are in each split, given their keys' `hash_keys`: bool, the same shape. Each is
-    in one; ``validation`` and ``memory`` are at least 0, their sum is below 1."""
-    if memory < 0 or validation + memory >= 1:
-        raise ValueError(f"memory: {memory} and validation, {validation}, must add up to less than 1")
+    in one; ``validation`` and ``ngram`` are at least 0, their sum is below 1."""
+    if ngram < 0 or validation + ngram >= 1:
+        raise ValueError(f"ngram: {ngram} and validation, {validation}, must add up to less than 1")
     held_out = validation_mask(hashes, validation)
-    trained_on = hashes >= np.uint64((validation + memory) * 2**64)
-    return {"train": trained_on, "validation": held_out, "memory": ~(held_out | trained_on)}
+    trained_on = hashes >= np.uint64((validation + ngram) * 2**64)
+    return {"train": trained_on, "validation": held_out, "ngram": ~(held_out | trained_on)}
 
 
 def cut(text: bytes, limit: int | None) -> bytes:

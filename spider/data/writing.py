@@ -76,7 +76,7 @@ def writing(folder: Path, part: str, dataset: Dataset, tokens: Tokens) -> Iterat
     """Write ``folder/{split}/{part}.bin``, ``.idx`` and ``.json`` for each of a dataset's splits.
 
     The records are renamed into place last, so that a part whose records stand is whole; what an encode with
-    a memory left is removed by one without. `OSError`, with the remedy, where they cannot be written.
+    an n-gram index left is removed by one without. `OSError`, with the remedy, where they cannot be written.
     """
     names = {split: folder / split / part for split in dataset.splits}
     try:
@@ -85,9 +85,9 @@ def writing(folder: Path, part: str, dataset: Dataset, tokens: Tokens) -> Iterat
             yield made
             for name in names.values():  # a record left by an earlier encode must not vouch for the new shard
                 name.with_suffix(".json").unlink(missing_ok=True)
-            if not dataset.memory:
+            if not dataset.ngram:
                 for suffix in (".json", ".bin", ".idx"):
-                    (folder / "memory" / part).with_suffix(suffix).unlink(missing_ok=True)
+                    (folder / "ngram" / part).with_suffix(suffix).unlink(missing_ok=True)
         for split, writer in made.writers.items():
             counts = {name: getattr(writer, name) for name in COUNTS}
             record = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part, **counts}

@@ -60,7 +60,7 @@ class Evaluation(Artifact):
     checkpoint: str
     averaged: bool
     weights: str
-    memory: str | None = None
+    ngram: str | None = None
     """Digest of the n-gram index that the model read."""
     global_step: int
     training: Training
@@ -79,7 +79,7 @@ class Evaluation(Artifact):
     def context(self) -> str:
         """Return how many ids before it a target was predicted from: ``64 to 256``."""
         window = f"{int(self.seq_len * self.overlap)} to {self.seq_len}"
-        return window if self.memory is None else f"{window} (memory: document)"
+        return window if self.ngram is None else f"{window} (n-gram index: document)"
 
     @property
     def score(self) -> Result:

@@ -39,7 +39,7 @@ from spider.model.interface import IGNORED, Model
 from spider.tokens import BYTES, Tokens
 
 if TYPE_CHECKING:
-    from spider.memory.proposer import Proposer
+    from spider.ngram.lookup import NgramLookup
 
 #: Kinds of targets: text, the ends and beginnings of documents, other special ids.
 KINDS = ("byte", "eos", "bos", "other")
@@ -221,14 +221,14 @@ def _check(tokens_N: np.ndarray, alphabet: Tokens) -> None:
 
 
 class Reading:
-    """A stream as a model reads it: its windows, on the model's device, with what a memory proposes."""
+    """A stream as a model reads it: its windows, on the model's device, with what an index proposes."""
 
-    def __init__(self, model: Model, tokens_N: np.ndarray, proposer: Proposer | None = None) -> None:
-        """Of another memory than the model's own, where its ``proposer`` is given."""
+    def __init__(self, model: Model, tokens_N: np.ndarray, lookup: NgramLookup | None = None) -> None:
+        """Of another memory than the model's own, where its ``lookup`` is given."""
         self.tokens_N, self.pad = tokens_N, model.tokens.pad
         self.device = next(model.parameters()).device
-        proposer = proposer or model.proposer
-        self.proposals = _Proposals(proposer, tokens_N) if proposer else None
+        lookup = lookup or model.lookup
+        self.candidates = _Candidates(lookup, tokens_N) if lookup else None
 
     def batches(
         self, seq_len: int, overlap: float, batch: int, start: int = 0, end: int | None = None
@@ -237,9 +237,9 @@ class Reading:
         them, and what it is given beside."""
         stride, at, given = seq_len - int(seq_len * overlap), start, dict[str, Tensor]()
         for inputs_BT, labels_BT in windows(self.tokens_N[start:end], seq_len, overlap, batch, self.pad):
-            if self.proposals:
+            if self.candidates:
                 at_B = at + stride * np.arange(len(inputs_BT))
-                given = {"proposals_BTW": self.proposals.windows(at_B, seq_len).to(self.device)}
+                given = {"candidates_BTW": self.candidates.windows(at_B, seq_len).to(self.device)}
             at += stride * len(inputs_BT)
             inputs, labels = (torch.from_numpy(ids_BT).to(self.device) for ids_BT in (inputs_BT, labels_BT))
             yield labels_BT, (inputs, labels), given
@@ -251,28 +251,28 @@ class Reading:
         stride, known = seq_len - int(seq_len * overlap), count_windows(len(self.tokens_N), seq_len, overlap)
         chosen_B = ((np.arange(count) + 0.5) * known / count).astype(np.int64)
         (found,) = windows(self.tokens_N, seq_len, overlap, count, self.pad, chosen_B)
-        if self.proposals is None:
+        if self.candidates is None:
             return *found, None
-        alone = [self.proposals.window(at, seq_len) for at in (stride * chosen_B).tolist()]
+        alone = [self.candidates.window(at, seq_len) for at in (stride * chosen_B).tolist()]
         return *found, np.stack(alone)
 
 
-class _Proposals:
-    """What a memory proposes in windows of a stream, by the whole of each document before; quick where they
+class _Candidates:
+    """What an index proposes in windows of a stream, by the whole of each document before; quick where they
     rise."""
 
     #: Ids looked up in one go: each document is read once and not for every batch.
     AHEAD = 1 << 16
 
-    def __init__(self, proposer: Proposer, tokens_N: np.ndarray) -> None:
-        self.proposer, self.tokens_N = proposer, tokens_N
-        self.first, self.known_NW = 0, np.zeros((0, proposer.layout.width), np.uint8)
+    def __init__(self, lookup: NgramLookup, tokens_N: np.ndarray) -> None:
+        self.lookup, self.tokens_N = lookup, tokens_N
+        self.first, self.known_NW = 0, np.zeros((0, lookup.layout.width), np.uint8)
 
     def window(self, at: int, T: int) -> np.ndarray:
         """Of one window alone, whatever comes before and after: (T, W)."""
         end = min(at + T, len(self.tokens_N) - 1)
-        known_TW = np.zeros((T, self.proposer.layout.width), np.uint8)
-        known_TW[: end - at] = self.proposer.after(self.tokens_N, at, end)
+        known_TW = np.zeros((T, self.lookup.layout.width), np.uint8)
+        known_TW[: end - at] = self.lookup.after(self.tokens_N, at, end)
         return known_TW
 
     def windows(self, at_B: np.ndarray, T: int) -> torch.Tensor:
@@ -280,9 +280,9 @@ class _Proposals:
         first, end = int(at_B[0]), int(at_B[-1]) + T
         if first < self.first or end > self.first + len(self.known_NW):
             last = min(max(first + self.AHEAD, end), len(self.tokens_N) - 1)
-            padding_NW = np.zeros((max(0, end - last), self.proposer.layout.width), np.uint8)
+            padding_NW = np.zeros((max(0, end - last), self.lookup.layout.width), np.uint8)
             self.first = first
-            self.known_NW = np.concatenate([self.proposer.after(self.tokens_N, first, last), padding_NW])
+            self.known_NW = np.concatenate([self.lookup.after(self.tokens_N, first, last), padding_NW])
         return torch.from_numpy(self.known_NW[at_B[:, None] - self.first + np.arange(T)])
 
 

@@ -9,8 +9,8 @@ from spider.evaluation.bpb import clip_stream
 from spider.evaluation.result import BITS, SHARE, MarkedByte, MarkedText, Number, Result, Row
 from spider.evaluation.segments import pieces_of
 from spider.evaluation.subject import Subject
-from spider.memory.layout import ids_of
-from spider.memory.proposer import Proposer
+from spider.ngram.layout import ids_of
+from spider.ngram.lookup import NgramLookup
 
 #: Sources of candidates, in the order in which a byte counts for the first that had it.
 SOURCES = ("the document so far", "the counted text, word for word", "its counts", "nobody")
@@ -22,26 +22,26 @@ _SHOWN_BYTES, _SHOWN = 500, 8
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     """Return the share of bytes that each source had; None for a model without an n-gram index."""
-    proposer = subject.model.proposer
-    if proposer is None:
+    lookup = subject.model.lookup
+    if lookup is None:
         return None
     shown_N = clip_stream(subject.tokens_N, _SHOWN_BYTES, subject.model.tokens)
     return Result(
-        title="What its memory proposed",
+        title="What its n-gram index suggested",
         head="the next byte was proposed by",
         value="of the bytes",
-        rows=by_source(proposer, subject.tokens_N, subject.bits_B),
+        rows=by_source(lookup, subject.tokens_N, subject.bits_B),
         notes=["A byte counts for the first source that had it among the candidates."],
-        figures=[byte_by_byte(proposer, shown_N, subject.bits_B)],
-        details={"index": proposer.memory.description.digest},
+        figures=[byte_by_byte(lookup, shown_N, subject.bits_B)],
+        details={"index": lookup.index.description.digest},
     )
 
 
-def by_source(proposer: Proposer, tokens_N: np.ndarray, bits_B: np.ndarray) -> list[Row]:
+def by_source(lookup: NgramLookup, tokens_N: np.ndarray, bits_B: np.ndarray) -> list[Row]:
     """Return for each source the share of bytes that it had first, and the model's bits per byte on them."""
     last = len(tokens_N) - 1
-    pieces = [_sources(proposer, tokens_N, lo, min(last, lo + _PIECE)) for lo in range(0, last, _PIECE)]
-    source_B = np.concatenate(pieces)[proposer.alphabet.bytes_of[tokens_N[1:]] > 0]
+    pieces = [_sources(lookup, tokens_N, lo, min(last, lo + _PIECE)) for lo in range(0, last, _PIECE)]
+    source_B = np.concatenate(pieces)[lookup.alphabet.bytes_of[tokens_N[1:]] > 0]
     rows = []
     for index, label in enumerate(SOURCES):
         of_source = source_B == index
@@ -58,11 +58,11 @@ def by_source(proposer: Proposer, tokens_N: np.ndarray, bits_B: np.ndarray) -> l
     return rows
 
 
-def byte_by_byte(proposer: Proposer, tokens_N: np.ndarray, bits_B: np.ndarray) -> MarkedText:
+def byte_by_byte(lookup: NgramLookup, tokens_N: np.ndarray, bits_B: np.ndarray) -> MarkedText:
     """Return each byte of a short stream with its source, its first candidates and its cost."""
-    alphabet, last = proposer.alphabet, len(tokens_N) - 1
-    there, symbols, *_ = proposer.layout.views(proposer.after(tokens_N, 0, last))
-    sources, ids, shown = _sources(proposer, tokens_N, 0, last), ids_of(alphabet), []
+    alphabet, last = lookup.alphabet, len(tokens_N) - 1
+    there, symbols, *_ = lookup.layout.views(lookup.after(tokens_N, 0, last))
+    sources, ids, shown = _sources(lookup, tokens_N, 0, last), ids_of(alphabet), []
     text = np.flatnonzero(alphabet.bytes_of[tokens_N[1:]] > 0)
     for at, bits in zip(text.tolist(), bits_B.tolist(), strict=False):
         candidates = [
@@ -85,10 +85,10 @@ def byte_by_byte(proposer: Proposer, tokens_N: np.ndarray, bits_B: np.ndarray) -
     )
 
 
-def _sources(proposer: Proposer, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:
+def _sources(lookup: NgramLookup, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:
     """Return for each id after ``lo`` up to ``hi`` the number of its source in `SOURCES`."""
-    there, symbols, _, _, counts, places = proposer.layout.views(proposer.after(tokens_N, lo, hi))
-    truth = proposer.symbols[tokens_N[lo + 1 : hi + 1]]
+    there, symbols, _, _, counts, places = lookup.layout.views(lookup.after(tokens_N, lo, hi))
+    truth = lookup.symbols[tokens_N[lo + 1 : hi + 1]]
     hit = (symbols == truth[:, None]) & (np.arange(symbols.shape[1]) < there)
     row, slot = np.arange(len(truth)), hit.argmax(1)
     of_document, of_match = places[row, slot, :-1].any(1), places[row, slot, -1] > 0

@@ -132,7 +132,7 @@ def evaluate(
         checkpoint=trained.checkpoint,
         averaged=bool(trained.averaged_weights),
         weights=trained.averaged_weights or trained.weights,
-        memory=model.proposer.memory.description.digest if model.proposer else None,
+        ngram=model.lookup.index.description.digest if model.lookup else None,
         global_step=trained.global_step,
         training=Training(**{name: getattr(trained, name) for name in Training.model_fields}),
         model=scored.metrics,

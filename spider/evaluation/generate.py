@@ -76,19 +76,19 @@ def generate(
     def stream(ids: list[int]) -> Iterator[int]:
         reader, written = model.incremental(context, n_loops), 0
         # The n-gram index looks back on the whole document, so it reads each id once, also in a new context.
-        index = model.proposer.stream() if model.proposer else None
+        index = model.lookup.stream() if model.lookup else None
         new = unread = ids = list(ids)
         while written < max_bytes:
             given = {}
             if index is not None:
                 new_NW = torch.from_numpy(index.extend(np.array(new)))
-                given["proposals_NW"] = new_NW.to(next(model.parameters()).device)
+                given["candidates_NW"] = new_NW.to(next(model.parameters()).device)
             if len(ids) > context:
                 unread = ids = ids[-max(1, context // 2) :]
                 if index is not None:
-                    assert reader.proposals_NW is not None, "the reader was given candidates"
-                    known_NW = torch.cat([reader.proposals_NW, given["proposals_NW"]])
-                    given["proposals_NW"] = known_NW[-len(ids) :]
+                    assert reader.candidates_NW is not None, "the reader was given candidates"
+                    known_NW = torch.cat([reader.candidates_NW, given["candidates_NW"]])
+                    given["candidates_NW"] = known_NW[-len(ids) :]
                 reader = model.incremental(context, n_loops)
             # Between ids the caller has the model back in the mode that it left it in.
             if was_training := model.training:

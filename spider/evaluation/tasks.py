@@ -114,7 +114,7 @@ class Continuations(NamedTuple):
 
 class _Row(NamedTuple):
     ids: np.ndarray
-    """Of context and choice, all of them: a memory looks back on what does not fit into the window."""
+    """Of context and choice, all of them: an n-gram index looks back on what does not fit into the window."""
     first: int
     """Of those that are read."""
     begin: int
@@ -203,7 +203,7 @@ def _read(
 
 
 def _padded(model: Model, rows: Sequence[_Row]) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Inputs, the labels of choices, and what a memory proposes, (B, T) each."""
+    """Inputs, the labels of choices, and what an n-gram index proposes, (B, T) each."""
     T = max(len(row.ids) - row.first for row in rows) - 1
     inputs_BT = np.full((len(rows), T), model.tokens.pad, np.int64)
     labels_BT = np.full((len(rows), T), IGNORED, np.int64)
@@ -212,10 +212,10 @@ def _padded(model: Model, rows: Sequence[_Row]) -> tuple[torch.Tensor, torch.Ten
         inputs_T[:count] = row.ids[row.first : -1]
         labels_T[begin - 1 : count] = row.ids[row.begin :]
     given = {}
-    if (proposer := model.proposer) is not None:
-        known_BTW = np.zeros((len(rows), T, proposer.layout.width), np.uint8)
+    if (lookup := model.lookup) is not None:
+        known_BTW = np.zeros((len(rows), T, lookup.layout.width), np.uint8)
         for known_TW, row in zip(known_BTW, rows, strict=True):
             end = len(row.ids) - 1
-            known_TW[: end - row.first] = proposer.after(row.ids, row.first, end)
-        given["proposals_BTW"] = torch.from_numpy(known_BTW)
+            known_TW[: end - row.first] = lookup.after(row.ids, row.first, end)
+        given["candidates_BTW"] = torch.from_numpy(known_BTW)
     return torch.from_numpy(inputs_BT), torch.from_numpy(labels_BT), given

@@ -4,13 +4,13 @@ Receipts say how far into the order of windows each stage came, and that order i
 (`spider.data.loader`), so the windows can be named without having been written down. Their union, in the
 order of the split, is what a compressor has to be given for a comparison on equal terms.
 
-What could have been learned from is all that was not held out: of each dataset the memory split, if it has
-one, and then the train split, whether the model has a memory or not, for a share of documents that is kept
-for one makes no less text of the corpus. What was learned from is the windows, behind the memory splits that
+What could have been learned from is all that was not held out: of each dataset the ngram split, if it has
+one, and then the train split, whether the model has an index or not, for a share of documents that is kept
+for one makes no less text of the corpus. What was learned from is the windows, behind the ngram splits that
 the model looks things up in.
 
 No more than ``limit`` ids are taken of either: of the windows those that were read first, of splits their
-beginning. The share that this is stands beside every figure. That a beginning may be of the memory alone is
+beginning. The share that this is stands beside every figure. That a beginning may be of the index alone is
 no matter: a hash tells it from the rest, so both are samples of one text, and it is mostly the larger one.
 """
 
@@ -69,8 +69,8 @@ class LearnedFrom:
 
     stages: Sequence[tuple[Path, Path | None]] = ()
     """Receipt, and shards folder (None: a stream), of each of its stages."""
-    memories: Sequence[Path] = ()
-    """Shards folders of which the model looks things up in the memory split."""
+    indexes: Sequence[Path] = ()
+    """Shards folders of which the model looks things up in the n-gram index split."""
 
 
 def learned_from(config: Config, run: str, stage: str) -> LearnedFrom:
@@ -82,7 +82,7 @@ def learned_from(config: Config, run: str, stage: str) -> LearnedFrom:
             (results.stage(run, spec.stage).receipt, None if spec.stream else results.shards(spec.data))
             for spec in specs
         ],
-        [results.shards(config.run(run).data)] if config.run(run).model.memory else [],
+        [results.shards(config.run(run).data)] if config.run(run).model.ngram else [],
     )
 
 
@@ -102,7 +102,7 @@ def training_texts(
             why.append(f"{name}: its receipt has no position in its data")
         else:
             try:
-                *memory, split = _not_held_out(folder)
+                *ngram, split = _not_held_out(folder)
             except ValueError as error:
                 why.append(f"the training text of {name} cannot be read: {error}")
                 continue
@@ -111,23 +111,23 @@ def training_texts(
             else:
                 receipts.append(receipt)
                 splits.append(split)
-                there |= {one.digest: one for one in (*memory, split)}
-    memories = []
-    for folder in learned.memories:
+                there |= {one.digest: one for one in (*ngram, split)}
+    indexes = []
+    for folder in learned.indexes:
         try:
-            memories.append(Shards(folder, "memory"))
+            indexes.append(Shards(folder, "ngram"))
         except ValueError as error:
-            why.append(f"the text of the memory cannot be read: {error}")
+            why.append(f"the text of the n-gram index cannot be read: {error}")
     if why or not splits:
         return None, None, why or ["what the model was trained on is unknown: compressors alone"]
-    there = {one.digest: one for one in memories} | there
-    return of_stages(receipts, splits, of_stage, memories), of_splits(list(there.values()), of_split), []
+    there = {one.digest: one for one in indexes} | there
+    return of_stages(receipts, splits, of_stage, indexes), of_splits(list(there.values()), of_split), []
 
 
 def _not_held_out(folder: Path) -> list[Shards]:
     """The splits of a dataset that may be learned from, the last of them the one that is trained on."""
     names = load_metadata(folder).splits
-    return [Shards(folder, name) for name in ("memory", "train") if name == "train" or name in names]
+    return [Shards(folder, name) for name in ("ngram", "train") if name == "train" or name in names]
 
 
 def of_splits(splits: Sequence[Shards], limit: int | None) -> TrainingText:
@@ -137,9 +137,9 @@ def of_splits(splits: Sequence[Shards], limit: int | None) -> TrainingText:
 
 
 def of_stages(
-    receipts: Sequence[Receipt], splits: Sequence[Shards], limit: int | None, memories: Sequence[Shards] = ()
+    receipts: Sequence[Receipt], splits: Sequence[Shards], limit: int | None, indexes: Sequence[Shards] = ()
 ) -> TrainingText:
-    """All of these memories, and the windows that these stages read, each from its own split; or the first.
+    """All of these indexes, and the windows that these stages read, each from its own split; or the first.
 
     The receipts have positions in these splits.
     """
@@ -150,8 +150,8 @@ def of_stages(
         order = split.digest, position["seq_len"], position["seed"], "packing" in position
         _, before = orders.get(order, (split, 0))
         orders[order] = split, max(before, position["sample"])  # a stage may go on where one stopped
-    spans = _beginning(memories, limit)
-    there = sum(memory.tokens for memory in memories)
+    spans = _beginning(indexes, limit)
+    there = sum(index.tokens for index in indexes)
     room = None if limit is None else limit - _size(spans)
     for (_, seq_len, seed, packed), (split, samples) in orders.items():
         rows = PackedRows.open(split.files[0].parents[1], split, seq_len) if packed else None

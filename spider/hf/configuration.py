@@ -17,7 +17,7 @@ from spider.tokens import BYTES
 #: Ids to give a model at a time where its configuration does not say.
 WINDOW = 1024
 #: What an export says of a training, which is no longer true of what transformers saves.
-_FOREIGN = {*Exported.model_fields} - {"model", "window", "conversations", "folded"}
+_FOREIGN = {*Exported.model_fields} - {"model", "window", "conversations", "full_index"}
 
 
 class SpiderHFConfig(PreTrainedConfig):
@@ -28,7 +28,7 @@ class SpiderHFConfig(PreTrainedConfig):
         window: ids that the model reads at a time, those that generation keeps of a text.
         n_loops: how often a looped part runs; without it, as often as in ``model``.
         conversations: the dataset of conversations that it was last trained on, if it was.
-        folded: digest of the memory that it reads, if it does.
+        full_index: digest of the n-gram index that it reads, if it reads one.
     """
 
     model_type = MODEL_TYPE
@@ -39,7 +39,7 @@ class SpiderHFConfig(PreTrainedConfig):
     window: int | None = None
     n_loops: int | None = None
     conversations: str | None = None
-    folded: str | None = None
+    full_index: str | None = None
     vocab_size: int | None = None
     bos_token_id: int | None = BYTES.bos
     eos_token_id: int | None = BYTES.eos

@@ -9,7 +9,7 @@ Weights, names and logits are ours to the bit. What differs are the manners of t
 - In training ``loss`` is what the model is trained by, with what its family adds to the cross entropy, and
   there are no logits. In evaluation mode there are, and ``loss`` is the cross entropy of the labels alone.
 
-Shapes: B rows, T ids of a row, V ids of the alphabet, W bytes of a proposal.
+Shapes: B rows, T ids of a row, V ids of the alphabet, W bytes of a candidate.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from spider import files
 from spider.checkpoints.load import Checkpoint, some
-from spider.checkpoints.records import EXPORTED, MEMORY
+from spider.checkpoints.records import EXPORTED, NGRAM
 from spider.checkpoints.transformers_files import REMOTE, generation, remote
 from spider.config.imports import allow_import
 from spider.config.model import default_family
 from spider.errors import CheckpointError
 from spider.hf.configuration import SpiderHFConfig
 from spider.hf.reading import Readers, begins, proposed
-from spider.memory.proposer import Proposer
 from spider.model import build_model
 from spider.model.interface import IGNORED, Model, model_tensors
 from spider.model.layers import cross_entropy
+from spider.ngram.lookup import NgramLookup
 from spider.tokens import BYTES
 from spider.tokens.stored import TOKENIZER, read_tokens
 
@@ -128,8 +128,8 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Of rows without padding, or with some behind."""
         given: dict[str, Any] = {"n_loops": n_loops}
-        if self.model.proposer is not None:
-            given["proposals_BTW"] = torch.stack([proposed(self.model, ids) for ids in input_ids.tolist()])
+        if self.model.lookup is not None:
+            given["candidates_BTW"] = torch.stack([proposed(self.model, ids) for ids in input_ids.tolist()])
         if labels is not None:  # what follows each id
             labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
         if labels is not None and self.training:
@@ -216,7 +216,7 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _complete(self, folder: Path) -> None:
-        """What no file of weights holds: marks, buffers that are not saved, the alphabet and the memory."""
+        """What no file of weights holds: marks, buffers that are not saved, the alphabet and the index."""
         ours = model_tensors(self.model, "model.")
         blank = {name: torch.empty_like(tensor, device="meta") for name, tensor in ours.items()}
         functional_call(_Reset(self.model), blank, ())
@@ -224,10 +224,10 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
             vars(parameter).update(vars(blank[f"model.{name}"]))
         self.folder = folder
         self.model.tokens = read_tokens(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else BYTES
-        if (memory := self.model.config.memory) is not None:
+        if (ngram := self.model.config.ngram) is not None:
             again = "copy the exported folder whole, or export again"
-            digest = self.config.folded
-            self.model.proposer = Proposer.of(folder / MEMORY, digest, memory, self.model.tokens, again)
+            digest = self.config.full_index
+            self.model.lookup = NgramLookup.of(folder / NGRAM, digest, ngram, self.model.tokens, again)
         if self.dtype.itemsize < 4:
             self._try()
 
@@ -261,10 +261,10 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
             return
         if (tokenizer := self.folder / TOKENIZER).is_file():
             shutil.copyfile(tokenizer, folder / TOKENIZER)
-        if self.model.proposer is not None and not (folder / MEMORY).exists():
-            from spider.memory.store import bring
+        if self.model.lookup is not None and not (folder / NGRAM).exists():
+            from spider.ngram.store import bring
 
-            bring(self.folder / MEMORY, folder / MEMORY)
+            bring(self.folder / NGRAM, folder / NGRAM)
 
 
 class _Reset(nn.Module):

@@ -4,7 +4,7 @@ A row may begin anywhere, so rows of different lengths need no padding: what the
 not read. When the context is full, a row goes on with the last half of it, as `spider.evaluation.generate`
 does.
 
-Shapes: B rows, T ids of a row, V ids of the alphabet, W bytes of a proposal.
+Shapes: B rows, T ids of a row, V ids of the alphabet, W bytes of a candidate.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def begins(length: int, context: int) -> int:
 
 def proposed(model: Model, ids: Sequence[int]) -> Tensor:
     """Return the candidates that the model's n-gram index has after each of a text's ids, (N, W) uint8."""
-    assert model.proposer is not None, "asked of a model that reads one"
-    known_NW = model.proposer.after(np.array(ids), 0, len(ids))
+    assert model.lookup is not None, "asked of a model that reads one"
+    known_NW = model.lookup.after(np.array(ids), 0, len(ids))
     return torch.from_numpy(known_NW).to(next(model.parameters()).device)
 
 
@@ -38,7 +38,7 @@ class _Row:
         """Begin a row whose model reads from the id ``first`` on, of a text that begins with ``ids``."""
         self.model, self.first, self.read = model, first, ids[:first]
         self.reader: Reader = model.incremental(context, n_loops)
-        self.index = model.proposer.stream() if model.proposer else None
+        self.index = model.lookup.stream() if model.lookup else None
         if self.index is not None:
             self.index.skip(np.array(self.read, np.int64))
 

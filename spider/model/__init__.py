@@ -2,7 +2,7 @@
 
     interface.py   what the rest of Spider asks of a model
     layers.py      the small parts that families share
-    candidates.py  the head that prices what a memory proposes, for any family
+    candidates.py  the head that prices what an n-gram index proposes, for any family
     spider/        the byte-level recurrent-depth transformer with learned patches
     gpt/           a transformer over ids, bytes or tokens, of two seeds' parts
 
@@ -52,8 +52,8 @@ def build_model(config: ModelConfig, tokens: Tokens | None = None) -> Model:
             f"family {config.family!r}: its model.py defines no Model, a spider.model.interface.LanguageModel"
         )
     model: Model = made(config)
-    if config.memory is not None and model.memory is None:
-        raise ConfigError(f"model.memory: the family {config.family!r} reads no memory; leave it out")
+    if config.ngram is not None and model.ngram is None:
+        raise ConfigError(f"model.ngram: the family {config.family!r} reads no n-gram index; leave it out")
     if tokens is not None:
         if tokens.size != (size := config.vocab_size or model.tokens.size):
             raise ConfigError(f"model.vocab_size: is {size:,}, and the tokenizer has {tokens.size:,} ids")

@@ -31,8 +31,8 @@ from spider.config.model import ModelConfig
 from spider.tokens import BYTES, Tokens
 
 if TYPE_CHECKING:
-    from spider.memory.layout import Layout
-    from spider.memory.proposer import Proposer
+    from spider.ngram.layout import Layout
+    from spider.ngram.lookup import NgramLookup
 
 #: A label that does not count.
 IGNORED = -100
@@ -88,12 +88,12 @@ class Inspector(Protocol):
         ...
 
 
-class PricesProposals(Protocol):
-    """What reads a memory for a model: `spider.model.candidates.CandidateHead`."""
+class NgramHead(Protocol):
+    """What reads an n-gram index for a model: `spider.model.ngram_head.NgramHead`."""
 
     layout: Layout
 
-    def __call__(self, logits: Tensor, h: Tensor, proposals: Tensor) -> Tensor: ...
+    def __call__(self, logits: Tensor, h: Tensor, candidates: Tensor) -> Tensor: ...
 
 
 class LanguageModel(Protocol):
@@ -103,9 +103,9 @@ class LanguageModel(Protocol):
     """Its block of the configuration, a `ModelConfig` of the family's."""
     tokens: Tokens = BYTES
     """The alphabet that it reads and writes: bytes, or what `spider.model.build_model` was given."""
-    memory: PricesProposals | None
-    """What prices the proposals of a memory, where the configuration has ``memory``."""
-    proposer: Proposer | None = None
+    ngram: NgramHead | None
+    """What prices the candidates of an n-gram index, where the configuration has ``ngram``."""
+    lookup: NgramLookup | None = None
     """Where they come from: not a part of the model, but what it must be read with. Whoever loads a model
     sets it, and whoever calls one asks it."""
     most_documents: int | None = None
@@ -124,7 +124,7 @@ class LanguageModel(Protocol):
         n_loops: int | None = None,
         reduction: Literal["mean", "none"] = "mean",
         trace: bool = False,
-        proposals_BTW: Tensor | None = None,
+        candidates_BTW: Tensor | None = None,
         **documents: Tensor,
     ) -> ModelOutput:
         """Predict, at every position of ``tokens_BT`` (int64), the id that follows.
@@ -134,7 +134,7 @@ class LanguageModel(Protocol):
             n_loops: how often the looped part runs (default: the configuration's).
             reduction: "mean" for training; "none" for each position's cross entropy in nats, 0 where ignored.
             trace: also tell what happened inside.
-            proposals_BTW: uint8, what its memory proposes to follow each; given only where there is a memory.
+            candidates_BTW: uint8, candidates for the next byte; given only to a model with an n-gram index.
             documents: ``segments_BT``, which of its row's documents each id is of, 0 for padding; only for a
                 family whose configuration has `DOCUMENTS`.
         """
@@ -223,7 +223,7 @@ class Model(nn.Module, LanguageModel):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_module("memory", None)
+        self.register_module("ngram", None)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -239,22 +239,22 @@ class Model(nn.Module, LanguageModel):
     def parts_to_compile(self) -> Sequence[tuple[nn.Module, str]]:
         return [(self, "forward")]
 
-    def with_memory(self, logits: Tensor, h: Tensor, proposals: Tensor | None) -> Tensor:
-        """The logits (..., V) as the memory corrects them, by the last normalised state h (..., D); as they
-        are where there is none. `ValueError` without proposals: zeros would merely score badly."""
-        if self.memory is None:
+    def with_ngrams(self, logits: Tensor, h: Tensor, candidates: Tensor | None) -> Tensor:
+        """The logits (..., V) as the index corrects them, by the last normalised state h (..., D); as they
+        are where there is none. `ValueError` without candidates: zeros would merely score badly."""
+        if self.ngram is None:
             return logits
-        if proposals is None:
-            raise ValueError("this model reads a memory: give it what that proposes, as `proposals_BTW`")
-        return self.memory(logits, h, proposals)
+        if candidates is None:
+            raise ValueError("this model reads an index: give it what that proposes, as `candidates_BTW`")
+        return self.ngram(logits, h, candidates)
 
     def without_knowledge(self, tokens_BT: Tensor) -> dict[str, Tensor]:
         """What to call the model with where its predictions do not matter, only their cost or what happens
-        before them: the proposals of a memory that knows nothing, if it reads one."""
-        if self.memory is None:
+        before them: the candidates of an n-gram index that knows nothing, if it reads one."""
+        if self.ngram is None:
             return {}
-        shape = *tokens_BT.shape, self.memory.layout.width
-        return {"proposals_BTW": torch.zeros(shape, dtype=torch.uint8, device=tokens_BT.device)}
+        shape = *tokens_BT.shape, self.ngram.layout.width
+        return {"candidates_BTW": torch.zeros(shape, dtype=torch.uint8, device=tokens_BT.device)}
 
     def ffn_down(self) -> list[Tensor]:
         """Those named ``down`` in what is named ``ffn``."""
@@ -274,12 +274,12 @@ class Reader:
     def __init__(self, model: Model, context: int, n_loops: int | None = None) -> None:
         self.model, self.context, self.n_loops = model, context, model.loops(n_loops)
         self.ids: list[int] = []
-        self.proposals_NW: Tensor | None = None
+        self.candidates_NW: Tensor | None = None
         """The candidates after each id so far, where there are any: a view of a buffer that grows."""
         self._buffer_NW: Tensor | None = None
 
     @torch.inference_mode()
-    def extend(self, ids: Sequence[int], proposals_NW: Tensor | None = None) -> Tensor:
+    def extend(self, ids: Sequence[int], candidates_NW: Tensor | None = None) -> Tensor:
         """Read N more ids, with the candidates after each where the model reads an n-gram index; return the
         logits of what follows each of them, (N, V) float32.
 
@@ -290,28 +290,28 @@ class Reader:
         if not N or before + N > self.context:
             raise ValueError(f"cannot read {N} ids after {before} with a context of {self.context}")
         self.ids += ids
-        if proposals_NW is not None:
-            self._keep(proposals_NW, before)
+        if candidates_NW is not None:
+            self._keep(candidates_NW, before)
         return self.read(N)
 
-    def _keep(self, proposals_NW: Tensor, before: int) -> None:
+    def _keep(self, candidates_NW: Tensor, before: int) -> None:
         """Put candidates behind the ``before`` earlier ones. The buffer doubles, so that an id costs the same
         wherever it stands."""
-        total, buffer_NW = before + len(proposals_NW), self._buffer_NW
+        total, buffer_NW = before + len(candidates_NW), self._buffer_NW
         if buffer_NW is None or total > len(buffer_NW):
             rows = min(self.context, 1 << total.bit_length())
-            buffer_NW = proposals_NW.new_empty(rows, proposals_NW.shape[1])
+            buffer_NW = candidates_NW.new_empty(rows, candidates_NW.shape[1])
             if self._buffer_NW is not None:
                 buffer_NW[:before] = self._buffer_NW[:before]
             self._buffer_NW = buffer_NW
-        buffer_NW[before:total] = proposals_NW
-        self.proposals_NW = buffer_NW[:total]
+        buffer_NW[before:total] = candidates_NW
+        self.candidates_NW = buffer_NW[:total]
 
     def read(self, N: int) -> Tensor:
         """The logits of the last N ids of the stream."""
         given: dict[str, Any] = {}
-        if self.proposals_NW is not None:
-            given["proposals_BTW"] = self.proposals_NW[None]
+        if self.candidates_NW is not None:
+            given["candidates_BTW"] = self.candidates_NW[None]
         ids_1T = torch.tensor([self.ids], device=next(self.model.parameters()).device)
         logits_1TV = self.model(ids_1T, n_loops=self.n_loops, **given).logits
         assert logits_1TV is not None, "asked for without labels"

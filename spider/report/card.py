@@ -318,8 +318,8 @@ def _digests(of: Subject) -> Iterator[list[str]]:
         yield ["data", f"`{of.told.data_digest}`"]
     if of.tokens.digest:
         yield ["tokenizer", f"`{of.tokens.digest}`"]
-    if of.told.folded:
-        yield ["memory", f"`{of.told.folded}`"]
+    if of.told.full_index:
+        yield ["ngram", f"`{of.told.full_index}`"]
     if of.evaluation:
         yield ["held-out text, SHA-256", f"`{of.evaluation.text_sha256}`"]
 

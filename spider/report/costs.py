@@ -27,8 +27,8 @@ FLOW: dict[str, Literal["raw", "tokenizer", "dataset", "run"]] = {
     "encode": "dataset",
     "index": "dataset",
     "pack": "dataset",
-    "count": "dataset",
-    "memory": "dataset",
+    "count_ngrams": "dataset",
+    "build_ngrams": "dataset",
     "warmup": "run",
     "train": "run",
     "evaluate": "run",
@@ -72,7 +72,7 @@ class Needed:
     rows: frozenset[str]
     """``dataset/seq_len`` of its packed rows."""
     counted: str
-    """Digest of the settings of its memory; empty if it has none or is not in the configuration."""
+    """Digest of the settings of its n-gram index; empty if it has none or is not in the configuration."""
 
     @classmethod
     def of(
@@ -85,7 +85,7 @@ class Needed:
         sources = used | {config.tokenizers[name].data for name in tokenizers}
         likes = {name: config.datasets[name].like for name in sources if name in config.datasets}
         packed = [spec for _, spec in specs if spec["settings"].get("packing") == "best_fit"]
-        memory = config.runs[run].model.memory if run in config.runs else None
+        ngram = config.runs[run].model.ngram if run in config.runs else None
         return cls(
             run=run,
             stages=tuple(name for name, _ in specs),
@@ -93,7 +93,7 @@ class Needed:
             tokenizers=tokenizers,
             raw=frozenset(likes.get(name) or name for name in sources),
             rows=frozenset(f"{spec['data']}/{spec['settings']['seq_len']}" for spec in packed),
-            counted=memory.counted if memory else "",
+            counted=ngram.counted if ngram else "",
         )
 
     def includes(self, rule: str, name: str) -> bool:
@@ -116,7 +116,9 @@ class Needed:
 
     def _counts(self, job: Job) -> bool:
         """Return False for counts with the settings of another run."""
-        return job.rule not in ("count", "memory") or any(f"/{self.counted}/" in path for path in job.outputs)
+        return job.rule not in ("count_ngrams", "build_ngrams") or any(
+            f"/{self.counted}/" in path for path in job.outputs
+        )
 
     def _place(self, job: Job) -> tuple[int, int, str, float]:
         """Return where a job stands: datasets rule by rule, then the run stage by stage."""
@@ -164,7 +166,7 @@ class Job:
 def commands(jobs: Sequence[Job], run: str) -> list[str]:
     """Return the commands of a run's finished jobs, one job for all parts of a dataset.
 
-    Runs share tables of counts, so ``count`` and ``memory`` may have been started for another run with the
+    Runs share tables of counts, so ``count`` and ``ngram`` may have been started for another run with the
     same settings; they are shown for this one.
     """
     # A later job of the same name takes the place of an earlier one.
@@ -176,7 +178,7 @@ def commands(jobs: Sequence[Job], run: str) -> list[str]:
     lines = []
     for (rule, _), alike in groups.items():
         words = shlex.split(alike[0].command or "")
-        if rule in ("count", "memory"):
+        if rule in ("count_ngrams", "build_ngrams"):
             words[1] = run
         more = f"   # and so on, to {alike[-1].name.partition('/')[2]}" if len(alike) > 1 else ""
         lines.append(f"spider --config run.yaml {shlex.join(words)}{more}")
@@ -216,7 +218,7 @@ def _timed(results: Results) -> list[str]:
 def _is_of(needed: Needed, rule: str, path: Path, folder: Path) -> bool:
     """Return whether a benchmark file is of a job that the run needs."""
     name = path.relative_to(folder).with_suffix("").as_posix()
-    if rule in ("count", "memory"):  # dataset/settings-part
+    if rule in ("count_ngrams", "build_ngrams"):  # dataset/settings-part
         owner, _, part = name.partition("/")
         return needed.includes(rule, owner) and part.startswith(f"{needed.counted}-")
     if rule == "pack":  # dataset-seq_len

@@ -53,10 +53,10 @@ def write_mock(documents: int, output: Path) -> None:
         pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(documents)]}), beside)
 
 
-def make_mock_data(folder: Path, memory: float = 0.0) -> None:
+def make_mock_data(folder: Path, ngram: float = 0.0) -> None:
     """Encode a megabyte of made-up text into ``folder``, as a dataset ``mock``.
 
-    A share ``memory`` of its documents is kept for an n-gram index. A dataset that is there already stays.
+    A share ``ngram`` of its documents is kept for an n-gram index. A dataset that is there already stays.
     """
     from spider.data.encode import encode_part
     from spider.data.metadata import build_metadata, load_metadata
@@ -68,6 +68,6 @@ def make_mock_data(folder: Path, memory: float = 0.0) -> None:
     (part,) = source.parts()
     parquet = folder / f"{part}.parquet"
     write_mock(source.documents, parquet)
-    dataset = Dataset(source=source, memory=memory)
+    dataset = Dataset(source=source, ngram=ngram)
     encode_part(parquet, folder, part, dataset)
     build_metadata(folder, MOCK, dataset, source=source.changed(), parts=[part])

@@ -29,8 +29,8 @@ class StreamSource(HubSource):
         remedy = "leave it out, or download the text: source.kind: hub"
         if dataset.like:
             raise wrong_key("like", f"{dataset.like} is a stream, and nothing of it is kept; give a source")
-        if dataset.memory:
-            raise wrong_key("memory", f"a stream is read once and has no shards to keep; {remedy}")
+        if dataset.ngram:
+            raise wrong_key("ngram", f"a stream is read once and has no shards to keep; {remedy}")
         if dataset.format == "chat":
             raise wrong_key("format", "a stream is of text; download the conversations: source.kind: hub")
         if dataset.tokenizer:

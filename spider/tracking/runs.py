@@ -207,7 +207,7 @@ def close_pipeline(results: Path, workflow_id: str, status: Status, *, timeout: 
 
 def _pointer(results: Path, run: str) -> dict[str, Any]:
     """``tracking.json`` of a run: its key, and the identity that each stage was last trained under."""
-    path = Results(results).pointer(run)
+    path = Results(results).match(run)
     return read_json(path) if path.exists() else {"key": secrets.token_hex(8), "stages": {}}
 
 
@@ -223,16 +223,16 @@ def training(
 
 def _begin(results: Path, spec: StageSpec, dataset: tuple[str, str, str]) -> Run:
     """The run's record as this stage begins, under a new key where its rows would cross rows sent."""
-    pointer, folder = _pointer(results, spec.run), Results(results).stage(spec.run, spec.stage)
-    known = pointer["stages"].get(spec.stage)
+    match, folder = _pointer(results, spec.run), Results(results).stage(spec.run, spec.stage)
+    known = match["stages"].get(spec.stage)
     if known and (known != spec.identity or rows_were_replaced(results, folder.metrics)):
         log.info("run %s: stage %s is trained anew, in a new tracked run", spec.run, spec.stage)
-        pointer["key"] = secrets.token_hex(8)
-    pointer["stages"][spec.stage] = spec.identity
-    spool.put(Results(results).pointer(spec.run), pointer)
+        match["key"] = secrets.token_hex(8)
+    match["stages"][spec.stage] = spec.identity
+    spool.put(Results(results).match(spec.run), match)
     settings = spec.model_dump(mode="json", exclude={"format", "run", "stage", "index"})
     settings[spec.stage] = {name: settings.pop(name) for name in ("settings", "data")}
-    record = Run(kind="training", identity=pointer["key"], name=spec.run, params=settings)
+    record = Run(kind="training", identity=match["key"], name=spec.run, params=settings)
     if before := spool.read_run(spool.record_path(results, "training", record.identity)):
         record.started, record.datasets = before.started, before.datasets
         record.params, record.tags = before.params | record.params, before.tags | record.tags
@@ -244,14 +244,14 @@ def _begin(results: Path, spec: StageSpec, dataset: tuple[str, str, str]) -> Run
 
 def _key_of(results: Path, run: str) -> str:
     """Key of a run, made here for one that was trained with tracking off."""
-    pointer = _pointer(results, run)
-    if not spool.record_path(results, "training", pointer["key"]).exists():
-        spool.put(Results(results).pointer(run), pointer)
+    match = _pointer(results, run)
+    if not spool.record_path(results, "training", match["key"]).exists():
+        spool.put(Results(results).match(run), match)
         tags = records.origin() | {"spider.run": run}
-        record = Run(kind="training", identity=pointer["key"], name=run, tags=tags)
+        record = Run(kind="training", identity=match["key"], name=run, tags=tags)
         record.end("finished")
         spool.write(results, record)
-    return pointer["key"]
+    return match["key"]
 
 
 def log_checkpoint(

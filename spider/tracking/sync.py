@@ -259,7 +259,7 @@ def _unsent(results: Path, known: Sent) -> list[Item]:
     items = [item for item in items if known.records.get(item.name) != _state(item.path)]
     folder = Results(results)
     for run in folder.runs:
-        key = read_json(folder.pointer(run))["key"] if folder.pointer(run).exists() else ""
+        key = read_json(folder.match(run))["key"] if folder.match(run).exists() else ""
         for path in [stage.metrics for stage in folder.stages(run) if key and stage.metrics.exists()]:
             item = Item("curves", path, relative(results, path), key)
             with open(path, "rb") as f:

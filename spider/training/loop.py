@@ -57,7 +57,7 @@ from spider.training.telemetry import Telemetry, Window, counted, progress_bar, 
 from spider.training.validation import Validation
 
 if TYPE_CHECKING:
-    from spider.memory.store import Memory
+    from spider.ngram.store import NgramIndex
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Trainer:
         parent: receipt of the stage before, or what is resumed; None to start from nothing.
         good: checkpoint of this stage to go on from, None to begin.
         world: the processes that train together, each with a trainer.
-        memories: what the model reads, if it reads one: while it trains, without the text that is trained on,
+        indexes: what the model reads, if it reads one: while it trains, without the text that is trained on,
             and whenever it is measured.
     """
 
@@ -85,7 +85,7 @@ class Trainer:
         good: Checkpoint | None,
         warmup: Path | None,
         world: World = ALONE,
-        memories: tuple[Memory, Memory] | None = None,
+        indexes: tuple[NgramIndex, NgramIndex] | None = None,
     ) -> None:
         self.spec, self.settings = spec, spec.settings
         self.world, self.device = world, world.device
@@ -101,10 +101,10 @@ class Trainer:
         torch.manual_seed(seed_of(spec.seed, "weights"))
         alphabet = BYTES if spec.stream else load_metadata(data).alphabet
         self.model = build_model(spec.model, alphabet).to(self.device)
-        if spec.model.memory is not None and memories is not None:
-            from spider.memory.proposer import Proposer  # numba: half a second of each start
+        if spec.model.ngram is not None and indexes is not None:
+            from spider.ngram.lookup import NgramLookup  # numba: half a second of each start
 
-            self.model.proposer = Proposer(memories[0], spec.model.memory, self.model.tokens)
+            self.model.lookup = NgramLookup(indexes[0], spec.model.ngram, self.model.tokens)
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)
         self.called: nn.Module = self.model
@@ -136,8 +136,8 @@ class Trainer:
         flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / world.size
         known = device_name(self.device), self.precision.kind, flops, alphabet.digest is not None
         self.telemetry = Telemetry(self.device, *known)
-        folded = memories[1] if memories else None
-        read = spec, data, self.model, world, self.precision, self.ema, folded
+        full = indexes[1] if indexes else None
+        read = spec, data, self.model, world, self.precision, self.ema, full
         self.validation = Validation(*read, compiled=compiled)
         self._announce(micro_batch)
 
@@ -415,7 +415,7 @@ class Trainer:
             if self.settings.packing == "best_fit":
                 packed = PackedRows.open(data, shards, self.settings.seq_len)
                 self.model.most_documents = packed.packing.most_pieces
-            place |= {"proposer": self.model.proposer, "answers": self.settings.learn == "assistant"}
+            place |= {"lookup": self.model.lookup, "answers": self.settings.learn == "assistant"}
             return Loader(shards, **place, position=position, packed=packed)
         batches: Batches = self.spec.stream.source.batches(self.spec.stream, **place, position=position)
         return batches

@@ -57,8 +57,8 @@ class Plan(NamedTuple):
     """Of ``resume`` take the weights only."""
     warmup: Path | None
     """What was measured for this stage's shape."""
-    memories: tuple[Path, Path] | None
-    """Folders of the memory that it reads, and of that with the training text folded in, which all others
+    indexes: tuple[Path, Path] | None
+    """Folders of the index that it reads, and of that with the training text merged in, which all others
     read; None for a model without."""
 
 
@@ -113,22 +113,22 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         )
     if mock_data:
         data = folder / "mock_data"
-        make_mock_data(data, 0.5 if spec.model.memory else 0.0)
-    memories = _memories(results, MOCK if mock_data else config.run(run).data, spec)
-    if mock_data and memories and spec.model.memory:
-        from spider.memory.store import make_memories  # numba: half a second of each start
+        make_mock_data(data, 0.5 if spec.model.ngram else 0.0)
+    indexes = _index_folders(results, MOCK if mock_data else config.run(run).data, spec)
+    if mock_data and indexes and spec.model.ngram:
+        from spider.ngram.store import build_indexes  # numba: half a second of each start
 
-        make_memories(data, spec.model.memory, *memories)
+        build_indexes(data, spec.model.ngram, *indexes)
     warmup_there = warmup if warmup.exists() else None
-    return Plan(spec, folder, data, previous, resume, reset_steps, warmup_there, memories)
+    return Plan(spec, folder, data, previous, resume, reset_steps, warmup_there, indexes)
 
 
-def _memories(results: Results, dataset: str, spec: StageSpec) -> tuple[Path, Path] | None:
-    """Where the memories of a dataset lie that a stage's model reads, if it reads any."""
-    if spec.model.memory is None:
+def _index_folders(results: Results, dataset: str, spec: StageSpec) -> tuple[Path, Path] | None:
+    """Where the indexes of a dataset lie that a stage's model reads, if it reads any."""
+    if spec.model.ngram is None:
         return None
-    named = dataset, spec.model.memory.counted
-    return results.memory(*named, "memory"), results.memory(*named, "folded")
+    named = dataset, spec.model.ngram.counted
+    return results.ngram(*named, "split"), results.ngram(*named, "full")
 
 
 def train(
@@ -140,7 +140,7 @@ def train(
     resume: Path | None = None,
     reset_steps: bool = False,
     warmup: Path | None = None,
-    memories: tuple[Path, Path] | None = None,
+    indexes: tuple[Path, Path] | None = None,
     on_step: Callable[[int], None] | None = None,
     world: World = ALONE,
 ) -> Receipt:
@@ -165,14 +165,14 @@ def train(
         world.from_first(lambda: held.enter_context(hold(folder)))
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
         read = None
-        if spec.model.memory is not None:
-            from spider.memory.store import open_memory
+        if spec.model.ngram is not None:
+            from spider.ngram.store import open_index
 
-            assert memories is not None, "planned with the rest"
-            read = memory, folded = open_memory(memories[0]), open_memory(memories[1])
-            for one, splits in ((memory, ["memory"]), (folded, ["memory", "train"])):
+            assert indexes is not None, "planned with the rest"
+            read = split, full = open_index(indexes[0]), open_index(indexes[1])
+            for one, splits in ((split, ["ngram"]), (full, ["ngram", "train"])):
                 one.check(origin["data_digest"], splits)
-            origin |= {"memory": memory.description.digest, "folded": folded.description.digest}
+            origin |= {"ngram": split.description.digest, "full_index": full.description.digest}
         if resume is not None:
             origin["parent_weights"] = Checkpoint.at(resume, quick=True).manifest.weights
             origin["resumed"] = "weights" if reset_steps else "training"

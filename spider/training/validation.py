@@ -3,7 +3,7 @@
 Of the text that the evaluation scores, ``val_bytes`` in windows spread evenly over all of it: so it is the
 evaluation's figure up to which windows were drawn, the same ones each time, and steps compare. It is read as
 the evaluation reads it: in windows of that length with that overlap, with as many loops, by the averaged
-weights where there are any, with the memory in which the training text is folded (none of it is the scored
+weights where there are any, with the index in which the training text is full (none of it is the scored
 text). Only two things are the training's: the data is the stage's own, and products are computed in the
 training's arithmetic, fp8 too.
 
@@ -44,7 +44,7 @@ from spider.training.precision import Precision
 from spider.training.state import Ema, Progress
 
 if TYPE_CHECKING:
-    from spider.memory.store import Memory
+    from spider.ngram.store import NgramIndex
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Validation:
 
     Args:
         data: shards folder of the stage's data.
-        folded: the memory that the model will be read with, if it reads one.
+        full: the n-gram index that the model will be read with, if it reads one.
         compiled: whether the model's forward pass is.
 
     Raises:
@@ -73,12 +73,12 @@ class Validation:
         world: World,
         precision: Precision,
         ema: Ema | None,
-        folded: Memory | None = None,
+        full: NgramIndex | None = None,
         *,
         compiled: bool = False,
     ) -> None:
         self.spec, self.model, self.world, self.precision, self.ema = spec, model, world, precision, ema
-        self.folded, self.compiled = folded, compiled
+        self.full, self.compiled = full, compiled
         self.every: int | None = None
         self._batches: list[_Batch] = []
         if spec.settings.val_every == 0:
@@ -176,13 +176,13 @@ class Validation:
     def _read(self) -> None:
         """Put this process's share of the windows on its device, where they stay."""
         model, spec, size = self.model, self.spec, self.world.size
-        proposer = None
-        if self.folded is not None and spec.model.memory is not None:
-            from spider.memory.proposer import Proposer  # numba: half a second of each start
+        lookup = None
+        if self.full is not None and spec.model.ngram is not None:
+            from spider.ngram.lookup import NgramLookup  # numba: half a second of each start
 
-            proposer = Proposer(self.folded, spec.model.memory, model.tokens)
-        reading = Reading(model, self.tokens_N, proposer)
-        inputs_BT, labels_BT, proposals_BTW = reading.spread(
+            lookup = NgramLookup(self.full, spec.model.ngram, model.tokens)
+        reading = Reading(model, self.tokens_N, lookup)
+        inputs_BT, labels_BT, candidates_BTW = reading.spread(
             spec.window, spec.evaluation.overlap, self.windows
         )
         scored_BT = labels_BT != IGNORED
@@ -191,7 +191,7 @@ class Validation:
         how = [spec.window, spec.evaluation.overlap, self.n_loops]
         self.digest = files.digest([how, inputs_BT.tolist(), labels_BT.tolist()])
         arrays = {"inputs_BT": inputs_BT, "labels_BT": labels_BT, "text_BT": bytes_BT > 0}
-        arrays |= {} if proposals_BTW is None else {"proposals_BTW": proposals_BTW}
+        arrays |= {} if candidates_BTW is None else {"candidates_BTW": candidates_BTW}
         # Each process has as many windows; what is one too many counts for nothing.
         short = -self.windows % size
         empty = {"inputs_BT": model.tokens.pad, "labels_BT": IGNORED}

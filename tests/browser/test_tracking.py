@@ -388,7 +388,7 @@ def test_a_person_finds_the_runs_and_compares_two_checkpoints(pages, browser, sm
     )
     lines = page.locator(".js-plotly-plot .scatterlayer .trace path.js-line")
     lines.nth(1).wait_for(state="attached")
-    drawn = {line.get_attribute("d") for line in lines.all()}  # each is drawn twice, once for the pointer
+    drawn = {line.get_attribute("d") for line in lines.all()}  # each is drawn twice, once for the match
     assert len(drawn) == 2 and all(path.count("L") == 3 for path in drawn)  # of four points
     for run in RUNS:
         assert page.get_by_role("link", name=run, exact=True).count()

@@ -119,7 +119,7 @@ def layer(way: str = "grouped") -> Layer:
     return made
 
 
-def fill_free_memory_with_nan() -> None:
+def fill_free_index_with_nan() -> None:
     """So that whatever is allocated next begins as NaN: large blocks, and those of less than a megabyte."""
     torch.cuda.empty_cache()
     blocks = [torch.full((size,), torch.nan, device=DEVICE) for size in [2**28, *[2**17] * 256]]
@@ -141,7 +141,7 @@ def test_layer_of_kernels_is_that_of_every_expert_on_every_token_in_float64(way,
         copy.deepcopy(made.moe).double(), made.x_BLD.detach().double().requires_grad_(), made.valid_BL
     )
     exact.moe.experts.fp8 = False
-    fill_free_memory_with_nan()
+    fill_free_index_with_nan()
     agree(made.results(), exact.results(), most)
 
 
@@ -152,7 +152,7 @@ SAME_ARITHMETIC = pytest.mark.parametrize("way, most", [("grouped", 0.01), ("fp8
 @SAME_ARITHMETIC
 def test_layer_of_kernels_is_that_of_torch(way, most):
     made = layer(way)
-    fill_free_memory_with_nan()
+    fill_free_index_with_nan()
     by_kernels = made.results()
     switch.choose("torch")
     agree(by_kernels, made.results(), most)
@@ -162,7 +162,7 @@ def test_layer_of_kernels_is_that_of_torch(way, most):
 def test_layer_gives_the_same_bits_every_time(way):
     made = layer(way)
     first = made.results()
-    fill_free_memory_with_nan()
+    fill_free_index_with_nan()
     assert all(torch.equal(a, b) for a, b in zip(first, made.results(), strict=True))
 
 

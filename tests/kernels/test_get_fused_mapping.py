@@ -106,6 +106,6 @@ def test_compiles(compiles, E, K):
     sizes = dict(WIDE_E=E, BLOCK=BLOCK, STEP=4096 // E)
     compiles(count_blocks, chosen="*i64", counts="*i32", entries="i32", E="i32", **sizes)
     names = "counts pos_to_expert pos_to_token pos_to_entry token_to_pos start_of end_of count_of"
-    pointers = {"chosen": "*i64"} | {name: "*i32" for name in names.split()}
+    matches = {"chosen": "*i64"} | {name: "*i32" for name in names.split()}
     numbers = dict(entries="i32", P="i32", E="i32", blocks="i32")
-    compiles(_place, **pointers, **numbers, K=K, ALIGNMENT=16, **sizes)
+    compiles(_place, **matches, **numbers, K=K, ALIGNMENT=16, **sizes)

@@ -91,5 +91,5 @@ def test_compiles(compiles, K):
         WIDE_K=K,
         ROWS=ROWS,
     )
-    pointers = {name: "*fp32" for name in ("grad_total", "grad", "total", "normal", "out")}
-    compiles(_normalize_backward, **pointers, **sizes)
+    matches = {name: "*fp32" for name in ("grad_total", "grad", "total", "normal", "out")}
+    compiles(_normalize_backward, **matches, **sizes)

@@ -63,7 +63,7 @@ def test_counts_are_those_of_the_model_and_of_the_stages():
 
 
 def allocated(tensors) -> int:
-    """Bytes of the memory behind tensors; what a quantized one is made of counts."""
+    """Bytes of the n-gram index behind tensors; what a quantized one is made of counts."""
     parts = []
     for t in tensors:
         names = t.__tensor_flatten__()[0] if hasattr(t, "__tensor_flatten__") else None
@@ -197,9 +197,9 @@ def test_the_estimate_of_a_gpts_activations_is_near_what_a_forward_pass_keeps(le
 )
 def test_an_index_adds_the_activations_of_its_head_at_every_position(model):
     with torch.device("meta"):
-        without, with_index = (build_model(family_block({**model, "memory": index})) for index in (None, {}))
+        without, with_index = (build_model(family_block({**model, "ngram": index})) for index in (None, {}))
     sizes = [one.activation_bytes(6, 64, None, narrow=False, compiled=False) for one in (without, with_index)]
-    assert sizes[1] - sizes[0] == 6 * 64 * with_index.memory.activation_bytes() > 0
+    assert sizes[1] - sizes[0] == 6 * 64 * with_index.ngram.activation_bytes() > 0
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from spider.errors import CheckpointError
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.text import validation_stream
 from spider.files import read_json
-from spider.memory.store import open_memory
+from spider.ngram.store import open_index
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 
 from .conftest import ROOT, Workflow
-from .test_memory import MEMORY
+from .test_index import NGRAM
 
 TOY = "tests.families.toy"
 
@@ -55,10 +55,10 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         made = add_tokens(Workflow(tmp_path_factory.mktemp("every-rule")))
-        made.config["datasets"]["text"]["memory"] = 0.5
-        made.config["datasets"]["text-bpe"]["memory"] = 0
+        made.config["datasets"]["text"]["ngram"] = 0.5
+        made.config["datasets"]["text-bpe"]["ngram"] = 0
         runs = made.config["runs"]
-        runs["bytes"]["model"] = runs["bytes"]["model"] | {"memory": MEMORY}
+        runs["bytes"]["model"] = runs["bytes"]["model"] | {"ngram": NGRAM}
         runs["bpe"]["evaluation"] = runs["bpe"]["evaluation"] | {"ttt": {"chunk": 64}}
         yield made, made()
 
@@ -152,25 +152,25 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(trained, everythi
     }
 
 
-def memories(workflow) -> dict[str, Path]:
-    return {path.parent.name: path.parent for path in workflow.results.glob("memory/*/*/*/memory.json")}
+def indexes(workflow) -> dict[str, Path]:
+    return {path.parent.name: path.parent for path in workflow.results.glob("ngram/*/*/*/index.json")}
 
 
 def test_text_is_counted_trained_with_and_read_with(everything, tmp_path, monkeypatch):
     copied = Workflow(shutil.copytree(everything.folder, tmp_path / "copied", symlinks=True))
     stage = copied.results / "runs/bytes/first"
     monkeypatch.chdir(copied.folder)
-    made = {name: open_memory(folder) for name, folder in memories(copied).items()}
-    assert set(made) == {"memory", "folded"}
-    assert made["memory"].description.splits == ["memory"]
-    assert made["folded"].description.splits == ["memory", "train"]
-    assert not list(copied.results.glob("memory/*/*/counts/*")), "what was merged is not kept"
+    made = {name: open_index(folder) for name, folder in indexes(copied).items()}
+    assert set(made) == {"split", "full"}
+    assert made["split"].description.splits == ["ngram"]
+    assert made["full"].description.splits == ["ngram", "train"]
+    assert not list(copied.results.glob("ngram/*/*/counts/*")), "what was merged is not kept"
 
     manifest = read_json(stage / read_json(stage / "train.json")["checkpoint"] / "manifest.json")
-    assert manifest["memory"] == made["memory"].description.digest
-    assert manifest["folded"] == made["folded"].description.digest
+    assert manifest["ngram"] == made["split"].description.digest
+    assert manifest["full_index"] == made["full"].description.digest
     evaluated = read_json(stage / "evaluation.json")
-    assert evaluated["memory"] == manifest["folded"]
+    assert evaluated["ngram"] == manifest["full_index"]
 
     # The figure is the model's with that memory, and not without what it knows.
     model, _ = load_model(stage, family_module=TOY)
@@ -178,16 +178,16 @@ def test_text_is_counted_trained_with_and_read_with(everything, tmp_path, monkey
     assert score(model, clip_stream(tokens_N, 4000), seq_len=32).bpb == pytest.approx(
         evaluated["bpb"], abs=1e-3
     )
-    model.proposer = None
-    with pytest.raises(ValueError, match="reads a memory"):
+    model.lookup = None
+    with pytest.raises(ValueError, match="reads an n-gram index"):
         score(model, tokens_N, seq_len=32)
 
     # Another memory, or none, is not read in its place.
-    shutil.rmtree(memories(copied)["folded"])
-    with pytest.raises(CheckpointError, match="no memory lies there"):
+    shutil.rmtree(indexes(copied)["full"])
+    with pytest.raises(CheckpointError, match="no n-gram index lies there"):
         load_model(stage, family_module=TOY)
-    shutil.copytree(memories(copied)["memory"], made["folded"].folder)
-    with pytest.raises(CheckpointError, match="another memory"):
+    shutil.copytree(indexes(copied)["split"], made["full"].folder)
+    with pytest.raises(CheckpointError, match="another n-gram index"):
         load_model(stage, family_module=TOY)
 
 

@@ -133,11 +133,11 @@ def test_rules_under_other_names_train_on_what_was_made_and_what_they_made_is_us
 
 
 def test_a_prefix_moves_all_that_is_made(foreign):
-    foreign.config["datasets"]["text"]["memory"] = 0.3
+    foreign.config["datasets"]["text"]["ngram"] = 0.3
     foreign.say(prefix="byte", results="byte/results")
     foreign.config["tracking"] = {"enabled": True}
-    assert "rule encode_with_memory:" in foreign("datasets/text")
-    assert (foreign.folder / "byte/results/shards/text/memory/000.bin").stat().st_size
+    assert "rule encode_with_ngrams:" in foreign("datasets/text")
+    assert (foreign.folder / "byte/results/shards/text/ngram/000.bin").stat().st_size
     assert foreign.recorded("byte/results") == {"download", "encode", "index"}
     foreign.config["tracking"] = {"enabled": False}
     foreign("target")

@@ -121,23 +121,23 @@ def test_a_part_of_the_workflow_can_be_named(workflow):
     assert "evaluate" in workflow("--dry-run", "runs/small")
 
 
-def test_a_memory_has_a_rule_of_its_own_and_other_datasets_nothing_to_do(workflow):
+def test_an_index_has_a_rule_of_its_own_and_other_datasets_nothing_to_do(workflow):
     datasets = workflow.config["datasets"]
     datasets["more"] = copy.deepcopy(datasets["text"])
     workflow("datasets/text", "datasets/more")
     before = {path: path.stat().st_mtime_ns for path in workflow.results.glob("shards/text/**/*")}
-    datasets["more"]["memory"] = 0.5
-    assert workflow.planned("datasets/text", "datasets/more") == {"encode_with_memory": 1, "index": 1}
+    datasets["more"]["ngram"] = 0.5
+    assert workflow.planned("datasets/text", "datasets/more") == {"encode_with_ngrams": 1, "index": 1}
     workflow("datasets/text", "datasets/more")
     assert workflow.planned("datasets/text", "datasets/more") == {}
     metadata = read_json(workflow.results / "shards/more/metadata.json")
-    assert metadata["memory"] == 0.5 and metadata["splits"]["memory"]["documents"] > 50
+    assert metadata["ngram"] == 0.5 and metadata["splits"]["ngram"]["documents"] > 50
     assert before == {path: path.stat().st_mtime_ns for path in before}
-    assert not (workflow.results / "shards/text/memory").exists()
+    assert not (workflow.results / "shards/text/ngram").exists()
 
-    datasets["more"]["memory"] = 0.6
-    assert workflow.planned("datasets/text", "datasets/more") == {"encode_with_memory": 1, "index": 1}
-    datasets["more"]["memory"] = 0
+    datasets["more"]["ngram"] = 0.6
+    assert workflow.planned("datasets/text", "datasets/more") == {"encode_with_ngrams": 1, "index": 1}
+    datasets["more"]["ngram"] = 0
     assert workflow.planned("datasets/text", "datasets/more") == {"encode": 1, "index": 1}
 
 

@@ -31,7 +31,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     """Change the configuration so that a plan of all has jobs of every rule."""
     config = workflow.config
     text = config["datasets"]["text"]
-    config["datasets"]["indexed"] = {**text, "memory": 0.3}
+    config["datasets"]["indexed"] = {**text, "ngram": 0.3}
     config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
     config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 300}}
     small = workflow.run
@@ -40,7 +40,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     indexed, packed, swept = (copy.deepcopy(small) for _ in range(3))
     small |= {"harness": {}, "compress": {}}
     indexed["data"] = "indexed"
-    indexed["model"]["memory"] = {}
+    indexed["model"]["ngram"] = {}
     packed |= {"data": "text-bpe", "model": {"preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}}
     packed["stages"][0]["packing"] = "best_fit"
     swept["grid"] = {"target_flops": [1e9, 2e9], "model.hidden": [32, 64, 96]}
@@ -77,7 +77,7 @@ def partition(rule: str, lines: dict[str, str], resources: dict[str, str]) -> st
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_every_rule_asks_for_memory_and_time_and_goes_to_the_partition_of_its_gpus(workflow, gpus):
+def test_every_rule_asks_for_index_and_time_and_goes_to_the_partition_of_its_gpus(workflow, gpus):
     with_every_rule(workflow, gpus)
     jobs = planned_jobs(workflow, "--workflow-profile", str(PROFILE))
     command = [str(SNAKEMAKE), "--snakefile", str(ROOT / "Snakefile"), "--list-rules"]

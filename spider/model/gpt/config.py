@@ -134,8 +134,8 @@ class GPTConfig(ModelConfig):
             raise ValueError(f"rope_dim: must be even, at most a head's width {K} (got {self.rope_dim})")
         if self.parallel_from is not None and self.parallel_from >= self.layers:
             raise ValueError(f"parallel_from: {self.parallel_from} is not one of {self.layers} layers")
-        if self.memory and self.vocab_size not in (None, BYTES.size):
-            raise ValueError(f"memory: proposes bytes, and this model reads {self.vocab_size:,} other ids")
+        if self.ngram and self.vocab_size not in (None, BYTES.size):
+            raise ValueError(f"ngram: proposes bytes, and this model reads {self.vocab_size:,} other ids")
         r = self.recurrence
         if r.last is None and r.loops != 1:
             raise ValueError("recurrence.last: null says that no layer loops; name one, or leave loops out")

@@ -241,10 +241,10 @@ class GPT(interface.Model):
         count = len(c.order(c.loops)) // 2 if c.skips else 0
         self.skips = nn.ModuleList(Skip(c.hidden) for _ in range(count))
         self.head = None if c.tied else Linear(c.hidden, V, std=0.001)
-        if c.memory is not None:
-            from spider.model.candidates import CandidateHead  # not of the source of a model without one
+        if c.ngram is not None:
+            from spider.model.ngram_head import NgramHead  # not of the source of a model without one
 
-            self.memory = CandidateHead(c.hidden, c.memory, self.tokens)
+            self.ngram = NgramHead(c.hidden, c.ngram, self.tokens)
 
     def init_weights(self) -> None:
         nn.init.normal_(self.embedding, std=0.005 if self.head is None else 1.0)
@@ -261,7 +261,7 @@ class GPT(interface.Model):
         n_loops: int | None = None,
         reduction: Literal["mean", "none"] = "mean",
         trace: bool = False,
-        proposals_BTW: Tensor | None = None,
+        candidates_BTW: Tensor | None = None,
         segments_BT: Tensor | None = None,
     ) -> ModelOutput:
         """`LanguageModel.__call__`; ``segments_BT`` (int) says which document of its row each position
@@ -275,8 +275,8 @@ class GPT(interface.Model):
         h_BTD = self.read(tokens_BT, self.rope(shape[1]), views, order)
         inside = tokens_BT if trace else None
         if labels_BT is None:
-            return ModelOutput(None, self.logits(h_BTD, proposals_BTW), {}, inside)
-        nats_BT = self.nats(h_BTD, labels_BT, proposals_BTW)
+            return ModelOutput(None, self.logits(h_BTD, candidates_BTW), {}, inside)
+        nats_BT = self.nats(h_BTD, labels_BT, candidates_BTW)
         mean = nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
         metrics = {"cross_entropy": mean.detach()}
         return ModelOutput(nats_BT if reduction == "none" else mean, None, metrics, inside)
@@ -310,17 +310,17 @@ class GPT(interface.Model):
             x = skip(None, x)
         return rms_norm(wide(x), eps).to(x.dtype)
 
-    def logits(self, h_BTD: Tensor, proposals_BTW: Tensor | None = None) -> Tensor:
-        """(B, T, V), at least float32; what a memory knows comes behind the cap."""
+    def logits(self, h_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
+        """(B, T, V), at least float32; what an n-gram index knows comes behind the cap."""
         z_BTV = wide(F.linear(h_BTD, self.embedding) if self.head is None else self.head(h_BTD))
         if (cap := self.config.softcap) is not None:
             z_BTV = cap * (z_BTV / cap).tanh()
-        return self.with_memory(z_BTV, h_BTD, proposals_BTW)
+        return self.with_ngrams(z_BTV, h_BTD, candidates_BTW)
 
-    def nats(self, h_BTD: Tensor, labels_BT: Tensor, proposals_BTW: Tensor | None) -> Tensor:
+    def nats(self, h_BTD: Tensor, labels_BT: Tensor, candidates_BTW: Tensor | None) -> Tensor:
         """Each target's cross entropy, (B, T)."""
         if len(self.embedding) <= _MANY_IDS:
-            return cross_entropy(self.logits(h_BTD, proposals_BTW), labels_BT)[0]
+            return cross_entropy(self.logits(h_BTD, candidates_BTW), labels_BT)[0]
 
         def piece(h_1ND: Tensor, labels_1N: Tensor) -> Tensor:
             return cross_entropy(self.logits(h_1ND), labels_1N)[0]
@@ -338,10 +338,10 @@ class GPT(interface.Model):
         return GPTInspector(self.tokens)
 
     def parameters_by_part(self) -> dict[str, int]:
-        parts = dict.fromkeys([*_PARTS, "memory"], 0)
+        parts = dict.fromkeys([*_PARTS, "ngram"], 0)
         for name, parameter in self.named_parameters():
             fit = (part for part, names in _PARTS.items() if re.match(names, name))
-            parts["memory" if name.startswith("memory.") else next(fit)] += parameter.numel()
+            parts["ngram" if name.startswith("ngram.") else next(fit)] += parameter.numel()
         return {part: count for part, count in parts.items() if count}
 
     def looked_up(self) -> int:
@@ -361,7 +361,7 @@ class GPT(interface.Model):
             linear = (part for part in self.blocks[layer].modules() if isinstance(part, nn.Linear))
             total += sum(part.weight.numel() for part in linear)
             total += 2 * self.config.hidden * min(self.config.window(layer) or length, length)
-        return 6 * (total + (self.memory.multiplies() if self.memory else 0))
+        return 6 * (total + (self.ngram.multiplies() if self.ngram else 0))
 
     def activation_bytes(
         self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
@@ -370,10 +370,10 @@ class GPT(interface.Model):
         at_once = positions if V <= _MANY_IDS else min(positions, _POSITIONS)
         runs = len(self.config.order(self.loops(n_loops)))
         total = positions * runs * kept(self.config, 2 if narrow else 4) + at_once * V * 3 * 4
-        return total + positions * (self.memory.activation_bytes() if self.memory else 0)
+        return total + positions * (self.ngram.activation_bytes() if self.ngram else 0)
 
     def keeps_wide(self, name: str) -> bool:
-        return name == "head" or name.endswith(".gate") or name.startswith("memory.")
+        return name == "head" or name.endswith(".gate") or name.startswith("ngram.")
 
 
 class Incremental(Reader):
@@ -394,7 +394,7 @@ class Incremental(Reader):
         kept = {window: start if window is None else min(start, window) for window in self.windows}
         views = {w: view_behind(kept[w], N, w, tokens_1N.device) for w in self.windows}
         h_1ND = model.read(tokens_1N, self.rope.part(start, start + N), views, self.order, self.caches)
-        return model.logits(h_1ND, None if self.proposals_NW is None else self.proposals_NW[None, -N:])[0]
+        return model.logits(h_1ND, None if self.candidates_NW is None else self.candidates_NW[None, -N:])[0]
 
 
 Model: type[LanguageModel] = GPT

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from kernels.embedding import embedding
 from spider.model import interface
-from spider.model.candidates import CandidateHead
 from spider.model.layers import RMSNorm, Rope, embedding_like, rms_norm, rope_table, streamed
+from spider.model.ngram_head import NgramHead
 from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.engram import NgramEmbedding, primes_from
@@ -33,7 +33,7 @@ from spider.model.spider.recurrence import Layer, RecurrentCore
 
 #: How the names of each part's parameters begin; the first that fits has it.
 _PARTS = {
-    "memory": r"memory\.",
+    "ngram": r"ngram\.",
     "embedding": "embed_tokens",
     "dense_blocks": r"(prelude|coda)\.",
     "routed_experts": r"core\.layers\.\d+\.ffn\.experts",
@@ -44,14 +44,14 @@ _PARTS = {
     "boundary": "",
 }
 #: Linear layers that decide something discrete or are tiny: fp8 leaves them alone.
-_WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora|memory")
+_WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora|ngram")
 
 
 class Body(interface.Model):
     """The modules of a Spider; their names and order are those of its checkpoints."""
 
     config: SpiderConfig
-    memory: CandidateHead | None
+    ngram: NgramHead | None
 
     def __init__(self, config: SpiderConfig) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class Body(interface.Model):
         self.coda = nn.ModuleList(Layer(config) for _ in range(config.coda_layers))
         self.final_norm = RMSNorm(D, config.norm_eps)
         self.run = run
-        if config.memory is not None:
-            self.memory = CandidateHead(D, config.memory, self.tokens)
+        if config.ngram is not None:
+            self.ngram = NgramHead(D, config.ngram, self.tokens)
 
     def init_weights(self) -> None:
         nn.init.normal_(self.embed_tokens, std=0.02)
@@ -88,13 +88,13 @@ class Body(interface.Model):
             h_BTD = h_BTD + self.ngram_embedding(tokens_BT)
         return streamed(h_BTD, self.config.stream)
 
-    def head(self, h_BTD: Tensor, proposals_BTW: Tensor | None = None) -> Tensor:
-        """What leaves the coda as logits (B, T, V): through the transposed embedding, and the memory's."""
+    def head(self, h_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
+        """What leaves the coda as logits (B, T, V): through the transposed embedding, and the index's."""
         h_BTD = self.final_norm(h_BTD)
-        return self.with_memory(F.linear(h_BTD, self.embed_tokens), h_BTD, proposals_BTW)
+        return self.with_ngrams(F.linear(h_BTD, self.embed_tokens), h_BTD, candidates_BTW)
 
     def parameters_by_part(self) -> dict[str, int]:
-        parts = dict.fromkeys([part for part in _PARTS if part != "memory" or self.memory], 0)
+        parts = dict.fromkeys([part for part in _PARTS if part != "ngram" or self.ngram], 0)
         for name, parameter in self.named_parameters():
             parts[next(part for part in parts if re.match(_PARTS[part], name))] += parameter.numel()
         return parts
@@ -115,10 +115,10 @@ class Body(interface.Model):
         square = a.heads * (a.nope_dim + a.rope_dim + a.v_dim)
         blocks = [*self.prelude, *self.coda]
         dense = _multiplies([*blocks, self.chunker]) + square * length * len(blocks)
-        memory = _multiplies(layer.engram for layer in self.core.layers if layer.engram is not None)
-        loop = _multiplies([self.core]) - memory + square * rows * len(self.core.layers)
-        bytes_, patches = dense + self.embed_tokens.numel(), memory + self.loops(n_loops) * loop
-        bytes_ += self.memory.multiplies() if self.memory else 0
+        engrams = _multiplies(layer.engram for layer in self.core.layers if layer.engram is not None)
+        loop = _multiplies([self.core]) - engrams + square * rows * len(self.core.layers)
+        bytes_, patches = dense + self.embed_tokens.numel(), engrams + self.loops(n_loops) * loop
+        bytes_ += self.ngram.multiplies() if self.ngram else 0
         return 3 * 2 * (length * bytes_ + rows * patches) / length
 
     def activation_bytes(
@@ -128,7 +128,7 @@ class Body(interface.Model):
         loops = min(self.loops(n_loops), r.bptt or self.loops(n_loops))
         counted = kept_compiled(c, size) if compiled else kept(c, size)
         total = counted.of(windows * length, self.chunker.rows(windows, length), loops)
-        return total + windows * length * (self.memory.activation_bytes() if self.memory else 0)
+        return total + windows * length * (self.ngram.activation_bytes() if self.ngram else 0)
 
 
 def _multiplies(modules: Iterable[nn.Module]) -> int:

@@ -94,10 +94,10 @@ class MoEConfig(Block):
 
 
 class EngramConfig(Block):
-    """Hashed byte n-gram memory, read at the given recurrent layers (none: no memory)."""
+    """Hashed byte n-gram memory, read at the given recurrent layers (none: no n-gram index)."""
 
     layers: list[Annotated[int, Field(ge=0)]] = [1, 4]
-    """Recurrent layers that read the memory."""
+    """Recurrent layers that read the n-gram index."""
     orders: Annotated[list[Positive], Field(min_length=1)] = [3, 4, 5, 6]
     """Lengths of the n-grams, in bytes."""
     heads: Positive = 4
@@ -240,7 +240,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "engram": {"layers": [], "head_dim": 16, "table_size": 16384, "byte_orders": [2, 3, 4, 5, 6]},
         "recurrence": {"layers": 1, "loops": 1, "lora_rank": 4, "checkpointing": False},
     },
-    # As small as an ablation at equal time supports beside a memory (docs/LOG.md), and its memory.
+    # As small as an ablation at equal time supports beside an n-gram index (docs/LOG.md), and its memory.
     "slim": {
         "hidden": 64,
         "prelude_layers": 1,
@@ -251,7 +251,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "moe": {"experts": 4, "top_k": 2, "expert_hidden": 48, "shared_hidden": 64},
         "engram": {"layers": []},
         "recurrence": {"layers": 1, "loops": 1, "lora_rank": 4, "checkpointing": False},
-        "memory": {
+        "ngram": {
             "orders": [1, 2, 3, 4, 5, 6, 7, 9, 12, 20],
             "words": [1, 2],
             "rare": 7,

@@ -98,7 +98,7 @@ class NgramEmbedding(nn.Module):
         return rows_BTOD.sum(-2) * rows_BTOD.shape[-1] ** 0.5
 
 
-class Memory(NamedTuple):
+class Retrieved(NamedTuple):
     """What one Engram read for this batch, ``RMS(W_k m)`` and ``W_v m``; independent of the loop."""
 
     key_MD: Tensor
@@ -121,22 +121,22 @@ class Engram(nn.Module):
         nn.init.zeros_(self.conv)
         no_decay(self.conv)
 
-    def read(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> Memory:
+    def read(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> Retrieved:
         """Look up the n-grams that end at bytes ``close_M``, counted through all windows; rows that are not
         ``filled_M``, which no byte has closed (null patches, spare rows), read zeros."""
         rows_MG = self.tables.rows(tokens_BT).flatten(0, 1)[close_M]
         m_MW = self.tables(rows_MG).flatten(-2) * filled_M[:, None]
-        return Memory(self.key_norm(self.key(m_MW)), self.value(m_MW))
+        return Retrieved(self.key_norm(self.key(m_MW)), self.value(m_MW))
 
     def forward(
-        self, h_MD: Tensor, memory: Memory, number_M: Tensor, cache: LayerCache | None = None
+        self, h_MD: Tensor, retrieved: Retrieved, number_M: Tensor, cache: LayerCache | None = None
     ) -> Tensor:
         """What to add to ``h_MD``, rows that have these numbers in their windows; with a ``cache`` they are
         one window's and follow those that the cache has seen."""
         ops = use_triton(h_MD)
         gate, convolved = (engram_gate, engram_conv) if ops else (engram_gate_torch, engram_conv_torch)
         query, value = self.query_norm, self.value_norm
-        v_MD = gate(h_MD, *memory, query.weight, query.eps)
+        v_MD = gate(h_MD, *retrieved, query.weight, query.eps)
         taps_KD, M = self.conv[:, 0].flip(1).T, len(h_MD)
         if cache is not None:  # behind as many rows as are looked back on, zeros where there were none
             v_MD = cache.convolved(v_MD, len(taps_KD) - 1)

@@ -40,7 +40,7 @@ from spider.model.layers import cross_entropy, streamed, wide
 from spider.model.spider.attention import LayerCache
 from spider.model.spider.body import Body
 from spider.model.spider.chunking import Patches, Stream
-from spider.model.spider.engram import Memory
+from spider.model.spider.engram import Retrieved
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.moe import MoE
 from spider.model.spider.recurrence import CoreOutput
@@ -77,22 +77,22 @@ class Spider(Body):
         n_loops: int | None = None,
         reduction: Literal["mean", "none"] = "mean",
         trace: bool = False,
-        proposals_BTW: Tensor | None = None,
+        candidates_BTW: Tensor | None = None,
     ) -> ModelOutput:
         """`LanguageModel.__call__`; ``trace`` asks for a `Trace`."""
         rope, recompute = self.rope(tokens_BT.shape[1]), self.config.recurrence.of_blocks
         h_BTD = self.embed(tokens_BT)
         for block in self.prelude:
             h_BTD, _ = self.run(block, recompute, {}, h_BTD, rope)
-        patches, metrics, boundary_loss, e_MD, memories = self.cut(tokens_BT, h_BTD)
+        patches, metrics, boundary_loss, e_MD, retrieved = self.cut(tokens_BT, h_BTD)
         windows = patches.windows
-        core = self.core(e_MD, memories, self.rope(windows.longest), windows, self.loops(n_loops))
+        core = self.core(e_MD, retrieved, self.rope(windows.longest), windows, self.loops(n_loops))
         h_BTD = self.rejoin(h_BTD, core.z_MD, patches)
         for block in self.coda:
             h_BTD, _ = self.run(block, recompute, {}, h_BTD, rope)
         auxiliary, counts_NRE, more = self.judge(core, windows.valid_M, boundary_loss)
         inside = Trace(patches, core.halt and core.halt.loops_M, counts_NRE) if trace else None
-        logits_BTV, nats_BT, mean = self.predict(h_BTD, proposals_BTW, labels_BT)
+        logits_BTV, nats_BT, mean = self.predict(h_BTD, candidates_BTW, labels_BT)
         metrics |= more
         if nats_BT is None or mean is None:
             return ModelOutput(None, logits_BTV, metrics, inside)
@@ -106,22 +106,22 @@ class Spider(Body):
 
     def cut(
         self, tokens_BT: Tensor, h_BTD: Tensor
-    ) -> tuple[Patches, dict[str, Tensor], Tensor, Tensor, list[Memory | None]]:
+    ) -> tuple[Patches, dict[str, Tensor], Tensor, Tensor, list[Retrieved | None]]:
         """Bytes to patches: where they are cut, metrics and loss of that, what enters the core, and what its
         layers read for it."""
         patches, metrics, loss = self.chunker.cut(tokens_BT, h_BTD)
-        memories = self.core.read_memories(tokens_BT, patches.close_M, patches.filled_M)
-        return patches, metrics, loss, self.chunker.down(h_BTD, patches), memories
+        retrieved = self.core.retrieve(tokens_BT, patches.close_M, patches.filled_M)
+        return patches, metrics, loss, self.chunker.down(h_BTD, patches), retrieved
 
     def rejoin(self, h_BTD: Tensor, z_MD: Tensor, patches: Patches) -> Tensor:
         """Bytes that have read their patches."""
         return h_BTD + self.chunker.up(streamed(z_MD, self.config.stream), patches)
 
     def predict(
-        self, h_BTD: Tensor, proposals_BTW: Tensor | None, labels_BT: Tensor | None
+        self, h_BTD: Tensor, candidates_BTW: Tensor | None, labels_BT: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The logits without labels, or each target's cross entropy and their mean."""
-        logits_BTV = self.head(h_BTD, proposals_BTW)
+        logits_BTV = self.head(h_BTD, candidates_BTW)
         if labels_BT is None:
             return wide(logits_BTV), None, None
         return None, *cross_entropy(logits_BTV, labels_BT)
@@ -204,15 +204,15 @@ class Incremental(Reader):
         before = self.core[0][0].length
         z_KD, close_K, count_N = model.chunker.down_next(tokens_1T, h_ND, start, self.stream)
         if K := len(z_KD):
-            memories = model.core.read_memories(tokens_1T, close_K.clamp(min=0), close_K >= 0)
+            retrieved = model.core.retrieve(tokens_1T, close_K.clamp(min=0), close_K >= 0)
             rope_K, windows = self.rope.part(before, before + K), equal_windows(1, K, z_KD.device)
-            z_KD = model.core(z_KD, memories, rope_K, windows, self.n_loops, self.core).z_MD
+            z_KD = model.core(z_KD, retrieved, rope_K, windows, self.n_loops, self.core).z_MD
         z_KD = streamed(z_KD, model.config.stream)
         h_ND = h_ND + model.chunker.up_next(z_KD, count_N, self.stream)
         for block in model.coda:
             h_ND, _ = block(h_ND, rope, cache=next(blocks))
-        proposals_NW = None if self.proposals_NW is None else self.proposals_NW[-N:]
-        return wide(model.head(h_ND, proposals_NW))
+        candidates_NW = None if self.candidates_NW is None else self.candidates_NW[-N:]
+        return wide(model.head(h_ND, candidates_NW))
 
 
 Model: type[LanguageModel] = Spider

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from spider.model.layers import Linear, RMSNorm, Rope, SwiGLU, no_decay, rms_norm, streamed
 from spider.model.spider.attention import LatentAttention, LayerCache
 from spider.model.spider.config import MoEConfig, SpiderConfig
-from spider.model.spider.engram import Engram, Memory
+from spider.model.spider.engram import Engram, Retrieved
 from spider.model.spider.moe import MoE, RouterStats
 from spider.model.spider.recompute import narrowed, run
 from spider.model.spider.windows import Windows
@@ -62,12 +62,12 @@ class Layer(nn.Module):
         x: Tensor,
         rope: Rope,
         windows: Windows | None = None,
-        memory: Memory | None = None,
+        retrieved: Retrieved | None = None,
         cache: LayerCache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
         """The stream, (B, T, D) or the rows (M, D) of ``windows``, and what the router did."""
-        if self.engram is not None and memory is not None and windows is not None:
-            x = x + self.engram(x, memory, windows.number_M, cache).to(x.dtype)
+        if self.engram is not None and retrieved is not None and windows is not None:
+            x = x + self.engram(x, retrieved, windows.number_M, cache).to(x.dtype)
         x = x + self.attention(self.attention_norm(x), rope, windows, cache)
         if isinstance(self.ffn, MoE) and windows is not None:
             y, stats = self.ffn(self.ffn_norm(x), windows.valid_M)
@@ -192,7 +192,7 @@ class RecurrentCore(nn.Module):
         self.halting = Halting(D, r.halt_epsilon, self.eps) if r.halting else None
         self.run = run
 
-    def read_memories(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> list[Memory | None]:
+    def retrieve(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> list[Retrieved | None]:
         """What each layer's Engram holds for this batch (None for layers without one); see `Engram.read`."""
         read = tokens_BT, close_M, filled_M
         return [layer.engram.read(*read) if layer.engram else None for layer in self.layers]
@@ -200,7 +200,7 @@ class RecurrentCore(nn.Module):
     def forward(
         self,
         e_MD: Tensor,
-        memories: list[Memory | None],
+        retrieved: list[Retrieved | None],
         rope: Rope,
         windows: Windows,
         n_loops: int,
@@ -221,8 +221,8 @@ class RecurrentCore(nn.Module):
                 loop_D = None if loop_RD is None else loop_RD[r]
                 y_MD = self.begin(h_MD, e_MD, loop_D, None if self.lora is None else self.lora.of_loop(r))
                 seen = []
-                for i, (layer, memory) in enumerate(zip(self.layers, memories, strict=True)):
-                    given = rope, windows, memory, caches and caches[r][i]
+                for i, (layer, read) in enumerate(zip(self.layers, retrieved, strict=True)):
+                    given = rope, windows, read, caches and caches[r][i]
                     y_MD, s = self.run(layer, c.of_core, weights[i], y_MD, *given)
                     seen += [s] if s is not None else []
                 h_MD = self.end(h_MD, e_MD, y_MD)

@@ -3,9 +3,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from spider.model import interface
-from spider.model.candidates import CandidateHead
 from spider.model.interface import LanguageModel, ModelOutput
 from spider.model.layers import Linear, cross_entropy, embedding_like, wide
+from spider.model.ngram_head import NgramHead
 from spider.tokens import BYTES
 from tests.families.toy.config import Config
 
@@ -17,27 +17,27 @@ class Toy(interface.Model):
         V = config.vocab_size or BYTES.size
         self.embedding = nn.Parameter(torch.empty(V, config.width))
         self.head = Linear(config.width, V)
-        if config.memory:
-            self.memory = CandidateHead(config.width, config.memory, self.tokens)
+        if config.ngram:
+            self.ngram = NgramHead(config.width, config.ngram, self.tokens)
 
     def init_weights(self) -> None:
         nn.init.normal_(self.embedding)
         embedding_like(self.embedding)
 
     def forward(self, tokens_BT, labels_BT=None, *, n_loops=None, reduction="mean", trace=False,
-                proposals_BTW=None):  # fmt: skip
+                candidates_BTW=None):  # fmt: skip
         self.loops(n_loops)
         h_BTD = F.embedding(tokens_BT, self.embedding)
-        logits_BTV = self.with_memory(self.head(h_BTD), h_BTD, proposals_BTW)
+        logits_BTV = self.with_ngrams(self.head(h_BTD), h_BTD, candidates_BTW)
         if labels_BT is None:
             return ModelOutput(None, wide(logits_BTV))
         nats_BT, mean = cross_entropy(logits_BTV, labels_BT)
         return ModelOutput(nats_BT if reduction == "none" else mean, None, {"cross_entropy": mean.detach()})
 
     def parameters_by_part(self) -> dict[str, int]:
-        memory = sum(p.numel() for p in self.memory.parameters()) if self.memory else 0
+        memory = sum(p.numel() for p in self.ngram.parameters()) if self.ngram else 0
         parts = {"embedding": self.embedding.numel(), "head": self.head.weight.numel()}
-        return parts | ({"memory": memory} if memory else {})
+        return parts | ({"ngram": memory} if memory else {})
 
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         return 6.0 * self.head.weight.numel()

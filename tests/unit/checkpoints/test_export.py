@@ -80,7 +80,7 @@ def test_an_export_needs_no_spider_to_be_read_and_says_where_it_comes_from(stage
     assert SpiderConfig.model_validate(card["model"]) == config
     for key in ("run", "stage", "global_step", "bytes", "best_loss", "data_digest", "identity", "weights"):
         assert card[key] == receipt[key], key
-    assert "folded" not in card, "it reads no memory"
+    assert "full_index" not in card, "it reads no n-gram index"
     assert (card["format"], card["spider"], card["window"]) == (2, spider.__version__, 32)
     modes = {file.stat().st_mode for file in (tmp_path / "out").iterdir()}
     assert len(modes) == 1  # whoever may read the one may read the other

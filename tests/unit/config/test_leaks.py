@@ -75,10 +75,10 @@ def test_a_stage_that_reads_the_text_of_the_dataset_it_is_scored_on_by_default()
 
 
 def test_what_is_held_out_may_be_counted_and_not_trained_on():
-    """Hashes from `validation` to `validation + memory` are counted by an index and never trained on."""
-    datasets = {"held": hub(validation=0.3), "docs": hub(validation=0.1, memory=0.4)}
+    """Hashes from `validation` to `validation + ngram` are counted by an index and never trained on."""
+    datasets = {"held": hub(validation=0.3), "docs": hub(validation=0.1, ngram=0.4)}
     assert said(configuration(datasets)) == ""
-    message = said(configuration(datasets, model={"preset": "tiny", "memory": {}}))
+    message = said(configuration(datasets, model={"preset": "tiny", "ngram": {}}))
     assert "n-gram index" in message and "'docs'" in message and "validation: 0.3" in message
 
 
@@ -173,7 +173,7 @@ def test_a_refusal_agrees_with_the_split_of_documents():
     """Over all pairs of settings: what is taken shares no document, what is refused shares some."""
     rows = [{"id": f"d{i}", "uuid": f"u{i * 7}", "site": f"s{i % 90}"} for i in range(4000)]
     settings = [
-        {"validation": validation, "memory": memory, **keys}
+        {"validation": validation, "ngram": memory, **keys}
         for validation, memory in ((0.1, 0.0), (0.2, 0.0), (0.05, 0.3))
         for keys in ({}, {"id_column": "uuid"}, {"split_by": {"column": "site"}})
     ]
@@ -182,7 +182,7 @@ def test_a_refusal_agrees_with_the_split_of_documents():
         dataset = Dataset.model_validate(hub(**plain))
         column = dataset.split_by.column if dataset.split_by else dataset.id_column
         hashes = hash_keys([document_key(row[column], b"") for row in rows])
-        return split_masks(hashes, dataset.validation, dataset.memory)
+        return split_masks(hashes, dataset.validation, dataset.ngram)
 
     for held, docs in itertools.product(settings, settings):
         shared = np.any(masks(held)["validation"] & masks(docs)["train"])

@@ -81,7 +81,7 @@ def test_the_columns_of_an_imported_file_belong_to_its_identity():
     assert identity(format="chat") == {**plain, "format": "chat"}
     for same in (
         {"split_by": {"column": "id"}},
-        {"validation": 0.5, "memory": 0.1},
+        {"validation": 0.5, "ngram": 0.1},
         {"max_document_bytes": 9},
     ):
         assert identity(**same) == plain

@@ -76,17 +76,17 @@ def changed(path: str, value) -> dict:
             "datasets.docs.language: must be a language by its two or three letters (en), code or",
         ),
         ("datasets.docs.language", False, "datasets.docs.language: must be text (got False)"),  # `no`
-        ("datasets.docs.memory", 1, "datasets.docs.memory: must be below 1.0 (got 1)"),
-        ("datasets.docs.memory", -0.1, "datasets.docs.memory: must be at least 0.0 (got -0.1)"),
+        ("datasets.docs.ngram", 1, "datasets.docs.ngram: must be below 1.0 (got 1)"),
+        ("datasets.docs.ngram", -0.1, "datasets.docs.ngram: must be at least 0.0 (got -0.1)"),
         (
-            "datasets.docs.memory",
+            "datasets.docs.ngram",
             0.995,
-            "datasets.docs.memory: leaves no document to train on, validation + memory = 0.005 + 0.995 must",
+            "datasets.docs.ngram: leaves no document to train on, validation + ngram = 0.005 + 0.995 must",
         ),
         (
             "datasets.docs",
-            {**STREAM, "memory": 0.5},
-            "datasets.docs.memory: a stream is read once and has no shards to keep; leave it out",
+            {**STREAM, "ngram": 0.5},
+            "datasets.docs.ngram: a stream is read once and has no shards to keep; leave it out",
         ),
         ("runs.demo.data", "dosc", "runs.demo.stages[0].data: no dataset 'dosc'; did you mean \"docs\"?"),
         ("runs.demo.stages", [], "runs.demo.stages: must not be empty"),

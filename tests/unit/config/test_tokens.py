@@ -42,12 +42,12 @@ def test_the_datasets_tokenizer_decides_how_many_ids_a_model_has():
     assert load_config(changed("runs.bpe.model", TOY | {"vocab_size": 1000})).runs == config.runs
 
 
-def test_like_takes_all_but_the_tokenizer_and_the_memory_from_another():
+def test_like_takes_all_but_the_tokenizer_and_the_index_from_another():
     one, other = load_config(PLAIN).datasets["web"], load_config(PLAIN).datasets["web-bpe"]
     assert other.encoding() == one.encoding() and other.source == one.source
     assert (other.like, other.tokenizer) == ("web", "bpe")
-    more = load_config(changed("datasets.web-bpe.memory", 0.5)).datasets["web-bpe"]
-    assert more.memory == 0.5 and more.held_out() == one.held_out()
+    more = load_config(changed("datasets.web-bpe.ngram", 0.5)).datasets["web-bpe"]
+    assert more.ngram == 0.5 and more.held_out() == one.held_out()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_like_takes_all_but_the_tokenizer_and_the_memory_from_another():
          "runs.bpe.model.vocab_size: is decided by the dataset's tokenizer (bpe: 1,000); leave it out"),
         ("runs.bytes.model", TOY | {"vocab_size": 999},
          "runs.bytes.model.vocab_size: is decided by the dataset's tokenizer (bytes: web names no tok"),
-        ("runs.bpe.model", TOY | {"memory": {}}, "bpe.model.memory: proposes bytes, and web-bpe is written"),
+        ("runs.bpe.model", TOY | {"ngram": {}}, "bpe.model.ngram: proposes bytes, and web-bpe is written"),
         ("runs.bpe.stages.0.data", "web",
          "runs.bpe.stages[0].data: web is written in bytes, and web-bpe in bpe; one model reads one"),
         ("runs.bytes.stages.0.data", "web-bpe", "web-bpe is written in bpe, and web in bytes; one model"),

@@ -382,7 +382,7 @@ def encode_by_site(
     folder.mkdir()
     table = pa.table({"text": [str(i) for i in range(len(urls))], "id": IDS[: len(urls)], "url": urls})
     pq.write_table(table, folder / "a.parquet", row_group_size=77)
-    settings = dataset(validation=0.2, memory=memory, split_by={"column": "url", **by})
+    settings = dataset(validation=0.2, ngram=memory, split_by={"column": "url", **by})
     encode_part(folder / "a.parquet", folder, "000", settings)
     sides = {}
     for split in settings.splits:
@@ -403,8 +403,8 @@ def test_documents_of_one_site_fall_on_one_side(tmp_path):
     assert not whole["train"] & whole["validation"]  # all that is found, where the pattern has no group
 
 
-def test_a_whole_site_is_kept_for_the_memory(tmp_path):
-    sides = encode_by_site(tmp_path / "with", SITES, memory=0.5, pattern="//([^/]+)")
+def test_a_whole_site_is_kept_for_the_index(tmp_path):
+    sides = encode_by_site(tmp_path / "with", SITES, ngram=0.5, pattern="//([^/]+)")
     sites = {split: {url.split("/")[2] for url in urls} for split, urls in sides.items()}
     assert all(sites.values()) and sum(map(len, sites.values())) == 23
     hosts = [f"site{i}.org" for i in range(23)]
@@ -412,26 +412,26 @@ def test_a_whole_site_is_kept_for_the_memory(tmp_path):
     assert sites == {split: set(np.array(hosts)[mask]) for split, mask in masks.items()}
     without = encode_by_site(tmp_path / "without", SITES, pattern="//([^/]+)")
     assert without["validation"] == sides["validation"]
-    assert without["train"] == sides["train"] | sides["memory"]
+    assert without["train"] == sides["train"] | sides["ngram"]
 
 
 def test_the_memory_has_shards_only_where_it_has_a_share(tmp_path):
     file, out = write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out"
-    with_memory = encode_part(file, out, "000", dataset(validation=0.2, memory=0.5))
+    with_ngrams = encode_part(file, out, "000", dataset(validation=0.2, ngram=0.5))
     assert len(left(out)) == 9
     documents = {}
-    for split in ("train", "validation", "memory"):
+    for split in ("train", "validation", "ngram"):
         ids, offsets = shard(out, split)
         documents[split] = [ids[a // 2 : b // 2] for a, b in pairwise([*offsets, 2 * len(ids)])]
         record = read_json(out / split / "000.json")
-        assert record == with_memory[split] and record["memory"] == 0.5
+        assert record == with_ngrams[split] and record["ngram"] == 0.5
         assert record["documents"] == len(documents[split]) > 50
     every = [[BYTES.bos, *text.encode(), BYTES.eos] for text in MANY]
     assert sorted(chain.from_iterable(documents.values())) == sorted(every)
 
     without = encode_part(file, out, "000", dataset(validation=0.2))
     check(out, MANY, IDS, 0.2)
-    assert len(left(out)) == 6 and "memory" not in without["train"]
+    assert len(left(out)) == 6 and "ngram" not in without["train"]
 
 
 def test_what_belongs_to_nothing_is_decided_by_its_id(tmp_path):

@@ -185,7 +185,7 @@ def test_what_is_trained_on_is_not_held_out(tmp_path):
             "datasets.web.validation: shards that others have written have no rows of text",
         ),
         ({"format": "chat"}, "datasets.web.format: shards that others"),
-        ({"memory": 0.1}, "datasets.web.memory: shards that others"),
+        ({"ngram": 0.1}, "datasets.web.ngram: shards that others"),
     ],
 )
 def test_settings_of_text_are_no_settings_of_shards(tmp_path, change, message):

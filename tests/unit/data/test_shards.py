@@ -110,26 +110,26 @@ def test_digest_follows_the_content_only(folder):
     assert again() != first
 
 
-def test_a_memory_is_described_verified_and_shown(folder, tmp_path):
-    settings = dataset(validation=0.2, memory=0.5)
+def test_an_index_is_described_verified_and_shown(folder, tmp_path):
+    settings = dataset(validation=0.2, ngram=0.5)
     before = load_metadata(folder)
-    assert "memory" not in (folder / "metadata.json").read_text()
-    with pytest.raises(ValueError, match=r"encoded with memory = 0\.0, not 0\.5; encode it again"):
+    assert "ngram" not in (folder / "metadata.json").read_text()
+    with pytest.raises(ValueError, match=r"encoded with ngram = 0\.0, not 0\.5; encode it again"):
         build_metadata(folder, "demo", settings, source=SOURCE, parts=PARTS)
     encode_part(tmp_path / "a.parquet", folder, "002", settings)
-    with pytest.raises(ValueError, match=r"002 was encoded with memory = 0\.5, not 0\.0; encode it again"):
+    with pytest.raises(ValueError, match=r"002 was encoded with ngram = 0\.5, not 0\.0; encode it again"):
         build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=PARTS)
 
     pq.write_table(pa.table({"text": TEXTS}), tmp_path / "b.parquet")
     encode_part(tmp_path / "b.parquet", tmp_path / "m", "000", settings)
     after = build_metadata(tmp_path / "m", "demo", settings, source=SOURCE, parts=["000"])
-    assert load_metadata(tmp_path / "m") == after and after.memory == 0.5 and after.digest != before.digest
-    assert list(after.splits) == ["train", "validation", "memory"]
+    assert load_metadata(tmp_path / "m") == after and after.ngram == 0.5 and after.digest != before.digest
+    assert list(after.splits) == ["train", "validation", "ngram"]
     assert verify(tmp_path / "m")["documents"] == len(TEXTS)
-    assert inspect(tmp_path / "m")["splits"]["memory"]["documents"] == after.splits["memory"].documents > 100
-    assert Shards(tmp_path / "m", "memory").digest == f"{after.digest}/memory"
-    poke(tmp_path / "m/memory/000.bin", 4, b"Z")
-    with pytest.raises(ValueError, match=r"memory/000\.bin: SHA-256 differs"):
+    assert inspect(tmp_path / "m")["splits"]["ngram"]["documents"] == after.splits["ngram"].documents > 100
+    assert Shards(tmp_path / "m", "ngram").digest == f"{after.digest}/ngram"
+    poke(tmp_path / "m/ngram/000.bin", 4, b"Z")
+    with pytest.raises(ValueError, match=r"ngram/000\.bin: SHA-256 differs"):
         verify(tmp_path / "m")
 
 
@@ -138,10 +138,10 @@ def test_a_description_holds_no_field_at_its_default(folder):
     assert list(load_metadata(folder).plain()) == [*keys.split(), "splits", "digest"]
 
 
-@pytest.mark.parametrize(("validation", "memory", "empty"), [(0.1, 0.89, "train"), (0.1, 1e-9, "memory")])
+@pytest.mark.parametrize(("validation", "ngram", "empty"), [(0.1, 0.89, "train"), (0.1, 1e-9, "ngram")])
 def test_a_text_too_small_for_three_splits_ends_where_one_is_needed(tmp_path, validation, memory, empty):
     pq.write_table(pa.table({"text": TEXTS[:8]}), tmp_path / "a.parquet")
-    settings = dataset(validation=validation, memory=memory)
+    settings = dataset(validation=validation, ngram=memory)
     encode_part(tmp_path / "a.parquet", tmp_path / "s", "000", settings)
     metadata = build_metadata(tmp_path / "s", "small", settings, source={}, parts=["000"])
     assert metadata.splits[empty].documents == 0 and verify(tmp_path / "s")["documents"] == 8

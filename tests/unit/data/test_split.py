@@ -54,26 +54,26 @@ def test_impossible_share_is_refused(share):
         validation_mask(HASHES, share)
 
 
-def test_every_document_is_in_one_split_and_what_is_held_out_asks_for_no_memory():
+def test_every_document_is_in_one_split_and_what_is_held_out_asks_for_no_index():
     masks = split_masks(HASHES, 0.1, 0.6)
     assert (sum(mask.astype(int) for mask in masks.values()) == 1).all()
     assert (masks["validation"] == validation_mask(HASHES, 0.1)).all()
-    assert abs(masks["memory"].mean() - 0.6) < 5 * (0.6 * 0.4 / len(KEYS)) ** 0.5
+    assert abs(masks["ngram"].mean() - 0.6) < 5 * (0.6 * 0.4 / len(KEYS)) ** 0.5
     larger = split_masks(HASHES, 0.1, 0.8)
-    assert not (masks["memory"] & ~larger["memory"]).any() and not (larger["train"] & ~masks["train"]).any()
+    assert not (masks["ngram"] & ~larger["ngram"]).any() and not (larger["train"] & ~masks["train"]).any()
 
 
-def test_without_a_memory_all_that_is_not_held_out_is_trained_on():
+def test_without_an_index_all_that_is_not_held_out_is_trained_on():
     masks = split_masks(HASHES, 0.1)
-    assert (masks["train"] == ~validation_mask(HASHES, 0.1)).all() and not masks["memory"].any()
+    assert (masks["train"] == ~validation_mask(HASHES, 0.1)).all() and not masks["ngram"].any()
 
 
-def test_known_keys_never_move_into_or_out_of_the_memory():
+def test_known_keys_never_move_into_or_out_of_the_index():
     masks = split_masks(HASHES[:1000], 0.005, 0.005)
-    assert masks["memory"].nonzero()[0].tolist() == [131, 153, 375, 444, 958]
+    assert masks["ngram"].nonzero()[0].tolist() == [131, 153, 375, 444, 958]
 
 
-@pytest.mark.parametrize(("validation", "memory"), [(0.1, 0.9), (0.5, 0.6), (0.1, -0.1)])
+@pytest.mark.parametrize(("validation", "ngram"), [(0.1, 0.9), (0.5, 0.6), (0.1, -0.1)])
 def test_shares_that_leave_nothing_are_refused(validation, memory):
     with pytest.raises(ValueError, match="must add up to less than 1"):
         split_masks(HASHES, validation, memory)

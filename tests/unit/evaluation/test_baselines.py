@@ -71,37 +71,37 @@ def test_what_a_stage_read_is_what_its_loader_handed_out(folder, count, tmp_path
     assert stage.share == pytest.approx(1.0, abs=0.02)
 
 
-def test_the_memory_is_text_that_could_be_learned_from_and_is_searched_for_copies(folder, tmp_path):
+def test_the_index_is_text_that_could_be_learned_from_and_is_searched_for_copies(folder, tmp_path):
     data, path = tmp_path / "data", tmp_path / "train.json"
-    settings = dataset(validation=0.1, memory=0.6)
+    settings = dataset(validation=0.1, ngram=0.6)
     encode_part(folder / "000.parquet", data, "000", settings)
     build_metadata(data, "words", settings, source={"kind": "local"}, parts=["000"])
-    train, memory = Shards(data, "train"), Shards(data, "memory")
+    train, ngram = Shards(data, "train"), Shards(data, "ngram")
     write_json(path, receipt(train, 20))
-    of_train, of_memory = (split.read(0, split.tokens) for split in (train, memory))
+    of_train, of_index = (split.read(0, split.tokens) for split in (train, ngram))
     windows = BYTES.raw(of_train[windows_read(train, 20)])
 
     stage, whole, why = training_texts(LearnedFrom([(path, data)]), None, None)
     assert not why and stage.raw() == windows
-    assert whole.raw() == BYTES.raw(of_memory) + BYTES.raw(of_train) and whole.share == 1
+    assert whole.raw() == BYTES.raw(of_index) + BYTES.raw(of_train) and whole.share == 1
     stage, same, _ = training_texts(LearnedFrom([(path, data)], [data]), None, None)
-    assert stage.raw() == BYTES.raw(of_memory) + windows and stage.share == pytest.approx(1, abs=0.02)
+    assert stage.raw() == BYTES.raw(of_index) + windows and stage.share == pytest.approx(1, abs=0.02)
     assert same.raw() == whole.raw()
 
-    limit = memory.tokens + 10 * 64
-    stage, part, _ = training_texts(LearnedFrom([(path, data)], [data]), limit, memory.tokens // 2)
-    assert stage.raw() == BYTES.raw(of_memory) + BYTES.raw(of_train[windows_read(train, 10)])
-    assert part.raw() == BYTES.raw(of_memory[: memory.tokens // 2])
-    there = memory.tokens + train.tokens
-    assert part.share == pytest.approx(memory.tokens / 2 / there, rel=0.01)
+    limit = ngram.tokens + 10 * 64
+    stage, part, _ = training_texts(LearnedFrom([(path, data)], [data]), limit, ngram.tokens // 2)
+    assert stage.raw() == BYTES.raw(of_index) + BYTES.raw(of_train[windows_read(train, 10)])
+    assert part.raw() == BYTES.raw(of_index[: ngram.tokens // 2])
+    there = ngram.tokens + train.tokens
+    assert part.share == pytest.approx(ngram.tokens / 2 / there, rel=0.01)
     stage, *_ = training_texts(LearnedFrom([(path, data)], [data]), 100, None)
     assert len(stage.raw()) <= 100 and stage.share < 0.1
 
-    text = Text.of(of_memory[:2000], BYTES)
+    text = Text.of(of_index[:2000], BYTES)
     assert measure_text(text, None, whole, 0, tmp_path).copied_N.mean() > 0.99
     assert measure_text(text, None, of_splits([train], None), 0, tmp_path).copied_N.mean() < 0.9
     *_, why = training_texts(LearnedFrom([(path, data)], [folder]), None, None)
-    assert "the text of the memory cannot be read" in why[0] and "no split 'memory'" in why[0]
+    assert "the text of the n-gram index cannot be read" in why[0] and "no split 'ngram'" in why[0]
 
 
 def test_stages_that_go_on_in_an_order_are_read_once_and_another_order_is_added(folder):
@@ -187,7 +187,7 @@ def test_the_slow_ones_are_left_out_and_a_part_is_said_to_be_one(folder, tmp_pat
 
 
 def test_of_two_texts_that_are_nearly_one_only_the_larger_is_given(folder, tmp_path):
-    """A memory's text is most of what there is, with any stage's added."""
+    """An n-gram index's text is most of what there is, with any stage's added."""
     split, held_out = Shards(folder, "train"), Shards(folder, "validation")
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
     windows = split.tokens // 64

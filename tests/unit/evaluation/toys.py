@@ -27,7 +27,7 @@ class Reader:
 
 
 class Toy(nn.Module):
-    proposer = None
+    lookup = None
     """The part of the interface that generation needs."""
 
     tokens = BYTES

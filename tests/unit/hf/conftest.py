@@ -8,7 +8,7 @@ import transformers
 
 from spider.model.interface import Model
 from tests.unit.hf.small_exports import exported, models
-from tests.unit.memory.small_memory import *  # noqa: F403 (fixtures)
+from tests.unit.ngram.small_index import *  # noqa: F403 (fixtures)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,7 +25,7 @@ from spider.model.spider import chunking
 from spider.model.spider.attention import LatentAttention
 from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import AttentionConfig, BoundaryConfig
-from spider.model.spider.engram import Engram, Memory, Tables, primes_from
+from spider.model.spider.engram import Engram, Retrieved, Tables, primes_from
 from spider.model.spider.recurrence import Halting, Layer
 from spider.model.spider.windows import lay_out
 from spider.tokens import BYTES
@@ -176,24 +176,24 @@ def engram() -> Engram:
     return randomised(Engram(D, config, primes_from(31, len(config.orders) * config.heads), 1e-6)).double()
 
 
-def test_engram_sees_neither_later_states_nor_later_memories():
+def test_engram_sees_neither_later_states_nor_later_indexes():
     part = engram()
     torch.manual_seed(1)
     given = torch.randn(3, N, D, dtype=torch.float64).repeat(1, N, 1)
     h, key, value = F.pad(given, (0, 0, 0, SPARE))
     number = WINDOWS.number_M
-    check(by_rows(lambda x: part(x, Memory(key, value), number)))
-    check(by_rows(lambda x: part(h, Memory(x, value), number)))
-    check(by_rows(lambda x: part(h, Memory(key, x), number)))
+    check(by_rows(lambda x: part(x, Retrieved(key, value), number)))
+    check(by_rows(lambda x: part(h, Retrieved(x, value), number)))
+    check(by_rows(lambda x: part(h, Retrieved(key, x), number)))
 
 
 @pytest.mark.parametrize("moe", [None, {}])
 def test_core(make, moe):
     model = make(moe=moe, engram={"layers": [0, 1]}, recurrence={"loops": 3}).double().eval()
     tokens, close = torch.randint(0, 256, (1, N)).expand(N, -1), torch.arange(N * N + SPARE) % (N * N)
-    memories = model.core.read_memories(tokens, close, WINDOWS.valid_M)
+    indexes = model.core.retrieve(tokens, close, WINDOWS.valid_M)
     rope = rope_table(WINDOWS.longest, model.config.attention.rope_dim, 1e4, torch.device("cpu"))
-    check(by_rows(lambda x: model.core(x, memories, rope, WINDOWS, 3).z_MD), model.config.hidden)
+    check(by_rows(lambda x: model.core(x, indexes, rope, WINDOWS, 3).z_MD), model.config.hidden)
 
 
 def test_halting_and_experts_keep_places_apart(make):

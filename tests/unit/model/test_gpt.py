@@ -476,17 +476,17 @@ def test_the_loss_of_many_ids_is_made_piece_by_piece(tied, monkeypatch):
     torch.testing.assert_close(found[0][0].flatten(), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_memory_corrects_the_logits_behind_the_cap():
-    memory = {"orders": [1, 2], "pointers": [2], "candidates": 4, "hidden": 8, "state": 8}
-    model, x = build_gpt(memory=memory), text(2, 9)
-    known = torch.randint(0, 9, (2, 9, model.memory.layout.width), dtype=torch.uint8)
-    with pytest.raises(ValueError, match="this model reads a memory"):
+def test_an_index_corrects_the_logits_behind_the_cap():
+    memory = {"orders": [1, 2], "match_orders": [2], "candidates": 4, "hidden": 8, "state": 8}
+    model, x = build_gpt(ngram=memory), text(2, 9)
+    known = torch.randint(0, 9, (2, 9, model.ngram.layout.width), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="this model reads an n-gram index"):
         model(x)
-    assert model(x, x, proposals_BTW=known).loss.isfinite()
-    assert not torch.equal(model(x, proposals_BTW=known).logits, model(x, proposals_BTW=0 * known).logits)
-    assert model.parameters_by_part()["memory"] > 0
-    with pytest.raises(ValueError, match="memory: proposes bytes, and this model reads 5,000 other ids"):
-        config_of(memory=memory, vocab_size=5000)
+    assert model(x, x, candidates_BTW=known).loss.isfinite()
+    assert not torch.equal(model(x, candidates_BTW=known).logits, model(x, candidates_BTW=0 * known).logits)
+    assert model.parameters_by_part()["ngram"] > 0
+    with pytest.raises(ValueError, match="ngram: proposes bytes, and this model reads 5,000 other ids"):
+        config_of(ngram=memory, vocab_size=5000)
 
 
 def test_fp8_leaves_gates_and_head_wide():

@@ -9,7 +9,7 @@ from small_gpt import SWITCHES, build_gpt, text
 
 from spider.model.gpt.model import Incremental
 
-MEMORY = {"orders": [1, 2], "pointers": [2], "candidates": 4, "hidden": 8, "state": 8}
+NGRAM = {"orders": [1, 2], "match_orders": [2], "candidates": 4, "hidden": 8, "state": 8}
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
@@ -55,12 +55,12 @@ def test_short_layers_keep_what_they_show_and_others_the_context():
 
 
 def test_a_streams_proposals_are_read_with_their_ids():
-    model, x = build_gpt(memory=MEMORY).eval(), text(1, 12)
-    known = torch.randint(0, 9, (1, 12, model.memory.layout.width), dtype=torch.uint8)
+    model, x = build_gpt(ngram=NGRAM).eval(), text(1, 12)
+    known = torch.randint(0, 9, (1, 12, model.ngram.layout.width), dtype=torch.uint8)
     stream = model.incremental(12)
     got = torch.cat([stream.extend(x[0, a:b].tolist(), known[0, a:b]) for a, b in ((0, 5), (5, 6), (6, 12))])
     with torch.no_grad():
-        whole = model(x, proposals_BTW=known).logits[0]
+        whole = model(x, candidates_BTW=known).logits[0]
     torch.testing.assert_close(got, whole, rtol=1e-5, atol=1e-5)
 
 

@@ -14,14 +14,14 @@ from spider.model.spider.windows import equal_windows
 
 
 def enter(model, length: int = 9):
-    """Random patches and what the core needs besides, memories included."""
+    """Random patches and what the core needs besides, indexes included."""
     torch.manual_seed(1)
     dtype = next(model.parameters()).dtype
     e = torch.randn(2 * length, model.config.hidden, dtype=dtype)
     windows = equal_windows(2, length, e.device)
     tokens, close = torch.randint(0, 256, (2, length)), torch.arange(2 * length)
-    memories = model.core.read_memories(tokens, close, windows.valid_M)
-    return e, memories, rope_table(length, model.config.attention.rope_dim, 1e4, e.device), windows
+    indexes = model.core.retrieve(tokens, close, windows.valid_M)
+    return e, indexes, rope_table(length, model.config.attention.rope_dim, 1e4, e.device), windows
 
 
 @pytest.mark.parametrize(

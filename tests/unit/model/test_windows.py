@@ -36,8 +36,8 @@ def static(monkeypatch):
 
 
 def core_output(model: Spider, e_MD: Tensor, close_M: Tensor, tokens: Tensor, windows: Windows) -> Tensor:
-    memories = model.core.read_memories(tokens, close_M, windows.number_M > 0)
-    return model.core(e_MD, memories, model.rope(windows.longest), windows, 3).z_MD
+    indexes = model.core.retrieve(tokens, close_M, windows.number_M > 0)
+    return model.core(e_MD, indexes, model.rope(windows.longest), windows, 3).z_MD
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -42,7 +42,7 @@ def test_what_a_run_needs_follows_from_its_configuration():
     counted = {"data": "kept", "model": "slim", "stages": [{"name": "a", "max_steps": 1}]}
     plain = {
         "datasets": {
-            **{"text": source, "lessons": source, "kept": source | {"memory": 0.5}},
+            **{"text": source, "lessons": source, "kept": source | {"ngram": 0.5}},
             "cut": {"like": "text", "tokenizer": "t"},
         },
         "tokenizers": {"t": {"data": "lessons", "vocab_size": 300}},
@@ -58,14 +58,14 @@ def test_what_a_run_needs_follows_from_its_configuration():
     assert (found.datasets, found.tokenizers, found.raw) == ({"cut"}, {"t"}, {"text", "lessons"})
     assert found.rows == {"cut/64"} and found.counted == "" and found.stages == ("a", "rows")
     found = needs("counted", ["a"], ["kept"])
-    assert found.counted == config.runs["counted"].model.memory.counted and found.rows == set()
+    assert found.counted == config.runs["counted"].model.ngram.counted and found.rows == set()
     assert found.raw == {"kept"} and found.tokenizers == set()
 
 
 def names(needed):
     """Values of the wildcards for the run."""
     own = {"run": "small", "stage": "only", "dataset": "cut", "tokenizer": "bpe", "part": "003"}
-    return own | {"seq_len": "512", "counted": needed.counted, "text": "folded", "shape": "0" * 16}
+    return own | {"seq_len": "512", "counted": needed.counted, "text": "full", "shape": "0" * 16}
 
 
 def test_every_rule_of_the_workflow_is_counted_or_is_shared(needed, tmp_path):
@@ -106,7 +106,7 @@ def record(rule, name, command, started=0.0, outputs=(), status="finished"):
 
 
 def test_commands_are_those_that_were_run_in_the_order_of_the_flow(needed):
-    counts = f"elsewhere/memory/cut/{needed.counted}/counts/"
+    counts = f"elsewhere/ngram/cut/{needed.counted}/counts/"
     records = [
         record("evaluate_artifact", "small/only", "evaluate small only --artifact"),
         record("harness", "runs/small/only/train.json", "harness elsewhere/runs/small/only/train.json"),
@@ -117,7 +117,12 @@ def test_commands_are_those_that_were_run_in_the_order_of_the_flow(needed):
         record("encode", "cut/001", "encode cut 001 elsewhere/raw/text/001.parquet"),
         record("encode", "cut/000", "encode cut 000 elsewhere/raw/text/000.parquet"),
         record("count", "cut/000", f"count other 000 --output {counts}000", outputs=[f"{counts}000"]),
-        record("count", "cut/000", "count other 000 --output x", outputs=["memory/cut/ff/counts/000"]),
+        record(
+            "count_ngrams",
+            "cut/000",
+            "count-ngrams other 000 --output x",
+            outputs=["ngram/cut/ff/counts/000"],
+        ),
         record("pack", "cut/512", "pack cut 512"),
         record("pack", "cut/1024", "pack cut 1024"),
         record("tokenizer", "bpe", "tokenizer bpe 'a file.parquet'"),

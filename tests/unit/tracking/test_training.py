@@ -165,10 +165,10 @@ def test_evaluating_what_was_not_trained_is_an_error(results, in_workflow):
 
 def test_the_key_of_a_run_is_kept_in_its_folder(results, make_spec, in_workflow):
     train(results, make_spec("main"), range(2))
-    pointer = read_json(results / "runs/demo/tracking.json")
-    assert (results / "tracking/training" / f"{pointer['key']}.json").exists()
+    match = read_json(results / "runs/demo/tracking.json")
+    assert (results / "tracking/training" / f"{match['key']}.json").exists()
     train(results, make_spec("main"), range(2, 4))
-    assert read_json(results / "runs/demo/tracking.json") == pointer
+    assert read_json(results / "runs/demo/tracking.json") == match
 
 
 # ---------------------------------------------------------------- two people, two results folders, one store

@@ -65,7 +65,7 @@ def validated(tmp_path_factory, make_spec, shards):
 # ------------------------------------------------------------------------------------------------ figures
 
 
-def test_it_finds_what_the_evaluation_will_of_the_averaged_weights_in_the_memory_of_none(validated, shards):
+def test_it_finds_what_the_evaluation_will_of_the_averaged_weights_in_the_index_of_none(validated, shards):
     spec, folder = validated
     found = curve(folder)
     assert list(found) == [5, 10, 15, 20]

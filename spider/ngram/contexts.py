@@ -1,0 +1,166 @@
+"""Contexts: hashes of the symbols before a place.
+
+A context of *order* o is the o symbols before a place. The beginning of the document counts as one of them,
+and a context does not reach beyond it.
+
+A context of n *words* ignores line breaks and commas, which end the contexts of an order. A word consists of
+letters, digits, underscores and all bytes beyond ASCII. The *current* word is the one that began last, with
+the symbols since its end. Letters are compared without case, and white space as one blank. The context is the
+current word so far and the n words before it, if there are that many. A word that is longer than `LONG`, with
+the symbols after it, ends all contexts. So contexts are a function of the `reach` symbols before a place.
+
+A kind of context is a number, o or ``~n``. Hashes have 56 bits, the high ones of 64, so a key has a byte left
+for the symbol that follows. The hash is 0 where there is no such context.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from spider.ngram.layout import BEGIN, END
+
+#: Decorator of a loop over symbols: it runs without the interpreter's lock, and its code is kept on disk.
+compiled: Any = partial(njit, nogil=True, cache=True, no_cfunc_wrapper=True)
+#: The same for a function that only compiled functions call, which saves the time to compile a wrapper.
+inner: Any = partial(compiled, no_cpython_wrapper=True)
+
+#: Symbols of the longest current word.
+LONG = 32
+
+
+def _compared() -> np.ndarray:
+    table = np.arange(1 + END, dtype=np.uint8)
+    table[ord("A") : ord("Z") + 1] += ord("a") - ord("A")
+    table[[ord(c) for c in "\t\n\r"]] = ord(" ")
+    return table
+
+
+#: The symbol that each symbol is compared as, and the symbols of words.
+_COMPARED = _compared()
+_OF_WORD = np.array([chr(s).isalnum() or s == ord("_") if s < 128 else s < BEGIN for s in range(1 + END)])
+_NONE, _ONE = np.uint64(0), np.uint64(1)
+
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+@compiled(inline="always")
+def appended(hash_: np.uint64, value: np.uint64) -> np.uint64:
+    """Return the polynomial hash of a sequence and one more value."""
+    return hash_ * _BASE + np.uint64(value) + _ONE
+
+
+@compiled
+def prefix_hashes(text: np.ndarray) -> np.ndarray:
+    """Return the polynomial hashes of all prefixes of N symbols: (N + 1,) uint64.
+
+    The hash of any stretch of the text then costs one subtraction (`mixed`).
+    """
+    hashes = np.empty(len(text) + 1, np.uint64)
+    hashes[0] = np.uint64(0)
+    for i in range(len(text)):
+        hashes[i + 1] = appended(hashes[i], text[i])
+    return hashes
+
+
+@compiled
+def power(order: int) -> np.uint64:
+    """Return the factor of a prefix's hash when the prefix grows by this many symbols."""
+    result = _ONE
+    for _ in range(order):
+        result *= _BASE
+    return result
+
+
+@compiled(inline="always")
+def mixed(before: np.uint64, now: np.uint64, grown: np.uint64) -> np.uint64:
+    """Return the hash of the symbols between two prefixes, mixed by the finalizer of splitmix64."""
+    x = now - before * grown
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled
+def of_order(text: np.ndarray, hashes: np.ndarray, order: int, lo: int, hi: int) -> np.ndarray:
+    """Return the contexts of one order at the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
+
+    ``hashes`` are the hashes of all its prefixes. Its first symbol may lie inside a document.
+    """
+    contexts, grown, begin = np.zeros(hi - lo, np.uint64), power(order), 0
+    for i in range(max(0, lo - order), hi):
+        if i >= lo and i - begin >= order:
+            contexts[i - lo] = mixed(hashes[i - order], hashes[i], grown) | _ONE
+        if i < len(text) and text[i] == BEGIN:
+            begin = i
+    return contexts
+
+
+@compiled
+def reach(words: int) -> int:
+    """Return the number of symbols before a place that decide its context of this many words.
+
+    These are two more words, because the first one may be truncated.
+    """
+    return (words + 2) * (LONG + 1)
+
+
+@compiled
+def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
+    """Return the contexts of this many words at the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
+
+    Its first symbol may lie inside a document if ``lo`` is at least `reach`.
+    """
+    contexts, before = np.zeros(hi - lo, np.uint64), np.zeros(words + 1, np.uint64)
+    # The first symbols may be the rest of a long word.
+    known, length, inside, blank = 0, LONG + 1, True, False
+    word = current = _NONE
+    for i in range(max(0, lo - reach(words)), hi - 1):
+        symbol = text[i]
+        if symbol == BEGIN:
+            known, length, inside = 0, 0, False
+        elif _OF_WORD[symbol]:
+            if not inside:
+                if length > LONG:
+                    known = 0
+                elif length > 0:
+                    for k in range(words, 0, -1):
+                        before[k] = before[k - 1]
+                    before[0] = word
+                    known += 1
+                current, length, inside, blank = _NONE, 0, True, False
+            word = current = appended(current, _COMPARED[symbol])
+            length += 1
+        elif length > 0:
+            space = _COMPARED[symbol] == 32
+            if not (space and blank):
+                current = appended(current, _COMPARED[symbol])
+            inside, blank = False, space
+            length += 1
+        if i + 1 >= lo and known >= words and 0 < length <= LONG:
+            all_of_it = current
+            for k in range(words):
+                # Mixed, because sums of polynomials are the same in any order.
+                all_of_it = appended(all_of_it, mixed(_NONE, before[k], _ONE))
+            contexts[i + 1 - lo] = mixed(_NONE, all_of_it, _ONE) | _ONE
+    return contexts
+
+
+@compiled
+def contexts_of(text: np.ndarray, hashes: np.ndarray, kind: int, lo: int, hi: int) -> np.ndarray:
+    """Return the contexts of one kind, by `of_order` or `of_words`."""
+    return of_order(text, hashes, kind, lo, hi) if kind > 0 else of_words(text, ~kind, lo, hi)
+
+
+def name_of(kind: int) -> str:
+    """Return the name of a kind of context in the names of files: ``12``, ``words2``."""
+    return str(kind) if kind > 0 else f"words{~kind}"
+
+
+def kind_of(name: str) -> int:
+    """Return the kind that `name_of` gave this name."""
+    return ~int(name.removeprefix("words")) if name.startswith("words") else int(name)

@@ -1,1 +1,0 @@
-from tests.unit.memory.small_memory import *  # noqa: F403 (fixtures)

@@ -1,0 +1,249 @@
+"""The head that prices an index's candidates: alone, and in a model that is trained, compiled and read on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small import SWITCHES, randomised
+from torch import Tensor
+
+from spider.config import merged
+from spider.config.ngram import NgramConfig
+from spider.model.ngram_head import NgramHead
+from spider.model.spider.model import Incremental
+from spider.ngram.layout import BEGIN, END, Layout
+from spider.processes.parallel import compile_forward
+from spider.tokens import BYTES
+from tests.families.toy.config import Config as ToyConfig
+from tests.families.toy.model import Toy
+
+NGRAM = {"orders": [1, 2, 4], "match_orders": [2, 5], "candidates": 5, "hidden": 8, "state": 12}
+CONFIG = NgramConfig.model_validate(NGRAM)
+LAYOUT = Layout.of(CONFIG)
+D = 16
+
+
+def candidates(*shape: int, seed: int = 0) -> Tensor:
+    """What an n-gram index may say: up to five candidates, all different, and any numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.randint(0, 256, (*shape, LAYOUT.width), generator=generator, dtype=torch.uint8)
+    there, symbols, *_ = LAYOUT.split(draw)
+    there %= LAYOUT.candidates + 1
+    different = torch.rand(*shape, BEGIN, generator=generator).argsort(-1)[..., : LAYOUT.candidates]
+    symbols.copy_(different)
+    symbols[..., 0].masked_fill_(symbols[..., 0] < 9, END)
+    beyond = torch.arange(LAYOUT.candidates) >= there
+    symbols.masked_fill_(beyond, 0)
+    for part in LAYOUT.split(draw)[4:]:
+        part.masked_fill_(beyond[..., None], 0)
+    return draw
+
+
+def chosen(candidates_W: Tensor) -> list[int]:
+    """Ids of a place's candidates."""
+    there, symbols, *_ = LAYOUT.split(candidates_W)
+    return [BYTES.eos if s == END else s for s in symbols[: int(there)].tolist()]
+
+
+@pytest.fixture
+def head() -> NgramHead:
+    torch.manual_seed(0)
+    part = NgramHead(D, CONFIG, BYTES)
+    with torch.no_grad():
+        for module in part.modules():
+            getattr(module, "init_weights", lambda: None)()
+    return part
+
+
+def given(places: int = 40) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(places, BYTES.size), torch.randn(places, D), candidates(places)
+
+
+# ------------------------------------------------------------------------------------------- the head alone
+
+
+def test_a_new_head_leaves_the_logits_as_they_are(head):
+    logits, h, proposed = given()
+    torch.testing.assert_close(head(logits, h, proposed), logits, rtol=0, atol=1e-6)
+
+
+def test_only_candidates_move_until_the_network_is_trusted_more_or_less(head):
+    randomised(head)
+    with torch.no_grad():
+        head.trust.weight.zero_()
+    logits, h, proposed = given()
+    moved = (head(logits, h, proposed) - logits).abs() > 1e-6
+    for place, row in enumerate(proposed):
+        assert set(moved[place].nonzero().flatten().tolist()) == set(chosen(row)), place
+    assert BYTES.eos in {i for row in proposed for i in chosen(row)}
+    with torch.no_grad():
+        head.trust.weight.fill_(0.1)
+    scaled = head(logits, h, proposed) / logits
+    for place, row in enumerate(proposed):
+        others = [i for i in range(BYTES.size) if i not in chosen(row)]
+        torch.testing.assert_close(scaled[place, others], scaled[place, others[:1]].expand(len(others)))
+
+
+def test_probabilities_sum_to_one_and_none_is_zero_also_under_autocast(head):
+    logits, h, proposed = given()
+    with torch.autocast("cpu", torch.bfloat16):
+        priced = randomised(head)(logits.bfloat16(), h.bfloat16(), proposed)
+    assert priced.dtype == torch.float32 and priced.log_softmax(-1).isfinite().all()
+    torch.testing.assert_close(priced.softmax(-1).sum(-1), torch.ones(len(priced)))
+
+
+def test_what_is_no_candidate_is_not_looked_at(head):
+    """Bytes behind the last candidate price nothing."""
+    randomised(head)
+    logits, h, proposed = given()
+    LAYOUT.split(proposed)[0].zero_()
+    none = head(logits, h, proposed)
+    for part in (1, 4, 5):
+        LAYOUT.split(proposed)[part].fill_(7)
+    assert torch.equal(head(logits, h, proposed), none)
+
+
+def test_gradients_reach_every_parameter_after_a_step(head):
+    logits, h, proposed = given()
+    labels = torch.tensor([(chosen(row) or [65])[0] for row in proposed])
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(head(logits, h, proposed), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > losses[1] > losses[2]
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
+
+
+def test_a_counts_worth_is_that_of_its_candidate_whatever_the_slot(head):
+    randomised(head)
+    logits, h, proposed = given()
+    LAYOUT.split(proposed)[0].fill_(LAYOUT.candidates)
+    turned = proposed.clone()
+    for part in (1, 4, 5):
+        before, after = LAYOUT.split(proposed)[part], LAYOUT.split(turned)[part]
+        after.copy_(before.flip(1))
+    different = [len(set(chosen(row))) == LAYOUT.candidates for row in proposed]
+    a, b = head(logits, h, proposed), head(logits, h, turned)
+    torch.testing.assert_close(a[different], b[different], rtol=1e-3, atol=1e-3)  # another order of sums
+    assert sum(different) > 10
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"candidates": 5, "hidden": 8, "state": 12, "orders": [1, 2, 4], "match_orders": [2, 5]},
+        {"candidates": 64, "hidden": 1, "state": 1, "orders": list(range(1, 17)), "match_orders": [2]},
+        {"candidates": 3, "hidden": 300, "state": 1, "orders": [1], "match_orders": [2]},
+        {"candidates": 1, "hidden": 1, "state": 4000, "orders": [1], "match_orders": [2]},
+        {"candidates": 1, "hidden": 1, "state": 1, "orders": [1], "match_orders": [2]},
+    ],
+)
+def test_the_estimate_of_activations_is_what_a_forward_pass_keeps(shape):
+    """Each shape has another part that takes most: features, hidden units, the state, the logits."""
+    places, part = 50, NgramHead(D, NgramConfig.model_validate(shape), BYTES)
+    part.init_weights()
+    h, logits = torch.randn(places, D), torch.randn(places, BYTES.size, requires_grad=True) * 1
+    # Weights are not activations, and the network keeps its state whether it has this head or not.
+    own = {t.untyped_storage().data_ptr() for t in [*part.parameters(), *part.buffers(), h]}
+    kept = {}
+
+    def keep(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        output = part(logits, h, torch.zeros(places, part.layout.width, dtype=torch.uint8))
+    assert output.requires_grad
+    real = sum(storage.nbytes() for match, storage in kept.items() if match not in own)
+    assert part.activation_bytes() * places == real
+
+
+# ------------------------------------------------------------------------------------------------- in a model
+
+
+def test_a_model_with_an_index_is_not_read_without_what_that_proposes(make, tokens):
+    toy = Toy(ToyConfig(width=8, ngram=CONFIG))
+    toy.reset_parameters()
+    for model in (make(ngram=NGRAM), toy):
+        with pytest.raises(
+            ValueError, match="this model reads an n-gram index: give it what that proposes, as `prop"
+        ):
+            model(tokens)
+        assert model(tokens, **model.without_knowledge(tokens)).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["small", "toy"])
+def test_parts_sum_to_all_and_the_index_is_one_of_them(make, kind):
+    model = make(ngram=NGRAM) if kind == "small" else Toy(ToyConfig(width=8, ngram=CONFIG))
+    parts = model.parameters_by_part()
+    assert sum(parts.values()) == model.num_parameters()
+    assert parts["ngram"] == sum(p.numel() for p in model.ngram.parameters()) > 500
+
+
+def test_a_new_model_with_index_predicts_what_the_one_without_would(make, tokens):
+    without, model = make(busy=False).eval(), make(busy=False, ngram=NGRAM).eval()
+    kept = model.load_state_dict(without.state_dict(), strict=False)
+    assert all(name.startswith("ngram.") for name in kept.missing_keys) and not kept.unexpected_keys
+    with torch.no_grad():
+        logits = model(tokens, candidates_BTW=candidates(*tokens.shape)).logits
+        torch.testing.assert_close(logits, without(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("switch", ["everything", "overflow", "fixed", "no_patches"])
+def test_no_logit_sees_a_later_byte_nor_what_is_proposed_after_it(make, tokens, switch):
+    model, T = make(**merged(SWITCHES[switch], {"ngram": NGRAM})).eval(), 24
+    window_TT, of_window = tokens[0, :T].repeat(T, 1), candidates(1, T).repeat(T, 1, 1)
+    changed_TT, of_changed = window_TT.clone(), of_window.clone()
+    for t in range(T):
+        changed_TT[t, t:] = (changed_TT[t, t:] + 1) % 256
+        of_changed[t, t:] = candidates(T - t, seed=1)
+    with torch.no_grad():
+        before = model(window_TT, candidates_BTW=of_window).logits
+        after = model(changed_TT, candidates_BTW=of_changed).logits
+        alone = model(window_TT, candidates_BTW=of_changed).logits
+    for t in range(T):
+        torch.testing.assert_close(after[t, :t], before[t, :t], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(alone[t, :t], before[t, :t], rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(alone[t, t], before[t, t], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("switch", ["everything", "whitespace_overflow", "no_patches", "bare"])
+@pytest.mark.parametrize("sizes", [[1], [7, 1, 1, 12], [40]])
+def test_every_prefix_has_the_logits_of_a_whole_forward_pass(make, tokens, switch, sizes):
+    model = make(**merged(SWITCHES[switch], {"ngram": NGRAM})).eval()
+    for row, ids in enumerate(tokens.tolist()):
+        proposed, stream, got = candidates(len(ids), seed=row), Incremental(model, context=48), []
+        for turn in range(len(ids)):
+            if piece := ids[(at := sum(map(len, got))) : at + sizes[turn % len(sizes)]]:
+                got.append(stream.extend(piece, proposed[at : at + len(piece)]))
+        window = torch.tensor([ids + [BYTES.pad] * (48 - len(ids))])
+        padded = F.pad(proposed, (0, 0, 0, 48 - len(ids)))[None]
+        with torch.no_grad():
+            whole = model(window, candidates_BTW=padded).logits[0, : len(ids)]
+        torch.testing.assert_close(torch.cat(got), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_it_computes_the_same(make, tokens):
+    model, proposed = make(moe=None, ngram=NGRAM), candidates(*tokens.shape)
+    losses, gradients = [], []
+    for compiled in (False, True):
+        if compiled:
+            compile_forward(model, fullgraph=True, backend="eager")
+        model.zero_grad()
+        torch.manual_seed(0)
+        loss = model(tokens[:, :-1], tokens[:, 1:], candidates_BTW=proposed[:, :-1]).loss
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    priced = {f"ngram.{name}" for name, _ in model.ngram.named_parameters()}
+    assert gradients[0].keys() == gradients[1].keys() >= priced
+    for name in gradients[0]:
+        torch.testing.assert_close(gradients[0][name], gradients[1][name], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,1 @@
+from tests.unit.ngram.small_index import *  # noqa: F403 (fixtures)

@@ -1,0 +1,77 @@
+"""Tables of texts far larger than a test can count: the counts are made up, and what is stored is exact."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from spider.ngram.count import count
+from spider.ngram.table import quantized, write_first
+from tests.unit.ngram.test_count import look_up
+from tests.unit.ngram.texts import built_of, documents, symbols
+
+#: The most occurrences that a run on disk can hold for one pair.
+MOST = 2**32 - 1
+
+
+def stored(count: int) -> int:
+    """Return the byte that a table has for a count: 8 log2(1 + count), rounded, and 255 for all above."""
+    return min(255, round(8 * math.log2(1 + count)))
+
+
+def run_of(counts: dict[bytes, int], context: int = 0x1234567) -> tuple[np.ndarray, np.ndarray]:
+    """Return a run of one context, from the number of times that each symbol follows it."""
+    symbols = sorted(symbol[0] for symbol in counts)
+    keys = np.array([context << 8 | symbol for symbol in symbols], np.uint64)
+    return keys, np.array([counts[bytes([symbol])] for symbol in symbols], np.uint32)
+
+
+@pytest.mark.parametrize(
+    "count", [0, 1, 255, 10**6, 4_100_000_000, 4_200_000_000, MOST, 8_400_000_000, 10**15]
+)
+def test_a_count_of_any_size_fits_its_byte(count):
+    assert quantized(count) == stored(count)
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3, 7])
+def test_counts_of_many_runs_are_added_up_without_wrapping(runs):
+    """Two runs of 2^31 would be none in 32 bits, and so would a total of 8.4e9 in a byte (264 - 256 = 8)."""
+    counts = {b"a": 2**31, b"b": 5, b"c": 2**31 - 1}
+    first, rows, left_out = built_of([run_of(counts)] * runs, 5, 1)
+    total = runs * sum(counts.values())
+    pairs = [(b"a", runs * 2**31), (b"c", runs * (2**31 - 1)), (b"b", runs * 5)]
+    expected = [stored(total), stored(3), *(v for symbol, times in pairs for v in (symbol[0], stored(times)))]
+    assert (first[-1], left_out) == (1, 0)
+    assert rows[0, 2 : 2 + len(expected)].tolist() == expected
+
+
+def test_the_more_frequent_successor_comes_first_where_both_are_beyond_a_byte_and_32_bits():
+    runs = [run_of({b"a": MOST, b"z": MOST}), run_of({b"a": 1, b"z": 2})]
+    _, rows, _ = built_of(runs, 5, 1)
+    assert rows[0, 2:8].tolist() == [255, stored(2), ord("z"), 255, ord("a"), 255]
+
+
+def test_counts_do_not_wrap_where_runs_are_merged_in_groups():
+    runs = [run_of({b"a": MOST, b"b": MOST - 1}) for _ in range(9)]
+    _, rows, _ = built_of(runs, 5, 1, most=2)
+    assert rows[0, 2:8].tolist() == [255, stored(2), ord("a"), 255, ord("b"), 255]
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_rows_are_numbered_in_as_many_bits_as_they_need(tmp_path, last):
+    """Buckets of two thousand million rows: 32 bits hold the number 2^32 - 1, and no more."""
+    buckets = [2**31, 2**31 - 3, 0, last]
+    for block in (1, 3, 4):
+        blocks = (np.array(buckets[i : i + block], np.int64) for i in range(0, 4, block))
+        write_first(tmp_path / "first.npy", blocks, sum(buckets))
+        first = np.load(tmp_path / "first.npy")
+        assert first.tolist() == [0, 2**31, 2**32 - 3, 2**32 - 3, 2**32 - 3 + last]
+        assert first.dtype == (np.uint32 if last == 2 else np.int64)
+
+
+def test_rows_that_are_numbered_in_64_bits_are_found_as_others_are():
+    texts = documents(30, seed=4)
+    first, rows, _ = built_of([count(symbols(texts), 3)], 3, 1)
+    assert look_up(texts, 3, (first.astype(np.int64), rows)) == look_up(texts, 3, (first, rows))

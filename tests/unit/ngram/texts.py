@@ -1,0 +1,97 @@
+"""Small texts, and what is to be known of them, in plain Python: what the tests of memory compare with."""
+
+from __future__ import annotations
+
+import random
+import re
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spider.ngram import table
+from spider.ngram.contexts import LONG, name_of
+from spider.ngram.count import count, runs_of
+from spider.ngram.layout import BEGIN, END
+
+WORDS = ["the", "then", "there", "a", "an", "and", "cat", "cats", "sat", "on", "mat", "é", "in", "of", "12"]
+
+
+def documents(number: int, seed: int, words: int = 30) -> list[bytes]:
+    """Texts of few words, so that contexts come again; some are empty, some the same."""
+    draw = random.Random(seed)
+    made = [" ".join(draw.choices(WORDS, k=draw.randrange(words))).encode() for _ in range(number)]
+    return [draw.choice(made) if draw.random() < 0.1 else text for text in made]
+
+
+def symbols(texts: list[bytes]) -> np.ndarray:
+    """Documents back to back, as memory reads them."""
+    return np.frombuffer(b"".join(bytes([BEGIN]) + text + bytes([END]) for text in texts), np.uint8).copy()
+
+
+def followers(texts: list[bytes], order: int) -> dict[bytes, Counter[int]]:
+    """What follows each context of so many symbols inside a document, and how often."""
+    return _followers(texts, lambda document, i: document[i - order : i] if i >= order else None)
+
+
+def followers_of_words(texts: list[bytes], words: int) -> dict[tuple[bytes, ...], Counter[int]]:
+    """The same of the contexts of so many words."""
+    return _followers(texts, lambda document, i: words_before(document[:i], words))
+
+
+def _followers(texts: list[bytes], context: Callable[[bytes, int], Any]) -> dict[Any, Counter[int]]:
+    found: dict[Any, Counter[int]] = defaultdict(Counter)
+    for text in texts:
+        document = bytes([BEGIN]) + text + bytes([END])
+        for i in range(1, len(document)):
+            if (known := context(document, i)) is not None:
+                found[known][document[i]] += 1
+    return found
+
+
+def words_before(before: bytes, words: int) -> tuple[bytes, ...] | None:
+    """What a context of words knows of a document so far: the current word, and others before it."""
+    stretches = re.findall(rb"[A-Za-z0-9_\x80-\xfd]+[^A-Za-z0-9_\x80-\xfd]*", before[1:])
+    usable = list(takewhile(lambda stretch: len(stretch) <= LONG, reversed(stretches)))
+    if len(usable) <= words:
+        return None
+    current = re.sub(rb"[ \t\n\r]+", b" ", usable[0]).lower()
+    earlier = (re.match(rb"[A-Za-z0-9_\x80-\xfd]+", stretch) for stretch in usable[1 : words + 1])
+    return current, *(word[0].lower() for word in earlier if word)
+
+
+def q(number: int) -> int:
+    return round(8 * float(np.log2(1 + number)))
+
+
+def tables_of(texts: list[bytes], orders: list[int], rare: int, bits: int = 20) -> table.Tables:
+    """Tables of a text; ``bits``: so many that hardly two of its contexts share a place in ``last``."""
+    text = symbols(texts)
+    built = [built_of([count(text, order)], order, 2 if order >= rare else 1)[:2] for order in orders]
+    return table.Tables(orders, built, last_of(text, bits), text)
+
+
+def last_of(text: np.ndarray, bits: int, **sizes: int) -> np.ndarray:
+    """Return ``last`` of a text, as it is made of the text on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "text.npy", text)
+        return np.concatenate(list(table.last_places(Path(folder) / "text.npy", bits, **sizes)))
+
+
+def built_of(
+    runs: list[tuple[np.ndarray, np.ndarray]], kind: int, least: int, **sizes: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """``first``, rows and the number of contexts left out of the table that runs make."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number, (keys, counts) in enumerate(runs):
+            np.save(folder / f"{name_of(kind)}.{number:03d}.keys.npy", keys)
+            np.save(folder / f"{name_of(kind)}.{number:03d}.counts.npy", counts)
+        held, left_out = table.build(runs_of(folder, kind), kind, least, folder, **sizes)
+        first, rows = (np.load(folder / f"{name_of(kind)}.{array}.npy") for array in ("first", "rows"))
+        assert held == len(rows) == first[-1]
+        return first, rows, left_out
