@@ -67,7 +67,7 @@ class Elements(TorchDispatchMode):
 
 def work_of_a_byte(model: Positional, before: int, monkeypatch) -> dict[str, float]:
     """Return the median work of the 16 bytes after so many, of three kinds."""
-    indexed, real = [0], propose._index
+    indexed, real = [0], candidates._index
 
     def counted(*arguments):
         indexed[0] += arguments[-1] - arguments[-2]
@@ -75,7 +75,7 @@ def work_of_a_byte(model: Positional, before: int, monkeypatch) -> dict[str, flo
 
     rows = []
     with monkeypatch.context() as patched, Elements() as elements:
-        patched.setattr(propose, "_index", counted)
+        patched.setattr(candidates, "_index", counted)
         written = generate(model, prompt_of(before), max_bytes=50, seed=0, context=70_000, top_k=40)
         next(written)
         tracemalloc.start()

@@ -169,14 +169,14 @@ def test_what_lies_between_windows_far_apart_is_not_read(tmp_path, lookup, monke
     view = Shards(shards, "train")
     begins = view.begins(0)
     begin = int(begins[np.argmax(np.diff([*begins.tolist(), len(view.maps[0])]))])
-    indexed, held, real = [], [], propose._index
+    indexed, held, real = [], [], candidates._index
 
     def counted(*arguments):
         indexed.append(arguments[-1] - arguments[-2])
         held.append(sum(one.nbytes for one in arguments if isinstance(one, np.ndarray)))
         return real(*arguments)
 
-    monkeypatch.setattr(propose, "_index", counted)
+    monkeypatch.setattr(candidates, "_index", counted)
     at = [9, 300_000, 300_060, 300_000 + BACK, 900_000, 900_040, 900_040]
     found = lookup.windows(view, begin + np.array(at), 60)
     assert len(giant) > 1_500_000
