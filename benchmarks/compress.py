@@ -26,8 +26,8 @@ import yaml
 from common import ROOT, parser, report, workflow
 
 from spider.checkpoints.load import Checkpoint
-from spider.compress import artifact, rans
-from spider.compress.press import press
+from spider.compress import format, rans
+from spider.compress.pipeline import compress
 from spider.config import CompressConfig, load_config
 from spider.evaluation.bpb import score
 from spider.evaluation.text import validation_stream
@@ -56,11 +56,11 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 
 def coders(folder: Path) -> list[list[str]]:
     """Return the size of a file's integers by several coders, against their entropy."""
-    pressed = artifact.read(folder / "model.spider")
-    symbols = pressed._symbols(_shapes(pressed)).values()
+    compressed = format.read(folder / "model.spider")
+    symbols = compressed._symbols(_shapes(compressed)).values()
     raw = b"".join(one.tobytes() for one in symbols)
     entropy = sum(rans.bits(np.bincount(one.ravel())) for one in symbols) / 8
-    ours = sum(len(pressed.sections[part]) for part in ("stream", "tables", "classes"))
+    ours = sum(len(compressed.sections[part]) for part in ("stream", "tables", "classes"))
     made = {
         "ours, tables and classes included": ours,
         "brotli -q 11": len(brotli.compress(raw, quality=11)),
@@ -70,9 +70,9 @@ def coders(folder: Path) -> list[list[str]]:
     return [[name, f"{size:,}", f"{100 * (size / entropy - 1):+.2f}%", "", ""] for name, size in made.items()]
 
 
-def _shapes(pressed: artifact.Pressed) -> dict[str, tuple[int, ...]]:
-    named = dict(pressed.model().named_parameters())
-    return {name: tuple(artifact.matrices(named[name]).shape) for name, *_ in pressed.header["quantized"]}
+def _shapes(compressed: format.CompressedModel) -> dict[str, tuple[int, ...]]:
+    named = dict(compressed.model().named_parameters())
+    return {name: tuple(format.matrices(named[name]).shape) for name, *_ in compressed.header["quantized"]}
 
 
 def main() -> None:
@@ -98,9 +98,9 @@ def main() -> None:
     for number, (label, changes) in enumerate(ways):
         output, began = folder / f"compressed-{number}", time.perf_counter()
         settings = CompressConfig(**{"cap": PLENTY, **changes})
-        record = press(stage.receipt, spec, settings, shards, output).artifact
+        record = compress(stage.receipt, spec, settings, shards, output).compressed
         seconds, began = time.perf_counter() - began, time.perf_counter()
-        model = artifact.read(output / "model.spider").model()
+        model = format.read(output / "model.spider").model()
         decoding = time.perf_counter() - began
         lost = bpb(model) - whole
         ratios = [

@@ -32,7 +32,7 @@ from common import ROOT, baseline_rates, interleaved, parser, report, spread, wo
 from spider.config import StageSpec, load_config, merged
 from spider.files import digest, read_json, write_json
 from spider.model import build_model
-from spider.results import ArtifactFolder, Results
+from spider.results import CompressedFolder, Results
 from spider.training.optim import build_optimizer
 
 STAGE = "main"
@@ -150,7 +150,7 @@ def main() -> None:
         figures[name] = {"bpb": bpb, "parameters": size, "bytes": read, "settings": points[best]}
         figures[name]["all"] = [[point, scores[f"{name}-{i}-0"]["bpb"]] for i, point in enumerate(points)]
         if options.clip is not None:
-            files = [ArtifactFolder(results.stage(run, STAGE).path / "artifact") for run in chosen]
+            files = [CompressedFolder(results.stage(run, STAGE).path / "compressed") for run in chosen]
             compressed = [read_json(file.evaluation)["bpb"] for file in files]
             figures[name] |= {"file_bytes": files[0].model.stat().st_size, "compressed_bpb": compressed}
             note += f"{figures[name]['file_bytes']:,} bytes: {spread(compressed)}"

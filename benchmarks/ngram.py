@@ -153,11 +153,11 @@ def look_up(results: Results, quick: bool, note: Note) -> None:
     folder = results.ngram(spec.data, block.counted, "split")
     files = store.IndexDescription.read(folder / store.MARK).files
     note("index of the run, MB", sum(file.size for file in files.values()) / 1e6, ".0f")
-    tokens, alphabet = (
+    tokens, vocabulary = (
         validation_stream(shards, 30_000 if quick else 300_000)[0],
-        load_metadata(shards).alphabet,
+        load_metadata(shards).vocabulary,
     )
-    lookup = NgramLookup(store.open_index(folder), block, alphabet)
+    lookup = NgramLookup(store.open_index(folder), block, vocabulary)
     lookup.after(tokens, 0, min(len(tokens), 2000))  # compiles
     began = time.process_time()
     found = lookup.after(tokens, 0, len(tokens))
@@ -170,9 +170,9 @@ def look_up(results: Results, quick: bool, note: Note) -> None:
     seconds = time.process_time() - began
     note("lookups in windows of 256, kB per processor second", 256 * len(starts) / seconds / 1e3, ".0f")
     there, symbols, *_ = lookup.layout.views(found[:-1])
-    truth = symbols_of(alphabet)[tokens[1:]]
+    truth = symbols_of(vocabulary)[tokens[1:]]
     hit = (symbols == truth[:, None]) & (np.arange(symbols.shape[1]) < there)
-    text = alphabet.bytes_of[tokens[1:]] > 0
+    text = vocabulary.bytes_of[tokens[1:]] > 0
     note("held-out bytes among the candidates", hit[text].any(1).mean(), ".4f")
 
 

@@ -50,7 +50,7 @@ import yaml
 from common import PROGRAMS, ROOT, parser, report
 
 from spider.files import read_json, sha256
-from spider.results import ArtifactFolder
+from spider.results import CompressedFolder
 
 RUN, STAGES = "smoke", ("first", "second")
 #: Commands of one stage.
@@ -116,7 +116,7 @@ class Life:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.results = folder / "results"
-        self.artifact = ArtifactFolder(self.stage(STAGES[-1]) / "artifact")
+        self.compressed = CompressedFolder(self.stage(STAGES[-1]) / "compressed")
         config = yaml.safe_load((folder / "config.yaml").read_text())
         self.compresses = "compress" in config["runs"][RUN]
 
@@ -149,7 +149,7 @@ class Life:
         jobs = [
             (command, stage) for command, stage in jobs if not (self.stage(stage) / made[command]).exists()
         ]
-        if self.compresses and not self.artifact.receipt.exists():
+        if self.compresses and not self.compressed.receipt.exists():
             jobs.append(("compress", STAGES[-1]))
         return jobs
 
@@ -208,10 +208,10 @@ class Life:
                 found[f"{stage}, evaluation, {name}"] = evaluation[name]
             found[f"{stage}, sample"] = sha256(folder / "sample.json")
         if self.compresses:
-            scored = read_json(self.artifact.evaluation)
-            found["artifact"] = sha256(self.artifact.model)
-            found |= {f"artifact, {name}": scored[name] for name in ("weights", "nats", "bpb")}
-            found["artifact, sample"] = sha256(self.artifact.sample)
+            scored = read_json(self.compressed.evaluation)
+            found["compressed"] = sha256(self.compressed.model)
+            found |= {f"compressed, {name}": scored[name] for name in ("weights", "nats", "bpb")}
+            found["compressed, sample"] = sha256(self.compressed.sample)
         return found
 
 
@@ -252,10 +252,10 @@ def phase(life: Life, command: str, stage: str, pid: int) -> str:
     """Return what the killed process of a job was doing, from the files that it left."""
     folder = life.stage(stage)
     if command == "compress":
-        if life.artifact.receipt.exists():
+        if life.compressed.receipt.exists():
             return "compressed, leaving"
         began = life.log(command, stage).exists() and "windows" in life.log(command, stage).read_text()
-        whole = life.artifact.model.exists()
+        whole = life.compressed.model.exists()
         return "file written, receipt not" if whole else "compressing" if began else "starting to compress"
     if command == "evaluate":
         if (folder / "evaluation.json").exists():

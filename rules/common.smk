@@ -352,20 +352,20 @@ def harness_results(runs):
 def measured(runs):
     """Return all that is measured, written and drawn of these runs."""
     of_stages = evaluations(runs) + samples(runs) + figures(runs)
-    of_artifacts = artifacts(runs, "evaluation.json", "sample.json", "sample.txt")
-    return of_stages + of_artifacts + harness_results(runs)
+    of_compressed = compressed(runs, "evaluation.json", "sample.json", "sample.txt")
+    return of_stages + of_compressed + harness_results(runs)
 
 
-def artifacts(runs, *names):
+def compressed(runs, *names):
     """Return the files of these names beside the compressed last stages of these runs."""
     folders = [
-        f"<results>/runs/{run}/{stages(run)[-1]}/artifact" for run in runs if CONFIG.runs[run].compress
+        f"<results>/runs/{run}/{stages(run)[-1]}/compressed" for run in runs if CONFIG.runs[run].compress
     ]
     return [f"{folder}/{name}" for folder in folders for name in names]
 
 
 def compress_identity(wildcards):
-    """How a run is pressed; any stage may be, by naming its file."""
+    """How a run is compressed; any stage may be, by naming its file."""
     return (CONFIG.runs[wildcards.run].compress or CompressConfig()).changed()
 
 
@@ -380,7 +380,7 @@ def harness_files(wildcards):
 
 
 def harness_options(wildcards):
-    """What the verb is told."""
+    """What the command is told."""
     asked = harness_asked(wildcards)
     words = ["--tasks", ",".join(asked.tasks), "--batch", str(asked.batch)]
     for option, value in (("include", asked.include), ("limit", asked.items), ("shots", asked.shots)):
@@ -463,7 +463,7 @@ def finish(status):
     tracking.close_pipeline(RESULTS, os.environ.get("SPIDER_WORKFLOW", ""), status)
     summary = RESULTS / "report/summary.json"
     if status == "finished" and summary.exists():
-        from spider.report.screen import Invocation, final_screen
+        from spider.report.terminal import Invocation, terminal_summary
 
         snakefile, given = Path(workflow.main_snakefile).resolve(), workflow.config_settings
         config = RESULTS.absolute() / "config.yaml"  # one file with all that several files and `--config` say
@@ -474,4 +474,4 @@ def finish(status):
             snakefile=None if snakefile.parent == Path.cwd().resolve() else snakefile,
             tracked=CONFIG.tracking.enabled,
         )
-        final_screen(summary, started=started)
+        terminal_summary(summary, started=started)

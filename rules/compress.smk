@@ -6,8 +6,8 @@ rule compress:
         receipt="<results>/runs/{run}/{stage}/train.json",
         data=lambda wildcards: metadata(stage_spec(wildcards).data),
     output:
-        "<results>/runs/{run}/{stage}/artifact/model.spider",
-        "<results>/runs/{run}/{stage}/artifact/artifact.json",
+        "<results>/runs/{run}/{stage}/compressed/model.spider",
+        "<results>/runs/{run}/{stage}/compressed/compress.json",
     log:
         "<logs>/compress/{run}/{stage}.log",
     benchmark:
@@ -24,17 +24,17 @@ rule compress:
         "{params.spider} --log {log:q} compress {wildcards.run} {wildcards.stage} --threads {threads}"
 
 
-rule evaluate_artifact:
+rule evaluate_compressed:
     input:
-        receipt="<results>/runs/{run}/{stage}/artifact/artifact.json",
+        receipt="<results>/runs/{run}/{stage}/compressed/compress.json",
         data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
         tasks=task_files,
     output:
-        "<results>/runs/{run}/{stage}/artifact/evaluation.json",
+        "<results>/runs/{run}/{stage}/compressed/evaluation.json",
     log:
-        "<logs>/evaluate_artifact/{run}/{stage}.log",
+        "<logs>/evaluate_compressed/{run}/{stage}.log",
     benchmark:
-        "<benchmarks>/evaluate_artifact/{run}/{stage}.tsv"
+        "<benchmarks>/evaluate_compressed/{run}/{stage}.tsv"
     threads: job_resource("threads")
     resources:
         gpu=one_gpu,
@@ -44,19 +44,19 @@ rule evaluate_artifact:
         spider=command,
         identity=scoring,
     shell:
-        "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --artifact --threads {threads}"
+        "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --compressed --threads {threads}"
 
 
-rule sample_artifact:
+rule sample_compressed:
     input:
-        "<results>/runs/{run}/{stage}/artifact/artifact.json",
+        "<results>/runs/{run}/{stage}/compressed/compress.json",
     output:
-        "<results>/runs/{run}/{stage}/artifact/sample.json",
-        shown("runs/{run}/{stage}/artifact/sample.txt", "Samples", "generated text, compressed model"),
+        "<results>/runs/{run}/{stage}/compressed/sample.json",
+        shown("runs/{run}/{stage}/compressed/sample.txt", "Samples", "generated text, compressed model"),
     log:
-        "<logs>/sample_artifact/{run}/{stage}.log",
+        "<logs>/sample_compressed/{run}/{stage}.log",
     benchmark:
-        "<benchmarks>/sample_artifact/{run}/{stage}.tsv"
+        "<benchmarks>/sample_compressed/{run}/{stage}.tsv"
     threads: job_resource("threads")
     resources:
         gpu=one_gpu,
@@ -66,4 +66,4 @@ rule sample_artifact:
         spider=command,
         identity=lambda wildcards: stage_spec(wildcards).evaluation.sampling(),
     shell:
-        "{params.spider} --log {log:q} sample {wildcards.run} {wildcards.stage} --artifact --threads {threads}"
+        "{params.spider} --log {log:q} sample {wildcards.run} {wildcards.stage} --compressed --threads {threads}"

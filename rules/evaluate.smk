@@ -100,7 +100,7 @@ rule compare:
     input:
         evaluations(CONFIG.runs),
         samples(CONFIG.runs),
-        artifacts(CONFIG.runs, "evaluation.json"),
+        compressed(CONFIG.runs, "evaluation.json"),
     output:
         "<results>/report/table.md",
         shown("report/table.html", "Comparison", "bits per byte, table"),

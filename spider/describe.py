@@ -61,7 +61,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         "optimizer": block.optimizer.kind,
         "stages": stages,
         "counted_text": _counted(config, specs[0]),
-        "pressed": _pressed(model, block.compress),
+        "compressed": _compressed_model(model, block.compress),
     }
 
 
@@ -80,8 +80,8 @@ def _counted(config: Config, spec: StageSpec) -> list[dict[str, float]]:
     return [cost(spec.model.ngram, size)._asdict() for size in sizes]
 
 
-def _pressed(model: Model, asked: CompressConfig | None) -> dict[str, Any] | None:
-    """What its file will be, where it is to be pressed (`spider.compress.predict`)."""
+def _compressed_model(model: Model, asked: CompressConfig | None) -> dict[str, Any] | None:
+    """What its file will be, where it is to be compressed (`spider.compress.predict`)."""
     if asked is None:
         return None
     from spider.compress.predict import predict
@@ -168,13 +168,13 @@ def render(run: dict[str, Any]) -> None:
             f"{quantity(one['runs'], 'B')} of runs there until it is merged; {took} to count and merge; "
             f"{one['look_up']:,} bytes read for each byte (extrapolated from 24 MB)."
         )
-    if (file := run["pressed"]) is not None:
+    if (file := run["compressed"]) is not None:
         fits = file["total_bytes"] <= file["cap"]
         at = "no clip fits" if file["clip"] is None else f"clip {file['clip']:.3g}"
         sizes = ", ".join(f"{name} {size:,}" for name, size in file["bytes"].items() if size)
         console.print(
-            f"Pressed: {file['total_bytes']:,} bytes, cap {file['cap']:,}{'' if fits else ', does not fit'} "
-            f"({at}): {sizes} (Gaussian weights, before it is trained: an estimate)."
+            f"Compressed: {file['total_bytes']:,} bytes, cap {file['cap']:,}{'' if fits else ', does not fit'}"
+            f" ({at}): {sizes} (Gaussian weights, before it is trained: an estimate)."
         )
 
 

@@ -43,16 +43,16 @@ class StageFolder:
     harness = _Inside("harness.json")
     sample = _Inside("sample.json")
     sample_text = _Inside("sample.txt")
-    artifact = _Inside("artifact")
+    compressed = _Inside("compressed")
     lock = _Inside(".lock")  # held by who trains here
     holder = _Inside(".lock.json")  # who that is
 
 
 @dataclass(frozen=True)
-class ArtifactFolder(StageFolder):
-    """The files of a stage's compressed model and of its scores, in the stage's folder ``artifact``."""
+class CompressedFolder(StageFolder):
+    """The files of a stage's compressed model and of its scores, in the stage's folder ``compressed``."""
 
-    receipt = _Inside("artifact.json")
+    receipt = _Inside("compress.json")
     model = _Inside("model.spider")
 
 

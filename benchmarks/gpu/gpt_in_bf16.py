@@ -129,7 +129,7 @@ def greedy(device: torch.device, rehearse: bool) -> dict[str, Any]:
     assert at is not None, "it has finished"
     held_out = Shards(corpus()[1], "validation")
     prompts = [
-        held_out.alphabet.raw(held_out.read(i * (held_out.tokens // count), PROMPT)) for i in range(count)
+        held_out.vocabulary.raw(held_out.read(i * (held_out.tokens // count), PROMPT)) for i in range(count)
     ]
     here = at.model("cpu")
     exact = write(here, prompts, written, nullcontext())

@@ -39,7 +39,7 @@ from spider.config import ModelConfig
 from spider.errors import CheckpointError
 from spider.model.interface import Model, model_tensors, weights_digest
 from spider.report.card import Subject, card, is_edited
-from spider.results import ArtifactFolder, Results, root_of
+from spider.results import CompressedFolder, Results, root_of
 from spider.tokens.stored import TOKENIZER
 from spider.version import VERSION
 
@@ -75,7 +75,7 @@ def _card_of(checkpoint: Checkpoint, model: Model) -> str:
     results = Results(root) if (root := root_of(path)) else None
     stage = results.stage(manifest.run, manifest.stage) if results else None
     if path.is_file() and results:
-        stage = ArtifactFolder(path.parent)
+        stage = CompressedFolder(path.parent)
     size = sum(p.numel() for p in model.parameters())
     return card(Subject(manifest, checkpoint.weights, model.config, size, model.tokens, stage, results))
 

@@ -10,10 +10,10 @@ from rich.table import Table
 
 from spider.checkpoints.load import damage
 from spider.checkpoints.records import (
+    COMPRESSED,
     EXPORTED,
     MANIFEST,
     NGRAM,
-    PRESSED,
     Exported,
     Manifest,
     best,
@@ -27,12 +27,12 @@ from spider.results import StageFolder
 def below(path: Path) -> list[Path]:
     """Checkpoints at or below a checkpoint, an exported folder, a stage, a run or a results folder, stage by
     stage, oldest first; `CheckpointError` where there is none."""
-    if (path / MANIFEST).is_file() or Exported.lies_in(path) or path.suffix == PRESSED:
+    if (path / MANIFEST).is_file() or Exported.lies_in(path) or path.suffix == COMPRESSED:
         return [path]
     name = StageFolder(path).checkpoints.name
     roots = sorted(root for root in path.rglob(name) if root.is_dir()) if path.is_dir() else []
     saved = [step for root in roots for step in steps(root)]
-    saved += sorted(path.rglob(f"*{PRESSED}"))
+    saved += sorted(path.rglob(f"*{COMPRESSED}"))
     if not saved:
         raise CheckpointError(
             f"{path}: no checkpoint there or below; give a checkpoint, a stage, a run or a results folder"
@@ -49,8 +49,8 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
     what is wrong with its files. What its manifest does not say, or cannot, is None.
     """
     try:
-        if path.suffix == PRESSED:
-            return _examine_pressed(path)
+        if path.suffix == COMPRESSED:
+            return _examine_compressed(path)
         manifest = read_manifest(path)
         problems = damage(path, manifest, quick=quick) + _damage_of_index(path, manifest, quick)
     except CheckpointError as error:
@@ -74,14 +74,14 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
     }
 
 
-def _examine_pressed(path: Path) -> dict[str, Any]:
-    """The same of a pressed model, whose every byte is read to open it."""
+def _examine_compressed(path: Path) -> dict[str, Any]:
+    """The same of a compressed model, whose every byte is read to open it."""
     from spider.checkpoints.load import Checkpoint
 
     known = vars(Checkpoint.at(path).manifest)
     return {
         "path": str(path),
-        "stage": f"{known['run']}/{known['stage']}, pressed",
+        "stage": f"{known['run']}/{known['stage']}, compressed",
         "step": known["global_step"],
         "bytes": None,
         "size": path.stat().st_size,

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from spider import files
 from spider.checkpoints.records import (
+    COMPRESSED,
     MANIFEST,
     NGRAM,
-    PRESSED,
     Exported,
     Manifest,
     Receipt,
@@ -41,7 +41,7 @@ from spider.tokens import BYTES, Tokens
 from spider.tokens.stored import TOKENIZER, read_tokens
 
 if TYPE_CHECKING:
-    from spider.compress.artifact import Pressed
+    from spider.compress.format import CompressedModel
     from spider.ngram.lookup import NgramLookup
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Checkpoint:
         Raises:
             CheckpointError: there is none, or some of its files differ; names them.
         """
-        if path.is_file() and path.suffix == PRESSED:
+        if path.is_file() and path.suffix == COMPRESSED:
             return cls._verified(path)
         stage = StageFolder(path)
         if not path.is_file() and stage.receipt.is_file() and not steps(stage.checkpoints):
@@ -109,8 +109,8 @@ class Checkpoint:
 
     @classmethod
     def _verified(cls, path: Path, quick: bool = False) -> Checkpoint:
-        if path.suffix == PRESSED:
-            return PressedCheckpoint.open(path)
+        if path.suffix == COMPRESSED:
+            return CompressedCheckpoint.open(path)
         manifest = read_manifest(path)
         if damaged := damage(path, manifest, quick=quick):
             raise CheckpointError("\n".join(damaged))
@@ -256,35 +256,35 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class PressedCheckpoint(Checkpoint):
-    """A pressed model: what loads, evaluates, generates and verifies need not know which it is. Raises as
-    `spider.compress.artifact.read` does."""
+class CompressedCheckpoint(Checkpoint):
+    """A compressed model: what loads, evaluates, generates and verifies need not know which it is. Raises as
+    `spider.compress.format.read` does."""
 
-    pressed: Pressed
+    compressed: CompressedModel
 
     @classmethod
-    def open(cls, path: Path) -> PressedCheckpoint:
-        from spider.compress.artifact import read
+    def open(cls, path: Path) -> CompressedCheckpoint:
+        from spider.compress.format import read
 
-        pressed = read(path)
-        told = {name: pressed.header.get(name) for name in Exported.model_fields}
+        compressed = read(path)
+        told = {name: compressed.header.get(name) for name in Exported.model_fields}
         told |= {"format": Exported.FORMAT, "step": told["global_step"], "best_loss": None}
         told["files"] = {path.name: TensorFile(size=path.stat().st_size, sha256=files.sha256(path))}
-        return cls(path, Exported.model_validate(told), pressed)
+        return cls(path, Exported.model_validate(told), compressed)
 
     @property
     def tokens(self) -> Tokens:
-        return self.pressed.tokens
+        return self.compressed.tokens
 
     @property
     def tokenizer(self) -> bytes | None:
-        return self.pressed.tokenizer
+        return self.compressed.tokenizer
 
     def model(self, device: str | torch.device = "cpu") -> Model:
-        return self.pressed.model(device)
+        return self.compressed.model(device)
 
     def saved(self) -> dict[str, list[int]]:
-        raise CheckpointError(f"{self.path}: a pressed model, not one to go on training from")
+        raise CheckpointError(f"{self.path}: a compressed model, not one to go on training from")
 
 
 def damage(path: Path, manifest: Manifest | Exported, *, quick: bool = False) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel
 
 from spider import files
-from spider.artifacts import Artifact
 from spider.config import Fp8Recipe, StageSpec
 from spider.errors import CheckpointError, TrainingError
+from spider.record import Record
 
 MANIFEST = "manifest.json"
 #: The link beside a stage's checkpoints to the best of them.
@@ -26,8 +26,8 @@ INDEX = "model.safetensors.index.json"
 EXPORTED = "config.json"
 #: Of an exported folder, for people: they may edit it, so no digest in `EXPORTED` is of it.
 CARD = "README.md"
-#: How the file of a pressed model ends (`spider.compress.artifact`).
-PRESSED = ".spider"
+#: How the file of a compressed model ends (`spider.compress.format`).
+COMPRESSED = ".spider"
 #: Of an exported folder, the folder of the n-gram index that its model reads.
 NGRAM = "ngram"
 
@@ -57,7 +57,7 @@ class Validated(BaseModel, frozen=True):
     """Digest of what was read and how: only figures of the same compare."""
 
 
-class Trained(Artifact):
+class Trained(Record):
     """What a receipt repeats of the final checkpoint's manifest."""
 
     run: str
@@ -158,7 +158,7 @@ class Manifest(Trained):
         return self.spec["evaluation"]["seq_len"] or self.spec["settings"]["seq_len"]
 
 
-class Exported(Artifact):
+class Exported(Record):
     """``config.json`` of an exported folder or a compressed model. People may edit it."""
 
     FORMAT, WHAT, REMEDY, ERROR = Manifest.FORMAT, "an exported folder", Manifest.REMEDY, CheckpointError
@@ -187,7 +187,7 @@ class Exported(Artifact):
         return (path / EXPORTED).is_file() and not (path / MANIFEST).exists()
 
 
-class Origin(Artifact):
+class Origin(Record):
     """Whose the checkpoints and metrics in a stage's folder are: its ``fields`` are the spec, the digests of
     its data and of the weights that it began with."""
 

@@ -1,9 +1,9 @@
 """The ``spider`` command: parse, call one function, say what came of it.
 
-Each rule of the workflow is one verb here, and each verb can be run by hand. Heavy libraries are imported by
-the verb that needs them, so that ``spider encode`` never pays for torch. Exit codes: 0 done, 1 an error that
-the message explains, 2 wrong usage, 75 (EX_TEMPFAIL) stopped by a signal with everything saved: run it again.
-"""
+Each rule of the workflow is one command here, and each command can be run by hand. Heavy libraries are
+imported by the command that needs them, so that ``spider encode`` never pays for torch. Exit codes: 0 done, 1
+an error that the message explains, 2 wrong usage, 75 (EX_TEMPFAIL) stopped by a signal with everything saved:
+run it again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spider.processes.spinning import share_the_processor
 from spider.results import write_config
 from spider.version import VERSION
 
-_VERBS = (
+_COMMANDS = (
     *(
         data.download,
         data.tokenizer,
@@ -46,7 +46,7 @@ _VERBS = (
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-@click.group(cls=Group, commands=_VERBS, context_settings=_HELP)
+@click.group(cls=Group, commands=_COMMANDS, context_settings=_HELP)
 @click.version_option(VERSION)
 @click.option(
     "--config",

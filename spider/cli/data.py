@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from spider import tracking
-from spider.cli.session import FILE, JSON, THREADS, Session, log, verb
+from spider.cli.session import FILE, JSON, THREADS, Session, command, log
 from spider.config import Config
 from spider.config.ngram import NgramConfig
 from spider.files import read_json, sha256, write_json
 
 
-@verb("dataset", "part")
+@command("dataset", "part")
 @click.option("--output", type=FILE, required=True)
 def download(session: Session, dataset: str, part: str, output: Path) -> None:
     """Fetch one part of a dataset, as parquet."""
@@ -36,7 +36,7 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     log.info("%s: %.1f MB from %s", output, size / 1e6, item)
 
 
-@verb("tokenizer")
+@command("tokenizer")
 @click.argument("parquets", nargs=-1, required=True, type=FILE)
 @click.option("--output", type=FILE, required=True, help="tokenizer.json to write.")
 @THREADS
@@ -57,7 +57,7 @@ def tokenizer(
     log.info("%s: %s ids, %s of them merges", output, f"{learned.size:,}", f"{len(learned.merges):,}")
 
 
-@verb("dataset", "part")
+@command("dataset", "part")
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Make the uint16 shards of one part, one for each split, from FILE."""
@@ -82,7 +82,7 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
             log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")
 
 
-@verb("dataset")
+@command("dataset")
 @click.option("--output", type=FILE, required=True)
 @THREADS
 def index(session: Session, dataset: str, output: Path, threads: int | None) -> None:
@@ -140,7 +140,7 @@ def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
         )
 
 
-@verb("dataset", "seq_len")
+@command("dataset", "seq_len")
 def pack(session: Session, dataset: str, seq_len: str) -> None:
     """Plan rows of SEQ_LEN targets that hold whole documents, as far as they fit."""
     from spider.data.packing import pack
@@ -158,7 +158,7 @@ def pack(session: Session, dataset: str, seq_len: str) -> None:
     log.info("%s: %s rows of %s, %s", made, f"{packing.rows:,}", seq_len, filled)
 
 
-@verb("run", "part")
+@command("run", "part")
 @click.option("--output", type=FILE, required=True)
 def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
     """Count what follows what in one part of RUN's dataset, for an n-gram index."""
@@ -171,7 +171,7 @@ def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
         count_part(shards, load_metadata(shards), part, config, output)
 
 
-@verb("run")
+@command("run")
 @click.argument("counts", nargs=-1, required=True, type=FILE)
 @click.option("--output", type=FILE, required=True, help="index.json to write.")
 @click.option("--full", is_flag=True, help="With the training text, to be read with and not trained with.")

@@ -1,4 +1,4 @@
-"""Verbs that measure what was trained, and show what was measured and recorded."""
+"""Commands that measure what was trained, and show what was measured and recorded."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 import click
 
 from spider import tracking
-from spider.checkpoints.pressed import ArtifactReceipt
-from spider.cli.session import FILE, NEW_FILE, THREADS, Session, log, prepare_torch, verb
+from spider.checkpoints.compressed import CompressedReceipt
+from spider.cli.session import FILE, NEW_FILE, THREADS, Session, command, log, prepare_torch
 from spider.evaluation.result import all_rows, baselines, curves
-from spider.results import ArtifactFolder
+from spider.results import CompressedFolder
 
-ARTIFACT = click.option("--artifact", is_flag=True, help="Use the compressed file of the stage.")
+ARTIFACT = click.option("--compressed", is_flag=True, help="Use the compressed file of the stage.")
 
 
-@verb("run", "stage")
+@command("run", "stage")
 @THREADS
 @ARTIFACT
-def evaluate(session: Session, run: str, stage: str, threads: int | None, artifact: bool) -> None:
+def evaluate(session: Session, run: str, stage: str, threads: int | None, compressed: bool) -> None:
     """Score a stage's last checkpoint in bits per byte, against compressors."""
-    if artifact:
-        return _evaluate_artifact(session, run, stage, threads)
+    if compressed:
+        return _evaluate_compressed(session, run, stage, threads)
     from spider.config.leaks import undecided
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
@@ -36,7 +36,7 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None, artifa
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.scoring(), inputs, outputs) as job:
         prepare_torch(threads)
         texts = learned_from(session.config, run, stage)
-        kept = results.root / "yardsticks"
+        kept = results.root / "baselines"
         measured = evaluate(folder.receipt, spec, data, folder.path, learned_from=texts, kept=kept)
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")
@@ -56,55 +56,55 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None, artifa
     log.info("%.3f bits per byte%s%s", measured.bpb, of, best)
 
 
-def _evaluate_artifact(session: Session, run: str, stage: str, threads: int | None) -> None:
+def _evaluate_compressed(session: Session, run: str, stage: str, threads: int | None) -> None:
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
 
     results, spec = session.results, session.config.stage(run, stage)
-    folder = ArtifactFolder(results.stage(run, stage).artifact)
+    folder = CompressedFolder(results.stage(run, stage).compressed)
     data = results.shards(spec.evaluation.data or spec.data)
     inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.evaluation]
     asked = spec.evaluation.scoring()
-    with session.tracked("evaluate_artifact", f"{run}/{stage}", asked, inputs, outputs) as job:
+    with session.tracked("evaluate_compressed", f"{run}/{stage}", asked, inputs, outputs) as job:
         prepare_torch(threads)
         texts = learned_from(session.config, run, stage)
         measured = evaluate(
-            folder.receipt, spec, data, folder.path, learned_from=texts, kept=results.root / "yardsticks"
+            folder.receipt, spec, data, folder.path, learned_from=texts, kept=results.root / "baselines"
         )
         rows = [row for row in all_rows(measured.all_results) if not row.baseline]
         scores = {row.name: row.value for row in rows if row.value is not None}
-        size = ArtifactReceipt.read(folder.receipt).artifact.total_bytes
-        metrics = {f"artifact/{name}": value for name, value in {**scores, "bytes": size}.items()}
-        tracking.log_scores(results.root, run, stage, metrics, rows=rows, of="artifact", folder=folder)
+        size = CompressedReceipt.read(folder.receipt).compressed.total_bytes
+        metrics = {f"compressed/{name}": value for name, value in {**scores, "bytes": size}.items()}
+        tracking.log_scores(results.root, run, stage, metrics, rows=rows, of="compressed", folder=folder)
         # Not on the training run: there it would replace the evaluation of the checkpoint itself.
         job.artifact(folder.evaluation)
         job.metric("bpb", measured.bpb)
     log.info("%.3f bits per byte, compressed into %s bytes with code", measured.bpb, f"{size:,}")
 
 
-@verb("run", "stage")
+@command("run", "stage")
 @THREADS
 @ARTIFACT
-def sample(session: Session, run: str, stage: str, threads: int | None, artifact: bool) -> None:
+def sample(session: Session, run: str, stage: str, threads: int | None, compressed: bool) -> None:
     """Let a stage's last checkpoint continue the prompt of the configuration, or answer it."""
     from spider.evaluation.sample import sample
 
     results, spec = session.results, session.config.stage(run, stage)
     trained = results.stage(run, stage)
-    folder = ArtifactFolder(trained.artifact) if artifact else trained
-    rule, outputs = "sample_artifact" if artifact else "sample", [folder.sample_text, folder.sample]
+    folder = CompressedFolder(trained.compressed) if compressed else trained
+    rule, outputs = "sample_compressed" if compressed else "sample", [folder.sample_text, folder.sample]
     asked = spec.evaluation.sampling()
     with session.tracked(rule, f"{run}/{stage}", asked, [folder.receipt], outputs) as job:
         prepare_torch(threads)
         sample(folder.receipt, spec, folder.path)
-        if artifact:
+        if compressed:
             job.artifact(folder.sample_text)
         else:
             tracking.log_scores(results.root, run, stage, {}, outputs, of="sample")
     log.info("%s", folder.sample_text)
 
 
-@verb("run", "[stage]")
+@command("run", "[stage]")
 def draw(session: Session, run: str, stage: str | None) -> None:
     """Draw the figures of a stage (default: of all evaluated stages of RUN) without the model."""
     from spider.report.figures import FIGURES, draw_stage
@@ -122,17 +122,17 @@ def draw(session: Session, run: str, stage: str | None) -> None:
             tracking.log_scores(results.root, run, folder.path.name, {}, outputs, of="figures")
 
 
-@verb()
+@command()
 @click.option("--output", type=FILE, required=True, help="summary.json to write.")
 def compare(session: Session, output: Path) -> None:
     """Set all evaluations side by side: table, figures, summary.json."""
     from spider.report.compare import compare
 
-    evaluations, artifacts = session.evaluations(session.config.runs), session.artifacts()
+    evaluations, compressed = session.evaluations(session.config.runs), session.compressed()
     beside = [output.with_name(name) for name in ("table.md", "table.html", "bpb.svg", "loss.svg")]
-    with session.tracked("compare", "report", {}, [*evaluations, *artifacts], [output, *beside]) as job:
+    with session.tracked("compare", "report", {}, [*evaluations, *compressed], [output, *beside]) as job:
         benchmarks = session.results.root / "benchmarks"
-        summary = compare(evaluations, artifacts=artifacts, benchmarks=benchmarks, output=output.parent)
+        summary = compare(evaluations, compressed=compressed, benchmarks=benchmarks, output=output.parent)
         for run, compared in summary.runs.items():
             if best := compared.best:
                 one = compared.stages[best]
@@ -148,7 +148,7 @@ def compare(session: Session, output: Path) -> None:
             job.artifact(output.parent / name)
 
 
-@verb("run")
+@command("run")
 @click.option("--output", type=NEW_FILE, help="Page to write (default: in the results).")
 def report(session: Session, run: str, output: Path | None) -> None:
     """Put everything about RUN on one page, finished or not: scores, curves, provenance, costs.
@@ -165,7 +165,7 @@ def report(session: Session, run: str, output: Path | None) -> None:
     log.info("%s", page)
 
 
-@verb()
+@command()
 @click.option("--output", type=FILE, help="scaling.json to write (default: in the results).")
 def scaling(session: Session, output: Path | None) -> None:
     """Fit a scaling law to the sweep that the configuration names under scaling."""

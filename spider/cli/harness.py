@@ -21,7 +21,7 @@ from spider.cli.session import (
     prepare_torch,
 )
 from spider.config import HarnessConfig
-from spider.results import ArtifactFolder, StageFolder, root_of
+from spider.results import CompressedFolder, StageFolder, root_of
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _OVERLAP = 0.5
@@ -41,7 +41,7 @@ def harness(path: Path, tasks: str, online: bool, output: Path, threads: int | N
     """Ask the model at PATH tasks of lm-evaluation-harness (install `spider[harness]`).
 
     PATH is a checkpoint, a stage or exported folder, a train.json, or a compressed model.spider or its
-    artifact.json. Nothing is fetched without --online.
+    compress.json. Nothing is fetched without --online.
     """
     os.environ |= {"TOKENIZERS_PARALLELISM": "false"}
     if not online:
@@ -69,8 +69,8 @@ def harness(path: Path, tasks: str, online: bool, output: Path, threads: int | N
         if root and receipt.is_file():
             # A compressed model lies one folder deeper than its stage, and has scores of its own.
             run, stage, *inside = receipt.resolve().parent.relative_to(root / "runs").parts
-            folder = ArtifactFolder(receipt.parent) if inside else None
-            scores = {f"artifact/{key}": value for key, value in metrics.items()} if inside else metrics
+            folder = CompressedFolder(receipt.parent) if inside else None
+            scores = {f"compressed/{key}": value for key, value in metrics.items()} if inside else metrics
             tracking.log_scores(
                 root, run, stage, scores, [output], rows=told.result.rows, of="harness", folder=folder
             )

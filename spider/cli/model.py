@@ -1,4 +1,4 @@
-"""Verbs of a model: what it costs, what it makes of a text; and of its checkpoints on disk."""
+"""Commands of a model: what it costs, what it makes of a text; and of its checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from spider.cli.session import (
     NEW_FILE,
     THREADS,
     Session,
+    command,
     command_line,
     configure_tracking_of,
     log,
     prepare_torch,
-    verb,
 )
 from spider.config import CompressConfig
-from spider.results import ArtifactFolder, StageFolder, root_of
+from spider.results import CompressedFolder, StageFolder, root_of
 
 
-@verb("[run]")
+@command("[run]")
 @JSON
 def describe(session: Session, run: str | None, as_json: bool) -> None:
     """Say before training what a run costs: parameters, FLOPs a byte, steps, memory.
@@ -130,28 +130,28 @@ def boundaries(
     log.info("%s", shown.caption)
 
 
-@verb("run", "stage")
+@command("run", "stage")
 @THREADS
 def compress(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Compress a stage's last checkpoint into model.spider, which with its code is no larger than the cap.
 
     The block `compress` of RUN in the configuration has the settings; the defaults hold without it.
     """
-    from spider.compress.press import press
+    from spider.compress.pipeline import compress
 
     results, spec = session.results, session.config.stage(run, stage)
     asked = session.config.runs[run].compress or CompressConfig()
     folder = results.stage(run, stage)
-    made, data = ArtifactFolder(folder.artifact), results.shards(spec.data)
+    made, data = CompressedFolder(folder.compressed), results.shards(spec.data)
     inputs: list[Path] = [folder.receipt, data / "metadata.json"]
     outputs = [made.model, made.receipt]
     with session.tracked("compress", f"{run}/{stage}", asked.changed(), inputs, outputs) as job:
         prepare_torch(threads)
-        told = press(folder.receipt, spec, asked, data, made.path)
-        job.metric("bytes", told.artifact.total_bytes)
+        told = compress(folder.receipt, spec, asked, data, made.path)
+        job.metric("bytes", told.compressed.total_bytes)
         job.artifact(made.receipt)
         tracking.log_checkpoint(results.root, run, stage, told, made)
-    one = told.artifact
+    one = told.compressed
     sizes = (f"{size:,}" for size in (one.bytes, one.code_bytes, one.total_bytes, one.cap))
     log.info("%s: %s bytes and %s of code, %s of %s; clip %.3g", made.model, *sizes, one.clip)
 

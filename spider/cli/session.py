@@ -20,7 +20,7 @@ from spider import tracking
 from spider.config import Config, load_config
 from spider.config.imports import allow_import
 from spider.config.schema import named_imports
-from spider.results import NEWEST, ArtifactFolder, Results
+from spider.results import NEWEST, CompressedFolder, Results
 
 log = logging.getLogger("spider")
 
@@ -33,7 +33,7 @@ THREADS = click.option("--threads", type=COUNT, help="CPU threads of this machin
 JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
-def verb(*names: str) -> Callable[[Callable[..., None]], click.Command]:
+def command(*names: str) -> Callable[[Callable[..., None]], click.Command]:
     """A command of these arguments, optional ones in brackets, that is given the `Session`."""
 
     def command(function: Callable[..., None]) -> click.Command:
@@ -110,11 +110,11 @@ class Session:
         stages = [(run, stage.name) for run in runs for stage in self.config.runs[run].stages]
         return [self.results.stage(*names).evaluation for names in stages]
 
-    def artifacts(self) -> list[Path]:
-        """The scores of what the last stages are pressed into, where the configuration asks for that."""
+    def compressed(self) -> list[Path]:
+        """The scores of what the last stages are compressed into, where the configuration asks for that."""
         last = {run: block.stages[-1].name for run, block in self.config.runs.items() if block.compress}
-        folders = [self.results.stage(run, stage).artifact for run, stage in last.items()]
-        return [ArtifactFolder(folder).evaluation for folder in folders]
+        folders = [self.results.stage(run, stage).compressed for run, stage in last.items()]
+        return [CompressedFolder(folder).evaluation for folder in folders]
 
     def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
         """Return the name, digest and source of a dataset, as tracking shows it."""

@@ -1,4 +1,4 @@
-"""Verbs of a training: time its products; train as the workflow does, or with other settings.
+"""Commands of a training: time its products; train as the workflow does, or with other settings.
 
 A setting is written ``PATH=VALUE``. The flags and variables of the original description are aliases of such
 paths.
@@ -16,12 +16,12 @@ from typing import Any
 import click
 
 from spider import tracking
-from spider.cli.session import COUNT, FILE, THERE, THREADS, Session, log, prepare_torch, verb
+from spider.cli.session import COUNT, FILE, THERE, THREADS, Session, command, log, prepare_torch
 from spider.config import Config, ConfigError, Given, with_settings
 from spider.results import StageFolder
 
 
-@verb("run", "stage")
+@command("run", "stage")
 @THREADS
 def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Compile and time a stage's matrix products in each precision; decide which to use."""

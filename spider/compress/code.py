@@ -1,4 +1,4 @@
-"""The source that a process needs to read a pressed model and predict with it: what is counted with a file.
+"""The source code that a process needs to read a compressed model and predict with it.
 
 A fresh process reads the file, predicts once, and says which of our modules it imported. Those of libraries
 are not counted, as a decompressor's C library is not. Of a model that is yet to be trained, it builds one.
@@ -27,13 +27,13 @@ for family in json.loads(sys.argv[2]):
 _READ = """
 from pathlib import Path
 import torch
-from spider.compress.artifact import read
+from spider.compress.format import read
 model = read(Path(sys.argv[1])).model()
 model(torch.zeros(1, 8, dtype=torch.long))
 """
 _BUILD = """
 import torch
-import spider.compress.artifact
+import spider.compress.format
 from spider.config.model import family_block
 from spider.model import build_model
 with torch.device("meta"):

@@ -17,7 +17,7 @@ def first_clip(cap: int, estimate: Callable[[float], float]) -> float:
     target = cap * (1 - SLACK / 2)
     if (coarsest := estimate(MOST)) > cap:
         raise ValueError(
-            f"artifact: {coarsest:,.0f} bytes even at clip {MOST:g}; cap is {cap:,}: fewer parameters, "
+            f"compress: {coarsest:,.0f} bytes even at clip {MOST:g}; cap is {cap:,}: fewer parameters, "
             "fewer bits, or a larger cap"
         )
     low, high = math.log(LEAST), math.log(MOST)
@@ -52,6 +52,6 @@ def fill(
         # Its bytes fall by weights/8 log2 of the clip.
         clip = max(LEAST, clip * 2 ** ((total - target) * 8 / weights))
     if not fitting:
-        raise ValueError(f"artifact: no clip near {clip:.3g} gives a file of {cap:,} bytes; raise cap")
+        raise ValueError(f"compress: no clip near {clip:.3g} gives a file of {cap:,} bytes; raise cap")
     best = max(fitting, key=lambda one: one[1])
     return best[0], made(best[0])

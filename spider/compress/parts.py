@@ -1,4 +1,4 @@
-"""A model's tensors as what is pressed of them: matrices and tables in small integers, the rest as it is."""
+"""Split a model into tensors that are quantized and tensors that are stored exactly."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spider.checkpoints.pressed import MatrixRecord
+from spider.checkpoints.compressed import MatrixRecord
 from spider.compress import rans
-from spider.compress.artifact import Quantized, matrices
+from spider.compress.format import Quantized, matrices
 from spider.compress.gptq import error, gptq, most, nearest, steps
 from spider.compress.writer import narrowed
 from spider.config.run import CompressConfig

@@ -1,4 +1,4 @@
-"""How large a run's pressed model will be, before it is trained: by the entropy of Gaussian weights.
+"""How large a run's compressed model will be, before it is trained: by the entropy of Gaussian weights.
 
 An integer k of a weight with a step of s deviations has the probability of [(k - 1/2) s, (k + 1/2) s], or at
 an end of the alphabet of all beyond. Trained matrices come to within some percent of that; tables, whose rows

@@ -1,4 +1,4 @@
-"""Writes what `spider.compress.artifact` reads, and is no part of the source that reading needs."""
+"""Writes what `spider.compress.format` reads, and is no part of the source that reading needs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from spider.compress import rans
-from spider.compress.artifact import FORMAT, MAGIC, SECTIONS, Quantized, restored
 from spider.compress.classes import dealt, less, split
+from spider.compress.format import FORMAT, MAGIC, SECTIONS, Quantized, restored
 from spider.model.interface import weights_digest
 
 
@@ -24,7 +24,7 @@ def narrowed(tensor: Tensor) -> Tensor:
     return tensor.half() if tensor.is_floating_point() and tensor.numel() > 64 else tensor
 
 
-def pressed(
+def compressed(
     about: Mapping[str, Any],
     tokenizer: bytes,
     expected: Mapping[str, Tensor],

@@ -28,7 +28,7 @@ class ModelConfig(Block):
 
     #: Path, below ``model``, of how often a looped part runs; None: the family has no loops.
     LOOPS: ClassVar[str | None] = None
-    #: Whether it reads whatever alphabet its dataset has; else bytes alone.
+    #: Whether it reads whatever vocabulary its dataset has; else bytes alone.
     ANY_TOKENS: ClassVar[bool] = False
     #: Whether its ``forward`` takes ``segments_BT``, which document of its row each id is of (0: padding), to
     #: read each document alone.

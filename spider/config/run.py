@@ -181,12 +181,12 @@ class CompressConfig(Block):
     cap: Positive = 16_000_000
     """Bytes that the file and the code it needs may take together."""
     bits: Bits = 6
-    """Alphabet of matrices: 2^bits - 1 integers."""
+    """Bits of an entry of a matrix, which takes one of 2^bits - 1 values."""
     embedding_bits: Bits = 8
-    """Of tables: embeddings, heads, n-grams."""
+    """Bits of an entry of a table: embeddings, heads, hashed n-grams."""
     clip: Deviations | None = None
-    """Deviations of a row that the alphabet reaches, and so the step: larger is smaller and worse (null: the
-    least that fits ``cap``)."""
+    """Clipping range of a row, in standard deviations. A larger range gives a smaller file and more error (null:
+    the smallest range that fits ``cap``)."""
     embedding_clip: Deviations = 20.0
     """The same of tables, each by one step."""
     scale: Literal["row", "matrix"] = "row"
@@ -302,7 +302,7 @@ class Run(RunSettings):
     harness: HarnessConfig | None = None
     """Standard tasks for the last checkpoint (null: none)."""
     compress: CompressConfig | None = None
-    """Press the last checkpoint into a file, and measure that (null: do not)."""
+    """Compress the last checkpoint into a file, and measure that (null: do not)."""
     resources: Resources = Resources()
     grid: dict[str, list[Any] | dict[str, Any]] = {}
     """Settings to sweep: each combination of their values becomes a run of its own (docs/sweeps.md)."""

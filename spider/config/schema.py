@@ -33,7 +33,7 @@ class Config(Block):
     datasets: dict[Name, Dataset]
     """Datasets by name."""
     tokenizers: dict[Name, TokenizerConfig] = {}
-    """Learned alphabets by name, for datasets to be written in."""
+    """Learned vocabularies by name, for datasets to be written in."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)]
     tracking: TrackingConfig = TrackingConfig()
     scaling: str | None = None

@@ -137,7 +137,7 @@ class Loader(Batches):
     """Batches of one split; ``seq_len`` are the targets of a row, the rest is as `Batches` has it. Rows are
     windows of the ring, or those ``packed``; with ``answers`` only what an assistant says in them is learned.
 
-    Raises `ValueError` for less than seq_len + 1 tokens, and, from ``next``, for an id outside the alphabet
+    Raises `ValueError` for less than seq_len + 1 tokens, and, from ``next``, for an id outside the vocabulary
     (naming shard and token).
     """
 
@@ -185,10 +185,10 @@ class Loader(Batches):
     def _of_packed(self, samples: np.ndarray) -> Iterator[Batch]:
         """The batches of these samples, whose position is still to be told."""
         assert self._packed is not None
-        pad = self._shards.alphabet.pad
+        pad = self._shards.vocabulary.pad
         numbers, _ = self._shuffled(samples)
         rows, segments = self._packed.rows(numbers, pad)
-        if rows.max() >= self._shards.alphabet.size:
+        if rows.max() >= self._shards.vocabulary.size:
             raise ValueError(f"{self._shards.name}: a shard is damaged; `spider verify` finds which")
         counted = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         if self._answers:
@@ -201,7 +201,7 @@ class Loader(Batches):
     def _of_ring(self, samples: np.ndarray) -> Iterator[Batch]:
         starts = self.starts(samples)
         rows = self._shards.gather(starts, self._order["seq_len"] + 1)
-        if rows.max() >= (size := self._shards.alphabet.size):
+        if rows.max() >= (size := self._shards.vocabulary.size):
             i, t = np.argwhere(rows >= size)[0].tolist()
             where = self._shards.locate((int(starts[i]) + t) % self._shards.tokens)
             raise ValueError(

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, PrivateAttr
 
-from spider.artifacts import Artifact
 from spider.config import Dataset
 from spider.files import digest, read_json, sha256
+from spider.record import Record
 from spider.tokens import BYTES, Tokens
 from spider.tokens.sentencepiece import SentencePieceTokens
 from spider.tokens.stored import lay_beside, read_tokens, tokens_in
@@ -55,7 +55,7 @@ class Split(BaseModel, frozen=True):
     shards: list[Shard]
 
 
-class Metadata(Artifact):
+class Metadata(Record):
     """``metadata.json``. The order of its fields is that of the file."""
 
     WHAT: ClassVar[str] = "the description of a dataset"
@@ -83,16 +83,16 @@ class Metadata(Artifact):
     """Whether decoding gives the text back; a published tokenizer may have changed it."""
     splits: dict[str, Split]
     digest: str = ""
-    _alphabet: Tokens = PrivateAttr(default_factory=lambda: BYTES)
+    _vocabulary: Tokens = PrivateAttr(default_factory=lambda: BYTES)
 
     def plain(self) -> dict[str, Any]:
         """Return the description as JSON, without the fields at their default."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @property
-    def alphabet(self) -> Tokens:
+    def vocabulary(self) -> Tokens:
         """Return the tokenizer of its ids."""
-        return self._alphabet
+        return self._vocabulary
 
     @property
     def imported(self) -> bool:
@@ -185,10 +185,10 @@ def load_metadata(folder: Path) -> Metadata:
             f"{folder}: not an encoded dataset (no metadata.json); run its encode and index jobs"
         )
     metadata = Metadata.read(path)
-    metadata._alphabet = tokens_in(folder, metadata.tokenizer)
-    if metadata.dtype != DTYPE.str or metadata.vocab_size != metadata.alphabet.size:
+    metadata._vocabulary = tokens_in(folder, metadata.tokenizer)
+    if metadata.dtype != DTYPE.str or metadata.vocab_size != metadata.vocabulary.size:
         raise ValueError(
             f"{path}: tokens are {metadata.dtype} of {metadata.vocab_size} ids, "
-            f"this Spider reads {DTYPE.str} of {metadata.alphabet.size}; encode the dataset again"
+            f"this Spider reads {DTYPE.str} of {metadata.vocabulary.size}; encode the dataset again"
         )
     return metadata

@@ -27,10 +27,10 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from spider.artifacts import Artifact
 from spider.data.metadata import DTYPE, check_size
 from spider.data.shards import Shards
 from spider.files import digest, replacing
+from spider.record import Record
 from spider.tokens.turns import answering, learned
 
 #: Of which piece of a length goes where.
@@ -38,7 +38,7 @@ SEED = 0
 PIECE = np.dtype([("first", "<u8"), ("length", "<u4")])
 
 
-class Packing(Artifact):
+class Packing(Record):
     """``packed-{seq_len}.json``."""
 
     WHAT: ClassVar[str] = "a plan of packed rows"
@@ -210,7 +210,7 @@ class PackedRows:
         return said_BT1[:, 1:]
 
     def _answering(self, first: int, begins_with: int) -> bool:
-        if begins_with == self.shards.alphabet.bos:
+        if begins_with == self.shards.vocabulary.bos:
             return False
         _, begin, at, _ = self.shards.document(first)
         return answering(self.shards.read(first - (at - begin), at - begin))

@@ -70,7 +70,7 @@ class Shards:
     """A read-only view of one split of an encoded dataset, as one sequence of ``tokens`` uint16 ids.
 
     Token i lies in ``files[s]`` (``maps[s]``), which holds tokens ``borders[s]`` to ``borders[s + 1]``.
-    ``alphabet`` says what its ids stand for, ``digest`` identifies the content for a resume. Every size is
+    ``vocabulary`` says what its ids stand for, ``digest`` identifies the content for a resume. Every size is
     checked against ``metadata.json`` at opening. Safe to use from several threads.
     """
 
@@ -80,7 +80,7 @@ class Shards:
             raise ValueError(f"{folder}: no split {split!r} (there are: {', '.join(metadata.splits)})")
         described = metadata.splits[split]
         self.name = f"{folder} ({split})"
-        self.alphabet = metadata.alphabet
+        self.vocabulary = metadata.vocabulary
         self.digest = f"{metadata.digest}/{split}"
         self.files: list[Path] = []
         self.maps: list[np.ndarray] = []
@@ -182,7 +182,7 @@ def verify(folder: Path, full: bool = True) -> dict[str, int]:
 
 
 def _shard_problems(folder: Path, shard: Shard, metadata: Metadata, full: bool) -> list[str]:
-    path, alphabet = folder / shard.file, metadata.alphabet
+    path, vocabulary = folder / shard.file, metadata.vocabulary
     index_path = path.with_suffix(".idx")
     try:
         check_size(path, shard.tokens * DTYPE.itemsize)
@@ -190,7 +190,7 @@ def _shard_problems(folder: Path, shard: Shard, metadata: Metadata, full: bool) 
     except ValueError as error:
         return [str(error)]
     problems = []
-    of_text, text = alphabet.bytes_of[alphabet.bytes_of > 0], shard.tokens - 2 * shard.documents
+    of_text, text = vocabulary.bytes_of[vocabulary.bytes_of > 0], shard.tokens - 2 * shard.documents
     least = 0 if metadata.written_as == "chat" else int(of_text.min())  # who speaks stands there as well
     if not text * least <= shard.bytes <= text * int(of_text.max()):
         problems.append(
@@ -199,24 +199,24 @@ def _shard_problems(folder: Path, shard: Shard, metadata: Metadata, full: bool) 
     if full:
         if sha256(path) != shard.sha256:
             problems.append(f"{path}: SHA-256 differs from metadata.json")
-        problems += _content_problems(path, mapped(path, 0, shard.tokens), alphabet, shard.bytes)
+        problems += _content_problems(path, mapped(path, 0, shard.tokens), vocabulary, shard.bytes)
     return problems
 
 
-def _content_problems(path: Path, tokens: np.ndarray, alphabet: Tokens, size: int) -> Iterator[str]:
+def _content_problems(path: Path, tokens: np.ndarray, vocabulary: Tokens, size: int) -> Iterator[str]:
     """The first foreign id, or another number of bytes than ``size``; where the index is not exactly the
     places of BOS, or no EOS ends a document."""
     begins, foreign, text = [np.empty(0, np.int64)], None, 0
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK]
-        begins.append(np.flatnonzero(chunk == alphabet.bos) + start)
-        if foreign is None and (bad := np.flatnonzero(chunk >= alphabet.size)).size:
+        begins.append(np.flatnonzero(chunk == vocabulary.bos) + start)
+        if foreign is None and (bad := np.flatnonzero(chunk >= vocabulary.size)).size:
             foreign = start + int(bad[0])
-        text += int(alphabet.bytes_of[chunk[chunk < alphabet.size]].sum())
+        text += int(vocabulary.bytes_of[chunk[chunk < vocabulary.size]].sum())
     if foreign is None and text != size:
         yield f"{path}: its ids stand for {text:,} bytes, not {size:,}"
     if foreign is not None:
-        yield f"{path}: id {tokens[foreign]} at token {foreign} is not of the {alphabet.size} ids"
+        yield f"{path}: id {tokens[foreign]} at token {foreign} is not of the {vocabulary.size} ids"
     index_path = path.with_suffix(".idx")
     index, places = np.fromfile(index_path, "<u8"), np.concatenate(begins)
     shared = min(len(index), len(places))
@@ -228,7 +228,7 @@ def _content_problems(path: Path, tokens: np.ndarray, alphabet: Tokens, size: in
         yield f"{index_path}: {len(index)} entries, but the shard holds {len(places)} documents"
     elif len(index):
         ends = np.append(places[1:], len(tokens)) - 1
-        bad = np.flatnonzero(tokens[ends] != alphabet.eos)
+        bad = np.flatnonzero(tokens[ends] != vocabulary.eos)
         if places[0] != 0:
             yield f"{index_path}: the first document begins at token {places[0]}, not 0"
         elif len(bad):
@@ -244,21 +244,21 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
     first tokens of the first shard, decoded.
     """
     metadata = load_metadata(folder)
-    alphabet = metadata.alphabet
+    vocabulary = metadata.vocabulary
     report: dict[str, Any] = {"dataset": metadata.dataset, "digest": metadata.digest, "splits": {}}
     for split, described in metadata.splits.items():
         view = Shards(folder, split)
-        counts = np.zeros(alphabet.size, np.int64)
+        counts = np.zeros(vocabulary.size, np.int64)
         lengths = [np.empty(0, np.int64)]
         for path, tokens in zip(view.files, view.maps, strict=True):
-            counts += np.bincount(tokens[: 1 << 24], minlength=alphabet.size)
+            counts += np.bincount(tokens[: 1 << 24], minlength=vocabulary.size)
             index = np.fromfile(path.with_suffix(".idx"), "<u8").astype(np.int64) // DTYPE.itemsize
-            lengths.append(np.add.reduceat(alphabet.bytes_of[tokens], index, dtype=np.int64))
-        counts[alphabet.bytes_of == 0] = 0
+            lengths.append(np.add.reduceat(vocabulary.bytes_of[tokens], index, dtype=np.int64))
+        counts[vocabulary.bytes_of == 0] = 0
         length = np.concatenate(lengths) if view.tokens else np.zeros(1, np.int64)
         share = counts / max(1, counts.sum())
         present = share[share > 0]
-        bytes_per_token = float(share @ alphabet.bytes_of) or 1.0
+        bytes_per_token = float(share @ vocabulary.bytes_of) or 1.0
         top = np.argsort(-share, kind="stable")[:10]
         mean, median, largest = float(length.mean()), float(np.median(length)), int(length.max())
         report["splits"][split] = {
@@ -266,8 +266,8 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
             "shards": len(described.shards),
             "document_bytes": {"mean": mean, "median": median, "max": largest},
             "bytes_per_token": bytes_per_token,
-            "top": [[alphabet.decode([int(i)]), float(share[i])] for i in top if share[i]],
+            "top": [[vocabulary.decode([int(i)]), float(share[i])] for i in top if share[i]],
             "entropy_bits": float(-(present * np.log2(present)).sum()) / bytes_per_token,
-            "beginning": alphabet.decode(view.read(0, min(first, view.tokens))),
+            "beginning": vocabulary.decode(view.read(0, min(first, view.tokens))),
         }
     return report

@@ -28,9 +28,9 @@ FLUSH_BYTES = 1 << 23
 class ShardWriter:
     """Appends documents to one split's ``.bin`` and ``.idx``, which get these names when ``files`` closes."""
 
-    def __init__(self, name: Path, files: contextlib.ExitStack, alphabet: Tokens) -> None:
+    def __init__(self, name: Path, files: contextlib.ExitStack, vocabulary: Tokens) -> None:
         self.tokens = self.documents = self.bytes = 0
-        self._alphabet = alphabet
+        self._vocabulary = vocabulary
         beside = [files.enter_context(replacing(name.with_suffix(suffix))) for suffix in (".bin", ".idx")]
         self._tokens_file, self._index_file = (files.enter_context(path.open("wb")) for path in beside)
         self._piece = np.empty(PIECE, DTYPE)
@@ -39,7 +39,7 @@ class ShardWriter:
     def write(self, ids: np.ndarray, begins: np.ndarray) -> None:
         """Go on with these ids, among which documents begin at these places."""
         self._tokens_file.write(ids.astype(DTYPE, copy=False).data)
-        self._wrote(len(ids), begins, int(self._alphabet.bytes_of[ids].sum()))
+        self._wrote(len(ids), begins, int(self._vocabulary.bytes_of[ids].sum()))
 
     def splice(self, joined: np.ndarray, offsets: np.ndarray) -> None:
         """Go on with documents that are their bytes, as `ByteTokens.splice` takes them."""

@@ -7,11 +7,11 @@ all of its targets are scored::
 
 So what is summed is the code length of a text under one probability model of it. Four things make it that
 (parameter-golf, issue 1017): a target is predicted from the trained weights and what stands before it alone;
-by a whole distribution over the alphabet; before anything is learned from it; in one pass from left to right.
-Nothing depends on how long the stream is, or on where a batch of windows ends: rates are constant, chunks and
-windows begin at fixed places, and a batch that reaches over the end of a chunk is read again with the new
-weights, of which only the targets behind that end are taken. With a rate of 0 the nats are those of `score`,
-to the bit.
+by a whole distribution over the vocabulary; before anything is learned from it; in one pass from left to
+right. Nothing depends on how long the stream is, or on where a batch of windows ends: rates are constant,
+chunks and windows begin at fixed places, and a batch that reaches over the end of a chunk is read again with
+the new weights, of which only the targets behind that end are taken. With a rate of 0 the nats are those of
+`score`, to the bit.
 
 SGD takes one step a window of ``seq_len`` ids, on the sum of its nats over ``seq_len``, so that the shorter
 window at a chunk's end counts less. The model stays in evaluation mode: no noise, all of its loops, and its

@@ -1,6 +1,6 @@
 """Baselines: the rates of compressors on the held-out text, and its overlap with the training text.
 
-Both depend on texts alone. They are kept by the digests of the texts below ``results/yardsticks``, so the
+Both depend on texts alone. They are kept by the digests of the texts below ``results/baselines``, so the
 next stage, scored on the same text, finds most of them done. Two threads compute them while the model is
 scored: PPMd in one and all else in the other, because compressors and numpy release Python's lock.
 
@@ -61,7 +61,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
 @contextlib.contextmanager
 def beside(work: Callable[[], T]) -> Iterator[Future[T]]:
     """Do something in a thread meanwhile. (One of low priority starves beside the jobs of others.)"""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="yardsticks")
+    pool = ThreadPoolExecutor(1, thread_name_prefix="baselines")
     try:
         yield pool.submit(work)
     finally:
@@ -69,7 +69,7 @@ def beside(work: Callable[[], T]) -> Iterator[Future[T]]:
 
 
 def measure_given(text: Text, learned: LearnedFrom, limit: int | None, kept: Path) -> Measured:
-    """All yardsticks, given what a model has learned from and what it could have."""
+    """All baselines, given what a model has learned from and what it could have."""
     stage, split, why = training_texts(learned, limit, None if limit is None else SEARCHED * limit)
     measured = measure_text(text, stage, split, limit, kept)
     measured.left_out.extend(why)
@@ -81,7 +81,7 @@ def measure_given(text: Text, learned: LearnedFrom, limit: int | None, kept: Pat
 def measure_text(
     text: Text, stage: TrainingText | None, split: TrainingText | None, limit: int | None, kept: Path
 ) -> Measured:
-    """All yardsticks of a held-out text.
+    """All baselines of a held-out text.
 
     Args:
         stage: what the model has learned from; None where that cannot be read.
@@ -149,7 +149,7 @@ def _matches(
     def search() -> dict[str, Any]:
         copied, common = Stretches(text, COPIED), Stretches(text, COMMON)
         for piece in split.pieces(overlap=COPIED - 1):
-            other = Text.of(piece, split.alphabet)
+            other = Text.of(piece, split.vocabulary)
             copied.look_in(other)
             common.look_in(other)
         edges = np.flatnonzero(np.diff(copied.covered(), prepend=False, append=False))
@@ -207,7 +207,7 @@ def _kept(folder: Path, key: dict[str, Any], compute: Callable[[], dict[str, Any
         return files.read_json(path)["value"]
     began = time.perf_counter()
     value = compute()
-    log.debug("yardstick %s: %.1f s", key, time.perf_counter() - began)
+    log.debug("baseline %s: %.1f s", key, time.perf_counter() - began)
     files.write_json(path, {"of": key, "value": value})
     return value
 

@@ -3,7 +3,7 @@
     bpb        = nats of targets that stand for text    / (ln 2 * bytes they stand for)
     bpb_strict = the same, and those of EOS and BOS     / (ln 2 * bytes they stand for)
 
-How many bytes an id stands for is the alphabet's to say, so that models of different alphabets compare.
+How many bytes an id stands for is the vocabulary's to say, so that models of different vocabularies compare.
 
 Documents stand back to back in the stream, as in training, and a window of ``seq_len`` targets slides over
 it. Each window but the first spends its first ``overlap`` share on context alone, so that no byte is
@@ -71,17 +71,17 @@ class Score:
         return nats / (math.log(2) * self.counts["byte"])
 
 
-def clip_stream(tokens_N: np.ndarray, max_bytes: int, alphabet: Tokens = BYTES) -> np.ndarray:
+def clip_stream(tokens_N: np.ndarray, max_bytes: int, vocabulary: Tokens = BYTES) -> np.ndarray:
     """The shortest prefix with ``max_bytes`` bytes of text (all where there are fewer), beginning with BOS.
 
     A stream that starts inside a document gets a BOS in front, so that its first byte is a target as well and
     the scored bytes are all the bytes there are.
     """
-    bytes_N = np.cumsum(alphabet.bytes_of[tokens_N], dtype=np.int64)
+    bytes_N = np.cumsum(vocabulary.bytes_of[tokens_N], dtype=np.int64)
     end = int(np.searchsorted(bytes_N, max_bytes)) + 1
     prefix_N = tokens_N[:end]
-    if len(prefix_N) and prefix_N[0] != alphabet.bos:
-        prefix_N = np.concatenate([np.array([alphabet.bos], prefix_N.dtype), prefix_N])
+    if len(prefix_N) and prefix_N[0] != vocabulary.bos:
+        prefix_N = np.concatenate([np.array([vocabulary.bos], prefix_N.dtype), prefix_N])
     return prefix_N
 
 
@@ -159,8 +159,8 @@ def score(
     Raises:
         ValueError: no byte to score, an id outside the vocabulary, or a loss that is not finite.
     """
-    alphabet, device = model.tokens, next(model.parameters()).device
-    _check(tokens_N, alphabet)
+    vocabulary, device = model.tokens, next(model.parameters()).device
+    _check(tokens_N, vocabulary)
     how: dict[str, Any] = {"n_loops": n_loops, "reduction": "none"}
     how |= {"trace": True} if observe is not None else {}
     # What is read in inference mode could not be learned from.
@@ -188,8 +188,10 @@ def score(
                 at = 1 + done + int(np.argmin(np.isfinite(nats_S)))
                 why = learner.remedy if learner is not None else DIVERGED
                 raise ValueError(f"the model's loss at token {at} of the stream is not finite: {why}")
-            bytes_S = alphabet.bytes_of[label_S]
-            kind_S = np.select([bytes_S > 0, label_S == alphabet.eos, label_S == alphabet.bos], [0, 1, 2], 3)
+            bytes_S = vocabulary.bytes_of[label_S]
+            kind_S = np.select(
+                [bytes_S > 0, label_S == vocabulary.eos, label_S == vocabulary.bos], [0, 1, 2], 3
+            )
             nats += np.bincount(kind_S, weights=nats_S, minlength=len(KINDS))
             counts += np.bincount(kind_S, weights=np.maximum(bytes_S, 1), minlength=len(KINDS))
             done += S
@@ -210,13 +212,13 @@ def score(
     )
 
 
-def _check(tokens_N: np.ndarray, alphabet: Tokens) -> None:
-    if np.any(foreign_N := tokens_N >= alphabet.size):
+def _check(tokens_N: np.ndarray, vocabulary: Tokens) -> None:
+    if np.any(foreign_N := tokens_N >= vocabulary.size):
         at = int(np.argmax(foreign_N))
         raise ValueError(
-            f"token {at} of the stream is {int(tokens_N[at])}, outside the vocabulary of {alphabet.size}"
+            f"token {at} of the stream is {int(tokens_N[at])}, outside the vocabulary of {vocabulary.size}"
         )
-    if not np.any(alphabet.bytes_of[tokens_N[1:]]):
+    if not np.any(vocabulary.bytes_of[tokens_N[1:]]):
         raise ValueError("there is nothing to score: the stream holds no byte after its first token")
 
 
@@ -286,8 +288,8 @@ class _Candidates:
         return torch.from_numpy(self.known_NW[at_B[:, None] - self.first + np.arange(T)])
 
 
-def bits_by_byte(score: Score, tokens_N: np.ndarray, alphabet: Tokens) -> np.ndarray:
+def bits_by_byte(score: Score, tokens_N: np.ndarray, vocabulary: Tokens) -> np.ndarray:
     """Bits that each byte of a scored stream cost, a token's shared among its bytes: (bytes,) float64."""
-    bytes_S = alphabet.bytes_of[tokens_N[1:]].astype(np.int64)
+    bytes_S = vocabulary.bytes_of[tokens_N[1:]].astype(np.int64)
     bits_S = score.by_target_S / math.log(2) / np.maximum(1, bytes_S)
     return np.repeat(bits_S.astype(np.float64), bytes_S)

@@ -41,7 +41,7 @@ def by_source(lookup: NgramLookup, tokens_N: np.ndarray, bits_B: np.ndarray) -> 
     """Return for each source the share of bytes that it had first, and the model's bits per byte on them."""
     last = len(tokens_N) - 1
     pieces = [_sources(lookup, tokens_N, lo, min(last, lo + _PIECE)) for lo in range(0, last, _PIECE)]
-    source_B = np.concatenate(pieces)[lookup.alphabet.bytes_of[tokens_N[1:]] > 0]
+    source_B = np.concatenate(pieces)[lookup.vocabulary.bytes_of[tokens_N[1:]] > 0]
     rows = []
     for index, label in enumerate(SOURCES):
         of_source = source_B == index
@@ -60,19 +60,19 @@ def by_source(lookup: NgramLookup, tokens_N: np.ndarray, bits_B: np.ndarray) -> 
 
 def byte_by_byte(lookup: NgramLookup, tokens_N: np.ndarray, bits_B: np.ndarray) -> MarkedText:
     """Return each byte of a short stream with its source, its first candidates and its cost."""
-    alphabet, last = lookup.alphabet, len(tokens_N) - 1
+    vocabulary, last = lookup.vocabulary, len(tokens_N) - 1
     there, symbols, *_ = lookup.layout.views(lookup.after(tokens_N, 0, last))
-    sources, ids, shown = _sources(lookup, tokens_N, 0, last), ids_of(alphabet), []
-    text = np.flatnonzero(alphabet.bytes_of[tokens_N[1:]] > 0)
+    sources, ids, shown = _sources(lookup, tokens_N, 0, last), ids_of(vocabulary), []
+    text = np.flatnonzero(vocabulary.bytes_of[tokens_N[1:]] > 0)
     for at, bits in zip(text.tolist(), bits_B.tolist(), strict=False):
         candidates = [
-            "".join(one.text for one in pieces_of(ids[[symbol]], alphabet)).strip("\n")
+            "".join(one.text for one in pieces_of(ids[[symbol]], vocabulary)).strip("\n")
             for symbol in symbols[at, : min(_SHOWN, int(there[at, 0]))]
         ]
         proposed = "  ".join(candidates) if candidates else "nothing"
         shown.append(
             MarkedByte(
-                pieces=pieces_of(tokens_N[at + 1 : at + 2], alphabet),
+                pieces=pieces_of(tokens_N[at + 1 : at + 2], vocabulary),
                 colour=int(sources[at]),
                 tooltip=f"proposed: {proposed}; cost {bits:.2f} bits",
             )

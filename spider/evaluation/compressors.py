@@ -1,6 +1,6 @@
 """What general-purpose compressors make of a text, alone and given what a model learned from.
 
-A model's bits per byte can be read as a compression rate, so the fair yardstick is a compressor at a strong
+A model's bits per byte can be read as a compression rate, so the fair baseline is a compressor at a strong
 setting, on *the same bytes* and after *the same text*: the bits that the held-out text adds to a file which
 begins with the training text,
 

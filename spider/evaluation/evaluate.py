@@ -25,9 +25,9 @@ from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.config.measurement import measurement
 from spider.data.metadata import load_metadata
-from spider.evaluation.artifact import Evaluation, Training
 from spider.evaluation.baselines import beside, measure_given
 from spider.evaluation.bpb import Score, bits_by_byte, score
+from spider.evaluation.records import Evaluation, Training
 from spider.evaluation.result import Result
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import Text, validation_stream
@@ -76,7 +76,7 @@ def evaluate(
     text = Text.of(tokens_N, checkpoint.tokens)
     given = learned_from or LearnedFrom()
     with beside(
-        partial(measure_given, text, given, asked.training_bytes, kept or output / "yardsticks")
+        partial(measure_given, text, given, asked.training_bytes, kept or output / "baselines")
     ) as job:
         model = checkpoint.model(device)
         log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", spec.window, device)

@@ -58,19 +58,19 @@ def generate(
         raise ValueError(f"top_k must be at least 1 (got {top_k})")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1 (got {top_p})")
-    alphabet = model.tokens
+    vocabulary = model.tokens
     given = _utf8(prompt) if isinstance(prompt, str) else prompt
-    ids = given.tolist() if isinstance(given, np.ndarray) else alphabet.encode(given)[:-1].tolist()
+    ids = given.tolist() if isinstance(given, np.ndarray) else vocabulary.encode(given)[:-1].tolist()
     if len(ids) > context:
-        size = len(alphabet.raw(ids))
+        size = len(vocabulary.raw(ids))
         what = f"{size:,} bytes" + (f" ({len(ids) - 1:,} ids)" if len(ids) - 1 != size else "")
         raise ValueError(
             f"the prompt is {what} and the model reads {context - 1:,} at most after the "
             "document's start: give its end only, or a larger context"
         )
     model.loops(n_loops)
-    closing = {alphabet.eos, *ends}
-    writable_W = np.append(np.flatnonzero(alphabet.bytes_of), sorted(closing))
+    closing = {vocabulary.eos, *ends}
+    writable_W = np.append(np.flatnonzero(vocabulary.bytes_of), sorted(closing))
     generator = torch.Generator().manual_seed(seed)
 
     def stream(ids: list[int]) -> Iterator[int]:
@@ -97,7 +97,7 @@ def generate(
             if was_training:
                 model.train()
             drawn = sample(logits_V, temperature, top_k, top_p, generator, writable_W)
-            written += int(alphabet.bytes_of[drawn])
+            written += int(vocabulary.bytes_of[drawn])
             if drawn in closing or written > max_bytes:  # what would go beyond is left out
                 return
             new = unread = [drawn]
@@ -139,11 +139,11 @@ def sample(
     return int(writable_W[int(order_W[torch.multinomial(p_W, 1, generator=generator)])])
 
 
-def stream_text(ids: Iterable[int], alphabet: Tokens = BYTES) -> Iterator[str]:
+def stream_text(ids: Iterable[int], vocabulary: Tokens = BYTES) -> Iterator[str]:
     """Text of a stream as it arrives: a character waits until it is whole, malformed UTF-8 is U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for i in ids:
-        if text := decoder.decode(alphabet.raw([i])):
+        if text := decoder.decode(vocabulary.raw([i])):
             yield text
     if text := decoder.decode(b"", final=True):
         yield text

@@ -23,9 +23,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from spider.evaluation.artifact import HarnessResult
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
+from spider.evaluation.records import HarnessResult
 from spider.evaluation.result import Number, Result, Row
 from spider.evaluation.tasks import continuations
 from spider.model.interface import Model
@@ -40,7 +40,9 @@ _SEED = 1234
 
 
 class HarnessModel(LM):
-    """A model, as the harness knows one. Prompts that do not fit lose their beginning; `cropped` counts them.
+    """The interface of lm-evaluation-harness to a model. Prompts that do not fit lose their beginning.
+
+    `truncated` counts these prompts.
 
     Args:
         window: ids that the model reads at once.
@@ -53,7 +55,7 @@ class HarnessModel(LM):
         super().__init__()
         self.model, self.window, self.batch, self.overlap = model, window, batch, overlap
         self.reading = reading
-        self.cropped = 0
+        self.truncated = 0
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Nats of each continuation, negative, and whether it is what the model would write."""
@@ -75,7 +77,7 @@ class HarnessModel(LM):
         if not pairs:
             return []
         read = continuations(self.model, pairs, window=self.window, batch=self.batch, **self.reading)
-        self.cropped += read.cropped
+        self.truncated += read.truncated
         return list(zip((-read.nats_R).tolist(), read.greedy_R.tolist(), strict=True))
 
     def _rolled(self, ids_N: Any) -> float:
@@ -89,7 +91,7 @@ class HarnessModel(LM):
         room = self.window - min(count, self.window // 2)
         ids_N = self.model.tokens.encode(_bytes(prompt))[:-1]
         if len(ids_N) > room:
-            self.cropped += 1
+            self.truncated += 1
             ids_N = ids_N[-room:]
         draws = bool(asked.get("do_sample", False))
         ids = generate(
@@ -157,11 +159,13 @@ def ask(
     assert told is not None, "only other processes than the first get nothing"
     names = sorted(told["results"])
     revisions = {name: str(told["versions"][name]) for name in names if told.get("versions", {}).get(name)}
-    cropped = f"; {model.cropped:,} prompts did not fit and lost their beginning" if model.cropped else ""
+    truncated = (
+        f"; {model.truncated:,} prompts did not fit and lost their beginning" if model.truncated else ""
+    )
     first = f", of each task the first {items:,} items at most" if items else ""
     note = (
         f"Asked of {about['label']} by lm-evaluation-harness {version('lm_eval')}, in windows of "
-        f"{model.window:,} ids{first}{cropped}."
+        f"{model.window:,} ids{first}{truncated}."
     )
     result = Result(
         title="Standard tasks",
@@ -169,7 +173,7 @@ def ask(
         value="result",
         rows=[row for name in names for row in _rows(told, name)],
         notes=[note],
-        details={"cropped": model.cropped, "items": items, "shots": shots},
+        details={"truncated": model.truncated, "items": items, "shots": shots},
     )
     return HarnessResult(
         format=HarnessResult.FORMAT,

@@ -16,8 +16,8 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.data.chat import opening
-from spider.evaluation.artifact import Sample
 from spider.evaluation.generate import generate, stream_text
+from spider.evaluation.records import Sample
 from spider.model import choose_kernels
 from spider.model.interface import Model
 from spider.results import StageFolder

@@ -74,11 +74,11 @@ def cut(
 ) -> CutText:
     """The segments of a stream whose first id, a BOS, is read and not shown. The model is the inspector's and
     in evaluation mode; the rest is as for `spider.evaluation.bpb.score`."""
-    alphabet, device = model.tokens, next(model.parameters()).device
+    vocabulary, device = model.tokens, next(model.parameters()).device
     closes, probabilities = [], []
     # One more id makes the last of the stream a position whose successor is scored, as every other is.
-    stream_N = np.append(tokens_N, alphabet.eos)
-    for inputs_BT, labels_BT in windows(stream_N, seq_len, overlap, batch, alphabet.pad):
+    stream_N = np.append(tokens_N, vocabulary.eos)
+    for inputs_BT, labels_BT in windows(stream_N, seq_len, overlap, batch, vocabulary.pad):
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             closed_BT, probability_BT = inspector.cut(torch.from_numpy(inputs_BT).to(device))
         scored_BT = labels_BT != IGNORED
@@ -94,24 +94,27 @@ def cut(
     for begin, end in pairwise(ends):
         closed = bool(closed_N[end - 1])
         probability = float(probability_N[end - 1]) if closed and probability_N is not None else None
-        size = int(np.maximum(alphabet.bytes_of[shown_N[begin:end]], 1).sum())
-        segments.append(Segment(pieces_of(shown_N[begin:end], alphabet), size, closed, probability))
+        size = int(np.maximum(vocabulary.bytes_of[shown_N[begin:end]], 1).sum())
+        segments.append(Segment(pieces_of(shown_N[begin:end], vocabulary), size, closed, probability))
     total = sum(segment.size for segment in segments)
     caption = inspector.caption(total, [segment.size for segment in segments if segment.closed])
     return CutText(unit=inspector.segments, caption=caption, segments=segments)
 
 
-def pieces_of(ids_N: np.ndarray, alphabet: Tokens) -> tuple[Piece, ...]:
+def pieces_of(ids_N: np.ndarray, vocabulary: Tokens) -> tuple[Piece, ...]:
     """What to show for a segment: neighbours of one kind are one piece, a line break stays alone."""
-    names = {i: name for name, i in alphabet.specials.items()}
+    names = {i: name for name, i in vocabulary.specials.items()}
     shown: list[Piece] = []
-    for is_text, run in groupby(ids_N.tolist(), key=lambda i: alphabet.bytes_of[i] > 0):
+    for is_text, run in groupby(ids_N.tolist(), key=lambda i: vocabulary.bytes_of[i] > 0):
         if is_text:
-            for character in alphabet.raw(run).decode("utf-8", errors="surrogateescape"):
+            for character in vocabulary.raw(run).decode("utf-8", errors="surrogateescape"):
                 shown += _visible(character)
             continue
         for i in run:  # a document's end ends the line
-            shown += [Piece(f"<{names.get(i, i)}>", mark=True), *([Piece("\n")] if i == alphabet.eos else [])]
+            shown += [
+                Piece(f"<{names.get(i, i)}>", mark=True),
+                *([Piece("\n")] if i == vocabulary.eos else []),
+            ]
     runs = groupby(shown, key=lambda piece: (piece.mark, piece.text == "\n"))
     return tuple(Piece("".join(piece.text for piece in run), mark) for (mark, _), run in runs)
 

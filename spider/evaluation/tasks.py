@@ -3,7 +3,7 @@
 A question is put as ``context + choice``, encoded as one text. What counts are the ids that stand for bytes
 of the choice, one that reaches over the border among them; so byte and token models are asked the same. The
 choice with the fewest nats is the model's: in all (``sum``), per byte, or per id. Per byte is the one to
-compare by, for it does not depend on the alphabet; per id is what published CORE figures are.
+compare by, for it does not depend on the vocabulary; per id is what published CORE figures are.
 
     centered = (accuracy - chance) / (1 - chance)
 
@@ -38,7 +38,7 @@ class Answers(NamedTuple):
     """Share that is right by the nats a byte: compare by this one."""
     by_token: float
     """Share that is right by the nats an id, as published CORE scores are."""
-    cropped: int
+    truncated: int
     """Choices whose context was truncated to fit into the window."""
 
     @property
@@ -66,7 +66,7 @@ class Answers(NamedTuple):
                 "beyond chance": Number(value=self.centered),
                 "by nats in all": Number(value=self.by_sum, unit=SHARE),
                 "by nats a token": Number(value=self.by_token, unit=SHARE),
-                "truncated": Number(value=self.cropped),
+                "truncated": Number(value=self.truncated),
             },
             hub_metric="accuracy",
             hub_dataset=self.task.name,
@@ -108,7 +108,7 @@ class Continuations(NamedTuple):
     """Whether the model, always writing its likeliest id, would write it."""
     ids_R: np.ndarray
     """Ids that the text is counted in."""
-    cropped: int
+    truncated: int
     """Rows whose beginning did not fit into the window."""
 
 
@@ -137,7 +137,7 @@ def run_task(model: Model, task: Task, *, window: int, batch: int, **reading: An
         by_sum=right["by_sum"],
         by_byte=right["by_byte"],
         by_token=right["by_token"],
-        cropped=read.cropped,
+        truncated=read.truncated,
     )
 
 

@@ -29,12 +29,12 @@ class Text:
     bounds_D: np.ndarray
 
     @classmethod
-    def of(cls, tokens_N: np.ndarray, alphabet: Tokens) -> Text:
+    def of(cls, tokens_N: np.ndarray, vocabulary: Tokens) -> Text:
         """The text of a stream of ids; what lies before its first BOS is a document as well."""
-        ends = np.cumsum(alphabet.bytes_of[tokens_N], dtype=np.int64)
+        ends = np.cumsum(vocabulary.bytes_of[tokens_N], dtype=np.int64)
         total = int(ends[-1]) if len(ends) else 0
-        begins = ends[tokens_N == alphabet.bos]
-        raw = np.frombuffer(alphabet.raw(tokens_N), np.uint8)
+        begins = ends[tokens_N == vocabulary.bos]
+        raw = np.frombuffer(vocabulary.raw(tokens_N), np.uint8)
         return cls(raw, np.unique(np.concatenate([[0], begins, [total]])))
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ def validation_stream(data: Path, max_bytes: int, tokens: Tokens = BYTES) -> tup
     shards = Shards(data, "validation")
     # A document of n bytes has n + 2 ids at most, and encoding drops empty ones: three ids a byte suffice.
     count = min(shards.tokens, 3 * max_bytes)
-    written = metadata.alphabet
+    written = metadata.vocabulary
     stream_N = clip_stream(np.asarray(shards.read(0, count)), max_bytes, written)
     if written.digest == tokens.digest and (written.digest is None or metadata.imported):
         return stream_N, metadata.digest

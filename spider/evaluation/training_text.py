@@ -44,8 +44,8 @@ class TrainingText:
     """Of what there is."""
 
     @property
-    def alphabet(self) -> Tokens:
-        return self.spans[0][0].alphabet
+    def vocabulary(self) -> Tokens:
+        return self.spans[0][0].vocabulary
 
     @property
     def size(self) -> int:
@@ -60,7 +60,7 @@ class TrainingText:
 
     def raw(self) -> bytes:
         """Its bytes."""
-        return b"".join(self.alphabet.raw(piece) for piece in self.pieces())
+        return b"".join(self.vocabulary.raw(piece) for piece in self.pieces())
 
 
 @dataclass(frozen=True)

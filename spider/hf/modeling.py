@@ -9,7 +9,7 @@ Weights, names and logits are ours to the bit. What differs are the manners of t
 - In training ``loss`` is what the model is trained by, with what its family adds to the cross entropy, and
   there are no logits. In evaluation mode there are, and ``loss`` is the cross entropy of the labels alone.
 
-Shapes: B rows, T ids of a row, V ids of the alphabet, W bytes of a candidate.
+Shapes: B rows, T ids of a row, V ids of the vocabulary, W bytes of a candidate.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _complete(self, folder: Path) -> None:
-        """What no file of weights holds: marks, buffers that are not saved, the alphabet and the index."""
+        """What no file of weights holds: marks, buffers that are not saved, the vocabulary and the index."""
         ours = model_tensors(self.model, "model.")
         blank = {name: torch.empty_like(tensor, device="meta") for name, tensor in ours.items()}
         functional_call(_Reset(self.model), blank, ())

@@ -4,7 +4,7 @@ A row may begin anywhere, so rows of different lengths need no padding: what the
 not read. When the context is full, a row goes on with the last half of it, as `spider.evaluation.generate`
 does.
 
-Shapes: B rows, T ids of a row, V ids of the alphabet, W bytes of a candidate.
+Shapes: B rows, T ids of a row, V ids of the vocabulary, W bytes of a candidate.
 """
 
 from __future__ import annotations

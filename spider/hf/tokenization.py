@@ -1,6 +1,6 @@
 """`spider.tokens.Tokens` behind the interface of transformers' tokenizers; ids, text and bytes are ours.
 
-Bytes are the ids 0 to 255, as they are, in every alphabet. A text becomes ids with BOS before it, as
+Bytes are the ids 0 to 255, as they are, in every vocabulary. A text becomes ids with BOS before it, as
 `spider.evaluation.generate` reads it, and no text can make a special id: ``"⟨EOS⟩"`` is nine bytes. What is
 no UTF-8 comes in as Python has it in text, ``raw.decode("utf-8", "surrogateescape")``, and is U+FFFD then.
 
@@ -33,7 +33,7 @@ class SpiderTokenizer(PreTrainedTokenizer):
     """See the module's docstring.
 
     Args:
-        vocab_file: the ``tokenizer.json`` of an export, where its alphabet was learned.
+        vocab_file: the ``tokenizer.json`` of an export, where its vocabulary was learned.
         learned: the digest of that; None for bytes.
         conversations: the dataset of conversations that the model was trained on; None, and there is no chat.
 
@@ -53,10 +53,10 @@ class SpiderTokenizer(PreTrainedTokenizer):
         **kwargs: Any,
     ) -> None:
         folder = Path(vocab_file).parent if vocab_file else Path(kwargs.get("name_or_path", ""))
-        self.alphabet: Tokens = tokens_in(folder, learned)
+        self.vocabulary: Tokens = tokens_in(folder, learned)
         self.stored = (folder / TOKENIZER).read_bytes() if learned else None
         self.conversations = conversations
-        self._names = _names(self.alphabet)
+        self._names = _names(self.vocabulary)
         self._ids = {name: i for i, name in enumerate(self._names)}
         told = special_tokens() | {"special_tokens_pattern": "bos", "auto_map": TOKENIZER_MAP} | kwargs
         super().__init__(learned=learned, conversations=conversations, vocab_file=vocab_file, **told)
@@ -67,7 +67,7 @@ class SpiderTokenizer(PreTrainedTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        return self.alphabet.size
+        return self.vocabulary.size
 
     def get_vocab(self) -> dict[str, int]:
         return dict(self._ids)
@@ -75,16 +75,16 @@ class SpiderTokenizer(PreTrainedTokenizer):
     def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
         if unknown := [str(token) for token in new_tokens or () if str(token) not in self._ids]:
             raise ValueError(
-                f"{unknown[0]!r} is none of the {self.alphabet.size:,} ids that the model has; this alphabet "
-                "cannot grow"
+                f"{unknown[0]!r} is none of the {self.vocabulary.size:,} ids that the model has; the "
+                "vocabulary cannot grow"
             )
         return super()._add_tokens(new_tokens, special_tokens)
 
     # ------------------------------------------------------------------------------------- text and ids
 
     def tokenize(self, text: str, **_: Any) -> list[str]:  # type: ignore[override]
-        """The strings of a text's ids; `ValueError` for what the alphabet cannot write."""
-        ids = self.alphabet.encode(text.encode("utf-8", "surrogateescape"))[1:-1]
+        """The strings of a text's ids; `ValueError` for what the vocabulary cannot write."""
+        ids = self.vocabulary.encode(text.encode("utf-8", "surrogateescape"))[1:-1]
         return [self._names[i] for i in ids]
 
     def _convert_token_to_id(self, token: str) -> int | None:
@@ -99,7 +99,7 @@ class SpiderTokenizer(PreTrainedTokenizer):
     def _decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:  # type: ignore[override]
         ids = [token_ids] if isinstance(token_ids, int) else [int(i) for i in token_ids]
         shown = {} if skip_special_tokens else {i: name.encode() for i, name in named().items()}
-        raw = b"".join(shown[i] if i in shown else self.alphabet.raw([i]) for i in ids)
+        raw = b"".join(shown[i] if i in shown else self.vocabulary.raw([i]) for i in ids)
         return raw.decode("utf-8", "replace")
 
     # ------------------------------------------------------------------------------------ conversations
@@ -139,7 +139,7 @@ class SpiderTokenizer(PreTrainedTokenizer):
             [message(number, plain) for number, plain in enumerate(getattr(one, "messages", one))]
             for one in (conversation if batch else [conversation])
         ]
-        rows = [opening(one, self.alphabet, answer=add_generation_prompt).tolist() for one in said]
+        rows = [opening(one, self.vocabulary, answer=add_generation_prompt).tolist() for one in said]
         if not tokenize:
             texts = [self._decode(row) for row in rows]
             return texts if batch else texts[0]
@@ -162,11 +162,11 @@ class SpiderTokenizer(PreTrainedTokenizer):
         return tuple(written)
 
 
-def _names(alphabet: Tokens) -> list[str]:
+def _names(vocabulary: Tokens) -> list[str]:
     """A string for each id, no two the same."""
     signs, special = bytes_to_unicode(), named()
     names: dict[str, None] = {}
-    for i in range(alphabet.size):
-        name = special.get(i) or "".join(signs[byte] for byte in alphabet.raw([i]))
+    for i in range(vocabulary.size):
+        name = special.get(i) or "".join(signs[byte] for byte in vocabulary.raw([i]))
         names[next(n for n in (name + _SECOND * k for k in itertools.count()) if n not in names)] = None
     return list(names)

@@ -44,7 +44,7 @@ def build_model(config: ModelConfig, tokens: Tokens | None = None) -> Model:
     ``model.reset_parameters()`` give what building on the device would have.
 
     Raises:
-        ConfigError: the family's model cannot be imported, or the alphabet is not of so many ids.
+        ConfigError: the family's model cannot be imported, or the vocabulary is not of so many ids.
     """
     made = getattr(family_module(config.family, "model"), "Model", None)
     if made is None:

@@ -10,7 +10,7 @@ What is not asked for here is told by marks: ``init_weights`` of a module sets i
 draws nothing), and `spider.model.layers` marks parameters for the optimizer. Names of modules and the order
 in which they are made are part of what checkpoints hold.
 
-Shapes: B windows, T ids of a window, V ids of the alphabet, N new ids of a stream.
+Shapes: B windows, T ids of a window, V ids of the vocabulary, N new ids of a stream.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Inspector(Protocol):
         """Count what the trace of a forward pass says of the positions that were scored in it."""
 
     def figures(self) -> list[dict[str, Any]]:
-        """What was counted, as plain JSON of the kinds in `spider.evaluation.artifact`."""
+        """What was counted, as plain JSON of the kinds in `spider.evaluation.records`."""
         ...
 
     def cut(self, tokens_BT: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
@@ -102,7 +102,7 @@ class LanguageModel(Protocol):
     config: Any
     """Its block of the configuration, a `ModelConfig` of the family's."""
     tokens: Tokens = BYTES
-    """The alphabet that it reads and writes: bytes, or what `spider.model.build_model` was given."""
+    """The vocabulary that it reads and writes: bytes, or what `spider.model.build_model` was given."""
     ngram: NgramHead | None
     """What prices the candidates of an n-gram index, where the configuration has ``ngram``."""
     lookup: NgramLookup | None = None

@@ -13,7 +13,7 @@ it learns at so many times its group's rate. ``init_weights`` sets them again be
 parameters.
 
 Shapes: ``...D`` any leading axes and D features, F hidden width of a feed-forward; B windows, T ids of them,
-V ids of the alphabet; H heads of d features.
+V ids of the vocabulary; H heads of d features.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class NgramHead(nn.Module):
     """See the module's docstring.
 
     Raises:
-        ValueError: the alphabet is not one of bytes.
+        ValueError: the vocabulary is not one of bytes.
     """
 
     def __init__(self, dim: int, config: NgramConfig, tokens: Tokens) -> None:

@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 BEGIN, END = 0xFE, 0xFF
 
 
-def symbols_of(alphabet: Tokens) -> np.ndarray:
+def symbols_of(vocabulary: Tokens) -> np.ndarray:
     """Return the symbol of each id: (ids,) uint8. Special ids except EOS have the symbol of BOS.
 
     Raises:
         ValueError: an id stands for several bytes.
     """
-    if int(alphabet.bytes_of.max()) > 1:
-        raise ValueError("an n-gram index is of bytes; this alphabet has ids that stand for several")
-    symbols = np.full(alphabet.size, BEGIN, np.uint8)
-    for i in np.flatnonzero(alphabet.bytes_of).tolist():
-        symbols[i] = alphabet.raw([i])[0]
-    symbols[alphabet.eos] = END
+    if int(vocabulary.bytes_of.max()) > 1:
+        raise ValueError("an n-gram index is of bytes; this vocabulary has ids that stand for several")
+    symbols = np.full(vocabulary.size, BEGIN, np.uint8)
+    for i in np.flatnonzero(vocabulary.bytes_of).tolist():
+        symbols[i] = vocabulary.raw([i])[0]
+    symbols[vocabulary.eos] = END
     return symbols
 
 
-def ids_of(alphabet: Tokens) -> np.ndarray:
+def ids_of(vocabulary: Tokens) -> np.ndarray:
     """Return the id of each symbol: (256,) int64, the inverse of `symbols_of`."""
-    symbols = symbols_of(alphabet)
+    symbols = symbols_of(vocabulary)
     ids = np.zeros(1 + END, np.int64)
     ids[symbols] = np.arange(len(symbols))
-    ids[BEGIN], ids[END] = alphabet.bos, alphabet.eos
+    ids[BEGIN], ids[END] = vocabulary.bos, vocabulary.eos
     return ids
 
 

@@ -27,14 +27,14 @@ class NgramLookup:
         ValueError: the n-gram index was counted with other settings.
     """
 
-    def __init__(self, index: NgramIndex, config: NgramConfig, alphabet: Tokens) -> None:
+    def __init__(self, index: NgramIndex, config: NgramConfig, vocabulary: Tokens) -> None:
         index.check_counted(config)
         self.index, self.config, self.layout = index, config, Layout.of(config)
-        self.alphabet, self.symbols = alphabet, symbols_of(alphabet)
+        self.vocabulary, self.symbols = vocabulary, symbols_of(vocabulary)
 
     @classmethod
     def of(
-        cls, folder: Path, digest: str | None, config: NgramConfig, alphabet: Tokens, remedy: str
+        cls, folder: Path, digest: str | None, config: NgramConfig, vocabulary: Tokens, remedy: str
     ) -> NgramLookup:
         """Open the index in a folder; `ValueError` where that is missing, damaged, or another than the one of
         this digest, ends with the ``remedy``."""
@@ -43,7 +43,7 @@ class NgramLookup:
                 f"{folder}: another index ({index.description.digest}) than the model is to be read with "
                 f"({digest}); {remedy}"
             )
-        return cls(index, config, alphabet)
+        return cls(index, config, vocabulary)
 
     def stream(self) -> Stream:
         """Begin a stream of ids that grows, such as a text that is generated."""

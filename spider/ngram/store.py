@@ -25,7 +25,6 @@ import numpy as np
 from pydantic import BaseModel
 
 from spider import files
-from spider.artifacts import Artifact
 from spider.config.ngram import NgramConfig
 from spider.data.metadata import DTYPE, Metadata, check_size, load_metadata
 from spider.ngram import table
@@ -33,6 +32,7 @@ from spider.ngram.contexts import kind_of, name_of
 from spider.ngram.count import runs_of, write_runs
 from spider.ngram.layout import symbols_of
 from spider.ngram.runs import Reader, growing, length_of
+from spider.record import Record
 from spider.requests import PIECE
 
 MARK = "index.json"
@@ -49,7 +49,7 @@ class StoredFile(BaseModel, frozen=True):
     sha256: str
 
 
-class IndexDescription(Artifact):
+class IndexDescription(Record):
     """``index.json``."""
 
     FORMAT: ClassVar[int] = 2
@@ -109,7 +109,7 @@ def count_part(shards: Path, metadata: Metadata, part: str, config: NgramConfig,
     Raises:
         ValueError: there is no such part, or a shard of another size than the description says.
     """
-    symbols = symbols_of(metadata.alphabet)
+    symbols = symbols_of(metadata.vocabulary)
     for split in ("ngram", "train"):
         described = metadata.splits[split].shards
         shard = next((one for one in described if one.part == part), None)
@@ -125,7 +125,7 @@ def _write_symbols(shard: Path, symbols: np.ndarray, text: Path) -> None:
     with shard.open("rb") as file, growing(text, np.uint8) as append:
         while len(tokens := np.fromfile(file, DTYPE, PIECE)):
             if tokens.max() >= len(symbols):
-                raise ValueError(f"{shard}: holds ids outside the alphabet; encode its part again")
+                raise ValueError(f"{shard}: holds ids outside the vocabulary; encode its part again")
             append(symbols[tokens])
 
 

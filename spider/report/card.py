@@ -22,10 +22,10 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spider import files
-from spider.checkpoints.pressed import ArtifactReceipt
+from spider.checkpoints.compressed import CompressedReceipt
 from spider.checkpoints.records import Exported, Manifest, Receipt
 from spider.config import Config, ModelConfig, load_config
-from spider.evaluation.artifact import Evaluation, further_results
+from spider.evaluation.records import Evaluation, further_results
 from spider.evaluation.result import Result, all_rows, baselines, legends, scores, shortened
 from spider.report.compare import baseline_cells, leading, score_columns
 from spider.report.formatting import (
@@ -42,7 +42,7 @@ from spider.report.formatting import (
 )
 from spider.report.page import settings_of
 from spider.report.stages import StageRecord, read_stages
-from spider.results import NEWEST, ArtifactFolder, Results, StageFolder
+from spider.results import NEWEST, CompressedFolder, Results, StageFolder
 from spider.tokens import Tokens
 from spider.tracking import spool
 from spider.version import VERSION
@@ -72,7 +72,7 @@ class Subject:
     parameters: int
     tokens: Tokens
     stage: StageFolder | None = None
-    """Where its stage, or what that was pressed into, has left its records; None: in no results folder."""
+    """Where its stage, or what that was compressed into, has left its records; None: in no results folder."""
     results: Results | None = None
 
     @cached_property
@@ -104,7 +104,7 @@ class Subject:
     @cached_property
     def stages(self) -> list[StageRecord]:
         """Those of its run that led to it, as they were trained."""
-        here = isinstance(self.told, Manifest) or isinstance(self.stage, ArtifactFolder)
+        here = isinstance(self.told, Manifest) or isinstance(self.stage, CompressedFolder)
         if self.results is None or self.run is None or not here:
             return []
         stages = read_stages(self.run, self.results, self.told.run)
@@ -126,7 +126,7 @@ def card(of: Subject) -> str:
         name=_name(of),
         size=quantity(of.parameters, ""),
         family=of.config.family,
-        alphabet="bytes" if of.tokens.digest is None else f"{of.tokens.size:,} tokens",
+        vocabulary="bytes" if of.tokens.digest is None else f"{of.tokens.size:,} tokens",
         text=quantity(read, "B") if read else None,
         version=told.spider if isinstance(told, Exported) else VERSION,
         data=_words(" |source|licence|language|digest", list(_data(of))),
@@ -235,9 +235,9 @@ def _scores(of: Subject, one: Evaluation) -> str:
     dagger = "" if one.lossless else DAGGER
     columns = score_columns([one.all_results], leading([one]))
     rows = [["**this model**", *_cells(one, columns, dagger, bold=True), one.context]]
-    if pressed := _pressed(of):
-        small = Evaluation.read(pressed.evaluation)
-        size = ArtifactReceipt.read(pressed.receipt).artifact.total_bytes
+    if compressed := _compressed_model(of):
+        small = Evaluation.read(compressed.evaluation)
+        size = CompressedReceipt.read(compressed.receipt).compressed.total_bytes
         if small.text_sha256 == one.text_sha256:
             cells = _cells(small, columns, dagger)
             rows.append([f"compressed into {size:,} bytes", *cells, small.context])
@@ -265,11 +265,11 @@ def _results(of: Subject) -> Iterator[tuple[str, str, list[str]]]:
             yield _cell(result.title), markdown_table(titles(result), lines), [_cell(n) for n in result.notes]
 
 
-def _pressed(of: Subject) -> ArtifactFolder | None:
-    """What its stage was pressed into, if that was measured; not of what is itself pressed."""
-    if of.stage is None or isinstance(of.stage, ArtifactFolder):
+def _compressed_model(of: Subject) -> CompressedFolder | None:
+    """What its stage was compressed into, if that was measured; not of what is itself compressed."""
+    if of.stage is None or isinstance(of.stage, CompressedFolder):
         return None
-    folder = ArtifactFolder(of.stage.artifact)
+    folder = CompressedFolder(of.stage.compressed)
     return folder if folder.receipt.is_file() and folder.evaluation.is_file() else None
 
 
@@ -279,7 +279,7 @@ _Stage = tuple[str, Receipt | Manifest, float | None]
 def _trained(of: Subject) -> list[_Stage]:
     """Each stage that led to it: its name, what it came to, and a token's FLOPs where those are known."""
     told, stages = of.told, of.stages
-    if not isinstance(told, Manifest):  # pressed, from what its stage ended with
+    if not isinstance(told, Manifest):  # compressed, from what its stage ended with
         done = [(stage, stage.receipt) for stage in stages]
         return [(stage.name, one, _work(stage.evaluation)) for stage, one in done if one]
     before = [(stage, stage.receipt or stage.manifest) for stage in stages if stage.name != told.stage]

@@ -18,17 +18,17 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from spider import files
-from spider.artifacts import Artifact
-from spider.checkpoints.pressed import ArtifactReceipt
-from spider.evaluation.artifact import Evaluation, Sample, further_results
+from spider.checkpoints.compressed import CompressedReceipt
+from spider.evaluation.records import Evaluation, Sample, further_results
 from spider.evaluation.result import BITS, Result, Results, Row, baselines, legends, scores, shortened
+from spider.record import Record
 from spider.report import figures
 from spider.report.charts import COLOURS
 from spider.report.costs import seconds_by_rule
 from spider.report.formatting import DAGGER, LOSSY, markdown_table
 from spider.report.render import html, picture
 from spider.report.stages import Log, read_log
-from spider.results import ArtifactFolder, StageFolder
+from spider.results import CompressedFolder, StageFolder
 
 #: Runs that a figure can hold and still be read, each in a colour of its own; of more, the best.
 _DRAWN_RUNS = COLOURS
@@ -118,7 +118,7 @@ class ComparedRun(BaseModel, frozen=True):
         return min(self.like_last[::-1], key=lambda name: float(getattr(self.stages[name], self.leading)))
 
 
-class Summary(Artifact):
+class Summary(Record):
     """``summary.json``, for programs."""
 
     FORMAT: ClassVar[int] = 2
@@ -131,14 +131,14 @@ class Summary(Artifact):
 
 
 def compare(
-    evaluations: list[Path], *, benchmarks: Path | None, output: Path, artifacts: Sequence[Path] = ()
+    evaluations: list[Path], *, benchmarks: Path | None, output: Path, compressed: Sequence[Path] = ()
 ) -> Summary:
     """Gather evaluations into summary.json (written last), table.md, table.html, bpb.svg and loss.svg.
 
     Args:
         evaluations: the evaluation.json of every stage of every run; each stage's train.json and
             metrics.jsonl stand beside it. The first run named is the first in the report.
-        artifacts: the evaluation.json of compressed models, with artifact.json beside it.
+        compressed: the evaluation.json of compressed models, with compress.json beside it.
         benchmarks: Snakemake's benchmark files, ``{benchmarks}/{rule}/*.tsv``.
 
     Raises:
@@ -147,7 +147,7 @@ def compare(
     stages = _by_run(evaluations)
     measured = [one for own in stages.values() for _, one in own]
     labels = _labels(measured)
-    scored = [(path, Evaluation.read(path)) for path in artifacts]
+    scored = [(path, Evaluation.read(path)) for path in compressed]
     small = {(one.run, one.stage): (path, one) for path, one in scored}
     runs = {}
     for run, own in stages.items():
@@ -211,8 +211,8 @@ def _compared(
 
 def _compressed(path: Path, scored: Evaluation, whole: Evaluation) -> CompressedStage:
     """Return what the summary holds of a stage's compressed model."""
-    folder = ArtifactFolder(path.parent)
-    record = ArtifactReceipt.read(folder.receipt).artifact
+    folder = CompressedFolder(path.parent)
+    record = CompressedReceipt.read(folder.receipt).compressed
     return CompressedStage(
         **record.model_dump(include={"bytes", "code_bytes", "total_bytes", "cap", "clip"}),
         **scored.model_dump(include={"bpb", "bpb_strict", "text_sha256"}),

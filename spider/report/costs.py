@@ -36,8 +36,8 @@ FLOW: dict[str, Literal["raw", "tokenizer", "dataset", "run"]] = {
     "draw": "run",
     "harness": "run",
     "compress": "run",
-    "evaluate_artifact": "run",
-    "sample_artifact": "run",
+    "evaluate_compressed": "run",
+    "sample_compressed": "run",
 }
 #: Rules of the whole results folder, and of the page that shows the costs.
 SHARED = ("compare", "scaling", "report")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from spider.evaluation import result
-from spider.evaluation.artifact import Evaluation
+from spider.evaluation.records import Evaluation
 from spider.evaluation.result import Curve, CutText, HeatMap, Histogram, Note, Results, baselines
 from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, Level, Series
 from spider.report.formatting import bits, bytes_label, number, percent, plain

@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from spider import files
-from spider.checkpoints.pressed import ArtifactReceipt
+from spider.checkpoints.compressed import CompressedReceipt
 from spider.config import Config
-from spider.evaluation.artifact import Evaluation
+from spider.evaluation.records import Evaluation
 from spider.evaluation.result import Result, baselines, legends, shortened
 from spider.report import figures
 from spider.report.compare import best_first, leading, score_columns
@@ -27,7 +27,7 @@ from spider.report.formatting import DAGGER, LOSSY, printable
 from spider.report.provenance import chain, read_datasets
 from spider.report.render import html
 from spider.report.stages import StageRecord, read_stages
-from spider.results import ArtifactFolder, Results
+from spider.results import CompressedFolder, Results
 from spider.tracking import spool
 
 
@@ -50,7 +50,7 @@ def render(config: Config, results: Results, run: str) -> str:
     found = _shown_results(stages)
     dagger = "" if last is None or last.lossless else DAGGER
     others = _others(config, results, last) if last else []
-    pressed = _pressed(results, run, [stage.name for stage in stages], measured)
+    compressed = _compressed_model(results, run, [stage.name for stage in stages], measured)
     columns = score_columns(
         [*(stage.results for stage in measured.values()), *(other.all_results for other in others)],
         leading(others or ([last] if last else [])),
@@ -75,7 +75,7 @@ def render(config: Config, results: Results, run: str) -> str:
         rivals=baselines(found),
         ranking=_ranking(run, last) if last else [],
         others=others,
-        pressed=pressed,
+        compressed=compressed,
         curves=figures.training(stages),
         inside=figures.inside(
             figures.figures_of(found),
@@ -118,16 +118,16 @@ def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluati
     return best_first(scored) if len(scored) > 1 else []
 
 
-def _pressed(
+def _compressed_model(
     results: Results, run: str, stages: list[str], measured: Mapping[str, StageRecord]
 ) -> dict[str, Any] | None:
-    """What the last stage that is pressed became, and its scores."""
-    folders = {stage: ArtifactFolder(results.stage(run, stage).artifact) for stage in stages}
+    """What the last stage that is compressed became, and its scores."""
+    folders = {stage: CompressedFolder(results.stage(run, stage).compressed) for stage in stages}
     made = [one for one in stages if folders[one].receipt.exists() and folders[one].evaluation.exists()]
     if not made:
         return None
     stage, folder = made[-1], folders[made[-1]]
-    scored, record = Evaluation.read(folder.evaluation), ArtifactReceipt.read(folder.receipt).artifact
+    scored, record = Evaluation.read(folder.evaluation), CompressedReceipt.read(folder.receipt).compressed
     whole = measured[stage].evaluation if stage in measured else None
     ratios = sorted(
         (one.error / one.error_nearest, name)

@@ -26,7 +26,7 @@ import numpy as np
 from spider import files
 from spider.checkpoints.records import Receipt
 from spider.config import Config
-from spider.evaluation.artifact import Evaluation
+from spider.evaluation.records import Evaluation
 from spider.report.charts import COLOURS, MARKERS, Axis, Chart, Format, Series
 from spider.report.formatting import bytes_label, count_label, flops_label, markdown_table, quantity
 from spider.report.render import picture

@@ -21,7 +21,7 @@ import numpy as np
 
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.config import Config, nearest
-from spider.evaluation.artifact import Evaluation, Sample, Training, further_results
+from spider.evaluation.records import Evaluation, Sample, Training, further_results
 from spider.evaluation.result import Result
 from spider.report.formatting import duration
 from spider.results import Results, StageFolder

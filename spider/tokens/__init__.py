@@ -1,13 +1,13 @@
-"""Alphabets: what an id stands for, which ids are special, how text becomes ids. Nothing else knows.
+"""Vocabularies: what an id stands for, which ids are special, how text becomes ids. Nothing else knows.
 
     bytes           every byte its own id
     bpe             the same, and an id for each of the pairs of bytes that were learned from a text
     sentencepiece   the same, and an id for each of the pieces of text of a model that others have trained
     stored          the file in which a learned one lies beside what is written in it
 
-Ask whatever has an alphabet: a model (``model.tokens``), a dataset (`spider.data.shards.Shards.alphabet`). So
-"targets that are bytes" is ``tokens.bytes_of[labels].sum()``, in any alphabet.
-"""
+Ask whatever has an vocabulary: a model (``model.tokens``), a dataset
+(`spider.data.shards.Shards.vocabulary`). So "targets that are bytes" is ``tokens.bytes_of[labels].sum()``, in
+any vocabulary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BYTES", "Tokens"]
 
 
 class Tokens(Protocol):
-    """An alphabet. A document is BOS, its ids, EOS; ids are stored as uint16."""
+    """An vocabulary. A document is BOS, its ids, EOS; ids are stored as uint16."""
 
     @property
     def size(self) -> int:

@@ -1,11 +1,11 @@
-"""Byte pair encoding over bytes: the byte alphabet, and after it an id for each pair that was merged.
+"""Byte pair encoding over bytes: the byte vocabulary, and after it an id for each pair that was merged.
 
     ids    0 .. 255   the bytes, as they are       (`spider.tokens.bytes`)
            256 .. 271 the special ids, as they are
            272 ..     merges, in the order in which they were learned
 
 Each merge joins two ids of text that come before it, and stands for the bytes of both. So every byte string
-has ids, the ids of a text are the bytes of exactly that text, and an alphabet without merges is the bytes'.
+has ids, the ids of a text are the bytes of exactly that text, and an vocabulary without merges is the bytes'.
 
 A text is first cut into words (`PATTERN`); in each, the pair that was learned first is merged, again and
 again (Sennrich, Haddow and Birch, "Neural Machine Translation of Rare Words with Subword Units", 2016).

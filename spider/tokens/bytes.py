@@ -1,4 +1,4 @@
-"""The byte alphabet: 272 ids, the first 256 of which are the raw bytes themselves.
+"""The byte vocabulary: 272 ids, the first 256 of which are the raw bytes themselves.
 
 Nothing is learned and nothing is looked up: a byte is its own id, so encoding a document is a copy.
 """

@@ -1,4 +1,4 @@
-"""``tokenizer.json``: an alphabet that was learned, as it lies beside whatever is written in it.
+"""``tokenizer.json``: an vocabulary that was learned, as it lies beside whatever is written in it.
 
 It goes where its ids go: into the folder of the shards, of every checkpoint and of every export. It holds no
 code and nothing that this machine's libraries decide, only the pairs that were merged, or the pieces and
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from spider.artifacts import Artifact
 from spider.files import read_json, replacing
+from spider.record import Record
 from spider.tokens import BYTES, Tokens
 from spider.tokens.bpe import BpeTokens
 
@@ -31,7 +31,7 @@ class LearnedFrom(BaseModel, frozen=True):
     bytes: int
 
 
-class _Stored(Artifact):
+class _Stored(Record):
     WHAT: ClassVar[str] = "a tokenizer"
     REMEDY: ClassVar[str] = "copy it again from where it was made, or delete it and run the workflow again"
 
@@ -93,7 +93,7 @@ class StoredPieces(_Stored):
 
 
 def read_tokens(path: Path) -> BpeTokens | SentencePieceTokens:
-    """The alphabet in a ``tokenizer.json``, or of a SentencePiece model, which has another suffix;
+    """The vocabulary in a ``tokenizer.json``, or of a SentencePiece model, which has another suffix;
     `ValueError` where that is missing, damaged or edited."""
     if path.suffix != ".json":
         from spider.tokens.sentencepiece import read_model
@@ -103,7 +103,7 @@ def read_tokens(path: Path) -> BpeTokens | SentencePieceTokens:
 
 
 def tokens_of(plain: Any, path: Path) -> BpeTokens | SentencePieceTokens:
-    """The alphabet in a mapping that was read from ``path``; `ValueError` as `read_tokens`."""
+    """The vocabulary in a mapping that was read from ``path``; `ValueError` as `read_tokens`."""
     pieces = isinstance(plain, dict) and plain.get("kind") == "sentencepiece"
     stored = (StoredPieces if pieces else StoredTokens).parse(plain, path)
     try:
@@ -134,7 +134,7 @@ def _pair(merge: str) -> tuple[int, int]:
 
 
 def tokens_in(folder: Path, expected: str | None) -> Tokens:
-    """The alphabet of what lies in a folder: bytes where no digest is ``expected``. `ValueError` where its
+    """The vocabulary of what lies in a folder: bytes where no digest is ``expected``. `ValueError` where its
     ``tokenizer.json`` is missing, damaged, or another."""
     if expected is None:
         return BYTES

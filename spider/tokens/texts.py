@@ -1,4 +1,4 @@
-"""What alphabets beyond bytes share: an id stands for the bytes that a list has in its place."""
+"""What vocabularies beyond bytes share: an id stands for the bytes that a list has in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who speaks in a conversation: special ids between texts, the same in every alphabet.
+"""Who speaks in a conversation: special ids between texts, the same in every vocabulary.
 
     BOS (SYSTEM text TURN)? (USER text TURN ASSISTANT text TURN)+ EOS
 

@@ -20,9 +20,9 @@ from typing import Any, Literal
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
-from spider.artifacts import Artifact
 from spider.evaluation.result import Row
 from spider.files import digest, read_json, sha256
+from spider.record import Record
 from spider.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def shown(results: Path, paths: Sequence[Path]) -> list[Shown]:
     return entries
 
 
-class Record(Artifact):
+class TrackingRecord(Record):
     WHAT = "a tracking record"
     REMEDY = "move it away"
     ERROR = RefusedError
@@ -191,7 +191,7 @@ class Record(Artifact):
     identity: str
 
 
-class Run(Record):
+class Run(TrackingRecord):
     """What starts now, in this process, and ends; and what it may say about itself in between."""
 
     model_config = ConfigDict(frozen=False)
@@ -238,7 +238,7 @@ class Run(Record):
         self.status, self.error, self.ended = status, error, time.time()
 
 
-class Checkpoint(Record):
+class Checkpoint(TrackingRecord):
     """The last checkpoint of a stage: a model in the store, without its weights."""
 
     kind: Literal["model"] = "model"
@@ -249,7 +249,7 @@ class Checkpoint(Record):
     tags: dict[str, str] = Field(default_factory=origin)
 
 
-class Evaluation(Record):
+class Evaluation(TrackingRecord):
     """Scores of one checkpoint."""
 
     kind: Literal["evaluation"] = "evaluation"
@@ -265,7 +265,7 @@ class Evaluation(Record):
     artifacts: list[Shown] = []
 
 
-class Choice(Record):
+class Choice(TrackingRecord):
     """The best of a run's stages, by comparison: those scored on one text, none of which a tokenizer left."""
 
     kind: Literal["choice"] = "choice"

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spider.checkpoints.records import PRESSED
+from spider.checkpoints.records import COMPRESSED
 from spider.errors import CheckpointError
 from spider.files import digest
 from spider.tracking.pyfunc import PARAMS, describe
@@ -179,8 +179,10 @@ def _may_say(there: RegisteredModel | ModelVersion, said: str) -> str | None:
 
 
 def _copy(place: Path, output: Path, weights: str) -> None:
-    """A pressed model as it is, of a checkpoint what its model needs. Where these weights are gone, trained
-    anew or moved, nothing, and a warning."""
+    """Copy a compressed model, or export a checkpoint.
+
+    Log a warning and copy nothing where these weights are gone, trained again or moved.
+    """
     from spider.checkpoints.export import export
     from spider.checkpoints.load import Checkpoint
 
@@ -188,6 +190,6 @@ def _copy(place: Path, output: Path, weights: str) -> None:
     try:
         if (there := Checkpoint.at(place).weights) != weights:
             raise CheckpointError(f"{place}: other weights lie there now, {there}")
-        shutil.copyfile(place, output) if place.suffix == PRESSED else export(place, output)
+        shutil.copyfile(place, output) if place.suffix == COMPRESSED else export(place, output)
     except CheckpointError as error:
         log.warning("the weights %s are registered without a copy: %s", weights, error)

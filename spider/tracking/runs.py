@@ -258,7 +258,7 @@ def log_checkpoint(
     results: Path, run: str, stage: str, receipt: Receipt, folder: StageFolder | None = None
 ) -> None:
     """Record a stage's last checkpoint as a model, by path, step and digest; no weights are copied. With a
-    ``folder`` in the stage's, the one that it is pressed into there.
+    ``folder`` in the stage's, the one that it is compressed into there.
 
     Every number or text in the receipt becomes a parameter of the model.
     """

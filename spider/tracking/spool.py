@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from spider.files import fsync_dir, read_json, write_json
-from spider.tracking.records import Checkpoint, Evaluation, Record, Run
+from spider.tracking.records import Checkpoint, Evaluation, Run, TrackingRecord
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ REMEDY = "`spider track sync` sends what is missing"
 
 #: Folders of the records, in the order they must be sent: parents before children.
 RUN_KINDS = ("workflows", "training", "jobs")
-KINDS: dict[str, type[Record]] = {**dict.fromkeys(RUN_KINDS, Run), "models": Checkpoint}
+KINDS: dict[str, type[TrackingRecord]] = {**dict.fromkeys(RUN_KINDS, Run), "models": Checkpoint}
 KINDS["evaluations"] = Evaluation
 
 
@@ -49,7 +49,7 @@ def put(path: Path, value: Any) -> None:
         log.warning("%s: cannot write the tracking record (%s); this job goes untracked", path, error)
 
 
-def write(results: Path, record: Record) -> None:
+def write(results: Path, record: TrackingRecord) -> None:
     """Write a record into the spool, without secrets, and keep the list of running runs up to date."""
     kind = record.kind if record.kind == "training" else f"{record.kind}s"
     path = record_path(results, kind, record.identity)

@@ -32,7 +32,16 @@ from filelock import FileLock
 
 from spider.files import read_json, replacing, sha256, write_json
 from spider.tracking import spool
-from spider.tracking.records import Checkpoint, Dataset, Evaluation, Record, RefusedError, Run, Shown, flatten
+from spider.tracking.records import (
+    Checkpoint,
+    Dataset,
+    Evaluation,
+    RefusedError,
+    Run,
+    Shown,
+    TrackingRecord,
+    flatten,
+)
 from spider.tracking.target import is_server, prefix, store_key, store_uri
 
 if TYPE_CHECKING:
@@ -240,7 +249,7 @@ class Store:
             return run_id, False
         return self._send_run(Run.read(spool.record_path(self.results, "training", key))), True
 
-    def send(self, record: Record) -> None:
+    def send(self, record: TrackingRecord) -> None:
         """Create or bring up to date what the store has of a record; `RefusedError` where it cannot."""
         if isinstance(record, Run):
             self._send_run(record)

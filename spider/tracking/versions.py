@@ -52,8 +52,8 @@ class Version(NamedTuple):
 
     @property
     def size(self) -> int | None:
-        """Bytes of a pressed model with the code that it needs; None for any other."""
-        size = self.scores.get("artifact/bytes")
+        """Bytes of a compressed model with the code that it needs; None for any other."""
+        size = self.scores.get("compressed/bytes")
         return None if size is None else int(size)
 
     @property
@@ -106,7 +106,7 @@ def lines(results: Path) -> Iterator[Line]:
 
 def about_version(version: Version, uri: str, training: str | None) -> str:
     """The description of a version that is loaded as ``uri``; ``training`` is its run in MLflow."""
-    path, stage = version.record.params["path"], version.stage + _pressed(version)
+    path, stage = version.record.params["path"], version.stage + _compressed_model(version)
     heading = f"Stage **{stage}** of run **{version.run}**, step {version.record.step:,}"
     rows = [[row.label, str(row)] for row in version.rows if row.unit == BITS]
     if version.scores.get("lossless") == 0:
@@ -133,7 +133,7 @@ def about_run(
     rows = []
     for number, _, one in reversed(there):
         values = {row.name: str(row) for row in one.rows}
-        cells = [number, one.stage + _pressed(one), f"{one.record.step:,}"]
+        cells = [number, one.stage + _compressed_model(one), f"{one.record.step:,}"]
         cells += [values.get(name, "") for name in columns]
         cells += ["" if one.size is None else f"{one.size:,}"]
         rows.append([f"**{cell}**" if cell and number == best else cell for cell in cells])
@@ -164,5 +164,5 @@ def _picture(version: Version, training: str | None) -> str:
     return f"![Training loss](get-artifact?path={version.stage}/{_PICTURE}&run_uuid={training})"
 
 
-def _pressed(version: Version) -> str:
-    return "" if version.size is None else ", pressed"
+def _compressed_model(version: Version) -> str:
+    return "" if version.size is None else ", compressed"

@@ -99,8 +99,8 @@ class Trainer:
         one_order(self.device)
         choose_kernels(spec.kernels)
         torch.manual_seed(seed_of(spec.seed, "weights"))
-        alphabet = BYTES if spec.stream else load_metadata(data).alphabet
-        self.model = build_model(spec.model, alphabet).to(self.device)
+        vocabulary = BYTES if spec.stream else load_metadata(data).vocabulary
+        self.model = build_model(spec.model, vocabulary).to(self.device)
         if spec.model.ngram is not None and indexes is not None:
             from spider.ngram.lookup import NgramLookup  # numba: half a second of each start
 
@@ -131,10 +131,10 @@ class Trainer:
                 compilecache.load(warmup, self.device)
             compile_forward(self.model, spec.depths)
         self.metrics = MetricsLog(StageFolder(folder).metrics) if world.first else None
-        tokenizer = data / TOKENIZER if alphabet.digest else None
+        tokenizer = data / TOKENIZER if vocabulary.digest else None
         self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world, tokenizer)
         flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / world.size
-        known = device_name(self.device), self.precision.kind, flops, alphabet.digest is not None
+        known = device_name(self.device), self.precision.kind, flops, vocabulary.digest is not None
         self.telemetry = Telemetry(self.device, *known)
         full = indexes[1] if indexes else None
         read = spec, data, self.model, world, self.precision, self.ema, full

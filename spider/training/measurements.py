@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from spider.artifacts import Artifact
+from spider.record import Record
 
 Kind = Literal["fp32", "bf16", "fp8"]
 
@@ -52,7 +52,7 @@ class Compiled(BaseModel, frozen=True):
     made_for: str
 
 
-class Warmup(Artifact):
+class Warmup(Record):
     WHAT, REMEDY = "the record of a warm-up", "delete it and warm up again"
 
     run: str

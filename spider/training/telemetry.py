@@ -48,7 +48,7 @@ class Window:
 #: Bits of an operand of most matrix products: how a curve shows the precision, which is a word elsewhere.
 PRECISION_BITS = {"fp32": 32, "bf16": 16, "fp8": 8}
 
-#: Of a step on a learned alphabet's ids; means as losses are, which a resume within a log interval keeps.
+#: Of a step on a learned vocabulary's ids; means as losses are, which a resume within a log interval keeps.
 COUNTED = "targets", "bytes"
 
 
@@ -60,7 +60,7 @@ def counted(targets: int, bytes_: int, device: torch.device) -> dict[str, Tensor
 
 class Telemetry:
     """Makes the rows of one training; ``flops_per_token`` are those of forward and backward. Ids of a learned
-    alphabet (``learned``) are counted as the bytes that they stand for, those of bytes as one each."""
+    vocabulary (``learned``) are counted as the bytes that they stand for, those of bytes as one each."""
 
     def __init__(
         self, device: torch.device, name: str, precision: str, flops_per_token: float, learned: bool = False

@@ -46,9 +46,9 @@ raw = yaml.safe_load(Path("config.yaml").read_text())
 config = load_config(raw)
 write_config(Path("results"), raw)
 
-def spider(verb, *arguments):
-    log = f"results/logs/{verb}-{'-'.join(arguments[:2]).replace('/', '_')}.log"
-    cli(["--config", "results/config.yaml", "--log", log, verb, *arguments], standalone_mode=False)
+def spider(command, *arguments):
+    log = f"results/logs/{command}-{'-'.join(arguments[:2]).replace('/', '_')}.log"
+    cli(["--config", "results/config.yaml", "--log", log, command, *arguments], standalone_mode=False)
 
 workflow = tracking.open_pipeline(Path("results"), config)
 spider("download", "text", "000", "--output", "results/raw/text/000.parquet")

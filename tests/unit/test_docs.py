@@ -116,4 +116,4 @@ def test_the_guide_lists_every_rule_and_its_command():
     )
     assert sorted(rule for rule, _ in rows if rule != "rule") == sorted(rules)
     for rule, command in rows:
-        assert rule.removesuffix("_artifact") == command
+        assert rule.removesuffix("_compressed") == command

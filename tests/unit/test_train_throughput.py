@@ -83,9 +83,9 @@ def test_made_up_ids_are_a_tokenizers_and_packed_as_text_is(benchmark, monkeypat
     ids = shards.read(0, shards.tokens)
     begins, (pad, bos, eos) = (
         shards.begins(0),
-        (getattr(shards.alphabet, name) for name in ("pad", "bos", "eos")),
+        (getattr(shards.vocabulary, name) for name in ("pad", "bos", "eos")),
     )
-    assert shards.alphabet.size == 32_768 and 20_000 < ids.max() < 32_768 and pad not in ids
+    assert shards.vocabulary.size == 32_768 and 20_000 < ids.max() < 32_768 and pad not in ids
     assert (np.flatnonzero(ids == bos) == begins).all() and (ids[begins[1:] - 1] == eos).all()
     assert np.mean(ids < 256) > 0.4  # few are most of a text
     assert PackedRows.open(folder, shards, 512).packing == packing and packing.filled > 0.95

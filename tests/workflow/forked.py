@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PRELOADED = ["snakemake.cli", "spider.config", "spider.tracking", "spider.requests", "spider.report.screen"]
+PRELOADED = ["snakemake.cli", "spider.config", "spider.tracking", "spider.requests", "spider.report.terminal"]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(PRELOADED)
 

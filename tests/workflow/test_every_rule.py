@@ -126,14 +126,14 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(trained, everythi
         model, _ = load_model(place, family_module=TOY)
         assert model.tokens.digest == learned.digest and model.tokens.size == 350
     assert load_model(stages["bytes"], family_module=TOY)[0].tokens is BYTES
-    small = results / "runs/bpe/packed/artifact"
+    small = results / "runs/bpe/packed/compressed"
     summary = read_json(results / "report/summary.json")["runs"]["bpe"]["stages"]["packed"]
     scored = read_json(small / "evaluation.json")
     assert summary["compressed"]["bpb"] == scored["bpb"]
     assert scored["text_sha256"] == measured["bpe"]["text_sha256"]
     assert summary["compressed"]["bytes"] == (small / "model.spider").stat().st_size
     assert "bpe / packed, compressed into" in (results / "report/table.md").read_text()
-    assert "Pressed into a file" in (results / "report/runs/bpe.html").read_text()
+    assert "Compressed into a file" in (results / "report/runs/bpe.html").read_text()
     asked = read_json(results / "runs/bpe/packed/harness.json")
     (row, *_) = asked["result"]["rows"]
     assert row["columns"]["items"]["value"] == 6 and 0 <= row["value"] <= 1
@@ -245,9 +245,9 @@ def test_every_job_of_every_rule_names_all_that_it_makes(everything):
     assert len(scaling) == 1 and unrecorded(everything, scaling) == {}
 
     scores = [read_json(path) for path in (everything.results / "tracking/evaluations").glob("*.json")]
-    artifact = read_json(everything.results / "runs/bpe/packed/artifact/evaluation.json")
-    (sent,) = [one["metrics"] for one in scores if "artifact/bpb" in one["metrics"]]
-    assert sent["artifact/ttt/bpb"] == artifact["results"]["adapt"]["rows"][0]["value"]
+    compressed = read_json(everything.results / "runs/bpe/packed/compressed/evaluation.json")
+    (sent,) = [one["metrics"] for one in scores if "compressed/bpb" in one["metrics"]]
+    assert sent["compressed/ttt/bpb"] == compressed["results"]["adapt"]["rows"][0]["value"]
 
 
 @pytest.mark.long
@@ -269,7 +269,7 @@ def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tm
     run = [line.split()[3] for line in lines]
     once = ["download", "tokenizer", "encode", "index", "pack"]
     assert run[:5] == once and run.count("train") == run.count("evaluate") - 1 == 2
-    assert {"harness", "compress", "sample", "draw"} < set(run) and "--artifact" in listed
+    assert {"harness", "compress", "sample", "draw"} < set(run) and "--compressed" in listed
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for line in lines:
         subprocess.run(
@@ -279,11 +279,11 @@ def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tm
             env={**os.environ, "PATH": path, "SPIDER_TRACKING": "off"},
             check=True,
         )
-    for name in ("first/train.json", "packed/train.json", "packed/artifact/artifact.json"):
+    for name in ("first/train.json", "packed/train.json", "packed/compressed/compress.json"):
         before, after = (read_json(root / "made/here/runs/bpe" / name) for root in (two.folder, again))
         assert before["weights"] == after["weights"]
     figures = re.findall(r"<th>(\w+)</th><td>(\d+)</td>", page.split('id="costs"')[1].split("</table>")[0])
     assert dict(figures) == {rule: str(run.count(rule)) for rule in once} | {
         **{"warmup": "1", "train": "2", "evaluate": "2", "sample": "2", "draw": "2"},
-        **{"harness": "1", "compress": "1", "evaluate_artifact": "1", "sample_artifact": "1"},
+        **{"harness": "1", "compress": "1", "evaluate_compressed": "1", "sample_compressed": "1"},
     }

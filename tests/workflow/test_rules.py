@@ -22,8 +22,8 @@ WITH_A_MODEL = {
     "sample",
     "harness",
     "compress",
-    "evaluate_artifact",
-    "sample_artifact",
+    "evaluate_compressed",
+    "sample_compressed",
 }
 
 

@@ -23,7 +23,7 @@ zero: a layer adds nothing, and gates are 1. Other matrices are orthogonal or, l
 1/sqrt(D) (``start``); E is N(0, 1) and W N(0, 0.001^2), both N(0, 0.005^2) where they are one. E, V_l and W
 are tables for AdamW, never matrices for Muon; `scaled_lr` has their rates.
 
-Shapes: B windows, T ids of them, V ids of the alphabet, D features, H heads, G heads of keys and values, K
+Shapes: B windows, T ids of them, V ids of the vocabulary, D features, H heads, G heads of keys and values, K
 features of a head; N new ids of a stream.
 """
 

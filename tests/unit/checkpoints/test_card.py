@@ -18,10 +18,10 @@ from spider.checkpoints.inventory import examine
 from spider.checkpoints.push import push
 from spider.config import load_config
 from spider.errors import CheckpointError
-from spider.evaluation.artifact import HarnessResult
+from spider.evaluation.records import HarnessResult
 from spider.evaluation.result import BITS, SHARE, Number, Result, Row
 from spider.report.card import is_edited
-from spider.results import ArtifactFolder, Results
+from spider.results import CompressedFolder, Results
 from spider.training.stage import train
 from tests.unit.data.model_hub import TOKEN, problems_of_card, serving_models
 from tests.unit.evaluation.stages import write_stage
@@ -210,14 +210,14 @@ def test_the_licence_is_that_of_all_its_data_or_none(results, tmp_path, of_toy, 
 
 
 def test_what_its_stage_was_pressed_into_stands_below_it(results, tmp_path):
-    folder = ArtifactFolder(results.stage("small", "b").artifact)
+    folder = CompressedFolder(results.stage("small", "b").compressed)
     folder.path.mkdir()
-    scored = files.read_json(results.stage("small", "b").evaluation) | {"bpb": 2.2, "weights": "pressed"}
+    scored = files.read_json(results.stage("small", "b").evaluation) | {"bpb": 2.2, "weights": "compressed"}
     files.write_json(folder.evaluation, scored)
     counts = dict.fromkeys(("bytes", "code_bytes", "cap", "clip", "windows", "tokens", "seconds"), 1)
     rest = {"settings": {}, "parts": {}, "matrices": {}, "rounded": [], "modules": [], "sha256": "x"}
     receipt = files.read_json(results.stage("small", "b").receipt)
-    files.write_json(folder.receipt, receipt | {"artifact": {**counts, **rest, "total_bytes": 1234567}})
+    files.write_json(folder.receipt, receipt | {"compressed": {**counts, **rest, "total_bytes": 1234567}})
     export(stage(results), tmp_path / "out")
     assert "| compressed into 1,234,567 bytes | 2.2000 | 2.1350 | 2.5000 | 128 to 256 |" in text(
         tmp_path / "out"

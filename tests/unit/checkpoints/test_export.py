@@ -182,8 +182,8 @@ def say(*arguments):
 def test_an_exported_model_generates_and_shows_patches_like_the_checkpoint(stage, tmp_path):
     assert say("checkpoint", "export", stage, tmp_path / "out").exit_code == 0
     (tmp_path / "text").write_text("the quick brown fox")
-    for verb in (["generate", "--bytes", 40, "--context", 64], ["boundaries", tmp_path / "text"]):
-        first, second = [say(verb[0], path, *verb[1:]) for path in (stage, tmp_path / "out")]
+    for command in (["generate", "--bytes", 40, "--context", 64], ["boundaries", tmp_path / "text"]):
+        first, second = [say(command[0], path, *command[1:]) for path in (stage, tmp_path / "out")]
         assert first.exit_code == 0 and first.output
         assert second.stdout == first.stdout
 

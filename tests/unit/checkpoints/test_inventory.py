@@ -90,10 +90,10 @@ def test_verify_names_every_damaged_file_and_fails(results):
     assert say("verify", at / "demo/main/checkpoints/step-00000050").exit_code == 0
 
 
-@pytest.mark.parametrize("verb", ["ls", "verify"])
-def test_a_folder_without_checkpoints_is_an_error(tmp_path, verb):
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_a_folder_without_checkpoints_is_an_error(tmp_path, command):
     for path in (tmp_path, tmp_path / "nowhere"):
-        said = say(verb, path)
+        said = say(command, path)
         assert isinstance(said.exception, CheckpointError)
         assert "no checkpoint there or below" in str(said.exception)
 

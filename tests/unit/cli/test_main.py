@@ -24,11 +24,11 @@ def test_help_imports_nothing_that_takes_time(arguments):
 
 
 def test_every_verb_says_what_it_does():
-    def verbs(group: click.Group):
-        for verb in group.commands.values():
-            yield from verbs(verb) if isinstance(verb, click.Group) else [verb]
+    def commands(group: click.Group):
+        for command in group.commands.values():
+            yield from commands(command) if isinstance(command, click.Group) else [command]
 
-    assert all(verb.help and verb.help.strip() for verb in verbs(cli))
+    assert all(command.help and command.help.strip() for command in commands(cli))
 
 
 def test_the_help_of_an_alias_names_its_setting():

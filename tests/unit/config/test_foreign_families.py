@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import spider
 from spider.cli import cli
-from spider.compress.artifact import Pressed
+from spider.compress.format import CompressedModel
 from spider.config import imports, load_config
 from spider.config.block import ConfigError
 from spider.config.imports import allow_import
@@ -71,9 +71,9 @@ def test_a_downloaded_model_imports_no_family_that_its_user_did_not_name(downloa
 
 
 def test_a_compressed_file_imports_none_either(downloaded, foreign, tmp_path):
-    pressed = Pressed(tmp_path / "model.spider", {"model": {"family": "foreign_code.family"}}, {})
+    compressed = CompressedModel(tmp_path / "model.spider", {"model": {"family": "foreign_code.family"}}, {})
     with pytest.raises(CheckpointError, match=REFUSED):
-        pressed.model()
+        compressed.model()
     assert ran(foreign) == []
 
 

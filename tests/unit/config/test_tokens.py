@@ -1,4 +1,4 @@
-"""Which alphabet a model reads: decided by the dataset's tokenizer, and what does not go together is said."""
+"""The tokenizer of the dataset decides the vocabulary of a model. Settings that do not fit are named."""
 
 import copy
 

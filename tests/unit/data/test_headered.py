@@ -21,7 +21,7 @@ def documents_of(view):
     ids = view.read(0, view.tokens)
     begins = np.flatnonzero(ids == BYTES.bos)
     assert (ids[np.append(begins[1:], len(ids)) - 1] == BYTES.eos).all() and ids[0] == BYTES.bos
-    return [view.alphabet.raw(document).decode() for document in np.split(ids, begins[1:])]
+    return [view.vocabulary.raw(document).decode() for document in np.split(ids, begins[1:])]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_it_says_where_it_comes_from_and_in_what_it_is_written(tmp_path):
         "train_000.bin", "train_001.bin", "val_000.bin",
     ]  # fmt: skip
     assert files[0]["sha256"] == hashlib.sha256((tmp_path / "train_000.bin").read_bytes()).hexdigest()
-    assert load_metadata(tmp_path / "shards").alphabet.digest == tokens.digest
+    assert load_metadata(tmp_path / "shards").vocabulary.digest == tokens.digest
     assert inspect(tmp_path / "shards")["splits"]["validation"]["documents"] == 10
 
 
@@ -157,13 +157,13 @@ def test_what_stands_there_is_scored_as_it_stands_and_the_same_text_in_bytes(tmp
     documents = publish(tmp_path)
     bring(tmp_path)
     view = Shards(tmp_path / "shards", "validation")
-    ids_N, _ = validation_stream(tmp_path / "shards", limit, view.alphabet)
+    ids_N, _ = validation_stream(tmp_path / "shards", limit, view.vocabulary)
     assert ids_N.tolist() == view.read(0, len(ids_N)).tolist(), "the ids that stand there"
     text = "".join(documents[30:]).encode()
-    size = int(view.alphabet.bytes_of[ids_N].sum())
+    size = int(view.vocabulary.bytes_of[ids_N].sum())
     assert min(limit, len(text)) <= size < limit + 16, "cut behind an id"
     bytes_N, _ = validation_stream(tmp_path / "shards", limit, BYTES)
-    assert BYTES.raw(bytes_N) == view.alphabet.raw(ids_N) == text[:size]
+    assert BYTES.raw(bytes_N) == view.vocabulary.raw(ids_N) == text[:size]
 
 
 def test_what_is_trained_on_is_not_held_out(tmp_path):

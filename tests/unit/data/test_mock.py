@@ -24,12 +24,12 @@ def test_it_goes_through_the_verbs_of_any_source_and_holds_the_same_text(tmp_pat
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     raw, shards = tmp_path / "results/raw/made/000.parquet", tmp_path / "results/shards/made"
-    for verb in (
+    for command in (
         ["download", "made", "000", "--output", str(raw)],
         ["encode", "made", "000", str(raw)],
         ["index", "made", "--output", str(shards / "metadata.json")],
     ):
-        said = CliRunner().invoke(cli, ["--config", str(tmp_path / "config.yaml"), *verb])
+        said = CliRunner().invoke(cli, ["--config", str(tmp_path / "config.yaml"), *command])
         assert said.exit_code == 0, said.output
     verify(shards)
     make_mock_data(tmp_path / "mock")

@@ -86,7 +86,7 @@ def test_as_many_shards_are_hashed_at_a_time_as_there_are_threads(folder, monkey
 def test_metadata_describes_every_shard(folder):
     metadata = load_metadata(folder)
     assert metadata.plain() == json.loads((folder / "metadata.json").read_text())
-    assert metadata.format == 1 and metadata.dtype == "<u2" and metadata.alphabet is BYTES
+    assert metadata.format == 1 and metadata.dtype == "<u2" and metadata.vocabulary is BYTES
     assert (metadata.vocab_size, metadata.special_ids) == (272, BYTES.specials)
     assert metadata.source == SOURCE
     assert metadata.validation == 0.2 and metadata.max_document_bytes is None

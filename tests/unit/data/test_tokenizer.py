@@ -105,7 +105,7 @@ def test_every_document_is_written_in_it_and_comes_back(part, learned, tmp_path)
         assert metadata.splits[split].documents == plain.splits[split].documents
         assert len(ids) < 0.6 * bytes_.tokens
     assert verify(tmp_path)["documents"] == 400
-    assert load_metadata(tmp_path).alphabet.digest == tokens.digest
+    assert load_metadata(tmp_path).vocabulary.digest == tokens.digest
     shown = inspect(tmp_path)["splits"]["train"]
     assert shown["bytes_per_token"] > 2 and shown["beginning"].startswith(tokens.decode(ids[:0]))
     assert shown["document_bytes"] == inspect(tmp_path / "bytes")["splits"]["train"]["document_bytes"]
@@ -151,13 +151,13 @@ def test_the_same_bytes_are_scored_in_any_alphabet(part, learned, tmp_path, limi
     tokens = read_tokens(learned)
     want_N, _ = validation_stream(tmp_path / "bytes", limit, BYTES)
     for folder in ("bpe", "bytes"):
-        for alphabet in (tokens, BYTES):
-            got_N, _ = validation_stream(tmp_path / folder, limit, alphabet)
-            assert alphabet.raw(got_N) == BYTES.raw(want_N)
-            specials = np.concatenate([got_N[alphabet.bytes_of[got_N] == 0]])
+        for vocabulary in (tokens, BYTES):
+            got_N, _ = validation_stream(tmp_path / folder, limit, vocabulary)
+            assert vocabulary.raw(got_N) == BYTES.raw(want_N)
+            specials = np.concatenate([got_N[vocabulary.bytes_of[got_N] == 0]])
             assert specials.tolist() == want_N[BYTES.bytes_of[want_N] == 0].tolist()
-            again = [alphabet.encode(text)[1:-1].tolist() for text in _documents(want_N)]
-            assert [i for i in got_N.tolist() if alphabet.bytes_of[i]] == [i for ids in again for i in ids]
+            again = [vocabulary.encode(text)[1:-1].tolist() for text in _documents(want_N)]
+            assert [i for i in got_N.tolist() if vocabulary.bytes_of[i]] == [i for ids in again for i in ids]
 
 
 def _documents(stream_N):

@@ -1,4 +1,4 @@
-"""Yardsticks recomputed from the shards: what was read in training, what it is worth to a compressor."""
+"""Baselines recomputed from the shards: what was read in training, what it is worth to a compressor."""
 
 import json
 import lzma

@@ -21,10 +21,10 @@ from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors
 from spider.evaluation.adapt import adapt
-from spider.evaluation.artifact import Sample
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.evaluate import evaluate
+from spider.evaluation.records import Sample
 from spider.evaluation.sample import sample
 from spider.evaluation.text import validation_stream
 from spider.files import write_json
@@ -156,7 +156,7 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_byt
 
     assert json.loads((out / "evaluation.json").read_text()) == found
     assert all((out / name).stat().st_size > 2_000 for name in FIGURES)
-    measured = {"evaluation.json", "yardsticks"}
+    measured = {"evaluation.json", "baselines"}
     assert {p.name for p in out.iterdir()} == {*FIGURES, *measured, "train.json", "metrics.jsonl"}
     assert (found["parameters"], found["parameters_looked_up"]) == (model.num_parameters(), model.looked_up())
     assert found["parameters_by_part"] == model.parameters_by_part()

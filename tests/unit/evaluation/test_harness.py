@@ -91,7 +91,7 @@ def test_its_numbers_are_ours(folder, tokens, monkeypatch):
     (task,) = tasks("ours", JsonlTask(kind="jsonl", file=str(folder / "questions.jsonl")), [])
     ours = run_task(model, task, window=WINDOW, batch=7)
     assert (ours.by_sum, ours.by_byte) == tuple(rows[f"choose/{m}"].value for m in ("acc", "acc_bytes"))
-    assert 0 < ours.cropped < told.result.details["cropped"], (
+    assert 0 < ours.truncated < told.result.details["truncated"], (
         "those of questions to be answered in words are counted too"
     )
 
@@ -124,7 +124,7 @@ def test_writing_ends_at_the_tasks_words_and_after_so_many_ids():
     assert written(until=[]) == " one. two\nthree", "EOS ends it"
     long = asking(Scripted(script), window=20)
     long.generate_until([SimpleNamespace(args=("x" * 50, {"max_gen_toks": 4}))])
-    assert long.cropped == 1
+    assert long.truncated == 1
 
 
 def test_what_there_is_not_is_said(folder, monkeypatch):
@@ -134,7 +134,7 @@ def test_what_there_is_not_is_said(folder, monkeypatch):
         ask(asking(model_of(BYTES)), ["roll"], include=folder, label="it", weights="w")
 
 
-def verb(*words, **environment):
+def command(*words, **environment):
     command = [Path(sys.executable).with_name("spider"), "harness", *words]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
@@ -145,12 +145,12 @@ def test_nothing_is_fetched_unless_asked_and_without_the_extra_it_says_what_to_i
     away = {"task": "away", "dataset_path": "nobody/nothing", "output_type": "multiple_choice"}
     (tmp_path / "away.yaml").write_text(yaml.safe_dump(away | {"test_split": "test"}))
     asked = (str(stage), "--output", str(tmp_path / "out.json"), "--include", str(tmp_path), "--tasks")
-    done = verb(*asked, "away")
+    done = command(*asked, "away")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "task away: its text is not on this machine; --online" in done.stderr
-    done = verb(*asked, "arc_easy,chose")
+    done = command(*asked, "arc_easy,chose")
     assert done.returncode == 1 and "chose: no such task; the harness has none" in done.stderr
     (tmp_path / "lm_eval.py").write_text("raise ModuleNotFoundError(\"No module named 'lm_eval'\")")
-    done = verb(str(stage), "--output", str(tmp_path / "out.json"), PYTHONPATH=f"{tmp_path}:{ROOT}")
+    done = command(str(stage), "--output", str(tmp_path / "out.json"), PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 1 and "pip install -e '.[harness]'" in done.stderr
     assert not (tmp_path / "out.json").exists()

@@ -147,7 +147,7 @@ def test_the_caption_says_what_was_cut_how():
 
 
 class Words:
-    """Shows text as words, with the alphabet of a model that has an id for two bytes."""
+    """Shows text as words, with the vocabulary of a model that has an id for two bytes."""
 
     segments, uncut = "words", None
 

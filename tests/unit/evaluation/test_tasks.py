@@ -110,7 +110,7 @@ def test_long_questions_lose_their_beginning_and_are_counted():
     whole = b"x" * 300 + b"abc"
     task = Task("t", [Question((b"x" * 300,) * 2, (b"abc", b"abd"), 0)], 0.5)
     came_to = ask(Knows([whole]), task, window=100)
-    assert came_to.cropped == 2 and came_to.by_sum == 1
+    assert came_to.truncated == 2 and came_to.by_sum == 1
 
 
 def test_rows_of_any_batch_cost_the_same():

@@ -56,7 +56,5 @@ def test_an_index_that_is_missing_or_another_is_refused(folder, indexes, tmp_pat
     with pytest.raises(ValueError, match=r"out/ngram"):
         AutoModelForCausalLM.from_pretrained(out)
     shutil.copytree(indexes["split"], out / "ngram")
-    with pytest.raises(
-        ValueError, match=r"another n-gram index .*copy the exported folder whole, or"
-    ):
+    with pytest.raises(ValueError, match=r"another n-gram index .*copy the exported folder whole, or"):
         AutoModelForCausalLM.from_pretrained(out)

@@ -1,4 +1,4 @@
-"""Tokenizers in transformers: ids and text are those of `spider.tokens`, in every alphabet."""
+"""Tokenizers in transformers: ids and text are those of `spider.tokens`, in every vocabulary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = ["the cat", "of the ", "", "a\n\tb  c", "Zürich 日本 🕷", "⟨EOS�
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory):
-    """A SentencePiece model's alphabet beside a tokenizer's own settings."""
+    """A SentencePiece model's vocabulary beside a tokenizer's own settings."""
     folder = tmp_path_factory.mktemp("pieces")
     lay_beside(write_model(folder / "there.model"), folder)
     tokens = read_model(folder / "there.model").tokens

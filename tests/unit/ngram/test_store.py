@@ -99,7 +99,9 @@ def test_a_part_that_is_not_there_or_damaged_is_named(shards, tmp_path):
     with pytest.raises(ValueError, match=re.escape(str(shard))):
         count_part(own, described, "000", CONFIG, tmp_path / "b")
     shard.write_bytes(whole[:-2] + b"\xff\xff")
-    with pytest.raises(ValueError, match=rf"{shard}: holds ids outside the alphabet; encode its part again"):
+    with pytest.raises(
+        ValueError, match=rf"{shard}: holds ids outside the vocabulary; encode its part again"
+    ):
         count_part(own, described, "000", CONFIG, tmp_path / "c")
 
 
@@ -232,7 +234,7 @@ def test_an_alphabet_of_more_than_bytes_has_no_index():
     from tests.unit.evaluation.toys import Pairs
 
     with pytest.raises(
-        ValueError, match="an n-gram index is of bytes; this alphabet has ids that stand for several"
+        ValueError, match="an n-gram index is of bytes; this vocabulary has ids that stand for several"
     ):
         symbols_of(Pairs())
 

@@ -108,7 +108,7 @@ def record(rule, name, command, started=0.0, outputs=(), status="finished"):
 def test_commands_are_those_that_were_run_in_the_order_of_the_flow(needed):
     counts = f"elsewhere/ngram/cut/{needed.counted}/counts/"
     records = [
-        record("evaluate_artifact", "small/only", "evaluate small only --artifact"),
+        record("evaluate_compressed", "small/only", "evaluate small only --compressed"),
         record("harness", "runs/small/only/train.json", "harness elsewhere/runs/small/only/train.json"),
         record("train", "small/only", "train small only --threads 1", started=1.0),
         record("train", "small/only", "train small only --threads 2", started=2.0),
@@ -138,6 +138,6 @@ def test_commands_are_those_that_were_run_in_the_order_of_the_flow(needed):
             f"count small 000 --output {counts}000",
             "train small only --threads 2",
             "harness elsewhere/runs/small/only/train.json",
-            "evaluate small only --artifact",
+            "evaluate small only --compressed",
         )
     ]

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from spider.evaluation.artifact import Training
+from spider.evaluation.records import Training
 from spider.report.stages import Log, smoothed
 from spider.training.metrics import read_rows
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spider.evaluation.artifact import Training
+from spider.evaluation.records import Training
 from spider.evaluation.result import Curve, HeatMap, Histogram, Note
 from spider.report import figures
 from spider.report.render import colours, picture, spread

@@ -310,7 +310,7 @@ from spider.config import load_config
 from spider.report.compare import compare
 from spider.report.figures import draw_stage
 from spider.report.page import write_report
-from spider.report.screen import final_screen
+from spider.report.terminal import terminal_summary
 from spider.report import scaling
 from spider.results import Results, StageFolder
 plain, stages = json.loads(sys.argv[1]), [Path(one) for one in sys.argv[2:]]
@@ -319,7 +319,7 @@ for stage in stages:
     draw_stage(StageFolder(stage))
 compare([stage / "evaluation.json" for stage in stages], benchmarks=None, output=results.report)
 write_report(load_config(plain), results, "small", results.page("small"))
-final_screen(results.report / "summary.json")
+terminal_summary(results.report / "summary.json")
 print([name for name in ("torch", "matplotlib", "mlflow", "datasets") if name in sys.modules])
 """
     arguments = [json.dumps(config_of(results.root)), *(str(folder.path) for folder in folders)]

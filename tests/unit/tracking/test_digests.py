@@ -23,7 +23,7 @@ def content(path):
 
 @pytest.fixture
 def spider(results, monkeypatch, in_workflow):
-    """Run a verb of the command line on a dataset of local text, in the folder of the results."""
+    """Run a command of the command line on a dataset of local text, in the folder of the results."""
     monkeypatch.chdir(results.parent)
     source = {"kind": "local", "files": ["text.jsonl"]}
     config = {

@@ -23,7 +23,7 @@ from spider.evaluation.result import BITS, Row
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors
-from spider.results import ArtifactFolder, Results
+from spider.results import CompressedFolder, Results
 from spider.tracking import log_checkpoint, log_choice, log_scores, sync
 from spider.tracking.records import Checkpoint, Choice
 from spider.tracking.store import Store
@@ -163,17 +163,17 @@ def test_scores_that_come_later_are_added_and_a_stage_trained_anew_is_a_version(
 
 
 def test_a_pressed_model_is_a_version_with_its_bytes_and_never_the_best(demo, client, weights):
-    folder = ArtifactFolder(Results(demo).stage("demo", "main").artifact)
-    told = {"stage": "main", "weights": "of the pressed", "checkpoint": "model.spider", "global_step": 2}
+    folder = CompressedFolder(Results(demo).stage("demo", "main").compressed)
+    told = {"stage": "main", "weights": "of the compressed", "checkpoint": "model.spider", "global_step": 2}
     write_json(folder.receipt, receipt(**told))
-    metrics = {"artifact/bpb": 2.15, "artifact/bpb_strict": 2.16, "artifact/bytes": 123456}
+    metrics = {"compressed/bpb": 2.15, "compressed/bpb_strict": 2.16, "compressed/bytes": 123456}
     rows = [Row(name="bpb", label="bits per byte", value=2.15, unit=BITS)]
-    log_scores(demo, "demo", "main", metrics, rows=rows, of="artifact", folder=folder)
+    log_scores(demo, "demo", "main", metrics, rows=rows, of="compressed", folder=folder)
     assert sync(demo).pending == 0
-    pressed = client.get_model_version("demo", "3")
-    assert (pressed.tags["bytes"], pressed.tags["bpb"]) == ("123456", "2.15")
-    assert "123,456 bytes" in pressed.description
-    assert "main, pressed" in client.get_registered_model("demo").description
+    compressed = client.get_model_version("demo", "3")
+    assert (compressed.tags["bytes"], compressed.tags["bpb"]) == ("123456", "2.15")
+    assert "123,456 bytes" in compressed.description
+    assert "main, compressed" in client.get_registered_model("demo").description
     assert str(best_of(client)) == "2"
 
 

@@ -6,9 +6,9 @@ from spider import load_model
 from spider.checkpoints.export import export
 from spider.config import load_config
 from spider.data.shards import Shards
-from spider.evaluation.artifact import Evaluation
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import generate
+from spider.evaluation.records import Evaluation
 from spider.report.compare import compare
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train
@@ -35,7 +35,7 @@ def test_what_is_scored_is_the_shards_own_text_and_its_figures_are_marked(made):
     assert not measured.lossless and Evaluation.read(stage / "evaluation.json") == measured
     view = Shards(folder / "shards", "validation")
     ids_N = view.read(0, view.tokens)
-    text = view.alphabet.raw(ids_N)[: measured.bytes]
+    text = view.vocabulary.raw(ids_N)[: measured.bytes]
     assert 400 <= measured.bytes < 416 and measured.targets["byte"] == measured.bytes == len(text)
     rows = measured.results["baselines"].rows
     assert rows and all(row.value and row.value > 1 for row in rows), "of the decoded text"

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel
 
-from spider.artifacts import Artifact
 from spider.evaluation import result
 from spider.evaluation.result import BITS, Result, Row
+from spider.record import Record
 from spider.results import StageFolder
 
 
@@ -25,7 +25,7 @@ class Training(BaseModel, frozen=True):
     seconds: float
 
 
-class Evaluation(Artifact):
+class Evaluation(Record):
     """One checkpoint, measured on one text; ``index`` is the place of the stage in its run."""
 
     FORMAT: ClassVar[int] = 2
@@ -112,7 +112,7 @@ class Evaluation(Artifact):
         return result.metrics(self.all_results)
 
 
-class HarnessResult(Artifact):
+class HarnessResult(Record):
     """``harness.json``: the answers of one checkpoint to tasks of lm-evaluation-harness."""
 
     FORMAT: ClassVar[int] = 2
@@ -141,7 +141,7 @@ def further_results(folder: StageFolder, weights: str | None = None) -> dict[str
     return {"harness": asked.result} if weights in (None, asked.weights) else {}
 
 
-class Sample(Artifact):
+class Sample(Record):
     """``sample.json``: the text that one checkpoint wrote."""
 
     FORMAT: ClassVar[int] = 1

@@ -76,7 +76,9 @@ def next_size(summary: Summary) -> str | None:
     return next((preset for preset, size in PRESETS.items() if size > 1.2 * largest), None)
 
 
-def final_screen(path: Path, *, started: Invocation | None = None, console: Console | None = None) -> None:
+def terminal_summary(
+    path: Path, *, started: Invocation | None = None, console: Console | None = None
+) -> None:
     """Print what a finished workflow reached, by the summary at ``path``; raises as `Summary.read`."""
     summary = Summary.read(path)
     started = started or Invocation()

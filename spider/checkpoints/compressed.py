@@ -1,4 +1,4 @@
-"""What pressing leaves beside the file: `artifact.json`, the stage's receipt with the file as checkpoint."""
+"""``compress.json``, the receipt of a compressed model. Its checkpoint is the compressed file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MatrixRecord(BaseModel, frozen=True):
     """What it would be, rounded to the nearest."""
 
 
-class PressedRecord(BaseModel, frozen=True):
+class CompressedRecord(BaseModel, frozen=True):
     """A file, byte by byte."""
 
     bytes: int
@@ -43,10 +43,10 @@ class PressedRecord(BaseModel, frozen=True):
     seconds: float
 
 
-class ArtifactReceipt(Receipt):
+class CompressedReceipt(Receipt):
     """The receipt of the stage, but for its checkpoint and weights, which are the file's."""
 
-    WHAT: ClassVar[str] = "a receipt of a pressed model"
+    WHAT: ClassVar[str] = "a receipt of a compressed model"
     REMEDY: ClassVar[str] = "run `spider compress` again"
 
-    artifact: PressedRecord
+    compressed: CompressedRecord

@@ -1,8 +1,8 @@
-"""A stage's last checkpoint, pressed: ``model.spider`` and ``artifact.json`` in the stage's ``artifact``.
+"""Compress the last checkpoint of a stage into ``compressed/model.spider``, with a receipt beside it.
 
-Averaged weights are pressed where there are any, for they are what is evaluated. What enters each matrix is
-read off training text, at the window and depth of the evaluation, in fp32. The same checkpoint, settings,
-threads and device give the same file.
+Averaged weights are compressed where there are any, because the evaluation scores them. GPTQ needs the inputs
+of each matrix: they come from training text, at the window and depth of the evaluation, in fp32. The same
+checkpoint, settings, threads and device give the same file.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import torch
 from torch import Tensor
 
 from spider import files
+from spider.checkpoints.compressed import CompressedReceipt, CompressedRecord, MatrixRecord
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.pressed import ArtifactReceipt, MatrixRecord, PressedRecord
 from spider.checkpoints.records import Receipt
 from spider.compress import code
-from spider.compress.artifact import Quantized
-from spider.compress.artifact import read as read_pressed
 from spider.compress.calibrate import inputs
 from spider.compress.fit import MOST, fill
+from spider.compress.format import Quantized
+from spider.compress.format import read as read_compressed
 from spider.compress.parts import Part, quantized, split
-from spider.compress.writer import pressed
+from spider.compress.writer import compressed
 from spider.config import StageSpec
 from spider.config.run import CompressConfig
 from spider.data.shards import Shards
 from spider.model.interface import Model, model_tensors
-from spider.results import ArtifactFolder
+from spider.results import CompressedFolder
 from spider.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 _BATCH, _FIRST_CLIP = 8, 12.85
 
 
-class Press:
-    """A model, ready to be pressed at any clip; what was made last is kept."""
+class Compressor:
+    """A model, ready to be compressed at any clip; what was made last is kept."""
 
     def __init__(
         self, model: Model, asked: CompressConfig, about: Mapping[str, Any], tokenizer: bytes,
@@ -69,7 +69,7 @@ class Press:
         """The file at a clip, and the bytes of its parts."""
         self.done |= {part.name: self._quantized(part, clip) for part in self.matrices}
         made = {part.name: self.done[part.name][0] for part in self.parts}
-        return pressed(self.about, self.tokenizer, self.tensors, made, self.exact)
+        return compressed(self.about, self.tokenizer, self.tensors, made, self.exact)
 
     def entropy(self, clip: float) -> float:
         """Bytes of the matrices' integers, rounded to the nearest; of large ones by some of their rows."""
@@ -83,10 +83,10 @@ class Press:
         return quantized(part, clip, self.sums, self.asked.damping)
 
 
-def press(
+def compress(
     receipt: Path, spec: StageSpec, asked: CompressConfig, data: Path, output: Path, device: str | None = None
-) -> ArtifactReceipt:
-    """Press the checkpoint of a receipt into the folder ``output``.
+) -> CompressedReceipt:
+    """Compress the checkpoint of a receipt into the folder ``output``.
 
     Args:
         spec: the stage.
@@ -102,7 +102,7 @@ def press(
     if checkpoint.config.ngram is not None:
         raise ValueError(
             f"{where}: the model reads an n-gram index, which is many times as large as any file it would be "
-            "pressed into; train a run without one (model.ngram: null)"
+            "compressed into; train a run without one (model.ngram: null)"
         )
     model = checkpoint.model(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     tokens, sums = 0, dict[tuple[str, int], Tensor]()
@@ -119,15 +119,15 @@ def press(
         "window": spec.window,
         "conversations": checkpoint.manifest.conversations,
     }
-    made = Press(model, asked, about, checkpoint.tokenizer or b"", sums)
-    folder = ArtifactFolder(output)
+    made = Compressor(model, asked, about, checkpoint.tokenizer or b"", sums)
+    folder = CompressedFolder(output)
     modules = _modules(made)
     counted = code.size(modules)
     clip, content, parts = _fitted(made, counted, where)
     with files.replacing(folder.model) as beside:
         beside.write_bytes(content)
     rounded = [name for _, _, names in made.done.values() for name in names]
-    record = PressedRecord(
+    record = CompressedRecord(
         bytes=len(content),
         code_bytes=counted,
         total_bytes=len(content) + counted,
@@ -145,12 +145,12 @@ def press(
     )
     if sums and rounded:
         log.info("nothing entered %d of its matrices: rounded to the nearest", len(rounded))
-    weights = read_pressed(folder.model).header["weights"]
+    weights = read_compressed(folder.model).header["weights"]
     changed = {"checkpoint": folder.model.name, "weights": weights, "averaged_weights": None}
-    return ArtifactReceipt(**dict(trained) | changed, artifact=record).write(folder.receipt)
+    return CompressedReceipt(**dict(trained) | changed, compressed=record).write(folder.receipt)
 
 
-def _fitted(made: Press, counted: int, where: str) -> tuple[float, bytes, dict[str, int]]:
+def _fitted(made: Compressor, counted: int, where: str) -> tuple[float, bytes, dict[str, int]]:
     """The clip, the file and its parts, with the code within the cap; `ValueError` where it is not."""
     asked, last = made.asked, dict[float, tuple[bytes, dict[str, int]]]()
 
@@ -175,12 +175,12 @@ def _fitted(made: Press, counted: int, where: str) -> tuple[float, bytes, dict[s
     return clip, *last[clip]
 
 
-def _modules(made: Press) -> dict[str, Path]:
+def _modules(made: Compressor) -> dict[str, Path]:
     """Found by a file of this model's, whatever its clip."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.spider"
         plain = {part.name: part.nearest(_FIRST_CLIP) for part in made.parts}
-        path.write_bytes(pressed(made.about, made.tokenizer, made.tensors, plain, made.exact)[0])
+        path.write_bytes(compressed(made.about, made.tokenizer, made.tensors, plain, made.exact)[0])
         return code.needed(path)
 
 

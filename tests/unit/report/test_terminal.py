@@ -7,7 +7,7 @@ from rich.console import Console
 
 from spider.report.compare import compare
 from spider.report.formatting import duration
-from spider.report.screen import PRESETS, Invocation, final_screen
+from spider.report.terminal import PRESETS, Invocation, terminal_summary
 from tests.unit.evaluation.stages import chat, demo, mixed, write_benchmark
 
 
@@ -20,7 +20,7 @@ def shown(tmp_path, *, shift=0.0, terminal=False, width=80, **changed) -> str:
     console = Console(
         file=file, width=width, force_terminal=terminal, color_system="truecolor" if terminal else None
     )
-    final_screen(tmp_path / "report" / "summary.json", console=console)
+    terminal_summary(tmp_path / "report" / "summary.json", console=console)
     return file.getvalue()
 
 
@@ -124,7 +124,7 @@ def test_of_many_runs_the_best_are_listed_and_the_very_best_is_shown(tmp_path):
     paths = [path for i in range(25) for path in demo(tmp_path / "runs", f"run{i}", shift=(i * 7 % 25) / 100)]
     compare(paths, benchmarks=None, output=tmp_path / "report")
     file = io.StringIO()
-    final_screen(tmp_path / "report/summary.json", console=Console(file=file, width=80))
+    terminal_summary(tmp_path / "report/summary.json", console=Console(file=file, width=80))
     listed = [
         line.split() for line in file.getvalue().splitlines() if line.startswith("run") and "pydocs" in line
     ]
@@ -154,28 +154,28 @@ def test_a_stage_without_a_sample_is_shown_without_one(tmp_path):
 def test_a_summary_of_another_version_is_refused(tmp_path):
     (tmp_path / "summary.json").write_text('{"format": 1}')
     with pytest.raises(ValueError, match="format 1, this Spider reads 2"):
-        final_screen(tmp_path / "summary.json")
+        terminal_summary(tmp_path / "summary.json")
 
 
 def test_durations_read_well():
     assert [duration(s) for s in (3.24, 42.4, 61, 7384)] == ["3.2 s", "42 s", "1 min 01 s", "2 h 03 min"]
 
 
-def screen_of(paths, tmp_path):
+def summary_of(paths, tmp_path):
     compare(paths, benchmarks=None, output=tmp_path / "report")
     file = io.StringIO()
-    final_screen(tmp_path / "report/summary.json", console=Console(file=file, width=80))
+    terminal_summary(tmp_path / "report/summary.json", console=Console(file=file, width=80))
     return file.getvalue()
 
 
 def test_a_run_of_a_mixed_sweep_has_its_own_rates_and_its_own_dataset(tmp_path):
-    slim, gpt = screen_of(mixed(tmp_path / "runs"), tmp_path).split("─ gpt ─")
+    slim, gpt = summary_of(mixed(tmp_path / "runs"), tmp_path).split("─ gpt ─")
     assert re.search(r"ppmd given stage +1\.814", slim) and "1.867" not in slim
     assert "held-out bytes of docs," in slim and "held-out bytes of docs-bpe," in gpt
     assert re.search(r"ppmd given stage +1\.867", gpt) and "1.814" not in gpt
 
 
 def test_a_run_that_learns_answers_leads_with_them(tmp_path):
-    text = " ".join(screen_of(chat(tmp_path / "runs"), tmp_path).replace("│", " ").split())
+    text = " ".join(summary_of(chat(tmp_path / "runs"), tmp_path).replace("│", " ").split())
     assert "1.524 bits per byte of the answers, 8.7% below stage mid" in text
     assert "1.824 of the whole text" in text and "35" not in text

@@ -19,15 +19,15 @@ import torch
 from click.testing import CliRunner
 
 from spider import load_model
+from spider.checkpoints.compressed import CompressedReceipt
 from spider.checkpoints.export import export
 from spider.checkpoints.inventory import below, examine
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.pressed import ArtifactReceipt
 from spider.cli import cli
-from spider.compress import artifact, code
+from spider.compress import code, format
 from spider.compress.fit import LEAST, SLACK, fill, first_clip
+from spider.compress.pipeline import compress
 from spider.compress.predict import predict
-from spider.compress.press import press
 from spider.config import CompressConfig
 from spider.config.model import family_block, merged, presets
 from spider.data.encode import encode_part
@@ -36,7 +36,7 @@ from spider.errors import CheckpointError
 from spider.evaluation.evaluate import evaluate
 from spider.model import build_model
 from spider.model.interface import model_tensors
-from spider.results import ArtifactFolder, Results, StageFolder, write_config
+from spider.results import CompressedFolder, Results, StageFolder, write_config
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset
 
@@ -61,7 +61,7 @@ def counted_once():
     kept, ask, ask_by, measure = {}, code.needed, code.needed_by, code.size
 
     def needed(path):
-        family = artifact.read(path).header["model"]["family"]
+        family = format.read(path).header["model"]["family"]
         return kept.get(family) or kept.setdefault(family, ask(path))
 
     def size(modules):
@@ -74,17 +74,19 @@ def counted_once():
     code.needed, code.needed_by, code.size = ask, ask_by, measure
 
 
-def pressed(trained, family, output, **asked):
+def compressed(trained, family, output, **asked):
     folder, spec, data = trained[family]
-    return press(folder.receipt, spec, CompressConfig(**{"cap": PLENTY, "windows": 8, **asked}), data, output)
+    return compress(
+        folder.receipt, spec, CompressConfig(**{"cap": PLENTY, "windows": 8, **asked}), data, output
+    )
 
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory, trained):
     made = {}
     for family in trained:
-        output = tmp_path_factory.mktemp(f"pressed-{family}")
-        made[family] = ArtifactFolder(output), pressed(trained, family, output, clip=8.0)
+        output = tmp_path_factory.mktemp(f"compressed-{family}")
+        made[family] = CompressedFolder(output), compressed(trained, family, output, clip=8.0)
     return made
 
 
@@ -108,7 +110,7 @@ for path, names in zip(sys.argv[1::2], sys.argv[2::2]):
         assert os.wait()[1] == 0
         continue
     allowed = set(names.split(","))
-    from spider.compress.artifact import read
+    from spider.compress.format import read
     model = read(Path(path)).model()
     with torch.no_grad():
         digest = hashlib.sha256(model(torch.arange(40)[None]).logits.numpy().tobytes()).hexdigest()
@@ -120,7 +122,7 @@ for path, names in zip(sys.argv[1::2], sys.argv[2::2]):
 @pytest.fixture(scope="session")
 def read_elsewhere(files):
     """Digests of the logits that other processes with no more than the counted source have, by family."""
-    given = [(str(folder.model), ",".join(receipt.artifact.modules)) for folder, receipt in files.values()]
+    given = [(str(folder.model), ",".join(receipt.compressed.modules)) for folder, receipt in files.values()]
     command = [sys.executable, "-c", _STRICT, *chain.from_iterable(given)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -142,9 +144,9 @@ def test_a_process_with_no_more_than_the_counted_source_reads_it_to_the_bit(
     assert model.tokens.digest == whole.tokens.digest
     with torch.no_grad():
         change = (logits - whole.model()(torch.arange(40)[None]).logits).abs().max()
-    assert 0 < change < 1.0, "close to what it was pressed from, and not that"
+    assert 0 < change < 1.0, "close to what it was compressed from, and not that"
     unneeded = {"spider.config.schema", "spider.compress.writer", "spider.tokens.sentencepiece"}
-    assert not unneeded & set(receipt.artifact.modules), "what only configures or writes is not counted"
+    assert not unneeded & set(receipt.compressed.modules), "what only configures or writes is not counted"
 
 
 @FAMILIES
@@ -153,27 +155,27 @@ def test_weights_are_steps_times_small_integers_weighed_by_what_enters(files, tr
     whole = model_tensors(Checkpoint.at(trained[family][0].receipt).model(), "")
     read = model_tensors(load_model(folder.receipt)[0], "")
     assert read.keys() == whole.keys()
-    for name, record in receipt.artifact.matrices.items():
-        w = artifact.matrices(read[name])
+    for name, record in receipt.compressed.matrices.items():
+        w = format.matrices(read[name])
         assert all(len(row.unique()) <= 255 for one in w for row in one), name
-        assert (w - artifact.matrices(whole[name])).abs().mean() < 0.2 * whole[name].float().std() + 1e-6
+        assert (w - format.matrices(whole[name])).abs().mean() < 0.2 * whole[name].float().std() + 1e-6
         if record.error is not None:
             assert record.error <= record.error_nearest * 1.0001 + 1e-12, name
-    tables = [name for name in receipt.artifact.rounded if "[" not in name]
+    tables = [name for name in receipt.compressed.rounded if "[" not in name]
     expected = {"spider": ["core.layers.0.engram.tables.weight"], "gpt": ["embedding"]}[family]
     assert set(tables) >= set(expected), "what is looked up is entered by nothing"
     assert not [name for name in tables if name.endswith(("q.weight", "down.weight", "head.weight"))]
 
 
 def test_experts_are_weighed_by_their_own_rows(files):
-    records = files["spider"][1].artifact.matrices
+    records = files["spider"][1].compressed.matrices
     assert any("experts" in name and one.error is not None for name, one in records.items())
 
 
 @FAMILIES
 def test_the_same_run_gives_the_same_file(files, trained, family, tmp_path):
-    again = pressed(trained, family, tmp_path, clip=8.0)
-    assert again.artifact.sha256 == files[family][1].artifact.sha256
+    again = compressed(trained, family, tmp_path, clip=8.0)
+    assert again.compressed.sha256 == files[family][1].compressed.sha256
     assert files[family][0].model.read_bytes() == (tmp_path / "model.spider").read_bytes()
 
 
@@ -181,18 +183,18 @@ def test_the_same_run_gives_the_same_file(files, trained, family, tmp_path):
 
 
 def test_the_clip_is_found_that_fills_the_cap(files, trained, tmp_path):
-    large = files["gpt"][1].artifact
-    small = pressed(trained, "gpt", tmp_path, clip=20.0, method="nearest").artifact
+    large = files["gpt"][1].compressed
+    small = compressed(trained, "gpt", tmp_path, clip=20.0, method="nearest").compressed
     assert small.total_bytes < large.total_bytes
     cap = (small.total_bytes + large.total_bytes) // 2
-    found = pressed(trained, "gpt", tmp_path, cap=cap).artifact
+    found = compressed(trained, "gpt", tmp_path, cap=cap).compressed
     assert (1 - SLACK) * cap <= found.total_bytes <= cap and 8 < found.clip < 20
     assert found.total_bytes == (tmp_path / "model.spider").stat().st_size + found.code_bytes
     assert sum(found.parts.values()) == found.bytes
 
 
 def test_a_cap_that_cannot_be_is_said_and_nothing_is_left(files, trained, tmp_path):
-    one = files["gpt"][1].artifact
+    one = files["gpt"][1].compressed
     for said, asked in (
         (r"runs.r.compress.cap: the code alone is [\d,]+ bytes", {"cap": 1000}),
         (r"[\d,]+ bytes even at clip 96; cap is .*fewer parameters", {"cap": one.code_bytes + 2000}),
@@ -202,7 +204,7 @@ def test_a_cap_that_cannot_be_is_said_and_nothing_is_left(files, trained, tmp_pa
          {"cap": one.code_bytes + 2000, "clip": 8.0}),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
-            pressed(trained, "gpt", tmp_path, method="nearest", **asked)
+            compressed(trained, "gpt", tmp_path, method="nearest", **asked)
     assert not list(tmp_path.iterdir())
 
 
@@ -211,7 +213,7 @@ def test_its_size_is_foretold(files, trained):
     for family, (_, receipt) in files.items():
         with torch.device("meta"):
             model = build_model(trained[family][1].model)
-        told = receipt.artifact
+        told = receipt.compressed
         found = predict(model, CompressConfig(cap=PLENTY, clip=8.0))
         assert found["clip"] == 8.0 and found["total_bytes"] == sum(found["bytes"].values())
         assert found["total_bytes"] == pytest.approx(told.total_bytes, rel=0.1)
@@ -222,7 +224,10 @@ def test_its_size_is_foretold(files, trained):
 
 
 def test_the_code_is_known_before_there_is_a_file(files, trained, counted_once):
-    found, needed = counted_once(trained["gpt"][1].model.model_dump_json()), files["gpt"][1].artifact.modules
+    found, needed = (
+        counted_once(trained["gpt"][1].model.model_dump_json()),
+        files["gpt"][1].compressed.modules,
+    )
     assert set(found) <= set(needed) and len(needed) - len(found) <= 2
 
 
@@ -259,11 +264,11 @@ def test_any_byte_that_differs_is_an_error(files, tmp_path):
     for at in places:
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(CheckpointError, match=r"model.spider: "):
-            artifact.read(path)
+            format.read(path)
     for wrong in (data[:-1], data + b"\0", data[:30], data[:5], b""):
         path.write_bytes(wrong)
         with pytest.raises(CheckpointError, match=r"model.spider: "):
-            artifact.read(path)
+            format.read(path)
 
 
 def lying(data, path, **changes):
@@ -284,7 +289,7 @@ def lying(data, path, **changes):
 
 def test_a_header_that_lies_is_refused_before_anything_is_made(files, tmp_path):
     data, path = files["gpt"][0].model.read_bytes(), tmp_path / "model.spider"
-    whole = artifact.read(files["gpt"][0].model)
+    whole = format.read(files["gpt"][0].model)
     header, classes = whole.header, zlib.decompress(whole.sections["classes"])
     model = header["model"]
     for changes, said in (
@@ -309,10 +314,10 @@ def test_a_header_that_lies_is_refused_before_anything_is_made(files, tmp_path):
         ({"lanes": 10**9}, r"too few for 1000000000 lanes"),
     ):
         with pytest.raises(CheckpointError, match=said):
-            artifact.read(lying(data, path, **changes)).model()
+            format.read(lying(data, path, **changes)).model()
     path.write_bytes(pickle.dumps({"weights": [1, 2]}))
-    with pytest.raises(CheckpointError, match=r"not a pressed model of this version"):
-        artifact.read(path)
+    with pytest.raises(CheckpointError, match=r"not a compressed model of this version"):
+        format.read(path)
 
 
 def wide_window(packed):
@@ -330,7 +335,7 @@ def wide_window(packed):
     ids=["40 MB of zeros", "a window of 4 GiB", "cut short"],
 )
 def test_a_tokenizer_is_not_unpacked_beyond_a_bound(packed, tmp_path):
-    lies = artifact.Pressed(tmp_path / "model.spider", {}, {"tokenizer": packed})
+    lies = format.CompressedModel(tmp_path / "model.spider", {}, {"tokenizer": packed})
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError, match=r"model.spider: its tokenizer cannot be unpacked"):
@@ -338,7 +343,9 @@ def test_a_tokenizer_is_not_unpacked_beyond_a_bound(packed, tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 70 << 20
     finally:
         tracemalloc.stop()
-    whole = artifact.Pressed(tmp_path / "model.spider", {}, {"tokenizer": lzma.compress(b"{}", preset=9)})
+    whole = format.CompressedModel(
+        tmp_path / "model.spider", {}, {"tokenizer": lzma.compress(b"{}", preset=9)}
+    )
     assert whole.tokenizer == b"{}"
 
 
@@ -348,7 +355,7 @@ def test_what_cannot_be_pressed_says_why(trained, tmp_path, monkeypatch):
         model.blocks[0].attention.q.weight[0, 0] = float("nan")
     monkeypatch.setattr(Checkpoint, "model", lambda self, device="cpu": model)
     with pytest.raises(CheckpointError, match=r"blocks.0.attention.q.weight holds numbers that are not"):
-        pressed(trained, "gpt", tmp_path, method="nearest")
+        compressed(trained, "gpt", tmp_path, method="nearest")
     assert not list(tmp_path.iterdir())
 
 
@@ -360,7 +367,7 @@ def test_without_training_text_nothing_is_known_to_enter(trained, tmp_path):
     build_metadata(data, "toy", settings, source={}, parts=["000"])
     folder, spec, _ = trained["spider"]
     with pytest.raises(ValueError, match=r"has no training text to see what enters the matrices"):
-        press(folder.receipt, spec, CompressConfig(), data, tmp_path / "out")
+        compress(folder.receipt, spec, CompressConfig(), data, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -380,19 +387,19 @@ def test_it_is_evaluated_listed_verified_generated_from_and_exported(files, trai
     made = export(folder.model, tmp_path / "exported")
     assert made.manifest.weights == receipt.weights
     assert made.tokens.digest == Checkpoint.at(folder.model).tokens.digest
-    assert ArtifactReceipt.read(folder.receipt) == receipt
-    with pytest.raises(CheckpointError, match=r"a pressed model, not one to go on training from"):
+    assert CompressedReceipt.read(folder.receipt) == receipt
+    with pytest.raises(CheckpointError, match=r"a compressed model, not one to go on training from"):
         Checkpoint.at(folder.model).load_into({})
 
 
-@pytest.mark.parametrize("named", ["artifact.json", "model.spider"])
-def test_standard_tasks_ask_it_and_its_answers_are_recorded_as_its_own(files, trained, tmp_path, named):
-    """In a results folder; MLflow shows them on the training as ``artifact/...``, on a model of their own."""
+@pytest.mark.parametrize("named", ["compress.json", "model.spider"])
+def test_answers_to_standard_tasks_are_recorded_as_its_own(files, trained, tmp_path, named):
+    """MLflow shows them on the training as ``compressed/...``, and on a model of their own."""
     pytest.importorskip("lm_eval")
     results = Results(tmp_path / "results")
     stage = results.stage("r", "a")
     shutil.copytree(trained["gpt"][0].path, stage.path)
-    shutil.copytree(files["gpt"][0].path, stage.artifact)
+    shutil.copytree(files["gpt"][0].path, stage.compressed)
     write_config(results.root, {})
     rows = [{"query": f"q {i}", "choices": ["one", "two"], "gold": i % 2} for i in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -408,12 +415,12 @@ def test_standard_tasks_ask_it_and_its_answers_are_recorded_as_its_own(files, tr
         "metric_list": [{"metric": "acc"}],
     }
     (tmp_path / "choose.yaml").write_text(json.dumps(task))
-    output = stage.artifact / "harness.json"
+    output = stage.compressed / "harness.json"
     offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
     environment = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "SPIDER_TRACKING": "", **offline}
     done = CliRunner(env={**environment, "TOKENIZERS_PARALLELISM": "false"}).invoke(
         cli,
-        ["harness", str(stage.artifact / named), "--tasks", "choose", "--include", str(tmp_path),
+        ["harness", str(stage.compressed / named), "--tasks", "choose", "--include", str(tmp_path),
          "--output", str(output)],
         catch_exceptions=False,
     )  # fmt: skip
@@ -422,4 +429,4 @@ def test_standard_tasks_ask_it_and_its_answers_are_recorded_as_its_own(files, tr
     (row,) = told["result"]["rows"]
     assert told["weights"] == files["gpt"][1].weights and row["columns"]["items"]["value"] == 4
     records = [json.loads(path.read_text()) for path in results.root.glob("tracking/evaluations/*.json")]
-    assert [record["metrics"] for record in records] == [{"artifact/harness/choose/acc": row["value"]}]
+    assert [record["metrics"] for record in records] == [{"compressed/harness/choose/acc": row["value"]}]

@@ -100,7 +100,7 @@ def restored(
 
 
 @dataclass(frozen=True)
-class Pressed:
+class CompressedModel:
     """A file that is whole: its header, and the sections behind it."""
 
     path: Path
@@ -235,7 +235,7 @@ def _inflated(packed: bytes, size: int) -> bytes:
     return zlib.decompressobj().decompress(packed, size + 1)
 
 
-def read(path: Path) -> Pressed:
+def read(path: Path) -> CompressedModel:
     """The file at ``path``. `CheckpointError` where it is missing, damaged, cut, longer than it says, or of
     another version."""
     data = path.read_bytes() if path.is_file() else None
@@ -243,7 +243,7 @@ def read(path: Path) -> Pressed:
     if data is None:
         raise CheckpointError(f"{path}: no such file")
     if data[: len(MAGIC)] != MAGIC:
-        raise CheckpointError(f"{path}: not a pressed model of this version (it begins {data[:8]!r})")
+        raise CheckpointError(f"{path}: not a compressed model of this version (it begins {data[:8]!r})")
     length = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 4], "little")
     packed, rest = data[_HEAD : _HEAD + length], data[_HEAD + length :]
     if len(packed) < length or hashlib.sha256(packed).digest()[:8] != data[len(MAGIC) + 4 : _HEAD]:
@@ -259,4 +259,4 @@ def read(path: Path) -> Pressed:
         raise CheckpointError(f"{path}: damaged: it does not match its SHA-256; {again}")
     ends = np.cumsum([0, *sizes]).tolist()
     parts = [rest[begin:end] for begin, end in itertools.pairwise(ends)]
-    return Pressed(path, header, dict(zip(SECTIONS, parts, strict=True)))
+    return CompressedModel(path, header, dict(zip(SECTIONS, parts, strict=True)))

@@ -1,6 +1,6 @@
 """The JSON files that one job leaves and others read: one shape each, read in one way.
 
-An artifact is frozen once it is made. A reader checks its ``format`` before anything else, and what is wrong
+A record is frozen once it is made. A reader checks its ``format`` before anything else, and what is wrong
 with a file is said with its path and with what to do. ``FORMAT`` is raised when the meaning of a field
 changes.
 """
@@ -16,7 +16,7 @@ from spider import files
 from spider.config.block import key_path
 
 
-class Artifact(BaseModel):
+class Record(BaseModel):
     """Base of all of them; a subclass says what it is, its format, and how one is made again."""
 
     model_config = ConfigDict(
@@ -34,8 +34,12 @@ class Artifact(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The artifact at ``path``; the class's ``ERROR`` if it is missing, malformed, of another format, or
-        not whole."""
+        """Read the record at ``path``.
+
+        Raises:
+            ValueError: the record is missing, malformed, incomplete or of another format. The class of the
+                error is `ERROR`.
+        """
         try:
             plain = files.read_json(path)
         except ValueError as error:
@@ -44,7 +48,7 @@ class Artifact(BaseModel):
 
     @classmethod
     def parse(cls, plain: Any, path: Path) -> Self:
-        """What was read from ``path``, checked."""
+        """Validate what was read from ``path``."""
         version = plain.get("format") if isinstance(plain, dict) else None
         if version != cls.FORMAT:
             problem = f"of format {version!r}, this Spider reads {cls.FORMAT}"

@@ -36,8 +36,8 @@ def index(tmp_path, monkeypatch):
             tmp_path / "results" / name for name in ("raw/few/000.parquet", "shards/few/metadata.json")
         )
         words = ["download", "few", "000", "--output", raw], ["encode", "few", "000", raw]
-        for verb in (*words, ["index", "few", "--output", made]):
-            cli(["--config", str(path), *map(str, verb)], standalone_mode=False)
+        for command in (*words, ["index", "few", "--output", made]):
+            cli(["--config", str(path), *map(str, command)], standalone_mode=False)
         return made
 
     return make
