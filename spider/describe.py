@@ -173,8 +173,9 @@ def render(run: dict[str, Any]) -> None:
         at = "no clip fits" if file["clip"] is None else f"clip {file['clip']:.3g}"
         sizes = ", ".join(f"{name} {size:,}" for name, size in file["bytes"].items() if size)
         console.print(
-            f"Compressed: {file['total_bytes']:,} bytes, cap {file['cap']:,}{'' if fits else ', does not fit'}"
-            f" ({at}): {sizes} (Gaussian weights, before it is trained: an estimate)."
+            f"Compressed: {file['total_bytes']:,} bytes, cap {file['cap']:,}"
+            f"{'' if fits else ', does not fit'} ({at}): {sizes} "
+            "(Gaussian weights, before it is trained: an estimate)."
         )
 
 

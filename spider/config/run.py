@@ -185,7 +185,7 @@ class CompressConfig(Block):
     embedding_bits: Bits = 8
     """Bits of an entry of a table: embeddings, heads, hashed n-grams."""
     clip: Deviations | None = None
-    """Clipping range of a row, in standard deviations. A larger range gives a smaller file and more error (null:
+    """Clipping range of a row, in standard deviations. A larger range gives a smaller file, more error (null:
     the smallest range that fits ``cap``)."""
     embedding_clip: Deviations = 20.0
     """The same of tables, each by one step."""

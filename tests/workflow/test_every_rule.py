@@ -24,7 +24,7 @@ from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 
 from .conftest import ROOT, Workflow
-from .test_index import NGRAM
+from .test_ngram import NGRAM
 
 TOY = "tests.families.toy"
 

@@ -10,14 +10,14 @@ from spider.config import ConfigError, load_config
 from spider.config.ngram import NgramConfig
 
 
-def config(memory: Any, share: float = 0.5, stage: dict[str, Any] | None = None) -> dict[str, Any]:
+def config(ngram: Any, share: float = 0.5, stage: dict[str, Any] | None = None) -> dict[str, Any]:
     data = {"source": {"kind": "pydocs"}}
     return {
         "datasets": {"docs": data | {"ngram": share}, "other": data},
         "runs": {
             "demo": {
                 "data": "docs",
-                "model": {"preset": "tiny", "ngram": memory},
+                "model": {"preset": "tiny", "ngram": ngram},
                 "defaults": {"seq_len": 128, "micro_batch": 4, "lr": 1e-3},
                 "stages": [{"name": "a", "max_steps": 2, **(stage or {})}],
             }
@@ -41,9 +41,9 @@ def config(memory: Any, share: float = 0.5, stage: dict[str, Any] | None = None)
         ({"match": [2]}, 'runs.demo.model.ngram.match: unknown key; did you mean "match_orders"?'),
     ],
 )
-def test_what_no_index_can_be_is_named_by_its_key(memory, message):
+def test_what_no_index_can_be_is_named_by_its_key(ngram, message):
     with pytest.raises(ConfigError) as error:
-        load_config(config(memory))
+        load_config(config(ngram))
     assert message in str(error.value)
 
 

@@ -91,7 +91,7 @@ def test_every_kind_of_string_column(tmp_path, kind):
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    texts=st.lists(st.text(vocabulary="ab é日🙂\0\n", max_size=30), max_size=40),
+    texts=st.lists(st.text(alphabet="ab é日🙂\0\n", max_size=30), max_size=40),
     group=st.integers(1, 12),
     share=st.sampled_from([0.0, 0.3, 0.9]),
     limit=st.sampled_from([None, 4, 5, 11]),

@@ -139,9 +139,9 @@ def test_a_description_holds_no_field_at_its_default(folder):
 
 
 @pytest.mark.parametrize(("validation", "ngram", "empty"), [(0.1, 0.89, "train"), (0.1, 1e-9, "ngram")])
-def test_a_text_too_small_for_three_splits_ends_where_one_is_needed(tmp_path, validation, memory, empty):
+def test_a_text_too_small_for_three_splits_ends_where_one_is_needed(tmp_path, validation, ngram, empty):
     pq.write_table(pa.table({"text": TEXTS[:8]}), tmp_path / "a.parquet")
-    settings = dataset(validation=validation, ngram=memory)
+    settings = dataset(validation=validation, ngram=ngram)
     encode_part(tmp_path / "a.parquet", tmp_path / "s", "000", settings)
     metadata = build_metadata(tmp_path / "s", "small", settings, source={}, parts=["000"])
     assert metadata.splits[empty].documents == 0 and verify(tmp_path / "s")["documents"] == 8

@@ -74,9 +74,9 @@ def test_known_keys_never_move_into_or_out_of_the_index():
 
 
 @pytest.mark.parametrize(("validation", "ngram"), [(0.1, 0.9), (0.5, 0.6), (0.1, -0.1)])
-def test_shares_that_leave_nothing_are_refused(validation, memory):
+def test_shares_that_leave_nothing_are_refused(validation, ngram):
     with pytest.raises(ValueError, match="must add up to less than 1"):
-        split_masks(HASHES, validation, memory)
+        split_masks(HASHES, validation, ngram)
 
 
 def test_key_is_the_id_or_else_the_text():

@@ -60,14 +60,12 @@ def test_ids_stand_for_the_bytes_that_they_decode_to_in_a_thousand_documents(mod
         assert int(model.tokens.bytes_of[ids].sum()) == len(text.encode())
 
 
-@given(st.text(vocabulary=LETTERS, max_size=40))
+@given(st.text(alphabet=LETTERS, max_size=40))
 def test_text_is_written_as_the_model_writes_it(model, text):
     assert model.tokens.encode(text)[1:-1].tolist() == model.ids_P[in_pieces(text)].tolist()
 
 
-@given(
-    st.one_of(st.binary(max_size=60), st.text(vocabulary="a ▁\u2581\0\r\n🙂", max_size=30).map(str.encode))
-)
+@given(st.one_of(st.binary(max_size=60), st.text(alphabet="a ▁\u2581\0\r\n🙂", max_size=30).map(str.encode)))
 def test_whatever_is_written_comes_back_to_the_byte(model, raw):
     ids = model.tokens.encode(raw)
     assert model.tokens.raw(ids) == raw and (ids[0], ids[-1]) == (BYTES.bos, BYTES.eos)
