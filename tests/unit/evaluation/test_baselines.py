@@ -3,6 +3,8 @@
 import json
 import lzma
 import sys
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,7 @@ from spider.data.encode import encode_part
 from spider.data.loader import Loader
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
+from spider.evaluation import overlap
 from spider.evaluation.baselines import measure_text
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.overlap import COPIED
@@ -143,6 +146,12 @@ def test_every_figure_is_that_of_the_compressor_itself(folder, tmp_path):
     assert rates["xz given all"].fresh == pytest.approx(
         8 * (len(lzma.compress(whole.raw() + news, preset=9)) - given) / len(news)
     )
+
+    bits_N = np.linspace(1, 2, size)
+    done: Future = Future()
+    done.set_result(measured)
+    (outside,) = overlap.measure(SimpleNamespace(beside=done, bits_B=bits_N, text=text), None).rows
+    assert outside.value == pytest.approx(bits_N[~copied].mean())
 
 
 def _copied(document: bytes, training: bytes) -> np.ndarray:
