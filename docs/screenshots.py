@@ -1,13 +1,11 @@
-"""Make the pictures of MLflow's pages that docs/tracking.md shows, and of the model card that
-docs/checkpoints.md shows, from a finished results folder.
+"""Make the pictures of MLflow for docs/tracking.md and of the model card for docs/checkpoints.md.
 
     python docs/screenshots.py RESULTS [FOLDER] [--only card]
 
-Run it where the workflow ran; for MLflow's pages RESULTS needs two runs or more (`runs:` in the
-configuration). The pages are the real ones: `spider track ui` serves them, a headless Chromium opens them,
-and what is photographed is what a person sees. The card is that of an export of the last stage of the first
-run, its Markdown made HTML as a hub does. Playwright, markdown-it and Debian's Chromium come with the tests:
-``pip install -e '.[dev]'``, ``apt-get install chromium``.
+RESULTS is the results folder of a finished workflow on this machine; MLflow's pages need at least two runs in
+it. `spider track ui` serves the pages, and a headless Chromium takes the screenshots. The card is that of an
+export of the last stage of the first run, with its Markdown rendered as on a hub. Install Playwright and
+Chromium with ``pip install -e '.[dev]'`` and ``apt-get install chromium``.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.chromium import chromium  # noqa: E402 (it lies beside this folder, not in the package)
+from tests.chromium import chromium  # noqa: E402 (tests/ is not part of the package)
 
 PORT = 5077
 MODE = "workflowType=machine_learning"
-#: MLflow opens a panel of its own over the page unless told that it was seen.
+#: Keys of the browser's storage that keep MLflow from opening a panel over the page.
 SEEN = """
 localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
 localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
@@ -48,7 +46,7 @@ localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
 
 @contextmanager
 def pages(results: Path) -> Iterator[str]:
-    """The address of `spider track ui` over ``results``."""
+    """Serve `spider track ui` over ``results`` and yield its address."""
     address = f"http://127.0.0.1:{PORT}"
     spider = Path(sys.executable).parent / "spider"
     command = [spider, "--config", results / "config.yaml", "track", "ui", "--port", str(PORT)]
@@ -60,7 +58,7 @@ def pages(results: Path) -> Iterator[str]:
                 break
             except OSError:
                 if server.poll() is not None:
-                    sys.exit("the server ended; it says above why")
+                    sys.exit("the server ended; its message is above")
                 time.sleep(0.5)
         yield address
     finally:
@@ -69,7 +67,7 @@ def pages(results: Path) -> Iterator[str]:
 
 
 def curves(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
-    """Two trainings, one chart."""
+    """Show the loss curves of two trainings in one chart."""
     every = {
         "runs": runs,
         "metric": "train/bpb",
@@ -82,14 +80,14 @@ def curves(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> No
 
 
 def checkpoints(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
-    """All checkpoints by their bits per byte."""
+    """Show all checkpoints by their bits per byte."""
     page.goto(f"{address}/#/experiments/{ids['Training']}/models?viewMode=CHART&{MODE}")
     page.get_by_placeholder("Search metric charts").fill("bpb")
     page.locator(".barlayer path").first.wait_for(state="attached")
 
 
 def jobs(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
-    """Screenshot the steps of the workflow, expanded."""
+    """Show the jobs of the workflow, expanded."""
     page.goto(f"{address}/#/experiments/{ids['Pipeline']}/runs?{MODE}")
     page.locator("[role=row] button[data-component-id*=runnamecellrenderer]").first.click()
     page.get_by_role("link", name="train ").first.wait_for()
@@ -106,7 +104,7 @@ pre { background: #f6f8fa; padding: 8px 10px; border-radius: 6px } pre code { pa
 
 
 def model_card(results: Path) -> str:
-    """The page of a card, without its front matter."""
+    """Return the HTML page of a card, without its front matter."""
     from markdown_it import MarkdownIt
 
     from spider.checkpoints.export import export
@@ -117,13 +115,13 @@ def model_card(results: Path) -> str:
     with TemporaryDirectory() as folder:
         made = export(results / "runs" / run / block.stages[-1].name, Path(folder) / "model")
         text = (made.path / "README.md").read_text(encoding="utf-8").split("\n---\n", 1)[1]
-    # A hub shows no HTML of a card as it is; here it is escaped.
+    # A hub does not render HTML in a card; here it is escaped.
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text.rpartition("<!--")[0])
     return f"<!doctype html><meta charset=utf-8><style>{CARD_STYLE}</style>{body}"
 
 
 def registry(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
-    """A run in the model registry: its versions, and the losses of the best."""
+    """Show a run in the model registry: its versions, and the losses of the best."""
     page.goto(f"{address}/#/models/{MlflowClient(address).search_registered_models()[-1].name}?{MODE}")
     page.locator("img[src^=get-artifact]").wait_for()
 
@@ -145,20 +143,20 @@ def main() -> None:
 
 
 def tracking(browser: Browser, results: Path, folder: Path, only: str | None) -> None:
-    """MLflow's pages, or one of them."""
+    """Take the screenshots of MLflow's pages, or of one of them."""
     with pages(results) as address:
         client = MlflowClient(address)
         ids = {e.name.split("/")[-1]: e.experiment_id for e in client.search_experiments()}
         runs = [run.info.run_id for run in client.search_runs([ids["Training"]])]
-        for photograph in (curves, checkpoints, jobs, registry):
-            if only not in (None, photograph.__name__):
+        for show in (curves, checkpoints, jobs, registry):
+            if only not in (None, show.__name__):
                 continue
             page = browser.new_page(viewport={"width": 1500, "height": 720})
             page.set_default_timeout(120_000)
             page.add_init_script(SEEN)
-            photograph(page, address, ids, runs)
-            page.wait_for_timeout(3000)  # columns are measured, charts move into place
-            shoot(page, folder / f"mlflow-{photograph.__name__}.png")
+            show(page, address, ids, runs)
+            page.wait_for_timeout(3000)  # MLflow lays out columns and charts
+            shoot(page, folder / f"mlflow-{show.__name__}.png")
 
 
 def shoot(page: Page, path: Path, **options: bool) -> None:

@@ -1,14 +1,15 @@
-"""The command lines that the pages and the comments of configurations show."""
+"""Find the examples that the pages show, and the command lines in the comments of configurations."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: The log is history; all other pages speak of the tree as it is.
+#: The log is history; all other pages describe the tree as it is.
 PAGES = [
     path
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -18,13 +19,15 @@ CONFIGURATIONS = [ROOT / "config.yaml", *sorted(ROOT.glob("presets/*.yaml"))]
 PROFILES = sorted(ROOT.glob("profiles/*/config.yaml"))
 
 _COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )*(?:make run|snakemake|spider)(?: .*)?)$")
-#: A word in capitals stands for a name that the reader fills in, and dots for what is left out.
+#: A word in capitals is a name that the reader fills in, and dots stand for omitted text.
 _OPEN = re.compile(r"\.\.\.|…|(?<![\w=-])[A-Z]{3,}(?![\w=])|\*")
 
 
 def shown(program: str) -> dict[str, str]:
-    """Return the complete command lines of a program (``make run``, ``snakemake``, ``spider``). Keys name the
-    page as well, for the names of tests."""
+    """Return the complete command lines of a program (``make run``, ``snakemake``, ``spider``).
+
+    Keys also contain the page, for the names of tests.
+    """
     found: dict[str, str] = {}
     for path in (*PAGES, *CONFIGURATIONS, *PROFILES):
         for line in _lines(path):
@@ -34,13 +37,23 @@ def shown(program: str) -> dict[str, str]:
     return {f"{page}: {line}": line for line, page in found.items()}
 
 
+def examples(language: str) -> dict[str, str]:
+    """Return the code blocks of a language by page and number."""
+    found: dict[str, str] = {}
+    for path in PAGES:
+        blocks = re.findall(rf"^ *```{language}\n(.*?)^ *```", path.read_text(encoding="utf-8"), re.M | re.S)
+        for number, block in enumerate(blocks, 1):
+            found[f"{path.relative_to(ROOT)}: {number}"] = textwrap.dedent(block)
+    return found
+
+
 def words(line: str) -> list[str]:
     """Return the words of a command line, without its comment."""
     return shlex.split(line, comments=True)
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the command lines of a file: of a page in its code, of a configuration in its comments."""
+    """Yield the command lines in the code of a page, or in the comments of a configuration."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".yaml":
         comments = re.findall(r"#(.*)", text)
