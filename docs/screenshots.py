@@ -107,8 +107,8 @@ def model_card(results: Path) -> str:
     """Return the HTML page of a card, without its front matter."""
     from markdown_it import MarkdownIt
 
-    from spider.checkpoints.export import export
     from spider.config import load_config
+    from spider.publish.export import export
 
     config = load_config(results / "config.yaml")
     run, block = next(iter(config.runs.items()))

@@ -1,5 +1,8 @@
-"""Files that are whole or absent: write beside the final name, flush to disk, rename. So a process killed at
-any moment never leaves half a file under a final name."""
+"""Write files that are whole or absent: under a hidden name first, flushed to disk, then renamed.
+
+A process that is killed at any moment never leaves half a file under a final name. `spider.sealed` does the
+same for folders.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 
-def fsync_dir(path: Path) -> None:
-    """Make a rename inside ``path`` durable."""
+def fsync(path: Path) -> None:
+    """Flush a file to disk, or the renames inside a directory."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -33,15 +36,14 @@ def hidden(path: Path, end: str) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on success fsync and rename it into place, else remove it."""
+    """Yield a hidden path beside ``path``; on success flush it and rename it to ``path``, else remove it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = hidden(path, "tmp")
     try:
         yield beside
-        with open(beside, "rb") as f:
-            os.fsync(f.fileno())
+        fsync(beside)
         os.replace(beside, path)
-        fsync_dir(path.parent)
+        fsync(path.parent)
     finally:
         beside.unlink(missing_ok=True)
 
@@ -60,7 +62,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file of ours; ``ValueError`` names the file when it is missing or malformed."""
+    """Parse a JSON file; raise ``ValueError`` with its path where it is missing or malformed."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -70,23 +72,23 @@ def read_json(path: Path) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def digest(value: Any) -> str:
-    """Short, stable hash of a JSON-like value: equal content gives equal digests, whatever the key order."""
+    """Return a short, stable hash of a JSON-like value; the order of keys does not change it."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Unpack into the folder, and nowhere else; ``tarfile.TarError`` for what would go elsewhere."""
+    """Unpack an archive into ``folder``; raise ``tarfile.TarError`` for a member outside of it."""
     if hasattr(tarfile, "data_filter"):
         return archive.extractall(folder, filter="data")
     for member in archive.getmembers():  # Python before 3.11.4
         inside = not Path(member.name).is_absolute() and ".." not in Path(member.name).parts
         if not inside or not (member.isfile() or member.isdir()):
-            raise tarfile.TarError(f"{member.name} is no plain file inside")
+            raise tarfile.TarError(f"{member.name} is not a file or folder inside")
     archive.extractall(folder)

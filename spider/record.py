@@ -1,8 +1,7 @@
-"""The JSON files that one job leaves and others read: one shape each, read in one way.
+"""The base class of the JSON files that one job writes and others read.
 
-A record is frozen once it is made. A reader checks its ``format`` before anything else, and what is wrong
-with a file is said with its path and with what to do. ``FORMAT`` is raised when the meaning of a field
-changes.
+A record is immutable. Reading it checks its ``format`` first. Each error names the file and the remedy.
+``FORMAT`` grows when the meaning of a field changes.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from spider import files
-from spider.config.block import key_path
 
 
 class Record(BaseModel):
-    """Base of all of them; a subclass says what it is, its format, and how one is made again."""
+    """Base class of all records; a subclass sets the class attributes for its error messages."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True
@@ -25,9 +23,9 @@ class Record(BaseModel):
 
     FORMAT: ClassVar[int] = 1
     WHAT: ClassVar[str]
-    """``a receipt``"""
+    """Name of the file in messages, such as ``a receipt``."""
     REMEDY: ClassVar[str]
-    """``train that stage again``"""
+    """What to do about a bad file, such as ``train that stage again``."""
     ERROR: ClassVar[type[ValueError]] = ValueError
 
     format: int
@@ -48,7 +46,7 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, plain: Any, path: Path) -> Self:
-        """Validate what was read from ``path``."""
+        """Validate the JSON value that was read from ``path``; raise as `read`."""
         version = plain.get("format") if isinstance(plain, dict) else None
         if version != cls.FORMAT:
             problem = f"of format {version!r}, this Spider reads {cls.FORMAT}"
@@ -60,10 +58,20 @@ class Record(BaseModel):
             raise cls.ERROR(f"{path}: {cls.WHAT} that is not whole ({wrong}); {cls.REMEDY}") from None
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the record as a JSON value."""
         return self.model_dump(mode="json")
 
     def write(self, path: Path) -> Self:
-        """Write it whole or not at all, and return it."""
+        """Write the record to ``path``, whole or not at all, and return it."""
         files.write_json(path, self.plain())
         return self
+
+
+def key_path(loc: tuple[Any, ...]) -> str:
+    """Return ``("runs", "demo", "stages", 1, "tokens")`` as ``runs.demo.stages[1].tokens``."""
+    path = ""
+    for part in loc:
+        if part == "[key]":
+            continue  # pydantic marks an error in a key with this part
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path

@@ -1,15 +1,14 @@
-"""Who may train in a stage's folder: one process at a time, and only the spec that began it.
+"""Decide who may train in a stage's folder: one process at a time, and only the spec that began it.
 
-``origin.json``, written before the first step, says what the folder's checkpoints and metrics belong to: the
-spec, the data's digest, the digest of the weights the stage started from. A stage that comes back with
-another origin
+``origin.json`` is written before the first step. It identifies the training that the folder's checkpoints and
+metrics belong to: its spec, the digest of its data, and the digest of its initial weights. A stage that
+starts with another origin
 
-- and whose old training *finished*: the old checkpoints and metrics are moved to
-  ``superseded-{identity}-{n}/``, and the stage starts afresh (the user changed the configuration and asked
-  for the run again);
-- and whose old training stands *unfinished*, with checkpoints: is refused, naming each field that differs.
-  Nobody abandons days of work by a typo;
-- and which never reached a checkpoint: starts afresh, there is nothing to lose.
+- moves the old checkpoints and metrics to ``superseded-{identity}-{n}/`` and starts at its beginning, if the
+  old training *finished*: the user changed the configuration and requested the run again;
+- is refused, with the name of each field that differs, if the old training is *unfinished* and has
+  checkpoints: a typo must not discard days of work;
+- starts at its beginning if the old training has no checkpoint, because there is nothing to lose.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import filelock
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, steps
-from spider.checkpoints.save import clean, name_best
+from spider.checkpoints.save import clean, link_best
 from spider.config import StageSpec
 from spider.errors import CheckpointError, TrainingError
 from spider.results import StageFolder
@@ -40,21 +39,26 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Be the only trainer in ``folder``. The kernel drops the lock when its holder dies, however it dies.
-    `TrainingError` says which process, where, since when holds it, or that nothing can be written."""
+    """Hold the lock on ``folder``, so that only this process trains in it.
+
+    The kernel releases the lock when the process ends in any way.
+
+    Raises:
+        TrainingError: another process holds the lock (the message names it), or the folder cannot be written.
+    """
     stage = StageFolder(folder)
     lock = filelock.FileLock(stage.lock, timeout=0)
-    me = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        files.write_json(stage.holder, me)
+        files.write_json(stage.holder, holder)
     except filelock.Timeout:
-        raise TrainingError(f"{_who(stage)}; wait for it, or stop it, and run again") from None
+        raise TrainingError(f"{_holder(stage)}; wait for it, or stop it, and run again") from None
     except OSError as error:
         lock.release(force=True)
         raise TrainingError(
-            f"{folder}: cannot write there: {error.strerror}; free some space or give another folder"
+            f"{folder}: cannot be written: {error.strerror}; free some space or name another folder"
         ) from error
     try:
         yield
@@ -63,8 +67,10 @@ def hold(folder: Path) -> Iterator[None]:
 
 
 def wait_for(folder: Path) -> None:
-    """Until nobody trains in ``folder``. A workflow that was killed leaves its trainer at work; the next one
-    takes over what that has made."""
+    """Wait until no process trains in ``folder``.
+
+    The trainer of a killed workflow may still run. The next workflow continues from its checkpoints.
+    """
     stage = StageFolder(folder)
     if not stage.lock.exists():
         return
@@ -72,23 +78,28 @@ def wait_for(folder: Path) -> None:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        log.warning("%s; waiting for it to end", _who(stage))
+        log.warning("%s; waiting for it to end", _holder(stage))
         lock.acquire()
     lock.release()
 
 
-def _who(stage: StageFolder) -> str:
-    who = f"{stage.path}: another trainer is at work here"
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # it may not have said yet
-        card = files.read_json(stage.holder)
-        who += f": process {card['pid']} on {card['host']}, since {card['since']}"
-    return who
+def _holder(stage: StageFolder) -> str:
+    """Return a message that names the process that holds the lock."""
+    message = f"{stage.path}: another trainer is at work here"
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # its file may not be written yet
+        holder = files.read_json(stage.holder)
+        message += f": process {holder['pid']} on {holder['host']}, since {holder['since']}"
+    return message
 
 
 def claim(folder: Path, origin: Origin) -> Checkpoint | None:
-    """Apply the rule above, by the holder of the lock: the checkpoint to go on from, or None to start at the
-    stage's beginning. Raises `TrainingError` where the folder holds unfinished work of another origin, or was
-    made by another version."""
+    """Return the checkpoint to continue from, or None to start at the beginning of the stage.
+
+    Only the holder of the lock may call this. The module's docstring has the rule.
+
+    Raises:
+        TrainingError: the folder holds an unfinished training of another origin, or another version wrote it.
+    """
     stage = StageFolder(folder)
     clean(stage.checkpoints)
     if stage.origin.exists():
@@ -97,15 +108,15 @@ def claim(folder: Path, origin: Origin) -> Checkpoint | None:
             _retire(stage, before.identity, changed)
     elif steps(stage.checkpoints):
         raise TrainingError(
-            f"{stage.checkpoints}: checkpoints without {stage.origin.name}, whose they are is unknown; "
+            f"{stage.checkpoints}: checkpoints without {stage.origin.name}, so their training is unknown; "
             "move the folder away"
         )
     good, bad = Checkpoint.newest_good(stage.checkpoints)
-    for path in bad:  # out of the numbered ones, so that retention does not take it for a good one
+    for path in bad:  # rename it, so that `retain` does not take it for a good one
         aside = path.with_name(f"corrupt-{path.name}")
         shutil.rmtree(aside, ignore_errors=True)
         log.warning("%s: damaged, kept as %s", path, path.rename(aside).name)
-    name_best(stage.checkpoints)
+    link_best(stage.checkpoints)
     if good is not None:
         log.info("%s: going on from %s", folder, good.path.name)
     elif bad:
@@ -115,39 +126,47 @@ def claim(folder: Path, origin: Origin) -> Checkpoint | None:
 
 
 def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
-    """Move a finished training of another origin out of the way."""
-    folder, saved, told = stage.path, steps(stage.checkpoints), "\n  ".join(changed)
+    """Move a finished training of another origin to a folder of its own.
+
+    Raises:
+        TrainingError: the training is not finished.
+    """
+    folder = stage.path
+    saved = steps(stage.checkpoints)
+    differing = "\n  ".join(changed)
     finished = not saved
-    with contextlib.suppress(CheckpointError):  # of which nobody knows: it may not have been
+    with contextlib.suppress(CheckpointError):  # an unreadable manifest does not show that it finished
         finished = finished or Manifest.read(saved[-1] / MANIFEST).final
     if not finished:
         raise TrainingError(
-            f"{folder}: holds unfinished training (up to {saved[-1].name}) under other settings:\n  {told}\n"
-            f"Restore these settings to go on with it, move {folder} away to start afresh, or train in "
+            f"{folder}: holds unfinished training (up to {saved[-1].name}) under other settings:\n"
+            f"  {differing}\n"
+            f"Restore these settings to continue it, move {folder} away to start again, or train in "
             "another folder (--ckpt_dir)."
         )
-    asides = (folder / f"superseded-{identity}-{n}" for n in count())
-    aside = next(path for path in asides if not path.exists())
+    candidates = (folder / f"superseded-{identity}-{n}" for n in count())
+    aside = next(path for path in candidates if not path.exists())
     aside.mkdir()
-    # The origin goes last: a kill in between finds it still there and moves the rest.
+    # The origin is moved last, so that the next start after a kill in between moves the rest.
     for path in (stage.checkpoints, stage.metrics, stage.receipt, stage.origin):
         if path.exists():
             os.rename(path, aside / path.name)
-    files.fsync_dir(folder)
+    files.fsync(folder)
     log.warning(
-        "%s: settings changed, starting afresh; the old training is in %s:\n  %s", folder, aside.name, told
-    )
+        "%s: settings changed, starting again; the old training is in %s:\n  %s",
+        folder, aside.name, differing,
+    )  # fmt: skip
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the `differences` of what decided two trainings, with the defaults that are not written down."""
-    with contextlib.suppress(ValueError):  # a key that this version does not know: as they were written
+    """Return the `differences` between two origins, with the defaults that the files leave out."""
+    with contextlib.suppress(ValueError):  # compare them as written if this version lacks one of their keys
         before, now = StageSpec.with_defaults(before), StageSpec.with_defaults(now)
     return differences(before, now)
 
 
 def differences(before: Any, now: Any, at: str = "") -> list[str]:
-    """Leaves that differ between two JSON values, as ``settings.lr: 0.0003 -> 0.0002``."""
+    """Return the leaves that differ between two JSON values, as ``settings.lr: 0.0003 -> 0.0002``."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = {key: f"{at}.{key}" if at else key for key in {**before, **now}}
         return [leaf for k, to in keys.items() for leaf in differences(before.get(k), now.get(k), to)]

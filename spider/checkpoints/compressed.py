@@ -1,4 +1,4 @@
-"""``compress.json``, the receipt of a compressed model. Its checkpoint is the compressed file."""
+"""``compress.json``: the receipt of a compressed model. Its checkpoint is the compressed file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from spider.checkpoints.records import Receipt
 
 
 class MatrixRecord(BaseModel, frozen=True):
-    """One tensor in small integers, all matrices of a stack together."""
+    """A quantized tensor: one matrix, or a stack of matrices."""
 
     bits_per_weight: float
-    """By its entropy, without its steps."""
+    """Entropy of its integers, without the quantization steps."""
     error: float | None
-    """Change of its products (`spider.compress.gptq.error`); None where nothing entered it."""
+    """Squared error of its products (`spider.compress.gptq.error`); None without calibration inputs."""
     error_nearest: float | None
-    """What it would be, rounded to the nearest."""
+    """The same error if each weight were rounded to the nearest step."""
 
 
 class CompressedRecord(BaseModel, frozen=True):
-    """A file, byte by byte."""
+    """The sizes of a compressed file and of its parts, and how it was made."""
 
     bytes: int
     code_bytes: int
@@ -33,18 +33,19 @@ class CompressedRecord(BaseModel, frozen=True):
     """Bytes of each section."""
     matrices: dict[str, MatrixRecord]
     rounded: list[str]
-    """Matrices that were rounded to the nearest for want of what enters them."""
+    """Matrices without calibration inputs, which were rounded to the nearest step."""
     modules: list[str]
-    """Whose source was counted."""
+    """Modules whose source ``code_bytes`` counts."""
     windows: int
+    """Windows of calibration text."""
     tokens: int
-    """Read to see what enters."""
+    """Tokens of calibration text."""
     sha256: str
     seconds: float
 
 
 class CompressedReceipt(Receipt):
-    """The receipt of the stage, but for its checkpoint and weights, which are the file's."""
+    """The receipt of the stage, with the checkpoint and the weights of the compressed file."""
 
     WHAT: ClassVar[str] = "a receipt of a compressed model"
     REMEDY: ClassVar[str] = "run `spider compress` again"

@@ -1,4 +1,4 @@
-"""What checkpoints lie below a folder, and whether each is still what was saved."""
+"""List the checkpoints below a folder, and find the damaged ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from spider.checkpoints.load import damage
+from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import (
     COMPRESSED,
     EXPORTED,
@@ -22,11 +22,17 @@ from spider.checkpoints.records import (
 )
 from spider.errors import CheckpointError
 from spider.results import StageFolder
+from spider.sealed import damage
 
 
 def below(path: Path) -> list[Path]:
-    """Checkpoints at or below a checkpoint, an exported folder, a stage, a run or a results folder, stage by
-    stage, oldest first; `CheckpointError` where there is none."""
+    """Return the checkpoints at or below a path, stage by stage and by rising step.
+
+    The path names a checkpoint, an exported folder, a compressed model, a stage, a run or a results folder.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     if (path / MANIFEST).is_file() or Exported.lies_in(path) or path.suffix == COMPRESSED:
         return [path]
     name = StageFolder(path).checkpoints.name
@@ -35,29 +41,37 @@ def below(path: Path) -> list[Path]:
     saved += sorted(path.rglob(f"*{COMPRESSED}"))
     if not saved:
         raise CheckpointError(
-            f"{path}: no checkpoint there or below; give a checkpoint, a stage, a run or a results folder"
+            f"{path}: no checkpoint there or below; name a checkpoint, a stage, a run or a results folder"
         )
     return saved
 
 
 def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Read one checkpoint's manifest and compare its files with it, contents included unless ``quick``.
+    """Read the manifest of a checkpoint and compare its files with it; ``quick`` compares only the sizes.
 
-    Returns, as plain JSON: run and stage by folder names, the run's step, the ``bytes`` of text that the
-    stage had trained on, the ``size`` on disk, whether it is final, the stage's lowest logged cross entropy
-    (nats per byte), its own bits per byte where it was validated and whether those are the stage's ``best``,
-    what is wrong with its files. What its manifest does not say, or cannot, is None.
+    Returns a JSON object. What the manifest does not hold is None:
+
+        path, stage    path, and the names of run and stage
+        step           the run's step
+        bytes          bytes of text that the stage had trained on
+        size           bytes on disk
+        final          whether the stage ended with it
+        best_loss      the lowest logged cross entropy of the stage, in nats per byte
+        val_bpb, best  bits per byte in its validation, and whether they are the lowest of the stage
+        problems       what is wrong with its files, and ``good`` if nothing is
     """
+    manifest: Manifest | Exported | None = None
     try:
         if path.suffix == COMPRESSED:
             return _examine_compressed(path)
         manifest = read_manifest(path)
-        problems = damage(path, manifest, quick=quick) + _damage_of_index(path, manifest, quick)
+        problems = damage(path, manifest.files, quick=quick) + _damage_of_index(path, manifest, quick)
     except CheckpointError as error:
-        manifest, problems = None, [str(error)]
+        problems = [str(error)]
     folder = path.resolve() if Exported.lies_in(path) else path.resolve().parents[1]
     known = vars(manifest) if manifest else {}
-    step, validated = known.get("global_step"), known.get("validated")
+    step = known.get("global_step")
+    validated = known.get("validated")
     chosen = best(path.resolve().parent) if validated else None
     return {
         "path": str(path),
@@ -75,9 +89,7 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
 
 
 def _examine_compressed(path: Path) -> dict[str, Any]:
-    """The same of a compressed model, whose every byte is read to open it."""
-    from spider.checkpoints.load import Checkpoint
-
+    """Return the same for a compressed model; opening it reads and checks every byte."""
     known = vars(Checkpoint.at(path).manifest)
     return {
         "path": str(path),
@@ -95,7 +107,7 @@ def _examine_compressed(path: Path) -> dict[str, Any]:
 
 
 def _damage_of_index(path: Path, manifest: Manifest | Exported, quick: bool) -> list[str]:
-    """What is wrong with the n-gram index in an exported folder, if its model reads one."""
+    """Return what is wrong with the n-gram index in an exported folder, if its model reads one."""
     if not isinstance(manifest, Exported) or manifest.full_index is None:
         return []
     from spider.ngram.store import open_index, verify
@@ -105,12 +117,13 @@ def _damage_of_index(path: Path, manifest: Manifest | Exported, quick: bool) -> 
         described = open_index(folder).description if quick else verify(folder)
     except ValueError as error:
         return str(error).splitlines()
-    same = described.digest == manifest.full_index
-    return [] if same else [f"{folder}: another index than {path / EXPORTED} names, {manifest.full_index}"]
+    if described.digest == manifest.full_index:
+        return []
+    return [f"{folder}: another n-gram index than {path / EXPORTED} names, {manifest.full_index}"]
 
 
 def render(entries: list[dict[str, Any]]) -> None:
-    """Print a table with a line for each entry of `examine`; at 80 columns only stages' names are wrapped."""
+    """Print a table with a line for each result of `examine`; at 80 columns only names of stages wrap."""
     table = Table(box=None, pad_edge=False)
     table.add_column("stage", overflow="fold", min_width=12)
     validated = any(entry["val_bpb"] is not None for entry in entries)
@@ -139,7 +152,7 @@ def render(entries: list[dict[str, Any]]) -> None:
 
 
 def _cell(value: float | None, form: str, unit: float = 1.0) -> str:
-    """Format a number in units; from 100 of a unit on, their fractions are left out."""
+    """Format a number in units, without decimals from 100 units on."""
     if value is None:
         return "?"
     return f"{value / unit:{',.0f' if value >= 100 * unit else form}}"

@@ -1,7 +1,7 @@
-"""From a path to a verified checkpoint, and from that to tensors and a model: `Checkpoint.at`.
+"""Find and verify the checkpoint that a path names, and load its tensors or its model: `Checkpoint.at`.
 
-A path names a checkpoint, an exported folder, a stage's folder (its newest good checkpoint), or a stage's
-receipt. Every file is hashed before anything of it is used.
+A path names a checkpoint, an exported folder, a compressed model, a stage's folder (its newest good
+checkpoint), or a stage's receipt. Every file is hashed before it is used.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from spider.checkpoints.records import (
     Exported,
     Manifest,
     Receipt,
-    TensorFile,
     read_manifest,
     steps,
 )
 from spider.config import ConfigError, ModelConfig
-from spider.config.block import key_path
 from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import Model, model_tensors
 from spider.processes.parallel import own_part
+from spider.record import key_path
 from spider.results import Results, StageFolder, root_of
+from spider.sealed import SealedFile, damage
 from spider.tokens import BYTES, Tokens
 from spider.tokens.stored import TOKENIZER, read_tokens
 
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Before the names of averaged weights.
+#: The prefix of the names of averaged weights.
 AVERAGE = "ema."
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory whose contents were checked against its manifest."""
+    """A checkpoint or an exported folder, whose files were checked against its manifest."""
 
     path: Path
     manifest: Manifest | Exported
@@ -62,11 +62,11 @@ class Checkpoint:
         """Return the checkpoint that a path names, after checking each of its files once.
 
         Args:
-            quick: check files by size only. In a stage's folder, the newest good checkpoint is found by the
-                contents of its files in any case.
+            quick: check only the sizes of files. The newest good checkpoint of a stage's folder is always
+                found by the contents of its files.
 
         Raises:
-            CheckpointError: there is none, or some of its files differ; names them.
+            CheckpointError: there is no checkpoint, or some of its files differ. The message names them.
         """
         if path.is_file() and path.suffix == COMPRESSED:
             return cls._verified(path)
@@ -97,13 +97,16 @@ class Checkpoint:
 
     @classmethod
     def newest_good(cls, root: Path) -> tuple[Checkpoint | None, list[Path]]:
-        """The newest checkpoint below ``root`` that verifies, and the newer ones that did not (warned of)."""
+        """Return the newest checkpoint below ``root`` that verifies, and the newer ones that do not.
+
+        Log a warning for each of those.
+        """
         bad: list[Path] = []
         for path in reversed(steps(root)):
             try:
                 return cls._verified(path), bad
             except CheckpointError as error:
-                log.warning("damaged checkpoint, looking for the one before: %s", error)
+                log.warning("damaged checkpoint, trying the one before it: %s", error)
                 bad.append(path)
         return None, bad
 
@@ -112,49 +115,57 @@ class Checkpoint:
         if path.suffix == COMPRESSED:
             return CompressedCheckpoint.open(path)
         manifest = read_manifest(path)
-        if damaged := damage(path, manifest, quick=quick):
+        if damaged := damage(path, manifest.files, quick=quick):
             raise CheckpointError("\n".join(damaged))
         return cls(path, manifest)
 
     @property
     def exported(self) -> bool:
+        """Return whether this is an exported folder or a compressed model."""
         return isinstance(self.manifest, Exported)
 
     @property
     def training(self) -> Manifest:
-        """What it says of the training that it was saved in, which an exported folder does not."""
-        assert isinstance(self.manifest, Manifest), f"{self.path} holds weights only"
+        """Return the manifest of a checkpoint of a training; an exported folder has none."""
+        assert isinstance(self.manifest, Manifest), f"{self.path} holds only weights"
         return self.manifest
 
     @property
     def label(self) -> str:
-        """Where it comes from, in a few words."""
+        """Return its run and stage for messages."""
         return f"{self.manifest.run}, stage {self.manifest.stage}"
 
     @property
     def window(self) -> int:
-        """Ids to give the model at a time: the number it is evaluated with."""
+        """Return how many tokens the model reads at a time when it is evaluated."""
         return self.manifest.window
 
     @property
     def weights(self) -> str:
-        """Digest of what `model` gives."""
+        """Return the digest of the weights of `model`, which are the averaged ones if there are any."""
         averaged = self.manifest.averaged_weights if isinstance(self.manifest, Manifest) else None
         return averaged or self.manifest.weights
 
     @property
     def reading(self) -> dict[str, Any]:
-        """With how many loops, and whether under bf16 autocast, its stage evaluates it; of an exported folder
-        nobody knows: with the model's own, in fp32."""
+        """Return the number of loops, and whether autocast to bf16 is on, in the evaluation of its stage.
+
+        An exported folder does not hold these: the model's own number of loops and fp32 apply.
+        """
         if not isinstance(self.manifest, Manifest):
             return {"n_loops": None, "autocast": False}
-        stage, evaluation = self.manifest.spec["settings"], self.manifest.spec["evaluation"]
+        stage = self.manifest.spec["settings"]
+        evaluation = self.manifest.spec["evaluation"]
         n_loops = evaluation.get("n_loops") or stage.get("n_loops")
         return {"n_loops": n_loops, "autocast": self.manifest.precision.kind in ("bf16", "fp8")}
 
     @property
     def config(self) -> ModelConfig:
-        """The architecture of the model in it; `CheckpointError` where this Spider does not know it."""
+        """Return the architecture of its model.
+
+        Raises:
+            CheckpointError: this version of Spider has no such architecture.
+        """
         try:
             return family_block(self.manifest.model)
         except ConfigError as error:
@@ -167,7 +178,11 @@ class Checkpoint:
 
     @property
     def tokens(self) -> Tokens:
-        """What the ids of its model stand for; `CheckpointError` where its tokenizer is damaged."""
+        """Return the vocabulary of its model.
+
+        Raises:
+            CheckpointError: its ``tokenizer.json`` is damaged.
+        """
         if TOKENIZER not in self.manifest.files:
             return BYTES
         try:
@@ -177,11 +192,15 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> bytes | None:
-        """Its ``tokenizer.json``, where it has one."""
+        """Return the content of its ``tokenizer.json``, or None if the vocabulary is bytes."""
         return (self.path / TOKENIZER).read_bytes() if TOKENIZER in self.manifest.files else None
 
     def model(self, device: str | torch.device = "cpu") -> Model:
-        """The model in evaluation mode; of averaged weights, if there are any. Raises as `load_into`."""
+        """Return the model in evaluation mode, with averaged weights if there are any.
+
+        Raises:
+            CheckpointError: as `load_into`, or the n-gram index that the model reads is missing or another.
+        """
         model = build_model(self.config, self.tokens).to(device)
         self.load_into(model_tensors(model))
         if isinstance(self.manifest, Manifest) and self.manifest.averaged_weights:
@@ -191,13 +210,15 @@ class Checkpoint:
         return model.eval()
 
     def _lookup(self, model: Model) -> NgramLookup | None:
-        """What the index of a model proposes; `CheckpointError` where that is not there, or another."""
+        """Return the lookup in the n-gram index of the model, or None for a model that reads no index."""
         if (config := self.config.ngram) is None:
             return None
         from spider.ngram.lookup import NgramLookup
 
-        again = "copy the exported folder whole, or export again"
-        remedy = again if self.exported else "run the workflow again, or name its own results"
+        if self.exported:
+            remedy = "copy the exported folder whole, or export again"
+        else:
+            remedy = "run the workflow again, or name its own results"
         try:
             folder = self._index(config.counted)
             return NgramLookup.of(folder, self.manifest.full_index, config, model.tokens, remedy)
@@ -205,20 +226,24 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: the model reads an n-gram index. {error}") from None
 
     def _index(self, counted: str) -> Path:
-        """Where the n-gram index of an exported folder lies, or of a checkpoint's results."""
+        """Return the n-gram index in the exported folder, or in the results folder of the checkpoint."""
         if isinstance(self.manifest, Exported):
             if not (folder := self.path / NGRAM).is_dir():
-                raise ValueError(f"It is missing, {folder}: copy the exported folder whole, or export again")
+                raise ValueError(f"{folder}: missing; copy the exported folder whole, or export again")
             return folder
         if (root := root_of(self.path)) is None:
             raise ValueError(
-                "It lies in no results folder, where that would be: export it there, and take the export"
+                "The checkpoint is not in a results folder, which holds the index: export it there, and use "
+                "the exported folder"
             )
         return Results(root).ngram(self.manifest.spec["data"], counted)
 
     def load_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the saved tensors of these names into these tensors, in place; `CheckpointError` names those
-        that differ, where it is of another architecture."""
+        """Copy the saved tensors into the given tensors of the same names, in place.
+
+        Raises:
+            CheckpointError: the checkpoint is of another architecture. The message names what differs.
+        """
         prefix = "" if self.exported else "model."
         if self.exported:
             tensors = {n.removeprefix("model."): t for n, t in tensors.items()}
@@ -226,19 +251,22 @@ class Checkpoint:
         wrong = [f"it has no {name}" for name in tensors if name not in saved]
         wrong += [f"this model has no {n}" for n in saved if n.startswith(prefix) and n not in tensors]
         for name in tensors.keys() & saved.keys():
-            if (there := saved[name]) != (here := list(tensors[name].shape)):
-                wrong.append(f"{name} is {there} there and {here} in this model")
+            expected = list(tensors[name].shape)
+            if saved[name] != expected:
+                wrong.append(f"{name} has shape {saved[name]}, and {expected} in this model")
         if wrong:
-            raise CheckpointError(f"{self.path}: a checkpoint of another architecture: {some(sorted(wrong))}")
+            raise CheckpointError(
+                f"{self.path}: a checkpoint of another architecture: {first_three(sorted(wrong))}"
+            )
         self._copy_into(tensors)
 
     def holds_optimizer(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether it has exactly this optimizer state (names; another optimizer has others)."""
-        here, there = ({n for n in names if n.startswith("optimizer.")} for names in (tensors, self.saved()))
-        return here == there
+        """Return whether it has the state of the same optimizer, by the names of its tensors."""
+        wanted = {name for name in tensors if name.startswith("optimizer.")}
+        return wanted == {name for name in self.saved() if name.startswith("optimizer.")}
 
     def saved(self) -> dict[str, list[int]]:
-        """The shapes of all tensors in it, by their names."""
+        """Return the shapes of all its tensors, by their names."""
         shapes: dict[str, list[int]] = {}
         for path in sorted(self.path.glob("*.safetensors")):
             with safe_open(path, "pt") as file:
@@ -246,31 +274,33 @@ class Checkpoint:
         return shapes
 
     def _copy_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """What is saved under these names, of tensors that are cut the part that this process holds."""
+        """Copy the tensors of these names; of a sharded tensor, the part that this process holds."""
         for path in sorted(self.path.glob("*.safetensors")):
             with safe_open(path, "pt") as file:
                 for name in tensors.keys() & file.keys():
                     part, where = own_part(tensors[name])
-                    if part.numel():  # of few rows, some processes have none
+                    if part.numel():  # a tensor of few rows leaves some processes empty
                         part.copy_(file.get_slice(name)[where] if where else file.get_tensor(name))
 
 
 @dataclass(frozen=True)
 class CompressedCheckpoint(Checkpoint):
-    """A compressed model: what loads, evaluates, generates and verifies need not know which it is. Raises as
-    `spider.compress.format.read` does."""
+    """A compressed model, with the interface of a checkpoint."""
 
     compressed: CompressedModel
 
     @classmethod
     def open(cls, path: Path) -> CompressedCheckpoint:
+        """Read the file; raise `CheckpointError` as `spider.compress.format.read` does."""
         from spider.compress.format import read
 
         compressed = read(path)
-        told = {name: compressed.header.get(name) for name in Exported.model_fields}
-        told |= {"format": Exported.FORMAT, "step": told["global_step"], "best_loss": None}
-        told["files"] = {path.name: TensorFile(size=path.stat().st_size, sha256=files.sha256(path))}
-        return cls(path, Exported.model_validate(told), compressed)
+        fields = {name: compressed.header.get(name) for name in Exported.model_fields}
+        fields["format"] = Exported.FORMAT
+        fields["step"] = fields["global_step"]
+        fields["best_loss"] = None
+        fields["files"] = {path.name: SealedFile.of(path)}
+        return cls(path, Exported.model_validate(fields), compressed)
 
     @property
     def tokens(self) -> Tokens:
@@ -284,23 +314,9 @@ class CompressedCheckpoint(Checkpoint):
         return self.compressed.model(device)
 
     def saved(self) -> dict[str, list[int]]:
-        raise CheckpointError(f"{self.path}: a compressed model, not one to go on training from")
+        raise CheckpointError(f"{self.path}: a compressed model, from which training cannot continue")
 
 
-def damage(path: Path, manifest: Manifest | Exported, *, quick: bool = False) -> list[str]:
-    """Each file that is not as the manifest says, and how; ``quick`` compares sizes, not contents."""
-    damaged = []
-    for name, expected in manifest.files.items():
-        file = path / name
-        if not file.is_file():
-            damaged.append(f"{file}: missing")
-        elif (size := file.stat().st_size) != expected.size:
-            damaged.append(f"{file}: {size:,} bytes, the manifest says {expected.size:,}")
-        elif not quick and files.sha256(file) != expected.sha256:
-            damaged.append(f"{file}: its contents do not match the manifest's SHA-256")
-    return damaged
-
-
-def some(names: list[str]) -> str:
-    """The first three of many."""
+def first_three(names: list[str]) -> str:
+    """Return the first three names, and the number of the others."""
     return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if names[3:] else "")

@@ -1,8 +1,8 @@
-"""The JSON files that training leaves, typed: manifest and exported config, origin and receipt.
+"""The JSON files of checkpoints and stages: manifest, config of an exported folder, origin and receipt.
 
-A manifest says all of a checkpoint that is not a tensor. A receipt is a pure function of the final
-checkpoint's manifest, so it can be written again at any time; the next stage takes its weights through it.
-Nothing here imports torch: reports read these files without it.
+A manifest holds all data of a checkpoint that are not tensors. A receipt is a pure function of the manifest
+of the final checkpoint, so it can be written again at any time. The next stage finds its weights by it. This
+module does not import torch, because reports read these files without it.
 """
 
 from __future__ import annotations
@@ -13,34 +13,28 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
-from spider import files
+from spider import sealed
 from spider.config import Fp8Recipe, StageSpec
 from spider.errors import CheckpointError, TrainingError
 from spider.record import Record
 
 MANIFEST = "manifest.json"
-#: The link beside a stage's checkpoints to the best of them.
+#: The link among a stage's checkpoints to the best of them.
 BEST = "best"
-#: Which tensor lies in which file.
+#: The file that holds the name of each tensor's file.
 INDEX = "model.safetensors.index.json"
+#: The manifest of an exported folder.
 EXPORTED = "config.json"
-#: Of an exported folder, for people: they may edit it, so no digest in `EXPORTED` is of it.
+#: The model card in an exported folder. People may edit it, so `EXPORTED` does not list it.
 CARD = "README.md"
-#: How the file of a compressed model ends (`spider.compress.format`).
+#: The suffix of a compressed model (`spider.compress.format`).
 COMPRESSED = ".spider"
-#: Of an exported folder, the folder of the n-gram index that its model reads.
+#: The folder in an exported folder that holds the n-gram index of its model.
 NGRAM = "ngram"
 
 
-class TensorFile(BaseModel, frozen=True):
-    """A file as it was written."""
-
-    size: int
-    sha256: str
-
-
 class SavedPrecision(BaseModel, frozen=True):
-    """The arithmetic of a training, as `spider.training.precision.Precision` has it."""
+    """The precision of a training, as `spider.training.precision.Precision` describes it."""
 
     kind: Literal["fp32", "bf16", "fp8"]
     reason: str
@@ -49,16 +43,16 @@ class SavedPrecision(BaseModel, frozen=True):
 
 
 class Validated(BaseModel, frozen=True):
-    """What a validation on the way found."""
+    """The result of a validation during training."""
 
     bpb: float
     """Bits per byte."""
     of: str
-    """Digest of what was read and how: only figures of the same compare."""
+    """Digest of the text and of how it was read. Only results with the same digest compare."""
 
 
 class Trained(Record):
-    """What a receipt repeats of the final checkpoint's manifest."""
+    """The fields that a receipt repeats from the manifest of the final checkpoint."""
 
     run: str
     stage: str
@@ -79,8 +73,11 @@ class Trained(Record):
 
 
 class Receipt(Trained):
-    """Of a finished stage: what it came to in ``steps`` of its own, and where in its folder the final
-    ``checkpoint`` is."""
+    """The receipt of a finished stage.
+
+    ``steps`` counts the steps of this stage. ``checkpoint`` is the path of its final checkpoint in its
+    folder.
+    """
 
     WHAT, REMEDY, ERROR = "a receipt", "train that stage again", TrainingError
 
@@ -90,12 +87,13 @@ class Receipt(Trained):
 
     @classmethod
     def of(cls, final: Manifest, checkpoint: str) -> Self:
+        """Make the receipt of a stage from the manifest of its final checkpoint."""
         repeated = {name: getattr(final, name) for name in Trained.model_fields} | {"format": cls.FORMAT}
         return cls(**repeated, steps=final.step, precision=final.precision.kind, checkpoint=checkpoint)
 
     @classmethod
     def of_stage(cls, path: Path, spec: StageSpec) -> Self:
-        """Read the receipt at ``path``; raise `ValueError` if it is another stage's."""
+        """Read the receipt at ``path``; raise `ValueError` if it is of another stage."""
         receipt = cls.read(path)
         if (receipt.run, receipt.stage) != (spec.run, spec.stage):
             raise ValueError(
@@ -105,30 +103,33 @@ class Receipt(Trained):
 
 
 class Manifest(Trained):
-    """Of a checkpoint. It is hashed: a flipped bit in a position does as much harm as one in a weight."""
+    """The manifest of a checkpoint.
+
+    It has a digest, because a flipped bit in the position in the data does as much harm as one in a weight.
+    """
 
     FORMAT, WHAT, ERROR = 2, "a checkpoint", CheckpointError
     REMEDY = "use the version that wrote it, or name another folder"
 
     spec: dict[str, Any]
-    """A `spider.config.StageSpec` as it was written: settings may have changed their names since."""
+    """The `spider.config.StageSpec` as JSON, because settings may have other names by now."""
     final: bool
     parent_weights: str | None
     ngram: str | None = None
-    """Digest of the n-gram index that it was trained with."""
+    """Digest of the n-gram index that the model was trained with."""
     full_index: str | None = None
-    """Digest of that with the training text merged in, with which it is to be read."""
+    """Digest of the index with the training text merged in, which evaluation and generation use."""
     conversations: str | None = None
-    """Dataset of conversations that it was trained on last, if it was."""
+    """Dataset of conversations that the model was last trained on, or None."""
     resumed: str | None = None
-    """What was taken from a checkpoint that the stage began at: its ``weights``, or all its ``training``."""
+    """``weights`` or ``training``: what the stage took from the checkpoint that it began with."""
     precision: SavedPrecision
     threads: int
     processes: int
     parallel: str | None
     torch: str
     step: int
-    """Of the stage."""
+    """Step of the stage."""
     global_tokens: int
     """Tokens of the run so far."""
     end: int | None
@@ -136,30 +137,34 @@ class Manifest(Trained):
     means: dict[str, Any]
     validation_seconds: float = 0.0
     validated: Validated | None = None
-    """Of the weights as they are in it; None where they were not."""
-    files: dict[str, TensorFile]
+    """The validation of the weights in it, or None."""
+    files: dict[str, sealed.SealedFile]
     digest: str
-    """Of all the rest."""
+    """`spider.sealed.content_digest` of the other fields."""
 
     @classmethod
     def parse(cls, plain: Any, path: Path) -> Self:
         manifest = super().parse(plain, path)
-        if manifest.digest != files.digest({k: v for k, v in plain.items() if k != "digest"}):
-            raise CheckpointError(f"{path}: its contents do not match its digest")
+        if manifest.digest != sealed.content_digest(plain):
+            raise CheckpointError(f"{path}: edited since it was written, its digest does not match")
         return manifest
 
     @property
     def model(self) -> dict[str, Any]:
+        """Return the ``model`` block of the configuration."""
         return self.spec["model"]
 
     @property
     def window(self) -> int:
-        """Ids that the model is evaluated with at a time."""
+        """Return how many tokens the model reads at a time when it is evaluated."""
         return self.spec["evaluation"]["seq_len"] or self.spec["settings"]["seq_len"]
 
 
 class Exported(Record):
-    """``config.json`` of an exported folder or a compressed model. People may edit it."""
+    """``config.json`` of an exported folder, or the header of a compressed model.
+
+    People may edit the file, so it has no digest.
+    """
 
     FORMAT, WHAT, REMEDY, ERROR = Manifest.FORMAT, "an exported folder", Manifest.REMEDY, CheckpointError
 
@@ -179,17 +184,19 @@ class Exported(Record):
     best_loss: float | None
     data_digest: str | None = None
     weights: str
-    files: dict[str, TensorFile]
+    files: dict[str, sealed.SealedFile]
 
     @staticmethod
     def lies_in(path: Path) -> bool:
-        """Whether a folder is an exported one rather than a checkpoint, by what it holds."""
+        """Return whether a folder is an exported folder and not a checkpoint."""
         return (path / EXPORTED).is_file() and not (path / MANIFEST).exists()
 
 
 class Origin(Record):
-    """Whose the checkpoints and metrics in a stage's folder are: its ``fields`` are the spec, the digests of
-    its data and of the weights that it began with."""
+    """The origin of the checkpoints and metrics in a stage's folder.
+
+    ``fields`` holds the spec of the stage, the digest of its data and the digest of its initial weights.
+    """
 
     WHAT, ERROR = "results", TrainingError
     REMEDY = "move its folder away, or use the version that made it"
@@ -199,33 +206,44 @@ class Origin(Record):
 
     @property
     def spec(self) -> StageSpec:
-        """The stage that was to be trained; raises `ValueError` where this version does not know its keys."""
+        """Return the spec of the stage; raise `ValueError` if this version does not have all of its keys."""
         return StageSpec.model_validate({k: v for k, v in self.fields.items() if k in StageSpec.model_fields})
 
 
 def read_manifest(path: Path) -> Manifest | Exported:
-    """What a checkpoint or an exported folder says of itself, its files not yet checked; raises as `read`."""
+    """Read the manifest of a checkpoint or an exported folder, without checking its files.
+
+    Raises:
+        CheckpointError: the manifest is missing, malformed, incomplete, edited or of another format.
+    """
     return Exported.read(path / EXPORTED) if Exported.lies_in(path) else Manifest.read(path / MANIFEST)
 
 
 def steps(root: Path) -> list[Path]:
-    """The checkpoints below ``root``, oldest first, by number."""
+    """Return the checkpoints below ``root``, by rising step."""
     named = (path for path in root.glob("step-*") if path.name.removeprefix("step-").isdecimal())
     return sorted(named, key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """The run's step, by a checkpoint's name."""
+    """Return the run's step in the name of a checkpoint."""
     return int(path.name.removeprefix("step-"))
 
 
 def best(root: Path) -> tuple[Path, Manifest] | None:
-    """Of the checkpoints below ``root`` that were validated on the same text as the newest such one, that
-    with the fewest bits per byte, the first of equals; what is damaged is left out."""
-    known: list[tuple[Path, Manifest]] = []
+    """Return the checkpoint below ``root`` with the fewest bits per byte, the earliest of equals.
+
+    Only checkpoints that were validated on the same text as the newest validated one compare. A damaged
+    manifest is left out.
+    """
+    validated: list[tuple[Validated, Path, Manifest]] = []
     for path in steps(root):
         with contextlib.suppress(CheckpointError):
-            known.append((path, Manifest.read(path / MANIFEST)))
-    validated = [(one.validated, path, one) for path, one in known if one.validated]
-    alike = [(it.bpb, path, one) for it, path, one in validated if it.of == validated[-1][0].of]
-    return min(alike, key=lambda found: found[0])[1:] if alike else None
+            manifest = Manifest.read(path / MANIFEST)
+            if manifest.validated:
+                validated.append((manifest.validated, path, manifest))
+    if not validated:
+        return None
+    text = validated[-1][0].of
+    _, path, manifest = min((one for one in validated if one[0].of == text), key=lambda one: one[0].bpb)
+    return path, manifest

@@ -1,28 +1,28 @@
-"""Checkpoints on disk: directories that are whole or absent, and free of code; written here, read by `load`.
+"""Save checkpoints: folders that are whole or absent, and that hold no code. `load` reads them.
 
     checkpoints/step-00000100/
         model-00001-of-00002.safetensors    the weights
-        model-00002-of-00002.safetensors    the optimizer's state
-        model.safetensors.index.json        which tensor lies in which file
-        tokenizer.json                      what its ids stand for, where that was learned
-        manifest.json                       written last: step, spec, ..., the hashes of the files and its own
-    checkpoints/best                        a link to that which validated best, which is kept
+        model-00002-of-00002.safetensors    the state of the optimizer
+        model.safetensors.index.json        the file of each tensor
+        tokenizer.json                      the vocabulary, if the data has a learned one
+        manifest.json                       step, spec, ..., the hashes of the files and its own digest
+    checkpoints/best                        a link to the checkpoint that validated best, which is kept
 
-Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``; where a stage averages its
-weights, the average stands in a third file as ``ema.{parameter}``, and is what is evaluated. One process
-writes, whole tensors, and each of several reads only its slices: a checkpoint does not tell how many trained.
-torch's own package for that (DCP) would do both, but its import takes as long as that of half of torch, in
-every job, and its default storage keeps an index in a pickle, which would run whatever a checkpoint that
-someone gave you says.
+Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``. If a stage averages its
+weights, a third file holds the average as ``ema.{parameter}``, and evaluation reads that. One process writes
+whole tensors, and each of several processes reads only its slices. So a checkpoint does not depend on the
+number of processes.
 
-A checkpoint is written into a hidden sibling, flushed to disk, and renamed. It is deleted the other way
-round: renamed to a hidden name, then removed. So whatever the moment of a kill, a directory named
-``step-...`` was complete once; that it still is, the hashes tell.
+torch's distributed checkpoints (DCP) also do this, but their import takes as long as half of torch's, in
+every job. Their default storage keeps its index in a pickle, and reading a pickle runs the code in it.
 
-Hashing and flushing take seconds, during which training goes on from its own tensors: it waits only while
-`Saver` copies the state. The copy costs its size once more in host memory, which is kept from one save to the
-next (pinned, for a GPU copies into such memory several times as fast). So the first save of a training is the
-slow one: it allocates and pins all of it, for each tensor up to the next power of two.
+A checkpoint is a sealed folder (`spider.sealed`). A process can be killed at any moment: a folder named
+``step-...`` was complete once. Its hashes show whether it is still complete.
+
+Hashing and flushing take seconds, and training continues meanwhile with its own tensors. It waits only while
+`Saver` copies the state. The copy takes its size once more in host memory, which is reused for the next save.
+It is pinned for a GPU, because copies into pinned memory are several times as fast. The first save of a
+training is slower, because it allocates this memory, rounded up to a power of two for each tensor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from spider import files
+from spider import files, sealed
 from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import BEST, INDEX, MANIFEST, Manifest, best, step_of, steps
 from spider.config import StageSettings
@@ -57,12 +57,15 @@ _FILE_BYTES = 2 << 30
 
 
 class Saver:
-    """Write checkpoints into ``root`` in the background and delete those that ``settings`` keeps no longer.
+    """Save checkpoints into ``root`` in the background, and delete those that ``settings`` does not keep.
 
-    Of several processes the first one writes, and the others help to gather what it does not hold. At most
-    one save is under way. Whether it failed is known at the next step after its end; a kill before its end
-    leaves the checkpoint before it as the newest. ``newest`` is the newest checkpoint that is safely on disk,
-    as far as this process knows; ``begun`` the run's step of the last one that was begun, in every process.
+    Of several processes the first one writes, and the others take part in gathering the tensors that they
+    hold. At most one save is in progress. Its error is raised at the next step after its end. A kill before
+    its end leaves the checkpoint before it as the newest.
+
+    Attributes:
+        newest: the newest checkpoint on disk, as far as this process has noticed.
+        begun: the run's step of the last save that was begun, in every process.
     """
 
     def __init__(
@@ -73,27 +76,31 @@ class Saver:
         world: World = ALONE,
         tokenizer: Path | None = None,
     ) -> None:
+        self.root = root
         self.newest = newest
         self.begun: int | None = newest.manifest.global_step if newest else None
-        self.root, self._settings, self._world, self._tokenizer = root, settings, world, tokenizer
+        self._settings = settings
+        self._world = world
+        self._tokenizer = tokenizer
         self._copies: dict[str, Tensor] = {}
-        # It takes what the steps leave of the processor. A Linux thread has a priority of its own; elsewhere
-        # ``nice`` would slow the whole process.
+        # Lower the priority of the thread, so that it does not slow the steps. Only a Linux thread has a
+        # priority of its own; elsewhere ``nice`` would slow the whole process.
         nice: dict[str, Any] = {"initializer": os.nice, "initargs": (10,)} if sys.platform == "linux" else {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver", **nice)
         self._pending: Future[Checkpoint] | None = None
 
     def start(self, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
-        """Copy the tensors and begin to save the copy, after the save before has ended."""
+        """Copy the tensors and begin to save the copy; wait for the save before it first."""
         self.settle()
         began = time.perf_counter()
         self.begun = record["global_step"]
         for name, tensor in tensors.items():
-            held = whole(tensor.detach())
+            gathered = whole(tensor.detach())
             if self._world.first:
                 if name not in self._copies:
-                    self._copies[name] = torch.empty_like(held, device="cpu", pin_memory=held.is_cuda)
-                self._copies[name].copy_(held, non_blocking=True)
+                    pinned = gathered.is_cuda
+                    self._copies[name] = torch.empty_like(gathered, device="cpu", pin_memory=pinned)
+                self._copies[name].copy_(gathered, non_blocking=True)
         if not self._world.first:
             return
         if self._world.device.type == "cuda":
@@ -111,112 +118,107 @@ class Saver:
         return saved
 
     def settle(self, *, wait: bool = True) -> None:
-        """Take note of how the save under way has ended, if it has or after a ``wait``; raises its error."""
+        """Update ``newest`` if the save in progress has ended, or wait for its end; raise its error."""
         if self._pending is not None and (wait or self._pending.done()):
-            pending, self._pending = self._pending, None
+            pending = self._pending
+            self._pending = None
             self.newest = pending.result()
 
     def close(self) -> None:
-        """Wait for the save under way, whatever comes of it."""
+        """Wait for the save in progress, and ignore its error."""
         self._thread.shutdown(wait=True)
 
 
 def save(
     root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any], tokenizer: Path | None = None
 ) -> Checkpoint:
-    """Write ``root/step-{record["global_step"]}``, with the tensors in it, a copy of the ``tokenizer``, and a
-    manifest that says of the training what the record does. Where the file system refuses, that is a
-    `CheckpointError`, nothing of the attempt is left, and earlier ones are untouched."""
-    final = root / f"step-{record['global_step']:08d}"
-    hidden = files.hidden(final, "tmp")
+    """Save a checkpoint as ``root/step-{record["global_step"]}``.
+
+    Args:
+        tensors: the tensors, by their names in the checkpoint.
+        record: the fields of the manifest that describe the training.
+        tokenizer: the ``tokenizer.json`` to copy into it.
+
+    Raises:
+        CheckpointError: the file system refuses. Nothing of the attempt remains, and earlier checkpoints are
+            intact.
+    """
+    folder = root / f"step-{record['global_step']:08d}"
     try:
-        hidden.mkdir(parents=True)
-        _write_tensors(hidden, tensors)
-        if tokenizer is not None:
-            shutil.copyfile(tokenizer, hidden / TOKENIZER)
-        averaged = {n.replace(AVERAGE, "model.", 1): t for n, t in tensors.items() if n.startswith(AVERAGE)}
-        digests = {
-            "weights": weights_digest(tensors),
-            "averaged_weights": weights_digest({**tensors, **averaged}) if averaged else None,
-        }
-        plain = seal(hidden, MANIFEST, {"format": Manifest.FORMAT, **record, **digests})
-        manifest = Manifest.parse(plain, hidden / MANIFEST)
-        if final.exists():
-            _remove(final)
-        os.rename(hidden, final)
-        files.fsync_dir(root)
+        with sealed.writing(folder) as beside:
+            _write_tensors(beside, tensors)
+            if tokenizer is not None:
+                shutil.copyfile(tokenizer, beside / TOKENIZER)
+            fields = {"format": Manifest.FORMAT, **record, **_digests(tensors)}
+            plain = sealed.seal(beside, MANIFEST, fields, digest=True)
+            manifest = Manifest.parse(plain, beside / MANIFEST)
     except OSError as error:
-        shutil.rmtree(hidden, ignore_errors=True)
         raise CheckpointError(
-            f"{final}: saving failed: {error.strerror or error}; {room(tensors, root)}. "
-            f"Earlier checkpoints are intact: make room and run again to go on"
+            f"{folder}: saving failed: {error.strerror or error}; {space_needed(tensors, root)}. "
+            f"Earlier checkpoints are intact: free some space and run again to continue"
         ) from error
-    return Checkpoint(final, manifest)
+    return Checkpoint(folder, manifest)
+
+
+def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str | None]:
+    """Return the digests of the weights and of the averaged weights, if there are any."""
+    averaged = {n.replace(AVERAGE, "model.", 1): t for n, t in tensors.items() if n.startswith(AVERAGE)}
+    return {
+        "weights": weights_digest(tensors),
+        "averaged_weights": weights_digest({**tensors, **averaged}) if averaged else None,
+    }
 
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Each kind of tensors into files of its own, and which lies where into their index."""
+    """Write each kind of tensors into files of its own, and the index of all files."""
     parts: list[dict[str, Tensor]] = []
-    filled, previous = 0, ""
+    filled = 0
+    previous = ""
     for name, tensor in tensors.items():
         kind = name.partition(".")[0]
         if kind != previous or filled + tensor.nbytes > _FILE_BYTES:
             parts.append({})
             filled = 0
         parts[-1][name] = tensor.contiguous()
-        filled, previous = filled + tensor.nbytes, kind
+        filled += tensor.nbytes
+        previous = kind
     file_of: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        # Not `save_file`, which makes an error of its own of what the file system says.
+        # `save_file` would turn an `OSError` into an error of its own.
         (folder / file).write_bytes(safetensors.torch.save(part))
         file_of |= dict.fromkeys(part, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     files.write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": file_of})
 
 
-def seal(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Finish a folder of tensor files: write its manifest with their sizes and hashes, and flush everything.
-    A checkpoint's manifest is hashed too, an exported folder's is not. Returns it as it was written."""
-    present = sorted(folder.iterdir())
-    listed = {f.name: {"size": f.stat().st_size, "sha256": files.sha256(f)} for f in present}
-    manifest = {**manifest, "files": listed}
-    if name == MANIFEST:
-        manifest["digest"] = files.digest(manifest)
-    for file in present:
-        with open(file, "rb") as f:
-            os.fsync(f.fileno())
-    files.write_json(folder / name, manifest)
-    return manifest
-
-
-def room(tensors: Mapping[str, Tensor], folder: Path) -> str:
-    """What a person has to know where they could not be written into ``folder``."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+def space_needed(tensors: Mapping[str, Tensor], folder: Path) -> str:
+    """Return how many bytes the tensors need and how many are free, for an error message."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     needed = sum(t.nbytes for t in tensors.values())
-    return f"it needs {needed:,} bytes, {shutil.disk_usage(there).free:,} are free"
-
-
-def _remove(path: Path) -> None:
-    hidden = files.hidden(path, "old")
-    os.rename(path, hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+    return f"it needs {needed:,} bytes, {shutil.disk_usage(existing).free:,} are free"
 
 
 def retain(root: Path, keep_last: int, keep_every: int | None = None, began: int = 0) -> None:
-    """Delete all but the newest ``keep_last`` checkpoints, the `best`, and every ``keep_every``-th step's,
-    counted from ``began``, the run's step at which the stage began, as saving does."""
-    kept = name_best(root)
+    """Delete checkpoints; keep the newest ``keep_last``, the best, and those of each ``keep_every``-th step.
+
+    ``began`` is the run's step at which the stage began. Steps count from there, as for saving.
+    """
+    kept = link_best(root)
     for path in steps(root)[:-keep_last]:
         if path != kept and (not keep_every or (step_of(path) - began) % keep_every):
-            _remove(path)
+            sealed.remove(path)
 
 
-def name_best(root: Path) -> Path | None:
-    """Have the link ``best`` point at the `best` checkpoint, and return that; none where there is none. The
-    manifests decide: a link that a kill left behind is put right with the next checkpoint or start."""
-    link, beside = root / BEST, root / f".{BEST}.tmp"
-    path = found[0] if (found := best(root)) else None
+def link_best(root: Path) -> Path | None:
+    """Point the link ``best`` at the best checkpoint; return that checkpoint, or None if there is none.
+
+    `best` chooses it by the manifests. After a kill the next save or start corrects the link.
+    """
+    found = best(root)
+    path = found[0] if found else None
+    link = root / BEST
+    beside = root / f".{BEST}.tmp"
     try:
         if path is None:
             link.unlink(missing_ok=True)
@@ -225,11 +227,14 @@ def name_best(root: Path) -> Path | None:
             beside.symlink_to(path.name)
             os.replace(beside, link)
     except OSError as error:
-        log.warning("%s: not made (%s); `spider checkpoint ls` tells which it is", link, error.strerror)
+        log.warning(
+            "%s: cannot be linked (%s); `spider checkpoint ls` shows the best checkpoint",
+            link, error.strerror,
+        )  # fmt: skip
     return path
 
 
 def clean(root: Path) -> None:
-    """Remove what a killed process left under hidden names; only for the holder of the folder's lock."""
+    """Remove the hidden folders of a killed process. Only the holder of the folder's lock may call it."""
     for path in root.glob(".step-[0-9]*.*"):
         shutil.rmtree(path, ignore_errors=True)

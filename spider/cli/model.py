@@ -199,7 +199,7 @@ def checkpoint_export(path: Path, output: Path) -> None:
     PATH is a checkpoint, a stage's folder, its train.json, or a folder exported before. A README.md in OUTPUT
     that was edited is kept.
     """
-    from spider.checkpoints.export import export
+    from spider.publish.export import export
 
     with _tracked("export", path, outputs=[output]) as job:
         made = export(path, output)
@@ -219,7 +219,7 @@ def checkpoint_push(path: Path, repo: str, public: bool, revision: str | None) -
     PATH is a folder exported before, or anything that can be exported. A push that failed goes on where it
     stopped. The token is that of `hf auth login`, or HF_TOKEN.
     """
-    from spider.checkpoints.push import push
+    from spider.publish.push import push
 
     params = {"repo": repo, "public": public, "revision": revision}
     with _tracked("push", path, params) as job:

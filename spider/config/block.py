@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from spider.files import digest
+from spider.record import key_path
 
 #: Of all defaults together; see above.
 FORMAT = 1
@@ -161,13 +162,3 @@ def explain(error: Any) -> str:
     got = error["input"]
     shown = "" if kind == "missing" or isinstance(got, (dict, list)) else f" (got {got!r})"
     return f"{where}: {text}{shown}"
-
-
-def key_path(loc: tuple[Any, ...]) -> str:
-    """``("runs", "demo", "stages", 1, "tokens")`` as ``runs.demo.stages[1].tokens``."""
-    path = ""
-    for part in loc:
-        if part == "[key]":
-            continue  # pydantic names keys as such; the file does not
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    return path

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError
 
-from spider.config.block import Block, ConfigError, Name, explain, key_path, nearest, none_such
+from spider.config.block import Block, ConfigError, Name, explain, nearest, none_such
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
 from spider.config.leaks import leak_problems
@@ -25,6 +25,7 @@ from spider.config.run import Run, RunSettings, TrackingConfig
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
 from spider.config.tokens import sized, token_problems
+from spider.record import key_path
 
 
 class Config(Block):

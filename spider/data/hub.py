@@ -42,7 +42,7 @@ from huggingface_hub.hf_api import RepoFolder
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 from tqdm import tqdm
 
-from spider.files import fsync_dir, read_json, replacing, sha256, write_json
+from spider.files import fsync, read_json, replacing, sha256, write_json
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def _from_hub(file: HubFile, output: Path, patience: Patience) -> None:
             )
         log.warning("%s: corrupt, expected %s but got %s; fetching it once more", file, expected, got)
     os.replace(partial, output)
-    fsync_dir(output.parent)
+    fsync(output.parent)
     state.unlink()
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from pydantic import BaseModel, PrivateAttr
 
 from spider.config import Dataset
-from spider.files import digest, read_json, sha256
+from spider.files import read_json, sha256
 from spider.record import Record
+from spider.sealed import content_digest
 from spider.tokens import BYTES, Tokens
 from spider.tokens.sentencepiece import SentencePieceTokens
 from spider.tokens.stored import lay_beside, read_tokens, tokens_in
@@ -137,11 +138,6 @@ def build_metadata(
         lay_beside(tokenizer, folder)
     content = content_digest(metadata.plain())
     return metadata.model_copy(update={"digest": content}).write(folder / "metadata.json")
-
-
-def content_digest(plain: dict[str, Any]) -> str:
-    """Return the digest of a description, computed without its field ``digest``."""
-    return digest({key: value for key, value in plain.items() if key != "digest"})
 
 
 def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any]) -> dict[str, Any]:

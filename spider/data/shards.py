@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from spider.data.metadata import COUNTS, DTYPE, Metadata, Shard, check_size, content_digest, load_metadata
+from spider.data.metadata import COUNTS, DTYPE, Metadata, Shard, check_size, load_metadata
 from spider.files import read_json, sha256
+from spider.sealed import content_digest
 from spider.tokens import Tokens
 
 CHUNK = 1 << 22

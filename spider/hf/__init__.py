@@ -1,13 +1,13 @@
-"""Exported folders in Hugging Face's transformers.
+"""Load exported folders in Hugging Face's transformers.
 
-``import spider.hf`` registers the classes, and then ``AutoModelForCausalLM.from_pretrained(folder)`` reads an
-exported folder. With ``trust_remote_code=True`` the folder's own file `remote` does the same.
+``import spider.hf`` registers the classes, and then ``AutoModelForCausalLM.from_pretrained(folder)`` loads an
+exported folder. With ``trust_remote_code=True`` the copy of `remote` in the folder does the same.
 
-    remote         the code that lies in every exported folder (`spider.checkpoints.transformers_files`)
+    remote         the code in every exported folder (`spider.publish.transformers_files`)
     configuration  ``config.json``
     modeling       the model of any family
-    reading        what generation keeps of each row: a `spider.model.interface.Reader`
-    tokenization   `spider.tokens.Tokens` behind the interface of a tokenizer
+    reading        the state of generation for each row
+    tokenization   the vocabulary, with the interface of a tokenizer of transformers
 """
 
 from __future__ import annotations

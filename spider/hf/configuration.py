@@ -1,4 +1,4 @@
-"""``config.json`` of an exported folder as transformers reads it: our ``model`` block and what it needs."""
+"""The configuration of an exported folder for transformers: the ``model`` block and the keys it requires."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pydantic import ValidationError
 from transformers.configuration_utils import PreTrainedConfig
 
 from spider.checkpoints.records import EXPORTED, Exported
-from spider.checkpoints.transformers_files import MODEL_TYPE, config_keys
 from spider.config import ModelConfig
-from spider.config.block import key_path
 from spider.config.model import default_family, family_block, may_import
+from spider.publish.transformers_files import MODEL_TYPE, config_keys
+from spider.record import key_path
 from spider.tokens import BYTES
 
-#: Ids to give a model at a time where its configuration does not say.
+#: How many ids a model reads at a time if its configuration does not say.
 WINDOW = 1024
-#: What an export says of a training, which is no longer true of what transformers saves.
-_FOREIGN = {*Exported.model_fields} - {"model", "window", "conversations", "full_index"}
+#: Fields about the training, which do not apply to a model that transformers saves.
+_DROPPED = {*Exported.model_fields} - {"model", "window", "conversations", "full_index"}
 
 
 class SpiderHFConfig(PreTrainedConfig):
-    """See the module's docstring.
+    """The configuration of a model of any family.
 
     Args:
-        model: a run's ``model`` block, of any family; without one, the default family's.
-        window: ids that the model reads at a time, those that generation keeps of a text.
-        n_loops: how often a looped part runs; without it, as often as in ``model``.
-        conversations: the dataset of conversations that it was last trained on, if it was.
-        full_index: digest of the n-gram index that it reads, if it reads one.
+        model: the ``model`` block of a run; None is the default family.
+        window: how many ids the model reads at a time in generation.
+        n_loops: how often a looped part runs; None is the value in ``model``.
+        conversations: the dataset of conversations that the model was last trained on, or None.
+        full_index: digest of the n-gram index that the model reads, or None.
     """
 
     model_type = MODEL_TYPE
@@ -47,24 +47,26 @@ class SpiderHFConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.window = self.window or WINDOW
-        # The code of a family that nobody named must not run, and this is called before a model is asked for.
-        read = may_import(self.family)
-        ours = config_keys(self.block.vocab_size if read else (self.model or {}).get("vocab_size"))
-        self.vocab_size = ours["vocab_size"]
-        told = {name: value for name, value in kwargs.items() if name not in _FOREIGN}
-        super().__post_init__(**told | {"auto_map": ours["auto_map"]})
+        # Reading a configuration must not import a family that the user has not allowed.
+        allowed = may_import(self.family)
+        vocab_size = self.block.vocab_size if allowed else (self.model or {}).get("vocab_size")
+        keys = config_keys(vocab_size)
+        self.vocab_size = keys["vocab_size"]
+        others = {name: value for name, value in kwargs.items() if name not in _DROPPED}
+        others["auto_map"] = keys["auto_map"]
+        super().__post_init__(**others)
 
     @property
     def family(self) -> str:
-        """The family that the ``model`` block names."""
+        """Return the family that the ``model`` block names."""
         return str((self.model or {}).get("family", default_family()))
 
     @property
     def block(self) -> ModelConfig:
-        """Return the ``model`` block, checked.
+        """Return the validated ``model`` block.
 
         Raises:
-            ValueError: a block of another version of Spider, or a family that may not be imported.
+            ValueError: the block is of another version of Spider, or its family may not be imported.
         """
         try:
             return family_block(self.model or {})
@@ -75,4 +77,4 @@ class SpiderHFConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Do nothing: the code that goes along is `REMOTE`, not the module of this class."""
+        """Do nothing: exported folders hold `REMOTE` instead of the module of this class."""

@@ -1,16 +1,15 @@
-"""`spider.tokens.Tokens` behind the interface of transformers' tokenizers; ids, text and bytes are ours.
+"""The vocabulary (`spider.tokens.Tokens`) with the interface of a tokenizer of transformers.
 
-Bytes are the ids 0 to 255, as they are, in every vocabulary. A text becomes ids with BOS before it, as
-`spider.evaluation.generate` reads it, and no text can make a special id: ``"⟨EOS⟩"`` is nine bytes. What is
-no UTF-8 comes in as Python has it in text, ``raw.decode("utf-8", "surrogateescape")``, and is U+FFFD then.
+Bytes are the ids 0 to 255 in every vocabulary. The ids of a text begin with BOS, as in
+`spider.evaluation.generate`. No text gives a special id: ``"⟨EOS⟩"`` is nine bytes. Bytes that are not UTF-8
+are given as ``raw.decode("utf-8", "surrogateescape")``, and are decoded as U+FFFD.
 
-transformers also has a string for each id. Here that is its bytes, each as a sign that can be printed, by the
-table of GPT-2: ``Ġ`` is a blank.
+transformers also needs a string for each id. It is the bytes of the id as printable characters, by the table
+of GPT-2. In that table ``Ġ`` is a space.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,25 +19,26 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_python import PreTrainedTokenizer
 
 from spider import files
-from spider.checkpoints.transformers_files import REMOTE, TOKENIZER_MAP, named, remote, special_tokens
 from spider.data.chat import message, opening
+from spider.publish.transformers_files import REMOTE, TOKENIZER_MAP, named, remote, special_tokens
 from spider.tokens import Tokens
 from spider.tokens.stored import TOKENIZER, tokens_in
 
-#: Behind the string of an id whose bytes another id has too: pieces of one byte, beside the bytes.
+#: The suffix of the string of an id that has the same bytes as another id, such as a piece of one byte.
 _SECOND = "′"
 
 
 class SpiderTokenizer(PreTrainedTokenizer):
-    """See the module's docstring.
+    """A tokenizer of bytes or of a learned vocabulary.
 
     Args:
-        vocab_file: the ``tokenizer.json`` of an export, where its vocabulary was learned.
-        learned: the digest of that; None for bytes.
-        conversations: the dataset of conversations that the model was trained on; None, and there is no chat.
+        vocab_file: the ``tokenizer.json`` of an exported folder with a learned vocabulary.
+        learned: the digest of that file, or None for bytes.
+        conversations: the dataset of conversations that the model was trained on. Without it there is no chat
+            template.
 
     Raises:
-        ValueError: that file is missing, damaged, or another.
+        ValueError: the file is missing, damaged, or has another digest.
     """
 
     vocab_files_names = {"vocab_file": TOKENIZER}  # noqa: RUF012
@@ -58,12 +58,12 @@ class SpiderTokenizer(PreTrainedTokenizer):
         self.conversations = conversations
         self._names = _names(self.vocabulary)
         self._ids = {name: i for i, name in enumerate(self._names)}
-        told = special_tokens() | {"special_tokens_pattern": "bos", "auto_map": TOKENIZER_MAP} | kwargs
-        super().__init__(learned=learned, conversations=conversations, vocab_file=vocab_file, **told)
+        options = {**special_tokens(), "special_tokens_pattern": "bos", "auto_map": TOKENIZER_MAP, **kwargs}
+        super().__init__(learned=learned, conversations=conversations, vocab_file=vocab_file, **options)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Nothing: the code that goes along is `REMOTE`, not the module of this class."""
+        """Do nothing: exported folders hold `REMOTE` instead of the module of this class."""
 
     @property
     def vocab_size(self) -> int:
@@ -75,7 +75,7 @@ class SpiderTokenizer(PreTrainedTokenizer):
     def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
         if unknown := [str(token) for token in new_tokens or () if str(token) not in self._ids]:
             raise ValueError(
-                f"{unknown[0]!r} is none of the {self.vocabulary.size:,} ids that the model has; the "
+                f"{unknown[0]!r} is not one of the {self.vocabulary.size:,} tokens of the model; the "
                 "vocabulary cannot grow"
             )
         return super()._add_tokens(new_tokens, special_tokens)
@@ -83,7 +83,7 @@ class SpiderTokenizer(PreTrainedTokenizer):
     # ------------------------------------------------------------------------------------- text and ids
 
     def tokenize(self, text: str, **_: Any) -> list[str]:  # type: ignore[override]
-        """The strings of a text's ids; `ValueError` for what the vocabulary cannot write."""
+        """Return the strings of a text's ids; raise `ValueError` if the vocabulary cannot encode it."""
         ids = self.vocabulary.encode(text.encode("utf-8", "surrogateescape"))[1:-1]
         return [self._names[i] for i in ids]
 
@@ -120,26 +120,27 @@ class SpiderTokenizer(PreTrainedTokenizer):
         return_dict: bool = True,
         **_: Any,
     ) -> Any:
-        """The ids of what was said, as `spider.tokens.turns` has them: no template, so that no message can
-        make believe that somebody else speaks.
+        """Return the ids of a conversation, as `spider.tokens.turns` defines them.
+
+        There is no text template, so no message can pretend to be a turn of another speaker.
 
         Raises:
-            ValueError: for a model that was trained on no conversations, malformed messages, or what these
-                conversations do not know: tools, documents, another template, a message to go on with.
+            ValueError: the model was not trained on conversations, a message is malformed, or an option is
+                not supported: tools, documents, a template, or a message to continue.
         """
         if self.conversations is None:
-            raise ValueError("this model was never trained on conversations (docs/gpt.md); give it a text")
+            raise ValueError("this model was not trained on conversations (docs/gpt.md); give it a text")
         if tools or documents or chat_template or continue_final_message or truncation:
             raise ValueError(
-                "conversations with Spider's models have no tools, documents, templates or messages that go "
-                "on, and are not truncated: leave that out"
+                "conversations with Spider's models have no tools, documents, templates or messages to "
+                "continue, and are not truncated: leave these options out"
             )
         batch = bool(conversation) and not isinstance(conversation[0], dict)
-        said = [
+        conversations = [
             [message(number, plain) for number, plain in enumerate(getattr(one, "messages", one))]
             for one in (conversation if batch else [conversation])
         ]
-        rows = [opening(one, self.vocabulary, answer=add_generation_prompt).tolist() for one in said]
+        rows = [opening(one, self.vocabulary, answer=add_generation_prompt).tolist() for one in conversations]
         if not tokenize:
             texts = [self._decode(row) for row in rows]
             return texts if batch else texts[0]
@@ -151,7 +152,7 @@ class SpiderTokenizer(PreTrainedTokenizer):
     # ------------------------------------------------------------------------------------------- saving
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        """What was learned, and the code that reads it."""
+        """Write ``tokenizer.json`` and the code that reads it."""
         content = {REMOTE: remote()} | ({} if self.stored is None else {TOKENIZER: self.stored})
         written = []
         for name, raw in content.items():
@@ -163,10 +164,13 @@ class SpiderTokenizer(PreTrainedTokenizer):
 
 
 def _names(vocabulary: Tokens) -> list[str]:
-    """A string for each id, no two the same."""
-    signs, special = bytes_to_unicode(), named()
+    """Return a different string for each id."""
+    printable = bytes_to_unicode()
+    special = named()
     names: dict[str, None] = {}
     for i in range(vocabulary.size):
-        name = special.get(i) or "".join(signs[byte] for byte in vocabulary.raw([i]))
-        names[next(n for n in (name + _SECOND * k for k in itertools.count()) if n not in names)] = None
+        name = special.get(i) or "".join(printable[byte] for byte in vocabulary.raw([i]))
+        while name in names:
+            name += _SECOND
+        names[name] = None
     return list(names)

@@ -11,8 +11,6 @@ Opening compares sizes and costs a millisecond; `verify` reads every byte.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel
 
-from spider import files
+from spider import files, sealed
 from spider.config.ngram import NgramConfig
 from spider.data.metadata import DTYPE, Metadata, check_size, load_metadata
 from spider.ngram import table
@@ -44,11 +42,6 @@ class ContextTable(BaseModel, frozen=True):
     """Contexts that occur once and are not kept."""
 
 
-class StoredFile(BaseModel, frozen=True):
-    size: int
-    sha256: str
-
-
 class IndexDescription(Record):
     """``index.json``."""
 
@@ -65,9 +58,9 @@ class IndexDescription(Record):
     counted: str
     """Digest of the settings that it was counted with."""
     contexts: dict[str, ContextTable]
-    files: dict[str, StoredFile]
+    files: dict[str, sealed.SealedFile]
     digest: str
-    """Of all the rest."""
+    """`spider.sealed.content_digest` of the other fields."""
 
 
 @dataclass(frozen=True)
@@ -176,12 +169,13 @@ def build(
         bytes=text,
         counted=config.counted,
         contexts=made,
-        files={name: _stored(output / name) for name in [*names, "text.npy", "last.npy"]},
+        files={name: sealed.SealedFile.of(output / name) for name in [*names, "text.npy", "last.npy"]},
         digest="",
     )
-    made_whole = described.model_copy(update={"digest": _digest(described)}).write(output / MARK)
+    digest = sealed.content_digest(described.plain())
+    description = described.model_copy(update={"digest": digest}).write(output / MARK)
     unfinished.path.unlink()
-    return made_whole
+    return description
 
 
 class _Unfinished:
@@ -226,29 +220,17 @@ def build_indexes(shards: Path, config: NgramConfig, split: Path, full: Path) ->
             build(counts, metadata, splits, config, output)
 
 
-def _stored(path: Path) -> StoredFile:
-    return StoredFile(size=path.stat().st_size, sha256=files.sha256(path))
-
-
-def _digest(described: IndexDescription) -> str:
-    return files.digest({key: value for key, value in described.plain().items() if key != "digest"})
-
-
 def open_index(folder: Path) -> NgramIndex:
-    """Map an n-gram index's arrays.
+    """Open an n-gram index, and map its arrays into memory.
 
     Raises:
-        ValueError: there is none, or a file of another size than it says.
+        ValueError: there is no index, or a file is missing or has another size than its description says.
     """
     if not (folder / MARK).exists():
         raise ValueError(f"{folder}: no n-gram index lies there (no {MARK}); run its jobs again")
     described = IndexDescription.read(folder / MARK)
-    for name, expected in described.files.items():
-        path = folder / name
-        size = path.stat().st_size if path.is_file() else None
-        if size != expected.size:
-            what = "missing" if size is None else f"{size:,} bytes instead of {expected.size:,}"
-            raise ValueError(f"{path}: {what}; delete {folder} and run again, the index is counted anew")
+    if damaged := sealed.damage(folder, described.files, quick=True):
+        raise ValueError(_with_remedy(damaged, folder))
 
     def mapped(name: str) -> np.ndarray:
         return np.asarray(np.load(folder / name, mmap_mode="r", allow_pickle=False))
@@ -260,34 +242,36 @@ def open_index(folder: Path) -> NgramIndex:
 
 
 def verify(folder: Path) -> IndexDescription:
-    """Compare every byte with what ``index.json`` says; `ValueError` lists what differs."""
+    """Compare every byte of an n-gram index with its description, and return the description.
+
+    Raises:
+        ValueError: there is no index, or it differs. The message names each file that does.
+    """
     described = open_index(folder).description
-    wrong = [f"{folder / name}: SHA-256 differs" for name, expected in described.files.items()
-             if files.sha256(folder / name) != expected.sha256]  # fmt: skip
-    if _digest(described) != described.digest:
-        wrong.append(f"{folder / MARK}: edited since it was written, its digest does not match")
-    if wrong:
-        raise ValueError("\n".join([*wrong, f"delete {folder} and run again, the index is counted anew"]))
+    damaged = sealed.damage(folder, described.files)
+    if sealed.content_digest(files.read_json(folder / MARK)) != described.digest:
+        damaged.append(f"{folder / MARK}: edited since it was written, its digest does not match")
+    if damaged:
+        raise ValueError(_with_remedy(damaged, folder))
     return described
 
 
-def bring(folder: Path, output: Path) -> None:
-    """Verify an index and put it into a new folder as well: the same files where one disk holds both, for
-    nobody writes into them, else copies. Raises `ValueError` as `verify`, and `OSError`."""
-    described = verify(folder)
-    output.mkdir()
-    for name in (*described.files, MARK):
-        try:
-            os.link(folder / name, output / name)
-        except OSError:
-            shutil.copyfile(folder / name, output / name)
-            with (output / name).open("rb") as file:
-                os.fsync(file.fileno())
-    files.fsync_dir(output)
+def _with_remedy(damaged: list[str], folder: Path) -> str:
+    return "\n".join([*damaged, f"delete {folder} and run again, the index is counted anew"])
+
+
+def link(folder: Path, output: Path) -> None:
+    """Verify an n-gram index and put it into the new folder ``output`` too, as `spider.sealed.link` does.
+
+    Raises:
+        ValueError: the index is damaged.
+        OSError: the new folder cannot be written.
+    """
+    sealed.link(folder, [*verify(folder).files, MARK], output)
 
 
 def names_in(folder: Path) -> set[str]:
-    """Of the files that belong to the n-gram index in a folder; none where nothing good lies there."""
+    """Return the names of the files of the n-gram index in a folder; none without a readable description."""
     try:
         return {MARK, *IndexDescription.read(folder / MARK).files}
     except ValueError:

@@ -183,8 +183,8 @@ def _copy(place: Path, output: Path, weights: str) -> None:
 
     Log a warning and copy nothing where these weights are gone, trained again or moved.
     """
-    from spider.checkpoints.export import export
     from spider.checkpoints.load import Checkpoint
+    from spider.publish.export import export
 
     output.parent.mkdir()
     try:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spider.files import fsync_dir, read_json, write_json
+from spider.files import fsync, read_json, write_json
 from spider.tracking.records import Checkpoint, Evaluation, Run, TrackingRecord
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def _list_as_running(results: Path, record: Path) -> None:
     """List a record as running. Where the disk refuses, `put` warns of the record itself."""
     with contextlib.suppress(OSError):
         (_running_list(results) / _entry(record)).touch()
-        fsync_dir(_running_list(results))
+        fsync(_running_list(results))
 
 
 # -------------------------------------------------------------------------------------------------- secrets

@@ -79,7 +79,7 @@ def test_verify_names_every_damaged_file_and_fails(results):
     assert said.exit_code == 1
     assert said.output.splitlines() == [
         f"{at}/demo/anneal/checkpoints/step-00000150/model-00001-of-00002.safetensors: "
-        "its contents do not match the manifest's SHA-256",
+        "SHA-256 differs from the manifest",
         f"{at}/demo/anneal/checkpoints/step-00000150/model-00002-of-00002.safetensors: missing",
         f"{at}/demo/main/checkpoints/step-00000050: good",
         f"{at}/demo/main/checkpoints/step-00000100: good",

@@ -106,7 +106,7 @@ def test_saving_over_a_checkpoint_of_the_same_step_replaces_it(tmp_path):
 
 def test_a_tensor_of_another_shape_or_name_is_refused_by_name(tmp_path):
     good = write(tmp_path, 1)
-    with pytest.raises(CheckpointError, match=r"model.w is \[3, 2\] there and \[4\] in this model"):
+    with pytest.raises(CheckpointError, match=r"model.w has shape \[3, 2\], and \[4\] in this model"):
         good.load_into({"model.w": torch.zeros(4)})
     with pytest.raises(CheckpointError, match=r"another architecture: it has no model\.other"):
         good.load_into({"model.other": torch.zeros(4)})
@@ -204,9 +204,7 @@ def test_load_model_says_what_is_missing_or_damaged(stage, tmp_path):
         spider.load_model(folder / "evaluation.json")
     file = folder / receipt.checkpoint / "model-00001-of-00002.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(
-        ValueError, match=r"model-00001-of-00002.safetensors: [\d,]+ bytes, the manifest says"
-    ):
+    with pytest.raises(ValueError, match=r"model-00001-of-00002.safetensors: [\d,]+ bytes instead of"):
         spider.load_model(folder / "train.json")
     with pytest.raises(ValueError, match="no usable checkpoint"):
         spider.load_model(folder)

@@ -17,13 +17,13 @@ import yaml
 from click.testing import CliRunner, Result
 
 from spider import files
-from spider.checkpoints.export import export
 from spider.checkpoints.records import steps
 from spider.cli import cli
 from spider.cli.train import ALIASES
 from spider.config import ConfigError, Given, load_config, with_settings
 from spider.data.shards import verify
 from spider.errors import RESUME_ME, TrainingError
+from spider.publish.export import export
 from spider.sources.mock import make_mock_data
 from spider.training.stage import Places, plan
 from tests.unit.small_training import DEFAULTS, MODEL, REPO

@@ -20,7 +20,6 @@ from click.testing import CliRunner
 
 from spider import load_model
 from spider.checkpoints.compressed import CompressedReceipt
-from spider.checkpoints.export import export
 from spider.checkpoints.inventory import below, examine
 from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
@@ -36,6 +35,7 @@ from spider.errors import CheckpointError
 from spider.evaluation.evaluate import evaluate
 from spider.model import build_model
 from spider.model.interface import model_tensors
+from spider.publish.export import export
 from spider.results import CompressedFolder, Results, StageFolder, write_config
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset
@@ -388,7 +388,7 @@ def test_it_is_evaluated_listed_verified_generated_from_and_exported(files, trai
     assert made.manifest.weights == receipt.weights
     assert made.tokens.digest == Checkpoint.at(folder.model).tokens.digest
     assert CompressedReceipt.read(folder.receipt) == receipt
-    with pytest.raises(CheckpointError, match=r"a compressed model, not one to go on training from"):
+    with pytest.raises(CheckpointError, match=r"a compressed model, from which training cannot continue"):
         Checkpoint.at(folder.model).load_into({})
 
 

@@ -1,4 +1,4 @@
-"""Exported folders of very small models, and the same models as ours."""
+"""Very small models and their exported folders."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from spider.checkpoints import export as exporting
-from spider.model.interface import Model, model_tensors
+from spider.model.interface import Model
+from spider.publish.export import write_folder
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.stored import LearnedFrom, StoredTokens
 from tests.unit.model.small import build
@@ -20,32 +20,37 @@ TOKENIZER = StoredTokens.of(BPE, LearnedFrom(documents=1, bytes=1)).model_dump_j
 
 
 def models() -> dict[str, Model]:
-    """Of both families, with the parts that tie, share, loop, route, look up and halt; all in evaluation."""
-    made: dict[str, Model] = {
+    """Return models of both families in evaluation mode; together they use all optional parts."""
+    built: dict[str, Model] = {
         "spider": build(),
         "gpt": build_gpt(),
         "golf": build_gpt(**SWITCHES["golf"]),
         "bpe": build_gpt(vocab_size=BPE.size, kv_heads=1),
     }
-    made["bpe"].tokens = BPE
-    return {name: model.eval() for name, model in made.items()}
+    built["bpe"].tokens = BPE
+    return {name: model.eval() for name, model in built.items()}
 
 
 def exported(
     model: Model,
     folder: Path,
     window: int = WINDOW,
-    memory: Path | None = None,
+    index: Path | None = None,
     card: str = "A card.\n",
-    **told: Any,
+    **fields: Any,
 ) -> Path:
     """Write the folder that `spider checkpoint export` writes, with this model card."""
-    known = {"window": window, "run": "r", "stage": "a", "step": 1, "best_loss": None} | told
-    tokenizer = TOKENIZER if model.tokens is BPE else None
-    tensors = {name: tensor.clone() for name, tensor in model_tensors(model, "").items()}
-    made = exporting._write(folder, model.config, tensors, known, card, memory, tokenizer)
-    return made.path
+    written = write_folder(
+        folder,
+        model,
+        origin={"window": window, "run": "r", "stage": "a", "step": 1, "best_loss": None, **fields},
+        card_text=card,
+        tokenizer=TOKENIZER if model.tokens is BPE else None,
+        index=index,
+    )
+    return written.path
 
 
 def ids(*shape: int) -> torch.Tensor:
+    """Return random token ids of lower-case letters."""
     return torch.randint(97, 123, shape, generator=torch.Generator().manual_seed(3))

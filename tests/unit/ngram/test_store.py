@@ -180,9 +180,11 @@ def test_a_flipped_byte_in_any_file_is_found(memory):
     for name in names:
         flip(memory / name)
         open_index(memory)
-        with pytest.raises(ValueError, match=rf"^{memory / name}: SHA-256 differs\n") as error:
+        with pytest.raises(
+            ValueError, match=rf"^{memory / name}: SHA-256 differs from the manifest\n"
+        ) as error:
             verify(memory)
-        assert str(error.value).endswith(f"delete {memory} and run again, the n-gram index is counted anew")
+        assert str(error.value).endswith(f"delete {memory} and run again, the index is counted anew")
         flip(memory / name)
     verify(memory)
 
@@ -191,12 +193,12 @@ def test_a_file_that_is_missing_or_cut_is_named_as_it_is_opened(memory):
     rows = memory / "5.rows.npy"
     whole = rows.read_bytes()
     rows.write_bytes(whole[:-1])
-    says = rf"{rows}: {len(whole) - 1:,} bytes instead of {len(whole):,}; delete {memory} and run again"
+    says = rf"{rows}: {len(whole) - 1:,} bytes instead of {len(whole):,}\ndelete {memory} and run again"
     with pytest.raises(ValueError, match=says):
         open_index(memory)
     rows.unlink()
     with pytest.raises(
-        ValueError, match=rf"{rows}: missing; delete {memory} and run again, the n-gram index is count"
+        ValueError, match=rf"{rows}: missing\ndelete {memory} and run again, the index is counted anew"
     ):
         open_index(memory)
 

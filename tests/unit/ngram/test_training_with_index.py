@@ -121,7 +121,7 @@ def test_a_checkpoint_whose_index_is_gone_or_another_is_refused(results, tmp_pat
     ):
         Checkpoint.at(root / "runs/r/a").model()
     shutil.copytree(root / "runs", tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="It lies in no results folder, where that would be: export it"):
+    with pytest.raises(CheckpointError, match="The checkpoint is not in a results folder"):
         Checkpoint.at(tmp_path / "elsewhere/r/a").model()
 
 

@@ -139,7 +139,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
     newest = steps(tmp_path / "checkpoints")[-1]
     damage(newest / name)
     train(spec, tmp_path, shards)
-    assert f"damaged checkpoint, looking for the one before: {newest / name}" in caplog.text
+    assert f"damaged checkpoint, trying the one before it: {newest / name}" in caplog.text
     assert outcome(tmp_path) == undisturbed(spec)
 
 
@@ -409,7 +409,7 @@ def test_a_folder_of_another_version_is_refused_or_passed_over(tmp_path, make_sp
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, make_spec, shards):
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(TrainingError, match="taken: cannot write there"):
+    with pytest.raises(TrainingError, match="taken: cannot be written"):
         train(make_spec(), tmp_path / "taken", shards)
 
 

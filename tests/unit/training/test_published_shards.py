@@ -3,12 +3,12 @@
 import pytest
 
 from spider import load_model
-from spider.checkpoints.export import export
 from spider.config import load_config
 from spider.data.shards import Shards
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import generate
 from spider.evaluation.records import Evaluation
+from spider.publish.export import export
 from spider.report.compare import compare
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train

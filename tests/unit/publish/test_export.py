@@ -1,4 +1,4 @@
-"""Exported models: equal to the last bit, and equal bytes when they are exported again."""
+"""Exported models have the same weights to the bit, and the same bytes when they are exported again."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 import spider
 from spider import files
-from spider.checkpoints import export as exporting
-from spider.checkpoints.export import export
 from spider.cli import cli
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import model_tensors, weights_digest
 from spider.model.spider.config import SpiderConfig
+from spider.publish import export as exporting
+from spider.publish.export import export
 from spider.training.stage import train
 
 
@@ -47,7 +47,7 @@ def content(folder):
 
 
 @pytest.mark.parametrize("given", ["checkpoints/step-00000002", "", "train.json"])
-def test_an_exported_model_loads_with_the_weights_it_had(stage, tmp_path, given):
+def test_an_exported_model_loads_with_the_same_weights(stage, tmp_path, given):
     export(stage / given, tmp_path / "new/out")
     model, config = spider.load_model(tmp_path / "new/out")
     before, before_config = spider.load_model(stage)
@@ -58,7 +58,7 @@ def test_an_exported_model_loads_with_the_weights_it_had(stage, tmp_path, given)
     assert {f.name for f in (tmp_path / "new").iterdir()} == {"out"}
 
 
-def test_exporting_what_was_exported_gives_the_same_bytes(stage, tmp_path):
+def test_an_export_of_an_export_has_the_same_bytes(stage, tmp_path):
     export(stage, tmp_path / "first")
     export(tmp_path / "first", tmp_path / "second")
     assert content(tmp_path / "first").keys() == {
@@ -72,7 +72,7 @@ def test_exporting_what_was_exported_gives_the_same_bytes(stage, tmp_path):
     assert content(tmp_path / "first") == content(tmp_path / "second")
 
 
-def test_an_export_needs_no_spider_to_be_read_and_says_where_it_comes_from(stage, tmp_path, config):
+def test_other_programs_can_read_an_export_and_its_origin(stage, tmp_path, config):
     export(stage, tmp_path / "out")
     named = load_file(tmp_path / "out/model.safetensors")
     build_model(config).load_state_dict(named, strict=True)
@@ -83,10 +83,10 @@ def test_an_export_needs_no_spider_to_be_read_and_says_where_it_comes_from(stage
     assert "full_index" not in card, "it reads no n-gram index"
     assert (card["format"], card["spider"], card["window"]) == (2, spider.__version__, 32)
     modes = {file.stat().st_mode for file in (tmp_path / "out").iterdir()}
-    assert len(modes) == 1  # whoever may read the one may read the other
+    assert len(modes) == 1  # all files have the same permissions
 
 
-def test_settings_of_training_that_no_longer_exist_do_not_keep_a_model_in(stage, tmp_path):
+def test_a_model_is_exported_despite_unknown_settings_of_its_training(stage, tmp_path):
     old = tmp_path / "old"
     shutil.copytree(stage, old)
     path = next(old.glob("checkpoints/*/manifest.json"))
@@ -99,7 +99,7 @@ def test_settings_of_training_that_no_longer_exist_do_not_keep_a_model_in(stage,
     assert digest(tmp_path / "out") == digest(stage)
 
 
-def test_large_models_are_cut_into_shards_and_are_the_same_model(stage, tmp_path, monkeypatch):
+def test_a_large_model_is_split_into_shards_without_change(stage, tmp_path, monkeypatch):
     export(stage, tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(exporting, "_SHARD_BYTES", 20_000)
@@ -116,7 +116,7 @@ def test_large_models_are_cut_into_shards_and_are_the_same_model(stage, tmp_path
     assert content(tmp_path / "again") == content(tmp_path / "whole")
 
 
-def test_an_earlier_export_is_replaced_and_nothing_else_is(stage, tmp_path):
+def test_an_export_replaces_only_an_earlier_export(stage, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     export(stage, out)
@@ -134,7 +134,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else_is(stage, tmp_path):
     assert (out / "notes.txt").read_text() == "mine"
 
 
-def test_a_disk_that_refuses_leaves_the_earlier_export_as_it_was(stage, tmp_path):
+def test_a_failed_export_leaves_the_earlier_one_unchanged(stage, tmp_path):
     export(stage, tmp_path / "out")
     before = content(tmp_path / "out")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -151,13 +151,13 @@ def test_a_disk_that_refuses_leaves_the_earlier_export_as_it_was(stage, tmp_path
     assert {f.name for f in tmp_path.iterdir()} == {"out"}
 
 
-def test_a_changed_export_is_not_loaded(stage, tmp_path):
+def test_a_changed_export_is_refused(stage, tmp_path):
     out = tmp_path / "out"
     export(stage, out)
     file = out / "model.safetensors"
     named = load_file(file)
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    with pytest.raises(CheckpointError, match=r"model.safetensors: its contents do not match"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors: SHA-256 differs"):
         spider.load_model(out)
     named["other"] = named.pop("final_norm.weight")
     save_file(named, file)
@@ -175,26 +175,26 @@ def test_a_changed_export_is_not_loaded(stage, tmp_path):
 # ------------------------------------------------------------------------------------------- command line
 
 
-def say(*arguments):
+def invoke(*arguments):
     return CliRunner().invoke(cli, [*map(str, arguments)])
 
 
-def test_an_exported_model_generates_and_shows_patches_like_the_checkpoint(stage, tmp_path):
-    assert say("checkpoint", "export", stage, tmp_path / "out").exit_code == 0
+def test_an_exported_model_generates_and_shows_patches_like_its_checkpoint(stage, tmp_path):
+    assert invoke("checkpoint", "export", stage, tmp_path / "out").exit_code == 0
     (tmp_path / "text").write_text("the quick brown fox")
     for command in (["generate", "--bytes", 40, "--context", 64], ["boundaries", tmp_path / "text"]):
-        first, second = [say(command[0], path, *command[1:]) for path in (stage, tmp_path / "out")]
+        first, second = [invoke(command[0], path, *command[1:]) for path in (stage, tmp_path / "out")]
         assert first.exit_code == 0 and first.output
         assert second.stdout == first.stdout
 
 
 def test_verify_finds_a_damaged_export(stage, tmp_path):
     export(stage, tmp_path / "out")
-    assert say("checkpoint", "verify", tmp_path / "out").output == f"{tmp_path / 'out'}: good\n"
+    assert invoke("checkpoint", "verify", tmp_path / "out").output == f"{tmp_path / 'out'}: good\n"
     shutil.copy(stage / "train.json", tmp_path / "out/model.safetensors")
-    said = say("checkpoint", "verify", tmp_path / "out")
-    assert said.exit_code == 1 and f"{tmp_path / 'out/model.safetensors'}: " in said.output
+    result = invoke("checkpoint", "verify", tmp_path / "out")
+    assert result.exit_code == 1 and f"{tmp_path / 'out/model.safetensors'}: " in result.output
     export(stage, tmp_path / "edited")
     (tmp_path / "edited/spider_hf.py").write_text("import os")
-    said = say("checkpoint", "verify", tmp_path / "edited")
-    assert said.exit_code == 1 and "spider_hf.py: " in said.output
+    result = invoke("checkpoint", "verify", tmp_path / "edited")
+    assert result.exit_code == 1 and "spider_hf.py: " in result.output

@@ -1,12 +1,12 @@
-"""The files of an exported folder that transformers reads, beside the weights.
+"""The files of an exported folder that transformers reads, apart from the weights.
 
-    config.json              keys for transformers among ours (`config_keys`)
-    generation_config.json   the ids that end a text, and the ids that are never drawn
+    config.json              the keys for transformers (`config_keys`), among others
+    generation_config.json   the ids that end a text, and the ids that are never sampled
     tokenizer_config.json    the class that reads the tokenizer, and the special ids
-    spider_hf.py             the code that ``trust_remote_code`` runs: it imports our classes from `spider.hf`
+    spider_hf.py             the code that ``trust_remote_code`` runs: it imports the classes of `spider.hf`
 
-All of it follows from the model and its tokenizer, so an export of an export has the same bytes. Nothing here
-imports transformers, which only the extra ``hf`` installs.
+They are functions of the model and its tokenizer, so an export of an export has the same bytes. This module
+does not import transformers, because only the extra ``hf`` installs it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def files_beside(tokenizer: bytes | None, window: int | None, conversations: str
         "learned": None if tokenizer is None else json.loads(tokenizer)["digest"],
         "conversations": conversations,
         **special_tokens(),
-        # transformers would look for these in tokenizer.json, which is of another format.
+        # transformers would read these from tokenizer.json, but that file has another format.
         "added_tokens_decoder": {str(i): _added(name) for i, name in named().items()},
         **({} if window is None else {"model_max_length": window}),
     }
@@ -59,8 +59,8 @@ def files_beside(tokenizer: bytes | None, window: int | None, conversations: str
 def generation(conversations: str | None) -> dict[str, Any]:
     """Return ``generation_config.json``, which samples as `spider.evaluation.generate` does.
 
-    Ids of text can be drawn, and the end of a document. The end of a turn can be drawn from a model that was
-    trained on conversations.
+    A model can generate ids of text and the end of a document. A model that was trained on conversations can
+    also generate the end of a turn.
     """
     ends = {BYTES.eos} | ({TURN} if conversations else set())
     never = {*BYTES.specials.values()} - ends
@@ -77,7 +77,7 @@ def remote() -> bytes:
 
 
 def named() -> dict[int, str]:
-    """Return the names of the special ids as people read them; they are the same in every vocabulary."""
+    """Return the displayed names of the special ids, which are the same in every vocabulary."""
     return {i: f"⟨{name}⟩" for name, i in BYTES.specials.items()}
 
 

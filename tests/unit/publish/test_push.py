@@ -1,4 +1,4 @@
-"""Pushes by the real library to a hub on loopback that refuses, stalls and drops the line."""
+"""Push with the real huggingface_hub to a local hub that refuses, stalls and drops connections."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from huggingface_hub import constants
 from huggingface_hub.utils import _http
 
 from spider import files
-from spider.checkpoints import export as exporting
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.push import push
 from spider.cli import cli
 from spider.config.model import family_block
 from spider.data.hub import Patience
 from spider.errors import CheckpointError
 from spider.model import build_model
+from spider.publish import export as exporting
+from spider.publish.push import push
 from spider.report import card as report_card
 from tests.unit.data.hub_server import closed_port
 from tests.unit.data.model_hub import TOKEN, Repository, serving_models
@@ -36,7 +36,7 @@ ONCE = Patience(1, 0.0)
 
 
 def export_of(tmp_path, seed, shard_bytes):
-    """A folder with a model of random weights."""
+    """Return an exported folder of a model with random weights."""
     torch.manual_seed(seed)
     config = family_block(SIZES)
     with pytest.MonkeyPatch.context() as patch:
@@ -51,7 +51,7 @@ def written_card(text):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """An exported model, its weights in several files."""
+    """Return an exported folder with several files of weights."""
     return export_of(tmp_path_factory.mktemp("made"), 0, 20_000)
 
 
@@ -62,7 +62,7 @@ def folder(made, tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A hub to which a person has the token; retries do not wait."""
+    """Yield a local hub that accepts the token; retries do not wait."""
     monkeypatch.setattr(_http, "time", SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None}))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
@@ -77,7 +77,7 @@ def content(folder):
 
 
 def fails(folder, patience=ONCE, **options):
-    """The message of a push that cannot be done, of one line that names the repository."""
+    """Return the message of a push that fails: one line that names the repository."""
     with pytest.raises(CheckpointError) as caught:
         push(folder, REPO, patience=patience, **options)
     message = str(caught.value)
@@ -89,10 +89,10 @@ def uploads(hub):
     return sum(line.startswith("PUT") for line in hub.asked)
 
 
-# --------------------------------------------------------------------------------------------- what arrives
+# --------------------------------------------------------------------------------------------- content
 
 
-def test_the_whole_folder_arrives_in_one_commit_and_is_private(hub, folder):
+def test_a_push_sends_the_whole_folder_in_one_private_commit(hub, folder):
     (folder / ".hidden").write_text("mine")
     (folder / "LICENSE").write_text("yours")
     done = push(folder, REPO)
@@ -100,11 +100,11 @@ def test_the_whole_folder_arrives_in_one_commit_and_is_private(hub, folder):
     assert repo.private and done.private and len(repo.branches["main"]) == 2
     assert repo.files() == {k: v for k, v in content(folder).items() if k != ".hidden"}
     assert done.url == f"{hub.endpoint}/{REPO}/commit/{repo.commit('main')}"
-    assert hub.validated == [(folder / "README.md").read_text()], "the card is checked before all else"
+    assert hub.validated == [(folder / "README.md").read_text()], "the card is checked first"
     assert len(hub.uploaded) == len(list(folder.glob("*.safetensors"))) > 2
 
 
-def test_what_came_back_is_the_model(hub, folder, tmp_path):
+def test_a_pushed_model_downloads_unchanged(hub, folder, tmp_path):
     push(folder, REPO)
     (tmp_path / "got").mkdir()
     for name, data in hub.repositories[REPO].files().items():
@@ -119,7 +119,7 @@ def test_pushing_again_sends_and_commits_nothing(hub, folder):
     assert len(hub.uploaded) == before and len(hub.repositories[REPO].branches["main"]) == 2
 
 
-def test_another_model_takes_its_place_and_leaves_no_weights_of_the_one_before(hub, folder, tmp_path):
+def test_a_push_deletes_the_weights_of_the_earlier_model(hub, folder, tmp_path):
     push(folder, REPO)
     hub.repositories[REPO].files()["notes.txt"] = b"theirs"
     other = export_of(tmp_path, 1, 10**9)
@@ -128,7 +128,7 @@ def test_another_model_takes_its_place_and_leaves_no_weights_of_the_one_before(h
     assert files_now == {**content(other), "notes.txt": b"theirs"}
 
 
-def test_a_branch_is_made_and_committed_to(hub, folder):
+def test_a_push_creates_a_branch_and_commits_to_it(hub, folder):
     push(folder, REPO, revision="second")
     repo = hub.repositories[REPO]
     assert repo.files() == {} and repo.files("second").keys() == content(folder).keys()
@@ -137,25 +137,25 @@ def test_a_branch_is_made_and_committed_to(hub, folder):
 # --------------------------------------------------------------------------------------- private and public
 
 
-def test_nothing_is_published_unasked(hub, folder):
+def test_a_public_repository_needs_the_flag(hub, folder):
     hub.repositories[REPO] = Repository(private=False)
-    assert "is public, and nothing is published unasked; push with --public" in fails(folder)
+    assert "is public, and a push publishes only with --public; add it" in fails(folder)
     assert hub.repositories[REPO].files() == {} and not hub.uploaded
     push(folder, REPO, public=True)
     assert hub.repositories[REPO].files().keys() == content(folder).keys()
 
 
-def test_public_is_what_is_asked_for_and_of_new_repositories_only(hub, folder, caplog):
+def test_the_flag_makes_only_new_repositories_public(hub, folder, caplog):
     assert not push(folder, "acme/open", public=True).private and not hub.repositories["acme/open"].private
     hub.repositories[REPO] = Repository(private=True)
     assert push(folder, REPO, public=True).private and hub.repositories[REPO].private
-    assert f"{REPO}: is private and stays so" in caplog.text
+    assert f"{REPO}: is private and stays private" in caplog.text
 
 
 # ----------------------------------------------------------------------------------------------- the card
 
 
-def test_a_card_that_was_edited_there_is_kept(hub, folder, tmp_path, caplog):
+def test_a_push_keeps_a_card_that_was_edited_on_the_hub(hub, folder, tmp_path, caplog):
     push(folder, REPO)
     theirs = b"---\nlicense: mit\n---\n\n# My words\n"
     hub.repositories[REPO].files()["README.md"] = theirs
@@ -167,11 +167,11 @@ def test_a_card_that_was_edited_there_is_kept(hub, folder, tmp_path, caplog):
     (other / "README.md").write_text("# My other words\n")
     push(other, REPO)
     assert hub.repositories[REPO].files()["README.md"] == b"# My other words\n", (
-        "that of the folder is theirs"
+        "the card of the folder was edited too"
     )
 
 
-def test_front_matter_that_the_hub_refuses_is_said_before_anything_is_sent(hub, folder):
+def test_refused_front_matter_is_reported_before_the_upload(hub, folder):
     (folder / "README.md").write_text("---\nlicense: my own\nlanguage: [Klingon]\n---\n# A\n")
     message = fails(folder)
     assert (
@@ -180,24 +180,24 @@ def test_front_matter_that_the_hub_refuses_is_said_before_anything_is_sent(hub, 
     assert not uploads(hub)
 
 
-# ---------------------------------------------------------------------------------- what a hub may answer
+# ------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "said", "message"),
+    ("path", "status", "reason", "message"),
     [
         ("/repos/create", 401, "Invalid username or password.", "refuses your token (401: Invalid"),
         (
             "/repos/create",
             403,
             "no rights",
-            "may not write there (403: no rights); take a token that may",
+            "may not write there (403: no rights); use a token that may",
         ),
         ("/commit/", 401, "expired", "refuses your token (401: expired"),
         ("/commit/", 403, "Storage limit reached", "may not write there (403: Storage limit reached)"),
-        ("/commit/", 409, "another commit", "something else is changing it (409: another commit); wait"),
-        ("/commit/", 412, "moved", "something else is changing it (412: moved); wait for that, then run"),
-        ("/commit/", 503, "busy", "the hub answers 503: busy; run the same command again, what has arrived"),
+        ("/commit/", 409, "another commit", "another process is changing it (409: another commit); wait"),
+        ("/commit/", 412, "moved", "another process is changing it (412: moved); wait for that, then run"),
+        ("/commit/", 503, "busy", "the hub answers 503: busy; run the same command again; uploaded data are"),
         ("/preupload/", 503, "busy", "the hub answers 503: busy; run the same command again"),
         ("/lfs/objects", 403, "no storage", "may not write there (403: no storage)"),
         ("/commit/", 0, "", "check the network, the proxy and HF_ENDPOINT, then run the same command again"),
@@ -207,10 +207,10 @@ def test_front_matter_that_the_hub_refuses_is_said_before_anything_is_sent(hub, 
         ("/commit/", 418, "teapot", "the hub answers 418: teapot; run the same command again"),
     ],
 )
-def test_a_refusal_is_a_sentence_and_the_next_push_goes_on(hub, folder, path, status, said, message):
-    """Nothing of the folder is changed, nothing half done is in the repository, and what arrived is kept."""
+def test_a_refused_push_is_continued_by_the_next_one(hub, folder, path, status, reason, message):
+    """The folder is unchanged, the repository has no partial commit, and uploaded data are not sent again."""
     before, first = content(folder), sorted(folder.glob("*.safetensors"))[0]
-    hub.fails = {f"/lfs/{files.sha256(first)}" if path == "PUT" else path: [(status, said)] * 40}
+    hub.fails = {f"/lfs/{files.sha256(first)}" if path == "PUT" else path: [(status, reason)] * 40}
     assert message in fails(folder)
     assert all(repo.files() == {} for repo in hub.repositories.values()) and content(folder) == before
     arrived = sum(hub.uploaded)
@@ -218,11 +218,11 @@ def test_a_refusal_is_a_sentence_and_the_next_push_goes_on(hub, folder, path, st
     push(folder, REPO)
     assert hub.repositories[REPO].files() == before
     total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    assert sum(hub.uploaded) == total - arrived, "what had arrived was sent again"
+    assert sum(hub.uploaded) == total - arrived, "uploaded data were sent again"
     assert arrived or path not in ("PUT", "/commit/")
 
 
-def test_a_busy_hub_is_waited_for(hub, folder):
+def test_a_push_waits_for_a_busy_hub(hub, folder):
     hub.fails = {p: [(503, "busy"), (0, "")] for p in ("/repos/create", "/preupload/", "/commit/")}
     hub.cut_uploads = 2
     push(folder, REPO, patience=Patience(4, 0.0))
@@ -230,37 +230,37 @@ def test_a_busy_hub_is_waited_for(hub, folder):
     assert len(hub.repositories[REPO].branches["main"]) == 2
 
 
-def test_a_commit_whose_answer_is_lost_is_not_made_twice(hub, folder):
+def test_a_commit_whose_response_is_lost_is_not_repeated(hub, folder):
     hub.lost_commits = 1
     done = push(folder, REPO, patience=Patience(3, 0.0))
     repo = hub.repositories[REPO]
     assert len(repo.branches["main"]) == 2 and done.url.endswith(repo.commit("main"))
 
 
-def test_without_a_token_it_says_where_to_get_one(hub, folder, monkeypatch):
+def test_without_a_token_the_error_names_its_page(hub, folder, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     message = fails(folder)
-    assert "wants to know who you are (401); `hf auth login`, or set HF_TOKEN" in message
+    assert "requires a token (401); run `hf auth login`, or set HF_TOKEN" in message
     assert f"{hub.endpoint}/settings/tokens" in message
 
 
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ([], "takes no large files as `hf_xet` sends them; set HF_HUB_DISABLE_XET=1, push again"),
+        ([], "does not accept the uploads of `hf_xet`; set HF_HUB_DISABLE_XET=1 and push again"),
         ([(403, "")] * 9, "you may not write there (403)"),
         ([(401, "")] * 9, "refuses your token (401)"),
     ],
 )
-def test_what_hf_xet_is_refused(hub, folder, monkeypatch, answers, message):
-    """The library's own way to send large files, which is how they go unless it is switched off."""
+def test_refusals_of_hf_xet_are_reported(hub, folder, monkeypatch, answers, message):
+    """huggingface_hub sends large files with hf_xet by default."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     hub.fails = {"/xet-write-token": answers}
     assert message in fails(folder, patience=Patience(3, 60.0))
     assert hub.repositories[REPO].files() == {}
 
 
-def test_no_network_and_offline(hub, folder, monkeypatch):
+def test_a_push_without_a_network_or_offline_is_refused(hub, folder, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed_port()}")
     assert "cannot reach http://127.0.0.1:" in fails(folder)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -268,15 +268,15 @@ def test_no_network_and_offline(hub, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["small", "a/b/c", "acme/", "acme/a b", "https://huggingface.co/acme/small"])
-def test_a_name_that_is_none(hub, folder, name):
-    with pytest.raises(CheckpointError, match="named by its owner and its name: acme/small"):
+def test_a_repository_needs_an_owner_and_a_name(hub, folder, name):
+    with pytest.raises(CheckpointError, match="give its owner and its name, such as acme/small"):
         push(folder, name)
     assert not hub.asked
 
 
 @pytest.mark.parametrize("name", ["acme/-x", "acme/a--b", "acme/a..b", "acme/" + "a" * 97])
-def test_a_name_that_the_hub_does_not_have(hub, folder, name):
-    with pytest.raises(CheckpointError, match=f"^{name}: not a name that the hub takes"):
+def test_an_invalid_name_is_refused(hub, folder, name):
+    with pytest.raises(CheckpointError, match=f"^{name}: not a valid name on the hub"):
         push(folder, name)
 
 
@@ -292,7 +292,7 @@ def test_a_damaged_export_is_not_pushed(hub, folder):
 
 
 def test_a_killed_push_is_continued_by_the_next_one(hub, folder):
-    """The first in a process of its own, set up by the environment alone, as a person's is."""
+    """The first push runs in a process of its own, configured by environment variables."""
     env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
     spider = [sys.executable, "-m", "spider.cli", "checkpoint", "push", str(folder), REPO]
     hub.fails["/commit/"] = [(503, "busy")] * 99
@@ -302,14 +302,16 @@ def test_a_killed_push_is_continued_by_the_next_one(hub, folder):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
     process.kill()
-    said, sent, hub.fails = process.communicate()[1], len(hub.uploaded), {}
-    assert TOKEN not in said and hub.repositories[REPO].files() == {}
+    _, errors = process.communicate()
+    sent = len(hub.uploaded)
+    hub.fails = {}
+    assert TOKEN not in errors and hub.repositories[REPO].files() == {}
     push(folder, REPO)
     assert len(hub.uploaded) == sent and hub.repositories[REPO].files() == content(folder)
 
 
-def test_a_push_from_a_results_folder_is_a_job_that_keeps_no_secret(hub, folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPIDER_WORKFLOW", "elsewhere")  # its sender sends the records
+def test_the_tracking_record_of_a_push_holds_no_secret(hub, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPIDER_WORKFLOW", "elsewhere")  # the sender of that workflow sends the records
     (tmp_path / "spider.json").write_text(json.dumps({"format": 1, "spider": "0"}))
     hub.fails["/repos/create"] = [(403, f"{TOKEN} may not")]
     refused = CliRunner().invoke(cli, ["checkpoint", "push", str(folder), REPO])

@@ -13,13 +13,13 @@ from huggingface_hub import ModelCard, constants
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from spider import files
-from spider.checkpoints.export import export
 from spider.checkpoints.inventory import examine
-from spider.checkpoints.push import push
 from spider.config import load_config
 from spider.errors import CheckpointError
 from spider.evaluation.records import HarnessResult
 from spider.evaluation.result import BITS, SHARE, Number, Result, Row
+from spider.publish.export import export
+from spider.publish.push import push
 from spider.report.card import is_edited
 from spider.results import CompressedFolder, Results
 from spider.training.stage import train
