@@ -1,9 +1,9 @@
-"""Tracking: spool first, send later.
+"""Track jobs and trainings in MLflow: write records to a spool first, send them later.
 
-Every job and trainer writes small JSON files (`spool`); `sync` replays what the MLflow store lacks, as often
-as one likes to the same effect. All that sends is a call of it: a process beside the workflow or the trainer,
-the end of a job run by hand, ``spider track sync``. So a store that is down, slow or gone costs a job nothing
-and loses nothing. Only `store` imports mlflow, when something is sent.
+Each job and trainer writes small JSON files (`spool`). `sync` sends what the MLflow store lacks, and a second
+call changes nothing. A process beside the workflow or the trainer calls it, as do a job that is run by hand
+and ``spider track sync``. So a store that is slow or cannot be reached costs a job nothing and loses nothing.
+mlflow is imported only to send records.
 """
 
 from spider.tracking.records import Run as Job

@@ -1,4 +1,4 @@
-"""``python -m spider.tracking RESULTS``: the process that a `sync.Sender` starts."""
+"""``python -m spider.tracking RESULTS``: the process that `sync.Sender` starts."""
 
 import sys
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""What a job takes from its machine, sampled while it runs: processor, memory, GPUs.
+"""Sample the processor, the memory and the GPUs while a job runs.
 
-A thread takes a row every few seconds. Of a job that runs for days at most `LIMIT` rows are kept: when there
-are that many every second one goes, and from then on they are taken half as often. So the memory is bounded,
-the whole of the job is covered, and nothing is written before it ends.
+A thread takes a row every few seconds and keeps fewer than `LIMIT` rows. When it has that many, it drops
+every second row and doubles the interval. So the rows cover the whole job with bounded memory, and nothing is
+written before the job ends.
 
-GPUs are read through NVML, those that ``CUDA_VISIBLE_DEVICES`` leaves to this process; where there is no
-driver there are none. Their energy is counted by the device, whoever uses it.
+NVML reads the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves to this process; without a driver there are none. A
+device counts the energy of all its processes.
 """
 
 from __future__ import annotations
@@ -21,50 +21,58 @@ from typing import Any
 import psutil
 
 LIMIT = 120
-NO_DEVICE = ("", "-1", "NoDevFiles")  # what CUDA_VISIBLE_DEVICES says of none
+#: Values of CUDA_VISIBLE_DEVICES that hide all devices.
+NO_DEVICE = ("", "-1", "NoDevFiles")
 
 
 class Sampler:
-    """Rows of ``system/*`` figures from when it is made to `stop`, ``interval`` seconds apart at first.
+    """Collect rows of ``system/*`` metrics until `stop`, at first every ``interval`` seconds.
 
-    Megabytes are 10^6 bytes, percentages of one processor for this process, of all for the machine.
+    A megabyte is 10^6 bytes. The percentage of this process is of one processor, that of the machine of all.
     """
 
     def __init__(self, interval: float = 5.0) -> None:
         import pynvml
 
-        self.rows: list[tuple[float, dict[str, float]]] = []  # seconds since the epoch, figures
-        self._interval, self._process, self._nvml = interval, psutil.Process(), pynvml
+        self.rows: list[tuple[float, dict[str, float]]] = []  # seconds since the epoch, and metrics
+        self._interval = interval
+        self._process = psutil.Process()
+        self._nvml = pynvml
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system metrics", daemon=True)
-        self._process.cpu_percent()  # counts from here to the first row
+        self._process.cpu_percent()  # starts the measurement of the first row
         psutil.cpu_percent()
         self._gpus: list[Any] = []
-        with contextlib.suppress(pynvml.NVMLError):  # no driver: no figures of GPUs
+        with contextlib.suppress(pynvml.NVMLError):  # there is no driver
             pynvml.nvmlInit()
-            told = os.environ.get("CUDA_VISIBLE_DEVICES")  # as CUDA numbers them: positions, or UUIDs
-            names = map(str, range(pynvml.nvmlDeviceGetCount())) if told is None else told.split(",")
-            by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-            used = [n for name in names if (n := name.strip()) not in NO_DEVICE]
-            self._gpus = [by_index(int(n)) if n.isdigit() else by_uuid(n) for n in used]
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # positions or UUIDs
+            names = map(str, range(pynvml.nvmlDeviceGetCount())) if visible is None else visible.split(",")
+            for name in map(str.strip, names):
+                if name.isdigit():
+                    self._gpus.append(pynvml.nvmlDeviceGetHandleByIndex(int(name)))
+                elif name not in NO_DEVICE:
+                    self._gpus.append(pynvml.nvmlDeviceGetHandleByUUID(name))
         self._before = self._counters()
         self._thread.start()
 
     def stop(self) -> dict[str, float]:
-        """Processor seconds and peak memory (bytes), of this process and its children that ended, and joules
-        that the GPUs took, where they count them."""
+        """Stop, and return the totals: processor seconds, peak memory in bytes and joules of the GPUs.
+
+        The first two are of this process and its ended children. GPUs without an energy counter have none.
+        """
         self._done.set()
         self._thread.join()
-        now, before = self._counters(), self._before
-        totals = {name: now[name] - before[name] for name in now.keys() & before.keys()}
+        now = self._counters()
+        totals = {name: now[name] - self._before[name] for name in now.keys() & self._before.keys()}
         return totals | {"system/peak_rss_bytes": max(usage.ru_maxrss for usage in _usage()) * 1024.0}
 
     def _counters(self) -> dict[str, float]:
-        """What only grows; the GPUs count since their driver was loaded."""
+        """Return the counters that only grow; GPUs count from the time when their driver was loaded."""
         counters = {"system/cpu_seconds": sum(usage.ru_utime + usage.ru_stime for usage in _usage())}
         with contextlib.suppress(self._nvml.NVMLError):
-            if spent := [self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) for gpu in self._gpus]:
-                counters["system/gpu_energy_joules"] = sum(spent) / 1e3
+            millijoules = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) for gpu in self._gpus]
+            if millijoules:
+                counters["system/gpu_energy_joules"] = sum(millijoules) / 1e3
         return counters
 
     def _run(self) -> None:
@@ -81,7 +89,7 @@ class Sampler:
                 "system/machine_memory_percent": psutil.virtual_memory().percent,
             }
             for (n, gpu), (name, read) in itertools.product(enumerate(self._gpus), gauges.items()):
-                # One that is cut into parts (MIG) or cannot measure its power tells what it can.
+                # A GPU in parts (MIG) or without a power meter lacks some of these metrics.
                 with contextlib.suppress(self._nvml.NVMLError):
                     row[f"system/gpu_{n}_{name}"] = read(gpu)
             self.rows.append((time.time(), row))

@@ -1,7 +1,7 @@
-"""Records: the shapes of what is written down, each a small JSON file that is read back in one way.
+"""The records of the spool: small JSON files.
 
-A *run* is what starts, goes on and ends: an invocation of the workflow, a training, a job. It is changed by
-the process that it is about and by no other, until that is gone. A checkpoint and its scores are said once.
+A *run* starts, continues and ends: an invocation of the workflow, a training or a job. Only its own process
+changes its record, until that process has ended. A checkpoint and its scores are recorded once.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from spider.version import VERSION
 
 log = logging.getLogger(__name__)
 
-HASH_LIMIT = 1 << 20  # bytes up to which hashing a file takes no time worth saving
+#: Bytes up to which hashing a file takes a negligible time.
+HASH_LIMIT = 1 << 20
+#: Bytes up to which a file is uploaded as an artifact.
 ARTIFACT_LIMIT = 10 << 20
 
 Status = Literal["running", "finished", "failed", "killed"]
 
 
 class RefusedError(ValueError):
-    """A record that cannot be sent; the others can."""
+    """A record that cannot be sent. The other records can."""
 
-    error_code = "BAD_REQUEST"  # where MLflow's own have it
+    error_code = "BAD_REQUEST"  # errors of MLflow have this attribute too
 
 
 class Metric(BaseModel, frozen=True):
@@ -54,31 +56,31 @@ class Dataset(BaseModel, frozen=True):
 
 
 class File(BaseModel, frozen=True):
-    """A file that a job read or made. Its path is relative to the results folder where it lies there."""
+    """An input or output file of a job. A path in the results folder is relative to it."""
 
     path: str
     digest: str | None
-    """As `file_digest` has it; None: there is no such file. ``size:`` where a later job is to hash it."""
+    """`file_digest` of the file, None if it does not exist, or ``size:`` if a later job hashes it."""
 
 
 class Shown(BaseModel, frozen=True):
-    """A small file that the store gets a copy of."""
+    """A small file that is uploaded to the store."""
 
     path: str
     sha256: str
 
 
 class Process(BaseModel, frozen=True):
-    """This one, unless said otherwise."""
+    """A process, by default the current one."""
 
     host: str = Field(default_factory=socket.gethostname)
     pid: int = Field(default_factory=os.getpid)
     created: float = Field(default_factory=lambda: psutil.Process().create_time())
 
     def alive(self) -> bool | None:
-        """Whether it still runs; None for one on another host, of which nothing is known.
+        """Return whether the process still runs, or None for a process on another host.
 
-        Pids are used again: the time of creation must fit too, within the drift of an adjusted clock.
+        Process ids are reused. So the time of creation must match too, within the drift of an adjusted clock.
         """
         if self.host != socket.gethostname():
             return None
@@ -90,8 +92,8 @@ class Process(BaseModel, frozen=True):
 
 
 def origin() -> dict[str, str]:
-    """Tags that say by whom, where and from which code something is made."""
-    # In a container without an entry for this user, its number.
+    """Return tags with the user, the host, the version and the commit."""
+    # In a container without an entry for this user, this is the number of the user.
     user = os.environ.get("LOGNAME") or os.environ.get("USER") or psutil.Process().username()
     tags = {"spider.version": VERSION, "spider.host": socket.gethostname(), "spider.user": user}
     return tags | ({"git.commit": commit} if (commit := git_commit()) else {})
@@ -99,7 +101,7 @@ def origin() -> dict[str, str]:
 
 @functools.cache
 def git_commit() -> str | None:
-    """Commit of the code that runs (``-dirty`` where edited); None without git or outside a checkout."""
+    """Return the commit of the running code, with ``-dirty`` after edits; None outside of a git checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -129,10 +131,10 @@ def file_digest(path: Path) -> str | None:
 
 
 def _hash_noted_beside(path: Path) -> str | None:
-    """Return the hash of a large file that was written into the JSON beside it when the file was made.
+    """Return the hash of a large file from the JSON file beside it, or None.
 
-    It saves reading a downloaded file once more. It holds for a file of the noted size that was not changed
-    since then.
+    This saves reading a downloaded file again. The hash counts only if the file has the noted size and was
+    not changed since then.
     """
     beside, file = path.with_suffix(".json"), path.stat()
     if file.st_size <= HASH_LIMIT or beside == path or not beside.is_file():
@@ -146,14 +148,14 @@ def _hash_noted_beside(path: Path) -> str | None:
 
 
 def size_for_now(path: Path) -> str | None:
-    """Return ``size:`` and the size of a large file that a later job hashes; a small one's `file_digest`."""
+    """Return ``size:`` and the size of a large file, which a later job hashes, or else its `file_digest`."""
     if path.is_file() and (size := path.stat().st_size) > HASH_LIMIT:
         return f"size:{size}"
     return file_digest(path)
 
 
 def relative(results: Path, path: Path) -> str:
-    """``path`` as written in records: relative to the results where it lies there, so that they can move."""
+    """Return a path for a record: a path in the results folder is relative, so that the folder can move."""
     absolute, root = path.absolute(), results.absolute()
     return str(absolute.relative_to(root)) if absolute.is_relative_to(root) else str(absolute)
 
@@ -161,12 +163,12 @@ def relative(results: Path, path: Path) -> str:
 def file_list(
     results: Path, paths: Sequence[Path], identify: Callable[[Path], str | None] = file_digest
 ) -> list[File]:
-    """Return the paths as records name them, each with what identifies its content."""
+    """Return the paths for a record, each with the digest that ``identify`` returns."""
     return [File(path=relative(results, path), digest=identify(path)) for path in paths]
 
 
 def shown(results: Path, paths: Sequence[Path]) -> list[Shown]:
-    """Small files to show in the store; of those too large or absent a warning."""
+    """Return the small files to upload; log a warning for each one that is too large or missing."""
     entries = []
     for path in paths:
         if not path.is_file():
@@ -182,6 +184,8 @@ def shown(results: Path, paths: Sequence[Path]) -> list[Shown]:
 
 
 class TrackingRecord(Record):
+    """Base class of the records of the spool."""
+
     WHAT = "a tracking record"
     REMEDY = "move it away"
     ERROR = RefusedError
@@ -192,7 +196,7 @@ class TrackingRecord(Record):
 
 
 class Run(TrackingRecord):
-    """What starts now, in this process, and ends; and what it may say about itself in between."""
+    """An invocation of the workflow, a training or a job, from its start in this process to its end."""
 
     model_config = ConfigDict(frozen=False)
 
@@ -208,74 +212,87 @@ class Run(TrackingRecord):
     metrics: list[Metric] = []
     datasets: list[Dataset] = []
     artifacts: list[Shown] = []
-    workflow: str | None = None  # of a job: the invocation it belongs to
-    command: str | None = None  # of a job: its command line, from the name of the command on
+    workflow: str | None = None
+    """Identity of the invocation that a job belongs to."""
+    command: str | None = None
+    """Command line of a job, from the name of the command on."""
     inputs: list[File] = []
     outputs: list[File] = []
     attempt: int = 0
-    spent: float = 0.0  # seconds that the attempts so far took
-    config: dict[str, Any] | None = None  # of an invocation of the workflow
+    spent: float = 0.0
+    """Seconds of all attempts so far."""
+    config: dict[str, Any] | None = None
+    """Configuration of an invocation of the workflow."""
     _results: Path = Path()
 
     def metric(self, key: str, value: float, step: int | None = None, at: float | None = None) -> None:
-        """Log a number (``bytes``, ``bpb``, ...); its step is the attempt's where none is given."""
-        step, at = self.attempt if step is None else step, time.time() if at is None else at
+        """Log a number (``bytes``, ``bpb``, ...); the default step is the number of the attempt."""
+        step = self.attempt if step is None else step
+        at = time.time() if at is None else at
         self.metrics.append(Metric(key=key, value=value, step=step, time=at))
 
     def tag(self, key: str, value: object) -> None:
         self.tags[key] = str(value)
 
     def artifact(self, path: Path) -> None:
-        """Show a small file (JSON, a plot, a sample). One over 10 MiB is refused with a warning."""
+        """Upload a small file (JSON, a plot, a sample). A file over 10 MiB is left out with a warning."""
         self.artifacts += shown(self._results, [path])
 
     def dataset(self, name: str, digest: str, source: str, *, context: str = "input") -> None:
-        """Name a dataset that was read, once; ``source`` says where from (path, or repo@revision)."""
+        """Record a dataset that was read; ``source`` is a path, or repo@revision."""
         use = Dataset(name=name, digest=digest, source=source, context=context)
         self.datasets += [] if use in self.datasets else [use]
 
     def end(self, status: Status, error: str | None = None) -> None:
-        self.status, self.error, self.ended = status, error, time.time()
+        """Set the status, the error and the time of the end."""
+        self.status = status
+        self.error = error
+        self.ended = time.time()
 
 
 class Checkpoint(TrackingRecord):
-    """The last checkpoint of a stage: a model in the store, without its weights."""
+    """The last checkpoint of a stage, which becomes a model in the store without its weights."""
 
     kind: Literal["model"] = "model"
     name: str
-    training: str  # identity of its training run
+    training: str
+    """Identity of its training run."""
     step: int
     params: dict[str, Any]
     tags: dict[str, str] = Field(default_factory=origin)
 
 
 class Evaluation(TrackingRecord):
-    """Scores of one checkpoint."""
+    """The scores of a checkpoint."""
 
     kind: Literal["evaluation"] = "evaluation"
-    model: str | None = None  # identity of the checkpoint, where this record has one of its own
+    model: str | None = None
+    """Identity of the checkpoint; None if it is the identity of this record."""
     training: str
     stage: str
     step: int
     time: float
     metrics: dict[str, float]
     rows: list[Row] = []
-    dataset: tuple[str, str, str] | None = None  # name, digest, source
+    dataset: tuple[str, str, str] | None = None
+    """Name, digest and source of the text."""
     curves: dict[str, list[tuple[int, float]]] = {}
     artifacts: list[Shown] = []
 
 
 class Choice(TrackingRecord):
-    """The best of a run's stages, by comparison: those scored on one text, none of which a tokenizer left."""
+    """The best stage of a run, by comparison of the scores on the same text."""
 
     kind: Literal["choice"] = "choice"
     run: str
     stage: str
-    weights: str  # digest of what was scored
+    weights: str
+    """Digest of the weights that were scored."""
     bpb: float
     text_sha256: str
 
     def means(self, stage: str, weights: str) -> bool:
+        """Return whether this is the choice of these weights of this stage."""
         return (stage, weights) == (self.stage, self.weights)
 
 

@@ -1,13 +1,13 @@
-"""What is tracked: jobs, the invocations of the workflow that hold them, trainings and their checkpoints.
+"""Record jobs, invocations of the workflow, trainings and checkpoints.
 
-A job is known by its *identity*, the hash of its rule, name (wildcards), parameters and input digests. The
-same work done again is the same job, once more attempted: it finds its record, and its run in the store, and
-goes on with it; figures of several attempts are one curve over the attempts, or over the seconds spent.
+The *identity* of a job is the hash of its rule, name (wildcards), parameters and input digests. If the same
+job runs again, it is another attempt: it continues its record and its run in the store. Metrics of several
+attempts are one curve over the attempts, or over the seconds of all attempts.
 
-A training is one top-level run in the store whatever its stages and restarts. Its key is kept in
-``runs/{run}/tracking.json``; the curves are the stages' ``metrics.jsonl``, which `sync` follows. A stage
-trained anew (another spec, or its rows that were already sent are gone) would draw a second line over the
-first: it begins a new key, and the stages before it are drawn there again.
+A training is one top-level run in the store, with all its stages and restarts. ``runs/{run}/tracking.json``
+holds its key, and `sync` sends the ``metrics.jsonl`` of the stages as its curves. A stage may be trained
+again with another spec, or without the rows that were sent already. Its curve would then have two values at a
+step. So it begins a run with a new key, which gets the curves of the stages before it too.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def _kept(results: Path, record: Run, *, live: bool) -> Iterator[None]:
-    """Write the record as the block begins and ends; what that raises passes through, recorded in one line.
+def _recorded(results: Path, record: Run, *, live: bool) -> Iterator[None]:
+    """Write the record at the beginning and at the end of the block, with the error that the block raises.
 
-    By hand it is delivered too, at the end (which waits a few seconds at most) or, if ``live``, all the
-    while; in a workflow, that one's sender does.
+    Outside of a workflow, also send it: at the end, for a few seconds at most, or continuously if ``live``.
+    In a workflow its own sender does so.
     """
     alone = target.workflow() is None
     spool.write(results, record)
@@ -63,9 +63,11 @@ def _kept(results: Path, record: Run, *, live: bool) -> Iterator[None]:
         yield
     except BaseException as error:
         exits = isinstance(error, SystemExit)
-        if code := getattr(error, "code" if exits else "exit_code", 1):
+        code = getattr(error, "code" if exits else "exit_code", 1)
+        if code:
             stopped = isinstance(error, KeyboardInterrupt) or code == RESUME_ME
-            record.end("killed" if stopped else "failed", f"exit code {code}" if exits else one_line(error))
+            reason = f"exit code {code}" if exits else one_line(error)
+            record.end("killed" if stopped else "failed", reason)
         raise
     finally:
         if record.ended is None:
@@ -87,37 +89,41 @@ def job(
     hashed_later: Sequence[Path] = (),
     command: str | None = None,
 ) -> Iterator[Run]:
-    """Record one rule job from start to end.
+    """Record a job of a rule from its start to its end.
 
     Inputs and outputs are files or folders, recorded by `records.file_digest`.
 
     Args:
-        name: what the rule's wildcards say, ``demo/000``, or empty.
-        params: what decides the output besides the inputs.
-        hashed_later: further outputs that are large, and whose content a later job hashes (`log_hashes`).
-        command: its command line, from the name of the command on.
+        name: the values of the rule's wildcards, such as ``demo/000``, or an empty string.
+        params: the settings that determine the output together with the inputs.
+        hashed_later: further outputs, which are large and which a later job hashes (`log_hashes`).
+        command: the command line, from the name of the command on.
     """
     values = spool.redact(to_jsonable_python(params or {}))
     read = file_list(results, inputs)
     identity = digest([rule, name, values, [file.digest for file in read]])
     record = Run(kind="job", identity=identity, name=f"{rule} {name}".strip(), params=values, inputs=read)
-    record.workflow, record._results, record.command = target.workflow(), results, command
+    record.workflow = target.workflow()
+    record.command = command
+    record._results = results
     record.tags |= {"spider.rule": rule, "spider.name": name, "spider.spec": digest(values)}
     if before := spool.read_run(spool.record_path(results, "jobs", identity)):
-        # Their figures may not have been sent yet; their seconds are as far as they could tell.
-        record.attempt, record.spent, record.metrics = before.attempt + 1, before.spent, before.metrics
+        record.attempt = before.attempt + 1
+        record.spent = before.spent
+        record.metrics = before.metrics  # they may not be sent yet
     if not target.enabled():
         yield record
         return
     spool.mark_dead(results)
-    with _kept(results, record, live=False):
+    with _recorded(results, record, live=False):
         sampler = Sampler()
         try:
             yield record
         finally:
-            seconds, totals = time.time() - record.started, sampler.stop()
-            made = file_list(results, outputs) + file_list(results, hashed_later, size_for_now)
-            record.outputs = [file for file in made if file.digest]
+            seconds = time.time() - record.started
+            totals = sampler.stop()
+            written = file_list(results, outputs) + file_list(results, hashed_later, size_for_now)
+            record.outputs = [file for file in written if file.digest]
             for key, value in {"seconds": seconds, **totals}.items():
                 record.metric(key, value)
             for at, row in sampler.rows:
@@ -127,9 +133,9 @@ def job(
 
 
 def log_hashes(job: Run, contents: Mapping[Path, str]) -> None:
-    """Name files as inputs of a running job by the SHA-256 that it has computed of them.
+    """Record files as inputs of a running job, with the SHA-256 that the job has computed.
 
-    Of the jobs that made a file and left the hashing to this one, the last shows the hash from now on, too.
+    The last job that wrote such a file left its hash out (``hashed_later``). Its record gets the hash too.
     """
     if not target.enabled():
         return
@@ -137,17 +143,19 @@ def log_hashes(job: Run, contents: Mapping[Path, str]) -> None:
     read = [File(path=relative(results, path), digest=f"sha256:{one}") for path, one in contents.items()]
     job.inputs = [*job.inputs, *read]
     sizes = {relative(results, path): f"size:{path.stat().st_size}" for path in contents}
-    made: dict[str, Run] = {}
+    writers: dict[str, Run] = {}
     for _, path in spool.records(results, ["jobs"]):
         if (run := spool.read_run(path)) is None or run.ended is None:
             continue
         for file in run.outputs:
-            if file.path in sizes and (file.path not in made or made[file.path].started < run.started):
-                made[file.path] = run
-    known = {file.path: file for file in read}
-    for run in {run.identity: run for run in made.values()}.values():
+            if file.path not in sizes:
+                continue
+            if file.path not in writers or writers[file.path].started < run.started:
+                writers[file.path] = run
+    hashed = {file.path: file for file in read}
+    for run in {run.identity: run for run in writers.values()}.values():
         outputs = [
-            known[file.path] if made.get(file.path) is run and file.digest == sizes[file.path] else file
+            hashed[file.path] if writers.get(file.path) is run and file.digest == sizes[file.path] else file
             for file in run.outputs
         ]
         if outputs != run.outputs:
@@ -161,8 +169,11 @@ _senders: dict[str, Sender] = {}
 
 
 def open_pipeline(results: Path, config: Any) -> str:
-    """Open an invocation of the workflow (``onstart``), start the process that sends its records, and return
-    its id. Tells the jobs, by environment, what `configure` takes from ``config``, and where they belong."""
+    """Open an invocation of the workflow (``onstart``) and return its id.
+
+    Start the process that sends its records. Set environment variables for its jobs: this id, and the
+    settings of ``config`` (`configure`).
+    """
     identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     configure(config)
     os.environ["SPIDER_WORKFLOW"] = identity
@@ -175,10 +186,10 @@ def open_pipeline(results: Path, config: Any) -> str:
 
 
 def close_pipeline(results: Path, workflow_id: str, status: Status, *, timeout: float = 20) -> None:
-    """Close an invocation (``onsuccess``: status "finished"; ``onerror``: "failed") and deliver what is left.
+    """Close an invocation (``onsuccess``: status "finished"; ``onerror``: "failed") and send its records.
 
-    Its jobs that still say "running" and whose process is gone are marked as killed. Waits for the store
-    ``timeout`` seconds at most; what is then missing stays in the spool, and one warning says so.
+    Mark its running jobs whose process has ended as killed. Wait for the store ``timeout`` seconds at most.
+    Records that are not sent by then stay in the spool, and a warning names the remedy.
     """
     if status not in ("finished", "failed", "killed"):
         raise ValueError(f"status of a workflow: finished, failed or killed (got {status!r})")
@@ -192,10 +203,10 @@ def close_pipeline(results: Path, workflow_id: str, status: Status, *, timeout: 
     ended = record.ended or time.time()
     totals = defaultdict(float, seconds=ended - record.started)
     for _, file in spool.records(results, ["jobs"]):
-        one = Run.read(file)
-        if one.workflow == workflow_id:
-            totals[f"seconds/{one.tags['spider.rule']}"] += (one.ended or ended) - one.started
-            totals[f"jobs/{one.status}"] += 1
+        run = Run.read(file)
+        if run.workflow == workflow_id:
+            totals[f"seconds/{run.tags['spider.rule']}"] += (run.ended or ended) - run.started
+            totals[f"jobs/{run.status}"] += 1
     for key, value in totals.items():
         record.metric(key, value, at=ended)
     spool.write(results, record)
@@ -206,7 +217,7 @@ def close_pipeline(results: Path, workflow_id: str, status: Status, *, timeout: 
 
 
 def _pointer(results: Path, run: str) -> dict[str, Any]:
-    """``tracking.json`` of a run: its key, and the identity that each stage was last trained under."""
+    """Return the content of a run's ``tracking.json``: its key, and the last identity of each stage."""
     path = Results(results).match(run)
     return read_json(path) if path.exists() else {"key": secrets.token_hex(8), "stages": {}}
 
@@ -214,28 +225,33 @@ def _pointer(results: Path, run: str) -> dict[str, Any]:
 def training(
     results: Path, spec: StageSpec, *, dataset: tuple[str, str, str]
 ) -> AbstractContextManager[None]:
-    """Track the training of one stage: its spec, its state, and its curves while they grow.
+    """Track the training of a stage: its spec, its status and its growing curves.
 
-    ``dataset`` is (name, digest, source) of what it trains on.
+    ``dataset`` is the name, the digest and the source of the training data.
     """
-    return _kept(results, _begin(results, spec, dataset), live=True) if target.enabled() else nullcontext()
+    return (
+        _recorded(results, _begin(results, spec, dataset), live=True) if target.enabled() else nullcontext()
+    )
 
 
 def _begin(results: Path, spec: StageSpec, dataset: tuple[str, str, str]) -> Run:
-    """The run's record as this stage begins, under a new key where its rows would cross rows sent."""
-    match, folder = _pointer(results, spec.run), Results(results).stage(spec.run, spec.stage)
-    known = match["stages"].get(spec.stage)
-    if known and (known != spec.identity or rows_were_replaced(results, folder.metrics)):
-        log.info("run %s: stage %s is trained anew, in a new tracked run", spec.run, spec.stage)
-        match["key"] = secrets.token_hex(8)
-    match["stages"][spec.stage] = spec.identity
-    spool.put(Results(results).match(spec.run), match)
+    """Return the record of the run for this stage, with a new key if the stage is trained again."""
+    pointer = _pointer(results, spec.run)
+    folder = Results(results).stage(spec.run, spec.stage)
+    before = pointer["stages"].get(spec.stage)
+    if before and (before != spec.identity or rows_were_replaced(results, folder.metrics)):
+        log.info("run %s: stage %s is trained again, in a new tracked run", spec.run, spec.stage)
+        pointer["key"] = secrets.token_hex(8)
+    pointer["stages"][spec.stage] = spec.identity
+    spool.put(Results(results).match(spec.run), pointer)
     settings = spec.model_dump(mode="json", exclude={"format", "run", "stage", "index"})
     settings[spec.stage] = {name: settings.pop(name) for name in ("settings", "data")}
-    record = Run(kind="training", identity=match["key"], name=spec.run, params=settings)
-    if before := spool.read_run(spool.record_path(results, "training", record.identity)):
-        record.started, record.datasets = before.started, before.datasets
-        record.params, record.tags = before.params | record.params, before.tags | record.tags
+    record = Run(kind="training", identity=pointer["key"], name=spec.run, params=settings)
+    if earlier := spool.read_run(spool.record_path(results, "training", record.identity)):
+        record.started = earlier.started
+        record.datasets = earlier.datasets
+        record.params = earlier.params | record.params
+        record.tags = earlier.tags | record.tags
     record.dataset(*dataset, context=f"train {spec.stage}")
     record.tags |= {"spider.run": spec.run, "spider.stage": spec.stage}
     record.tags[f"spider.spec.{spec.stage}"] = spec.identity
@@ -243,24 +259,24 @@ def _begin(results: Path, spec: StageSpec, dataset: tuple[str, str, str]) -> Run
 
 
 def _key_of(results: Path, run: str) -> str:
-    """Key of a run, made here for one that was trained with tracking off."""
-    match = _pointer(results, run)
-    if not spool.record_path(results, "training", match["key"]).exists():
-        spool.put(Results(results).match(run), match)
+    """Return the key of a run; write its record if it was trained with tracking off."""
+    pointer = _pointer(results, run)
+    if not spool.record_path(results, "training", pointer["key"]).exists():
+        spool.put(Results(results).match(run), pointer)
         tags = records.origin() | {"spider.run": run}
-        record = Run(kind="training", identity=match["key"], name=run, tags=tags)
+        record = Run(kind="training", identity=pointer["key"], name=run, tags=tags)
         record.end("finished")
         spool.write(results, record)
-    return match["key"]
+    return pointer["key"]
 
 
 def log_checkpoint(
     results: Path, run: str, stage: str, receipt: Receipt, folder: StageFolder | None = None
 ) -> None:
-    """Record a stage's last checkpoint as a model, by path, step and digest; no weights are copied. With a
-    ``folder`` in the stage's, the one that it is compressed into there.
+    """Record the last checkpoint of a stage as a model, by path, step and digest, without its weights.
 
-    Every number or text in the receipt becomes a parameter of the model.
+    Each number and text in the receipt becomes a parameter of the model. ``folder`` is the folder of the
+    compressed model, to record that one instead.
     """
     if not target.enabled():
         return
@@ -290,15 +306,14 @@ def log_scores(
     dataset: tuple[str, str, str] | None = None,
     curves: dict[str, list[tuple[int, float]]] | None = None,
 ) -> None:
-    """Record numbers as scores of a stage's checkpoint, on its model and on its training run.
+    """Record the scores of a stage's checkpoint, for its model and its training run.
 
     Args:
         rows: the measured rows, which the registry's descriptions show.
-        of: name of what measured them, for all but the stage's evaluation.
-        folder: folder of a compressed model that they are of.
+        of: name of the measurement; None is the evaluation of the stage.
+        folder: the folder of the compressed model that was measured, if it was.
         dataset: name, digest and source of the text.
-        curves: pairs of step and value over something other than training steps, shown as
-            ``val/{name}/{stage}``.
+        curves: pairs of step and value whose steps are not training steps, shown as ``val/{name}/{stage}``.
 
     Raises:
         ValueError: the stage has no receipt (``train.json``).
@@ -326,7 +341,7 @@ def log_scores(
 
 
 def log_choice(results: Path, run: str, stage: str, *, weights: str, bpb: float, text_sha256: str) -> None:
-    """Record which of a run's stages is the best: its weights, and what they scored on which text."""
+    """Record the best stage of a run: its weights, their bits per byte, and the hash of the text."""
     if target.enabled():
         choice = Choice(
             identity=digest(run), run=run, stage=stage, weights=weights, bpb=bpb, text_sha256=text_sha256

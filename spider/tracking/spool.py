@@ -1,17 +1,17 @@
-"""The spool: what happened, as JSON files under ``results/``, written whether or not a store can be reached.
+"""The spool: JSON files in the results folder, written whether or not a store can be reached.
 
-One file a record (`records`), each whole or absent, each overwritten in place as its subject goes on:
+Each record (`records`) is one file, whole or absent, which is overwritten as its run continues:
 
-    tracking/workflows/{id}.json          one invocation of the pipeline
-    tracking/training/{key}.json          one training run, all its stages and restarts
-    tracking/jobs/{identity}.json         one rule job; a rerun of the same job is the same file
-    tracking/models/{identity}.json       one checkpoint
-    tracking/evaluations/{identity}.json  the scores of one checkpoint
-    tracking/choices/{identity}.json      the best of a run's stages
-    tracking/running/{kind}-{identity}    empty: names a run that has not ended yet
+    tracking/workflows/{id}.json          an invocation of the workflow
+    tracking/training/{key}.json          a training run with all its stages and restarts
+    tracking/jobs/{identity}.json         a job of a rule; a rerun of the same job has the same file
+    tracking/models/{identity}.json       a checkpoint
+    tracking/evaluations/{identity}.json  the scores of a checkpoint
+    tracking/choices/{identity}.json      the best stage of a run
+    tracking/running/{kind}-{identity}    an empty file, which names a run that has not ended yet
 
-Trade-off: a file a record costs a directory scan a sync (milliseconds for thousands), and buys that no two
-processes ever write the same file and that a person can read, copy or delete a record with plain tools.
+Trade-off: each sync scans the folders, which takes milliseconds for thousands of records. In return no two
+processes ever write the same file, and people can read, copy or delete a record with plain tools.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 REMEDY = "`spider track sync` sends what is missing"
 
-#: Folders of the records, in the order they must be sent: parents before children.
+#: Folders of the records in the order of sending: parents before children.
 RUN_KINDS = ("workflows", "training", "jobs")
 KINDS: dict[str, type[TrackingRecord]] = {**dict.fromkeys(RUN_KINDS, Run), "models": Checkpoint}
 KINDS["evaluations"] = Evaluation
@@ -42,7 +42,7 @@ def record_path(results: Path, kind: str, identity: str) -> Path:
 
 
 def put(path: Path, value: Any) -> None:
-    """Write JSON. A full or read-only disk costs the record, not the job."""
+    """Write JSON. On a full or read-only disk the record is lost, but the job continues."""
     try:
         write_json(path, value)
     except OSError as error:
@@ -50,22 +50,25 @@ def put(path: Path, value: Any) -> None:
 
 
 def write(results: Path, record: TrackingRecord) -> None:
-    """Write a record into the spool, without secrets, and keep the list of running runs up to date."""
+    """Write a record into the spool without secrets, and update the list of running runs."""
     kind = record.kind if record.kind == "training" else f"{record.kind}s"
     path = record_path(results, kind, record.identity)
     running = isinstance(record, Run) and record.status == "running"
-    if running:  # listed before it is written: a kill in between leaves no record that is not listed
+    if running:  # list it before it is written, so that a kill in between leaves no unlisted record
         _list_as_running(results, path)
     put(path, redact(record.plain()))
-    if running:  # once more: `mark_dead` may have removed the entry of the attempt before
+    if running:  # list it again, because `mark_dead` may have removed the entry of the earlier attempt
         _list_as_running(results, path)
     elif isinstance(record, Run):
-        with contextlib.suppress(OSError):  # it may never have been listed
+        with contextlib.suppress(OSError):  # the run may not be listed
             (_running_list(results) / _entry(path)).unlink()
 
 
 def read_run(path: Path, *, if_running: bool = False) -> Run | None:
-    """None where none can be read, of which `sync` says why; if so asked, also where it says it has ended."""
+    """Return the run at ``path``, or None if it cannot be read; `sync` reports the reason.
+
+    With ``if_running``, return None also for a run that has ended.
+    """
     try:
         plain = read_json(path)
         return None if if_running and plain["status"] != "running" else Run.parse(plain, path)
@@ -74,17 +77,17 @@ def read_run(path: Path, *, if_running: bool = False) -> Run | None:
 
 
 def records(results: Path, kinds: Iterable[str] = KINDS) -> Iterator[tuple[str, Path]]:
-    """Kind and path of every record, parents first and oldest names first."""
+    """Yield the kind and the path of each record, parents first."""
     for kind in kinds:
         for path in sorted((results / "tracking" / kind).glob("*.json")):
             yield kind, path
 
 
 def mark_dead(results: Path, *, workflow: str | None = None) -> int:
-    """Mark as killed each record that says "running" and whose process is gone; return how many still run.
+    """Mark each running record whose process has ended as killed; return how many still run.
 
-    Only the records in the list of running runs are read, however many others there are. With ``workflow``, a
-    running job of that invocation on another host counts as gone too: its invocation is over.
+    Only the records in the list of running runs are read. With ``workflow``, a running job of that invocation
+    on another host counts as killed too, because its invocation has ended.
     """
     running = 0
     for path in _running(results):
@@ -93,11 +96,11 @@ def mark_dead(results: Path, *, workflow: str | None = None) -> int:
         lives = run.process.alive()
         if lives or (lives is None and (workflow is None or run.workflow != workflow)):
             running += bool(lives)
-        # It may have ended well between the two reads; its process is gone now, so this read is final.
+        # It may have finished between the two reads. Its process has ended, so this read is final.
         elif run := read_run(path, if_running=True):
-            run.end("killed", "the process ended without a word (killed, or the machine stopped)")
+            run.end("killed", "the process ended without a message (killed, or the machine stopped)")
             write(results, run)
-            if read_run(path, if_running=True):  # its next attempt has begun meanwhile
+            if read_run(path, if_running=True):  # the next attempt has begun in the meantime
                 _list_as_running(results, path)
     return running
 
@@ -114,19 +117,19 @@ def _running(results: Path) -> list[Path]:
 
 
 def _running_list(results: Path) -> Path:
-    """Return the folder that lists the running runs, one empty file for each; make it where there is none."""
+    """Return the folder with an empty file for each running run; create it if it does not exist."""
     listed = results / "tracking" / "running"
     listed.mkdir(parents=True, exist_ok=True)
     return listed
 
 
 def _entry(record: Path) -> str:
-    """Return the name by which a record is listed as running."""
+    """Return the name of a record in the list of running runs."""
     return f"{record.parent.name}-{record.stem}"
 
 
 def _list_as_running(results: Path, record: Path) -> None:
-    """List a record as running. Where the disk refuses, `put` warns of the record itself."""
+    """Add a record to the list of running runs; if the disk refuses, `put` logs a warning."""
     with contextlib.suppress(OSError):
         (_running_list(results) / _entry(record)).touch()
         fsync(_running_list(results))
@@ -139,7 +142,7 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_TEXT = {
     r"(://)[^/\s:@]*:[^/\s@]*@": r"\1***@",
-    r"(?i)\b(https?://)[^/\s@?#]+@": r"\1***@",  # a token; a database's address may name a user
+    r"(?i)\b(https?://)[^/\s@?#]+@": r"\1***@",  # a token, while the address of a database may name a user
     r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*": r"\1 ***",
     r"(?i)((?:password|passwd|secret|api_?key|token)[=:]\s*)[^\s&'\",;]+": r"\1***",
     r"\b(?:hf_|gh[pousr]_|github_pat_|sk-|glpat-|xox[bap]-)[\w-]{16,}|\bAKIA[0-9A-Z]{16}\b": "***",
@@ -147,11 +150,12 @@ _SECRET_TEXT = {
 
 
 def redact(value: Any) -> Any:
-    """``value`` without secrets: by the name of a key, by the look of a text, by what the environment holds.
+    """Return ``value`` without secrets: values of secret keys, texts like tokens, secrets of the environment.
 
-    ``tokens: 5000`` and ``eos_token: 258`` are numbers of the data, and stay.
+    Numbers like ``tokens: 5000`` and ``eos_token: 258`` stay.
     """
-    held = sorted((v for k, v in os.environ.items() if _SECRET_NAME.search(k) and len(v) >= 8), key=len)
+    secrets = [value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= 8]
+    secrets.sort(key=len, reverse=True)  # a longer secret may contain a shorter one
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
@@ -160,10 +164,10 @@ def redact(value: Any) -> Any:
             return [clean(v) for v in value]
         if not isinstance(value, str):
             return value
-        for secret in reversed(held):  # the longest first: it may hold another
+        for secret in secrets:
             value = value.replace(secret, "***")
-        for pattern, instead in _SECRET_TEXT.items():
-            value = re.sub(pattern, instead, value)
+        for pattern, replacement in _SECRET_TEXT.items():
+            value = re.sub(pattern, replacement, value)
         return value
 
     return clean(value)

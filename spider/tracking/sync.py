@@ -1,9 +1,9 @@
-"""Replay what the store lacks: the one way from the spool into MLflow.
+"""Send the records of the spool that an MLflow store lacks.
 
-``tracking/sent.json`` remembers, store by store, the state in which each record was last sent and up to which
-byte each ``metrics.jsonl``. It only saves work: without it all is sent again, which changes nothing. One
-process sends at a time (``tracking/.sync.lock``); whoever comes second waits for a moment, then leaves it to
-the first or to a later sync.
+``tracking/sent.json`` holds for each store the state in which each record was last sent, and the byte up to
+which each ``metrics.jsonl`` was sent. It only saves work: without it all records are sent again, which
+changes nothing. One process sends at a time (``tracking/.sync.lock``). A second one waits for a moment, and
+then leaves the records to the first one or to a later sync.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ from spider.training.metrics import parse_row
 
 log = logging.getLogger(__name__)
 
-POLL, SLOWEST_POLL, LONGEST_ATTEMPT = 5.0, 60.0, 60.0  # seconds, of a process that sends in the background
-#: Of a processor, that it takes at most.
+#: Seconds between two attempts of a process that sends in the background, and of an attempt.
+POLL, SLOWEST_POLL, LONGEST_ATTEMPT = 5.0, 60.0, 60.0
+#: The largest share of a processor that it takes.
 SHARE = 0.1
-REGISTRY = "model registry"  # what is sent last, as one item
+#: The item of all registered models, which is sent last.
+REGISTRY = "model registry"
 
 
 class SyncReport(NamedTuple):
-    """What a sync did: records and metric points sent by kind, what is left, and why it stopped early."""
+    """The result of a sync: numbers of sent records and points by kind, of unsent ones, and the error."""
 
     sent: dict[str, int] = {}
     pending: int = 0
@@ -65,7 +67,7 @@ class SyncReport(NamedTuple):
 
 
 class Curve(BaseModel):
-    """How far a ``metrics.jsonl`` was sent: as whose, which one by its first row, and up to which byte."""
+    """The progress of a ``metrics.jsonl``: the key of its training run, its `_head` and the next byte."""
 
     key: str
     offset: int
@@ -73,36 +75,37 @@ class Curve(BaseModel):
 
 
 class Sent(BaseModel):
-    """What one store has, by path below the results folder."""
+    """The records that a store has, by path in the results folder."""
 
     fingerprint: Any = None
     records: dict[str, list[int]] = {}
     curves: dict[str, Curve] = {}
     registry: str | None = None
-    """State of all records of which models are registered."""
+    """State of all records about registered models."""
     registered: dict[str, str] = {}
-    """Of each run, `Line.digest`."""
+    """`Line.digest` of each run."""
 
 
 _EVERYWHERE = TypeAdapter(dict[str, Sent])
 
 
 class Item(NamedTuple):
-    """A record of which the store lacks something, or a curve of the training run with that ``key``."""
+    """An unsent record, or an unsent part of a curve of the training run ``key``."""
 
     kind: str
     path: Path
-    name: str  # path below the results folder, as in `Sent`
+    name: str
+    """Path in the results folder, as in `Sent`."""
     key: str = ""
 
 
 def sync(results: Path, *, timeout: float = math.inf) -> SyncReport:
-    """Send everything the store lacks; see `Syncer.attempt`."""
+    """Send all records that the store lacks, as `Syncer.attempt`."""
     return Syncer(results).attempt(timeout)
 
 
 class Syncer:
-    """Sends one results folder, keeping its connection from one attempt to the next."""
+    """Send the records of a results folder, with one connection for all attempts."""
 
     def __init__(self, results: Path) -> None:
         self.results = results
@@ -110,10 +113,10 @@ class Syncer:
         self._complained: set[str] = set()
 
     def attempt(self, timeout: float = math.inf) -> SyncReport:
-        """Send what is missing. Never raises for a store that is down, slow or refuses.
+        """Send the unsent records. An error of the store is returned, not raised.
 
-        After ``timeout`` seconds it waits for no other sender and begins no other call to the store; one may
-        take 30 s on its own.
+        After ``timeout`` seconds, wait for no other sender and begin no further call to the store. A call may
+        take 30 s.
         """
         if not enabled():
             return SyncReport()
@@ -124,19 +127,19 @@ class Syncer:
         try:
             uri = store_uri(self.results)
             with FileLock(_lock(self.results), timeout):
-                _holder(self.results).write_text(_me(os.getpid()))
+                _holder(self.results).write_text(_process_name(os.getpid()))
                 if self._store is None or self._store.stale():
                     self._store = Store(self.results)
                 error = self._send_all(self._store, sent, deadline)
         except Timeout:
             error = "another process is sending"
-        except Exception as failure:  # whatever a store does must not reach the job
+        except Exception as failure:  # no error of a store may stop the job
             self._store = None
             error = spool.redact(explain(failure, uri))
         return SyncReport(dict(sent), self.pending(), error)
 
     def pending(self) -> int:
-        """Records and curves of which the store lacks something, as far as ``sent.json`` knows."""
+        """Return the number of records and curves that are not sent entirely, by ``sent.json``."""
         try:
             known = _load_sent(self.results).get(store_key(self.results), Sent())
         except ValueError:
@@ -144,8 +147,9 @@ class Syncer:
         return len(_unsent(self.results, known))
 
     def _send_all(self, store: Store, sent: Counter[str], deadline: float) -> str | None:
-        """Send, keeping ``sent.json`` current; returns the last refusal."""
-        everywhere, refusal = _load_sent(self.results), None
+        """Send the unsent records and update ``sent.json``; return the last refusal."""
+        everywhere = _load_sent(self.results)
+        refusal = None
         known = everywhere.get(store.key, Sent())
         if known.fingerprint != store.fingerprint:
             known = Sent(fingerprint=store.fingerprint)
@@ -162,7 +166,7 @@ class Syncer:
                 except Exception as failure:
                     if getattr(failure, "error_code", None) not in REFUSALS:
                         raise
-                    refusal = spool.redact(f"{item.name}: {_said(failure)}")
+                    refusal = spool.redact(f"{item.name}: {_reason(failure)}")
                     if refusal not in self._complained:
                         self._complained.add(refusal)
                         log.warning("not accepted by the store: %s", refusal)
@@ -172,58 +176,63 @@ class Syncer:
 
 
 def _deliver(store: Store, item: Item, known: Sent) -> Iterator[tuple[str, int]]:
-    """Send an item piece by piece, noting each as known; yields what it was and how many."""
+    """Send an item in parts and update ``known`` after each; yield the kind and the number of each part."""
     if item.kind == REGISTRY:
         yield from _register(store, known)
         return
     if not item.key:
-        state = _state(item.path)  # before reading: a later change is sent next time
+        state = _state(item.path)  # taken before reading, so that a later change is sent next time
         store.send(spool.KINDS[item.kind].read(item.path))
         known.records[item.name] = state
         yield item.kind, 1
         return
-    run_id, made_again = store.training_run(item.key)
-    for offset, points in batches(item.path, 0 if made_again else _offset(item, known)):
+    run_id, created = store.training_run(item.key)
+    for offset, points in batches(item.path, 0 if created else _offset(item, known)):
         store.log_points(run_id, points)
         known.curves[item.name] = Curve(key=item.key, offset=offset, head=_head(item.path))
         yield "points", len(points)
 
 
 def _register(store: Store, known: Sent) -> Iterator[tuple[str, int]]:
-    """Register the models of all runs of which something is new. One that is refused is tried again at the
-    next sync; `RefusedError` says why, after the others are done, or at once where it is no matter of one."""
-    results, registry, refusal = store.results, Registry(store), ""
+    """Register the models of all runs with new records. The next sync repeats a refused one.
+
+    Raises:
+        RefusedError: a model was refused, and the others are registered; or no model can be registered.
+    """
+    results = store.results
+    registry = Registry(store)
+    refusal = ""
     state = _registry_state(results)
     models = ((relative(results, path), path) for _, path in spool.records(results, ["models"]))
     unsent = {path.stem for name, path in models if known.records.get(name) != _state(path)}
     for line in lines(results):
-        told = digest([line.digest, copies_weights()])
-        if known.registered.get(line.run) == told:
+        version = digest([line.digest, copies_weights()])
+        if known.registered.get(line.run) == version:
             continue
         try:
-            if unsent & {version.record.identity for version in line.versions}:
+            if unsent & {one.record.identity for one in line.versions}:
                 raise RefusedError("a checkpoint's record was not accepted")
             registry.publish(line)
         except Exception as failure:
             if getattr(failure, "error_code", None) not in REFUSALS:
                 raise RefusedError(registry.explain(failure)) from failure
-            refusal = f"run {line.run}: {_said(failure)}"
+            refusal = f"run {line.run}: {_reason(failure)}"
             continue
-        known.registered[line.run] = told
+        known.registered[line.run] = version
         yield "registered models", 1
     if refusal:
         raise RefusedError(refusal)
     known.registry = state
 
 
-def _said(failure: Exception) -> str:
+def _reason(failure: Exception) -> str:
     return str(failure) if isinstance(failure, RefusedError) else one_line(failure)
 
 
 def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, list[Point]]]:
-    """Points of a ``metrics.jsonl`` from byte ``start``, about ``size`` a batch, with the offset behind each.
+    """Yield batches of about ``size`` points of a ``metrics.jsonl`` from byte ``start``, and their ends.
 
-    A last line without its newline is still being written, and waits.
+    A last line without a newline is incomplete and left for the next call.
     """
     points: list[Point] = []
     offset = start
@@ -248,13 +257,14 @@ def batches(path: Path, start: int, size: int = 1000) -> Iterator[tuple[int, lis
 
 
 def rows_were_replaced(results: Path, path: Path) -> bool:
-    """Whether rows of a ``metrics.jsonl`` were sent that it no longer holds."""
+    """Return whether a ``metrics.jsonl`` was replaced after some of its rows were sent."""
     name = relative(results, path)
     heads = {sent.curves[name].head for sent in _load_sent(results).values() if name in sent.curves}
     return bool(heads) and (not path.exists() or _head(path) not in heads)
 
 
 def _unsent(results: Path, known: Sent) -> list[Item]:
+    """Return the records, curves and registered models that are not sent entirely."""
     items = [Item(kind, path, relative(results, path)) for kind, path in spool.records(results)]
     items = [item for item in items if known.records.get(item.name) != _state(item.path)]
     folder = Results(results)
@@ -271,18 +281,19 @@ def _unsent(results: Path, known: Sent) -> list[Item]:
 
 
 def _registry_state(results: Path) -> str | None:
-    """Of the records from which models are registered, and of how; None where there are none."""
-    there = [_state(path) for _, path in spool.records(results, ("models", "evaluations", "choices"))]
-    return digest([there, copies_weights()]) if there else None
+    """Return the state of the records about registered models, or None if there are no such records."""
+    states = [_state(path) for _, path in spool.records(results, ("models", "evaluations", "choices"))]
+    return digest([states, copies_weights()]) if states else None
 
 
 def _state(path: Path) -> list[int]:
+    """Return numbers that change with a record."""
     stat = path.stat()
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
 
 
 def _offset(item: Item, known: Sent) -> int:
-    """Byte up to which a curve was sent: 0 for another training run's, or for a file that was replaced."""
+    """Return the byte up to which a curve was sent, or 0 for another training run or a replaced file."""
     curve = known.curves.get(item.name)
     if curve and (curve.key, curve.head) == (item.key, _head(item.path)):
         return curve.offset if curve.offset <= item.path.stat().st_size else 0
@@ -290,7 +301,7 @@ def _offset(item: Item, known: Sent) -> int:
 
 
 def _head(path: Path) -> str:
-    """Digest of the first row, which tells one file of rows from another."""
+    """Return the digest of the first row, which identifies a file of rows."""
     with open(path, "rb") as f:
         return hashlib.sha256(f.readline()).hexdigest()[:16]
 
@@ -299,14 +310,17 @@ def _load_sent(results: Path) -> dict[str, Sent]:
     path = results / "tracking" / "sent.json"
     try:
         return _EVERYWHERE.validate_python(read_json(path)) if path.exists() else {}
-    except ValueError as error:  # pydantic's, too
+    except ValueError as error:  # a ValidationError is one too
         log.warning("%s; sending everything again", error)
         return {}
 
 
 class Sender:
-    """Starts the process that sends ``results``, so that what computes never waits for a store nor imports
-    mlflow. A byte in the pipe that is its standard input tells it to send the rest and end."""
+    """Start a process that sends the records of ``results``.
+
+    So a job never waits for a store and does not import mlflow. A byte in the pipe of its standard input
+    makes the process send the rest and end.
+    """
 
     def __init__(self, results: Path) -> None:
         self._log = results / "tracking" / "sender.log"
@@ -314,19 +328,19 @@ class Sender:
         command = [sys.executable, "-m", "spider.tracking", str(results.absolute())]
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._log, "ab") as said:
-                # Its own session: Ctrl-C in the terminal is for the job, which then tells its sender.
+            with open(self._log, "ab") as output:
+                # In its own session Ctrl-C does not end it before the job has written its records.
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True
+                    command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
                 )
         except OSError as error:
             log.warning("cannot start the tracking sender (%s); %s", error, spool.REMEDY)
 
     def stop(self, timeout: float = 5) -> None:
-        """Let it send the rest and end.
+        """Make the process send the rest and end.
 
-        If that takes more than ``timeout`` seconds, it goes on by itself for up to a minute, and one line
-        says why and what to do.
+        If that takes more than ``timeout`` seconds, the process continues alone for up to a minute, and one
+        line in the log names the reason and the remedy.
         """
         if self._process is None:
             return
@@ -334,17 +348,19 @@ class Sender:
             self._process.communicate(b"x", timeout)
         except subprocess.TimeoutExpired:
             if self._waits_for_another():
-                busy = "another process is sending to the tracking store, these records follow after it"
-                log.info("%s; if they do not, %s", busy, spool.REMEDY)
+                busy = "another process is sending to the tracking store, these records are sent after it"
+                log.info("%s; if they are not, %s", busy, spool.REMEDY)
             else:
                 log.warning(
-                    "the tracking store is slow or away, still sending; if that fails, %s", spool.REMEDY
+                    "the tracking store is slow or cannot be reached, still sending; if that fails, %s",
+                    spool.REMEDY,
                 )
             return
         if code := self._process.returncode:
-            said = self._log.read_text(errors="replace").splitlines()
-            reason = said[-1].partition(": ")[2] if said else f"exit code {code}"  # past time, level and name
-            log.warning("not everything reached the tracking store: %s", reason)
+            lines = self._log.read_text(errors="replace").splitlines()
+            # Leave out the time, the level and the name of the logger.
+            reason = lines[-1].partition(": ")[2] if lines else f"exit code {code}"
+            log.warning("the tracking store did not get all records: %s", reason)
 
     def _waits_for_another(self) -> bool:
         """Return whether another process than the one that was started here holds the lock for sending."""
@@ -355,30 +371,32 @@ class Sender:
                 return False
         except Timeout:
             holder = _holder(results)
-            return not holder.exists() or holder.read_text() != _me(self._process.pid)
+            return not holder.exists() or holder.read_text() != _process_name(self._process.pid)
 
 
 def _lock(results: Path) -> Path:
-    """Return the file that is locked by the process that sends."""
+    """Return the file that the sending process locks."""
     return results / "tracking" / ".sync.lock"
 
 
 def _holder(results: Path) -> Path:
-    """Return the file that names the process that sends, or the last one that did."""
+    """Return the file with the name of the current or the last sending process."""
     return results / "tracking" / ".sync.holder"
 
 
-def _me(pid: int) -> str:
-    """Return what names a process of this machine."""
+def _process_name(pid: int) -> str:
+    """Return the name of a process of this machine."""
     return f"{socket.gethostname()} {pid}"
 
 
 def follow(results: Path) -> bool:
-    """What a `Sender` starts: sync every few seconds, more seldom where that takes long, until told to end;
-    returns whether anything is left.
+    """Run the process of a `Sender`: sync every few seconds until the parent ends it.
 
-    If the pipe closes without a word, the parent was killed: then it ends once no job of this folder runs any
-    more (a killed Snakemake leaves its trainer running).
+    Wait longer between two attempts if they take long. If the pipe closes without a byte, the parent was
+    killed. Then end when no job of this folder runs (a killed Snakemake leaves its trainer running).
+
+    Returns:
+        Whether some records are not sent.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     os.nice(5)
@@ -391,17 +409,17 @@ def follow(results: Path) -> bool:
             if os.read(sys.stdin.fileno(), 1):
                 break
             orphaned = True
-        # The pipe of a dying parent closes before its process is gone: only the next look may find it dead.
+        # The pipe of a dying parent closes before its process ends, so only the next round may find it dead.
         if not spool.mark_dead(results) and orphaned:
             break
         began = time.process_time()
         error = syncer.attempt(LONGEST_ATTEMPT).error if syncer.pending() else None
-        # On few processors what is spent here is taken from the job.
+        # On few processors the time that is spent here slows the job.
         slow = max(POLL, (time.process_time() - began) / SHARE)
         pause = min(SLOWEST_POLL, 2 * max(pause, POLL) if error else slow)
         if error != complaint:
             complaint = error
-            log.warning("%s", complaint or "the store answers again")
+            log.warning("%s", complaint or "the store can be reached again")
     report = syncer.attempt(LONGEST_ATTEMPT)
     if report.pending:
         log.warning("%s; %s", report, spool.REMEDY)

@@ -121,7 +121,7 @@ def test_another_or_incomplete_index_of_an_export_is_named(results, exported, tm
     ):
         spider.load_model(moved)
     shutil.rmtree(moved / "ngram")
-    shutil.copytree(results.ngram("toy", CONFIG.counted, "split"), there / "ngram")
+    shutil.copytree(results.ngram("toy", CONFIG.counted, "split"), moved / "ngram")
     with pytest.raises(
         CheckpointError, match=r"another n-gram index .* copy the exported folder whole, or export again"
     ):
