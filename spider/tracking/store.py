@@ -1,14 +1,15 @@
-"""Puts spooled records into an MLflow store, each call safe to repeat; and shows one.
+"""Write records of the spool into an MLflow store, and start MLflow's pages.
 
-A run is recognized by its tag ``spider.identity``, a model likewise; params are written once (MLflow never
-lets one change), tags and states overwritten, metrics re-sent freely, since an identical (key, step,
-timestamp, value) is stored once. So the same record may arrive twice, or half, and then again whole.
+Each call can be repeated. Runs and models are found by their tag ``spider.identity``. Params are written
+once, because MLflow never changes them. Tags and states are overwritten. Metrics can be sent again, because
+MLflow stores an identical (key, step, timestamp, value) once. So a record may be sent twice, or in part and
+then as a whole.
 
-What two people do alike on one store stays apart: the identity of a job or model is preceded by that of the
-results folder it was made in. A training run's is random, and needs none.
+The same job of two people in one store stays apart: the identity of their results folder precedes that of a
+job or a model. The identity of a training run is random and needs no prefix.
 
-Runs become MLflow runs (jobs nested below their workflow), checkpoints external LoggedModels (path and
-digest, no weights), their scores metrics of that. mlflow is imported when something is sent, and kept quiet.
+Runs become MLflow runs, with jobs nested below their workflow. Checkpoints become external LoggedModels (path
+and digest, no weights), and their scores become metrics of these. mlflow is imported only to send records.
 """
 
 from __future__ import annotations
@@ -50,24 +51,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ARTIFACTS = "mlartifacts"  # the folder beside a database that holds its files
-
-RANKING = ("bpb", "bpb_strict")  # metrics that checkpoints are ranked by have no prefix
+#: The folder beside a database that holds its artifacts.
+_ARTIFACTS = "mlartifacts"
+#: Metrics that rank checkpoints; they have no prefix.
+RANKING = ("bpb", "bpb_strict")
 EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"}
-_NOTE = "mlflow.note.content"  # the tag that MLflow shows as a description
-#: The description of an experiment, unless somebody wrote another.
+#: The tag that MLflow shows as a description.
+_NOTE = "mlflow.note.content"
+#: The descriptions of the experiments. An edited description is kept.
 _ABOUT = {
-    "Training": "One run for each training run of Spider, through all its stages and restarts: its curves, "
-    "its settings and its data. *Models* has each checkpoint with its scores.",
-    "Pipeline": "One run for each invocation of Spider's workflow, and below it one for each job: its "
+    "Training": "A run for each training run of Spider, with all its stages and restarts: its curves, its "
+    "settings and its data. *Models* has each checkpoint with its scores.",
+    "Pipeline": "A run for each invocation of Spider's workflow, and below it a run for each job: its "
     "parameters, the digests of its inputs and outputs, its time and memory, and the error if it failed.",
 }
-#: Answers that blame the record and not the store: the others may still be sent.
+#: Error codes about a record and not about the store, so that other records can be sent.
 REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
 
 Point = tuple[str, float, int, int]  # key, value, milliseconds since the epoch, step
 
-#: mlflow reads these when imported: no calls home, no chatter, errors within a minute.
+#: mlflow reads these when it is imported: no telemetry, few messages, errors within a minute.
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -81,16 +84,20 @@ _QUIET = {
 
 
 def quiet() -> None:
-    """Tell mlflow, before it is imported, to keep to itself."""
+    """Configure mlflow, before it is imported, to send no telemetry and to log little."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of what we report
+    logging.getLogger("mlflow.store.db.utils").setLevel(
+        logging.CRITICAL
+    )  # tracebacks of errors that `explain` reports
 
 
 def create_database(path: Path) -> None:
-    """Make a SQLite store whole or not at all. MLflow migrates in place: processes that meet on a new file
-    fail, and one killed midway leaves a file that no later MLflow opens."""
+    """Create a SQLite store, whole or not at all.
+
+    MLflow creates it in place: two processes on a new file fail, and a killed one leaves a broken file.
+    """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     with FileLock(f"{path}.lock"):
@@ -100,8 +107,14 @@ def create_database(path: Path) -> None:
 
 
 def check_database(uri: str) -> None:
-    """Raise what is wrong with a database before MLflow opens it, which tries to connect for minutes, and
-    brings some older ones up to date without asking, which everybody else's MLflow may not survive."""
+    """Check a database before MLflow opens it.
+
+    MLflow would repeat a failing connection for minutes. It would also migrate some older databases, and the
+    older MLflow of other users cannot read them then.
+
+    Raises:
+        ValueError: another version of MLflow made the database.
+    """
     import mlflow
     import sqlalchemy
     from alembic.migration import MigrationContext
@@ -111,10 +124,10 @@ def check_database(uri: str) -> None:
     with sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool).connect() as connection:
         revision = MigrationContext.configure(connection).get_current_revision()
     known = ScriptDirectory(str(Path(mlflow.__file__).parent / "store/db_migrations"))
-    if revision in (None, known.get_current_head()):  # nothing in it yet, or up to date
+    if revision in (None, known.get_current_head()):  # it is empty or up to date
         return
     wrong = (
-        f"an older MLflow. If all who use it can go to MLflow {mlflow.__version__}, make a copy of it and "
+        f"an older MLflow. If all its users can change to MLflow {mlflow.__version__}, make a copy of it and "
         f"run `mlflow db upgrade {shlex.quote(uri)}`"
     )
     try:
@@ -124,8 +137,8 @@ def check_database(uri: str) -> None:
     raise ValueError(f"{uri}: the database was made by {wrong}")
 
 
-#: Columns of MLflow's database that hold where artifacts lie, as absolute URIs.
-_PLACES = {
+#: Columns of MLflow's database that hold locations of artifacts, as absolute URIs.
+_LOCATIONS = {
     "experiments": "artifact_location",
     "runs": "artifact_uri",
     "logged_models": "artifact_location",
@@ -133,81 +146,85 @@ _PLACES = {
 }
 
 
-def bring_artifacts_along(database: Path) -> None:
-    """Let a SQLite store that was copied or moved keep its artifacts beside it, where they came along.
+def relocate_artifacts(database: Path) -> None:
+    """Update the locations of artifacts in a SQLite store that was copied or moved together with them.
 
-    MLflow writes absolute paths. A copy would go on writing into the original's folder, and replace what the
-    original's models are loaded from. Locations that Spider did not choose stay as they are.
+    MLflow stores absolute paths. So a copy would write into the folder of the original and replace artifacts
+    of its models. Locations that Spider did not choose stay the same.
     """
-    here = database.parent / _ARTIFACTS
+    new = database.parent / _ARTIFACTS
     with contextlib.closing(sqlite3.connect(database, timeout=30)) as connection, connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if "experiments" not in tables:
             return
         for (uri,) in connection.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
-            there = Path(unquote(urlsplit(uri or "").path))
-            if not str(uri).startswith("file:///") or there.name != _ARTIFACTS or there == here:
+            old = Path(unquote(urlsplit(uri or "").path))
+            if not str(uri).startswith("file:///") or old.name != _ARTIFACTS or old == new:
                 continue
-            if there.exists() and (not here.exists() or here.samefile(there)):
+            if old.exists() and (not new.exists() or new.samefile(old)):
                 continue
-            log.info(
-                "%s: was copied or moved here from %s, and its artifacts with it", database, there.parent
-            )
-            for table, column in _PLACES.items():
+            log.info("%s: was copied or moved here from %s with its artifacts", database, old.parent)
+            for table, column in _LOCATIONS.items():
                 connection.execute(
                     f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
                     f"WHERE {column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'",
-                    {"old": uri, "new": here.as_uri()},
+                    {"old": uri, "new": new.as_uri()},
                 )
 
 
 class Store:
-    """A connection to the MLflow store of a results folder, with Spider's two experiments in it.
+    """A connection to the MLflow store of a results folder, with the two experiments of Spider.
 
-    Without a server artifacts are copied beside the SQLite file, or into the results: a database holds none.
+    Without a server, artifacts are copied beside the SQLite file or into the results folder, because a
+    database cannot hold them.
     """
 
     def __init__(self, results: Path) -> None:
         quiet()
-        self.uri = uri = store_uri(results)
-        self.key, self.results = store_key(results), results
+        uri = store_uri(results)
+        self.uri = uri
+        self.key = store_key(results)
+        self.results = results
         kind, _, path = uri.partition(":///")
-        self.database = database = Path(path) if kind == "sqlite" else None
+        database = Path(path) if kind == "sqlite" else None
+        self.database = database
         if database is not None:
-            # A pooled connection would go on writing into a file that was deleted or replaced.
+            # A pooled connection would continue to write into a file that was deleted or replaced.
             os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
             if not database.exists():
                 create_database(database)
         if not is_server(uri):
             check_database(uri)
         if database is not None:
-            bring_artifacts_along(database)
+            relocate_artifacts(database)
         import mlflow
 
-        # Models, and versions of them, are made with the global URI; mlflow also puts it into the
-        # environment, where `store_uri` would take it for the user's wish.
-        wished = {k: v for k, v in os.environ.items() if k == "MLFLOW_TRACKING_URI"}
+        # Models and their versions are created with the global URI. mlflow also sets the environment
+        # variable, which `store_uri` would take for a setting of the user.
+        before = os.environ.get("MLFLOW_TRACKING_URI")
         mlflow.set_tracking_uri(uri)
         os.environ.pop("MLFLOW_TRACKING_URI", None)
-        os.environ |= wished
+        if before is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = before
         self.client: MlflowClient = mlflow.MlflowClient(uri)
         identity = results / "tracking" / "folder.json"
-        if not identity.exists():  # one process at a time comes here: `sync` holds a lock
+        if not identity.exists():  # only one process runs this, because `sync` holds a lock
             write_json(identity, {"format": 1, "identity": secrets.token_hex(6)})
-        self.folder = read_json(identity)["identity"]  # tells it from any other, wherever it is moved
+        self.folder = read_json(identity)["identity"]  # stays the same when the folder moves
         beside = database.parent if database is not None else results.absolute()
         artifacts = None if is_server(uri) else (beside / _ARTIFACTS).as_uri()
-        there = {n: self._experiment(prefix() + n, artifacts) for n in sorted({*EXPERIMENTS.values()})}
-        self.experiments = {name: one.experiment_id for name, one in there.items()}
-        # Differs once the store behind the same URI was made anew.
-        self.fingerprint = [[one.experiment_id, one.creation_time] for one in there.values()]
+        experiments = {n: self._experiment(prefix() + n, artifacts) for n in sorted({*EXPERIMENTS.values()})}
+        self.experiments = {name: one.experiment_id for name, one in experiments.items()}
+        # Changes if the store at this URI is created again.
+        self.fingerprint = [[one.experiment_id, one.creation_time] for one in experiments.values()]
         self._runs: dict[str, str] = {}
 
     def stale(self) -> bool:
-        """Whether the SQLite file was removed under us."""
+        """Return whether the SQLite file was removed."""
         return self.database is not None and not self.database.exists()
 
     def _experiment(self, name: str, artifacts: str | None) -> Any:
+        """Return the experiment of this name; create and describe it if it does not exist."""
         from mlflow.exceptions import MlflowException
 
         experiment = self.client.get_experiment_by_name(name)
@@ -215,13 +232,13 @@ class Store:
             try:
                 self.client.create_experiment(name, artifact_location=artifacts)
             except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another machine was quicker
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process has created it
                     raise
             experiment = self.client.get_experiment_by_name(name)
         assert experiment is not None
         if experiment.lifecycle_stage == "active" and _NOTE not in experiment.tags:
-            said = _ABOUT[name.removeprefix(prefix())]
-            self.client.set_experiment_tag(experiment.experiment_id, _NOTE, said)
+            description = _ABOUT[name.removeprefix(prefix())]
+            self.client.set_experiment_tag(experiment.experiment_id, _NOTE, description)
         if experiment.lifecycle_stage != "active":
             raise ValueError(
                 f"{self.uri}: the experiment {name!r} was deleted in MLflow; restore it there (`mlflow "
@@ -230,13 +247,14 @@ class Store:
             )
         return experiment
 
-    def _known_by(self, identity: str, experiment: str = "") -> str:
+    def _tag(self, identity: str, experiment: str = "") -> str:
+        """Return the value of the tag ``spider.identity``."""
         return identity if experiment == "Training" else f"{self.folder}/{identity}"
 
     def find_run(self, identity: str, experiment: str) -> str | None:
-        """MLflow id of the run with this identity; None where there is none or someone deleted it."""
+        """Return the MLflow id of the run with this identity, or None if it does not exist."""
         if identity not in self._runs:
-            tagged = f"tags.`spider.identity` = '{self._known_by(identity, experiment)}'"
+            tagged = f"tags.`spider.identity` = '{self._tag(identity, experiment)}'"
             matches = self.client.search_runs([self.experiments[experiment]], tagged, max_results=1)
             if not matches:
                 return None
@@ -244,13 +262,17 @@ class Store:
         return self._runs[identity]
 
     def training_run(self, key: str) -> tuple[str, bool]:
-        """MLflow id of a training run, and whether it had to be made again (someone deleted it there)."""
+        """Return the MLflow id of a training run, and whether it was created now."""
         if run_id := self.find_run(key, "Training"):
             return run_id, False
         return self._send_run(Run.read(spool.record_path(self.results, "training", key))), True
 
     def send(self, record: TrackingRecord) -> None:
-        """Create or bring up to date what the store has of a record; `RefusedError` where it cannot."""
+        """Create or update the run, the model or the scores of a record.
+
+        Raises:
+            RefusedError: the store lacks the model of these scores.
+        """
         if isinstance(record, Run):
             self._send_run(record)
         elif isinstance(record, Checkpoint):
@@ -262,16 +284,18 @@ class Store:
         from mlflow.entities import Param, RunTag
 
         experiment = EXPERIMENTS[run.kind]
-        self._runs.pop(run.identity, None)  # it may have been deleted since
+        self._runs.pop(run.identity, None)  # it may have been deleted in the meantime
         tags = self._tags(run)
         known: dict[str, str] = {}
         if run_id := self.find_run(run.identity, experiment):
             known = self.client.get_run(run_id).data.params
         else:
-            within, started = self.experiments[experiment], int(run.started * 1000)
-            made = self.client.create_run(within, started, tags, run_name=run.name)
-            run_id = self._runs[run.identity] = made.info.run_id
-        # A parameter cannot change: one that has (how often to save, say) goes to a tag instead.
+            created = self.client.create_run(
+                self.experiments[experiment], int(run.started * 1000), tags, run_name=run.name
+            )
+            run_id = created.info.run_id
+            self._runs[run.identity] = run_id
+        # A parameter cannot change in MLflow, so a changed one becomes a tag.
         params = {_key(k): _text(v) for k, v in flatten(run.params).items()}
         tags |= {f"changed.{k}"[:250]: v for k, v in params.items() if known.get(k, v) != v}
         new = [Param(k, v) for k, v in params.items() if k not in known]
@@ -288,8 +312,8 @@ class Store:
         return run_id
 
     def _tags(self, run: Run) -> dict[str, str]:
-        told = {
-            "spider.identity": self._known_by(run.identity, EXPERIMENTS[run.kind]),
+        own = {
+            "spider.identity": self._tag(run.identity, EXPERIMENTS[run.kind]),
             "spider.kind": run.kind,
             "spider.error": run.error,
             "spider.inputs": "\n".join(f"{file.path} {file.digest}" for file in run.inputs),
@@ -298,11 +322,11 @@ class Store:
             "spider.command": run.command,
             "mlflow.parentRunId": self.find_run(run.workflow, "Pipeline") if run.workflow else None,
         }
-        tags = run.tags | _origin(run.name, run.tags, run.kind) | {k: v for k, v in told.items() if v}
+        tags = run.tags | _origin(run.name, run.tags, run.kind) | {k: v for k, v in own.items() if v}
         return {_key(k): str(v)[:5000] for k, v in tags.items()}
 
     def log_points(self, run_id: str, points: Sequence[Point], **on: str) -> None:
-        """Log points, on a model and dataset too where ``on`` names them."""
+        """Log points for a run, and for the model and the dataset that ``on`` names."""
         from mlflow.entities import Metric
 
         metrics = [Metric(_key(key), value, at, step, **on) for key, value, at, step in points]
@@ -317,10 +341,10 @@ class Store:
             self.client.log_inputs(run_id, [entities.DatasetInput(dataset, [context])])
 
     def _log_artifact(self, run_id: str, entry: Shown, under: str = "") -> None:
-        """Upload a small file if it still is what the job made; text goes without secrets."""
+        """Upload a small file without secrets, unless it has changed since the job wrote it."""
         path = self.results / entry.path
         if not path.is_file() or sha256(path) != entry.sha256:
-            log.info("%s: changed or removed since, not uploaded", path)
+            log.info("%s: changed or removed since its job, not uploaded", path)
             return
         try:
             text = path.read_text(encoding="utf-8")
@@ -330,18 +354,19 @@ class Store:
             self.client.log_text(run_id, spool.redact(text), f"{under}/{path.name}".lstrip("/"))
 
     def find_model(self, identity: str) -> LoggedModel | None:
-        tagged = f"tags.`spider.identity` = '{self._known_by(identity)}'"
+        """Return the model of the checkpoint with this identity, or None."""
+        tagged = f"tags.`spider.identity` = '{self._tag(identity)}'"
         return next(iter(self.client.search_logged_models([self.experiments["Training"]], tagged)), None)
 
     def _send_model(self, record: Checkpoint) -> None:
-        """The LoggedModel of a checkpoint, as an output of its training run."""
+        """Create the LoggedModel of a checkpoint as an output of its training run."""
         import mlflow
         from mlflow.entities import LoggedModelOutput
 
         run_id, _ = self.training_run(record.training)
         model = self.find_model(record.identity)
         if model is None:
-            tags = record.tags | {"spider.identity": self._known_by(record.identity)}
+            tags = record.tags | {"spider.identity": self._tag(record.identity)}
             model = mlflow.create_external_model(
                 name=record.name,
                 source_run_id=run_id,
@@ -350,21 +375,23 @@ class Store:
                 model_type="checkpoint",
                 experiment_id=self.experiments["Training"],
             )
-        elif str(model.status) != "READY":  # whoever made it was stopped half-way
+        elif str(model.status) != "READY":  # the process that created it was killed
             self.client.finalize_logged_model(model.model_id, "READY")
         outputs = self.client.get_run(run_id).outputs
         if model.model_id not in [m.model_id for m in (outputs.model_outputs if outputs else [])]:
             self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, record.step)])
 
     def _send_evaluation(self, record: Evaluation) -> None:
-        """Scores of a checkpoint, on its model and with the dataset.
+        """Log the scores of a checkpoint for its model, with the dataset.
 
-        Whatever is logged on a model appears on its run as well, at the step where the stage ended. MLflow
-        groups charts by what is before the slash: the scores have none and come first. A curve over something
-        else than steps has the stage in its name, or those of a run would lie over each other.
+        Metrics of a model also appear on its run, at the last step of the stage. MLflow groups charts by the
+        part of the name before the slash. The ranking scores have no slash and come first. A curve whose
+        steps are not training steps has the stage in its name, so that the curves of a run's stages stay
+        apart.
         """
         run_id, _ = self.training_run(record.training)
-        model = self.find_model(identity := record.model or record.identity)
+        identity = record.model or record.identity
+        model = self.find_model(identity)
         if model is None:
             raise RefusedError(f"the model {identity} is not in the store yet")
         on = {"model_id": model.model_id}
@@ -383,8 +410,8 @@ class Store:
 
 
 def _origin(name: str, tags: dict[str, str], kind: str = "training") -> dict[str, str]:
-    """The tags from which MLflow's pages show who made something, by what and from which commit."""
-    name = name.replace("/", " ")  # MLflow shows what follows the last slash, as of a path
+    """Return the tags from which MLflow's pages show the user, the command and the commit."""
+    name = name.replace("/", " ")  # MLflow shows only the part after the last slash
     made_by = {"workflow": "snakemake", "job": f"spider {name}", "training": f"spider train {name}"}
     shown = {"mlflow.user": tags.get("spider.user"), "mlflow.source.name": made_by[kind]}
     shown["mlflow.source.git.commit"] = tags.get("git.commit", "").removesuffix("-dirty")
@@ -392,7 +419,7 @@ def _origin(name: str, tags: dict[str, str], kind: str = "training") -> dict[str
 
 
 def _key(name: str) -> str:
-    """``name`` in the letters MLflow allows."""
+    """Replace the characters of a name that MLflow does not allow."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250] or "_"
 
 
@@ -403,14 +430,14 @@ def _text(value: Any) -> str:
 # --------------------------------------------------------------------------------------------------- pages
 
 HOST = "127.0.0.1"
-#: MLflow opens its pages for language-model applications; this leads to the ones for trainings.
+#: MLflow opens its pages for language-model applications by default; these are the pages for trainings.
 FRONT = "/#/experiments?workflowType=machine_learning"
 
 
 def serve(results: Path, port: int) -> None:
-    """Become MLflow's server, on loopback; of a store that is a server itself, say where its pages are.
+    """Replace this process by MLflow's server on the loopback address; if the store is a server, log its page.
 
-    The address of the store is told by the environment: a command line is there for everybody to read.
+    An environment variable holds the address of the store, because all users can read a command line.
 
     Raises:
         ValueError: the port is taken.
@@ -423,8 +450,8 @@ def serve(results: Path, port: int) -> None:
         try:
             probe.bind((HOST, port))
         except OSError:
-            said = f"port {port} is taken; name another: spider track ui --port {port + 1}"
-            raise ValueError(said) from None
+            remedy = f"name another: spider track ui --port {port + 1}"
+            raise ValueError(f"port {port} is taken; {remedy}") from None
     quiet()
     os.environ |= {
         "MLFLOW_BACKEND_STORE_URI": uri,

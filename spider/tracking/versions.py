@@ -1,8 +1,7 @@
-"""What the model registry is told: of each run its checkpoints, with all their scores and which is best, from
-the spool's records; and the words in which its pages say so.
+"""The content of the model registry: the checkpoints of each run, their scores, and their descriptions.
 
-MLflow's pages show Markdown of up to `_LONGEST` letters, and drop a picture that is written into it. One that
-is an artifact of a run they fetch from their own server, whatever its address.
+MLflow's pages show Markdown of up to `_LONGEST` characters. They drop an embedded picture, but show an
+artifact of a run, which they fetch from their own server.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from spider.tracking import spool
 from spider.tracking.records import Checkpoint, Choice, Evaluation
 
 _PICTURE = "loss.svg"
-_LONGEST = 5000  # letters that every database holds
+#: Characters of a description that each database holds.
+_LONGEST = 5000
 _EXAMPLE = """\
     import mlflow
 
@@ -33,9 +33,9 @@ class Version(NamedTuple):
     record: Checkpoint
     scores: dict[str, float]
     measured: list[Row]
-    """What was measured of it; a name stands for the same number in all versions."""
+    """Measured rows; a name denotes the same quantity in all versions."""
     pictured: bool
-    """Whether its training run has the picture of its losses."""
+    """Whether its training run has the picture of the loss."""
 
     @property
     def run(self) -> str:
@@ -47,12 +47,12 @@ class Version(NamedTuple):
 
     @property
     def weights(self) -> str:
-        """Digest of what is loaded."""
+        """Return the digest of the weights that are loaded."""
         return str(self.record.params.get("averaged_weights") or self.record.params["weights"])
 
     @property
     def size(self) -> int | None:
-        """Bytes of a compressed model with the code that it needs; None for any other."""
+        """Return the bytes of a compressed model with its code, or None for another model."""
         size = self.scores.get("compressed/bytes")
         return None if size is None else int(size)
 
@@ -63,14 +63,15 @@ class Version(NamedTuple):
         return [*own.values()]
 
     def tags(self) -> dict[str, str]:
-        """What it is found by and shows beside its description."""
-        told = {"spider.step": self.record.step, "spider.path": self.record.params["path"]}
-        told |= {row.name.replace("/", "."): row.value for row in self.rows} | {"bytes": self.size}
-        return self.record.tags | {name: str(value) for name, value in told.items() if value is not None}
+        """Return the tags of the version."""
+        values = {"spider.step": self.record.step, "spider.path": self.record.params["path"]}
+        values |= {row.name.replace("/", "."): row.value for row in self.rows}
+        values["bytes"] = self.size
+        return self.record.tags | {name: str(value) for name, value in values.items() if value is not None}
 
 
 class Line(NamedTuple):
-    """A run: its checkpoints in the order of training, and the best of its stages."""
+    """A run: its checkpoints in the order of training, and its best stage."""
 
     run: str
     versions: list[Version]
@@ -78,14 +79,14 @@ class Line(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Of all that is told of it."""
+        """Return the digest of the content."""
         rows = [[row.model_dump() for row in one.measured] for one in self.versions]
-        told = [[one.record.plain(), one.scores, one.pictured] for one in self.versions]
-        return digest([told, rows, self.choice and self.choice.plain()])
+        versions = [[one.record.plain(), one.scores, one.pictured] for one in self.versions]
+        return digest([versions, rows, self.choice and self.choice.plain()])
 
 
 def lines(results: Path) -> Iterator[Line]:
-    """All runs of which a checkpoint is recorded; raises `RefusedError` for a record that is damaged."""
+    """Yield all runs with a recorded checkpoint; raise `RefusedError` for a damaged record."""
     scored = defaultdict[str, list[Evaluation]](list)
     for _, path in spool.records(results, ["evaluations"]):
         one = Evaluation.read(path)
@@ -105,12 +106,12 @@ def lines(results: Path) -> Iterator[Line]:
 
 
 def about_version(version: Version, uri: str, training: str | None) -> str:
-    """The description of a version that is loaded as ``uri``; ``training`` is its run in MLflow."""
+    """Return the description of the version at ``uri``; ``training`` is its training run in MLflow."""
     path, stage = version.record.params["path"], version.stage + _compressed_model(version)
     heading = f"Stage **{stage}** of run **{version.run}**, step {version.record.step:,}"
     rows = [[row.label, str(row)] for row in version.rows if row.unit == BITS]
     if version.scores.get("lossless") == 0:
-        rows.append(["of text", "as its tokenizer left it: compare it with the same decoded text only"])
+        rows.append(["text", "as decoded by its tokenizer: compare only scores of the same decoded text"])
     if version.size is not None:
         rows.append(["with the code it needs", f"{version.size:,} bytes"])
     rivals = [row for row in version.measured if row.baseline and row.value is not None]
@@ -123,21 +124,26 @@ def about_version(version: Version, uri: str, training: str | None) -> str:
 
 
 def about_run(
-    line: Line, there: Sequence[tuple[str, str | None, Version]], name: str, best: str | None
+    line: Line, versions: Sequence[tuple[str, str | None, Version]], name: str, best: str | None
 ) -> str:
-    """The description of a registered model of this name; ``there`` are the numbers of its versions, their
-    runs in MLflow, and what they are of; ``best`` is one of the numbers."""
+    """Return the description of a registered model.
+
+    Args:
+        versions: the number, the training run in MLflow and the content of each version.
+        name: the name of the registered model.
+        best: the number of the best version.
+    """
     heading = f"Run **{line.run}**" + ("; in bold the alias `best`, by bits per byte" if best else "")
-    columns = {row.name: row.label for *_, one in there for row in one.rows}
+    columns = {row.name: row.label for *_, one in versions for row in one.rows}
     header = ["version", "stage", "step", *columns.values(), "bytes, with code"]
     rows = []
-    for number, _, one in reversed(there):
+    for number, _, one in reversed(versions):
         values = {row.name: str(row) for row in one.rows}
         cells = [number, one.stage + _compressed_model(one), f"{one.record.step:,}"]
         cells += [values.get(name, "") for name in columns]
         cells += ["" if one.size is None else f"{one.size:,}"]
         rows.append([f"**{cell}**" if cell and number == best else cell for cell in cells])
-    whole = [item for item in there if item[2].size is None]
+    whole = [item for item in versions if item[2].size is None]
     below = [
         (_picture(one, training), _EXAMPLE.format(f"{name}@best" if best else f"{name}/{number}"))
         for number, training, one in whole
@@ -147,14 +153,14 @@ def about_run(
 
 
 def _joined(heading: str, header: list[str], rows: list[list[str]], *below: str) -> str:
-    """With as many rows as there is room for."""
+    """Join the parts, with as many rows of the table as fit."""
     while True:
-        # MLflow sets the columns of a table side by side, without a gap.
+        # MLflow shows the columns of a table without a gap.
         lines = [header, ["---"] * len(header), *rows]
         table = "\n".join(f"| {'&emsp; | '.join(cells)} |" for cells in lines).replace("---&emsp;", "---")
-        said = "\n\n".join(part for part in (heading, table, *below) if part)
-        if len(said) <= _LONGEST or not rows:
-            return said[:_LONGEST]
+        text = "\n\n".join(part for part in (heading, table, *below) if part)
+        if len(text) <= _LONGEST or not rows:
+            return text[:_LONGEST]
         rows = rows[:-1]
 
 
