@@ -81,7 +81,7 @@ def lacking_gpus(gpus: int) -> str | None:
 
     Another process looks: torch takes seconds to import, and holds GPU memory once it has looked.
     """
-    command = [sys.executable, "-m", "spider.training.device", str(gpus)]
+    command = [sys.executable, "-m", "spider.processes.device", str(gpus)]
     looked = subprocess.run(command, capture_output=True, text=True, check=False)
     return None if looked.returncode == 0 else looked.stderr.strip().splitlines()[-1]
 

@@ -53,9 +53,9 @@ from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.files import read_json
 from spider.model import build_model, choose_kernels
+from spider.processes.device import one_order
 from spider.processes.parallel import compile_forward
 from spider.results import StageFolder
-from spider.training.device import one_order
 from spider.training.precision import compiles, decide
 
 KILLS = 2

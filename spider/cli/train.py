@@ -25,7 +25,7 @@ from spider.results import StageFolder
 @THREADS
 def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
     """Compile and time a stage's matrix products in each precision; decide which to use."""
-    from spider.training.device import require_gpus
+    from spider.processes.device import require_gpus
     from spider.training.warmup import warm_up
 
     require_gpus(session.config.run(run).resources.gpus)
@@ -149,7 +149,7 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     except ConfigError as error:
         raise click.UsageError(str(error), context) from None
     if gpus := changed.run(run).resources.gpus:
-        from spider.training.device import require_gpus
+        from spider.processes.device import require_gpus
 
         require_gpus(gpus)
     if max(processes, nodes) > 1 and "WORLD_SIZE" not in os.environ:

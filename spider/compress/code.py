@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import spider
 from spider.config.imports import allowed_imports
 
 #: Allow the families that this process may import; read a file and predict, or build a model where there is
@@ -57,7 +56,7 @@ def needed_by(config: str) -> dict[str, Path]:
 
 
 def _imported(program: str, given: str) -> dict[str, Path]:
-    root = str(Path(spider.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-c", _ALLOW + program + _LIST, given, json.dumps(allowed_imports())],

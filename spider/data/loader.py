@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from spider.data.shards import Shards
-from spider.model.interface import IGNORED
+from spider.tokens import IGNORED
 
 if TYPE_CHECKING:
     from spider.data.packing import PackedRows

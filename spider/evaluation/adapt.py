@@ -34,7 +34,7 @@ from spider.evaluation.bpb import DIVERGED, Reading, Score, score
 from spider.evaluation.result import BITS, Result, Row
 from spider.evaluation.subject import Subject
 from spider.model.interface import Model
-from spider.training.device import one_order
+from spider.processes.device import one_order
 
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:

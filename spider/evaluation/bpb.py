@@ -35,8 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spider.model.interface import IGNORED, Model
-from spider.tokens import BYTES, Tokens
+from spider.model.interface import Model
+from spider.tokens import BYTES, IGNORED, Tokens
 
 if TYPE_CHECKING:
     from spider.ngram.lookup import NgramLookup

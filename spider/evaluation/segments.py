@@ -24,8 +24,8 @@ from spider.config.run import EvaluationConfig
 from spider.evaluation.bpb import clip_stream, windows
 from spider.evaluation.result import CutText, Note, Piece, Result, Segment
 from spider.evaluation.subject import Subject
-from spider.model.interface import IGNORED, Inspector, Model
-from spider.tokens import Tokens
+from spider.model.interface import Inspector, Model
+from spider.tokens import IGNORED, Tokens
 
 #: Bytes of the text that are shown as the model cuts them.
 _SHOWN_BYTES = 1500

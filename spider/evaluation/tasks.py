@@ -25,7 +25,8 @@ from spider.config.run import EvaluationConfig
 from spider.evaluation.questions import Question, Task, tasks
 from spider.evaluation.result import SHARE, Number, Result, Row
 from spider.evaluation.subject import Subject
-from spider.model.interface import IGNORED, Model
+from spider.model.interface import Model
+from spider.tokens import IGNORED
 
 
 class Answers(NamedTuple):

@@ -34,11 +34,11 @@ from spider.errors import CheckpointError
 from spider.hf.configuration import SpiderHFConfig
 from spider.hf.reading import Readers, begins, candidates
 from spider.model import build_model
-from spider.model.interface import IGNORED, Model, model_tensors
+from spider.model.interface import Model, model_tensors
 from spider.model.layers import cross_entropy
 from spider.ngram.lookup import NgramLookup
 from spider.publish.transformers_files import REMOTE, generation, remote
-from spider.tokens import BYTES
+from spider.tokens import BYTES, IGNORED
 from spider.tokens.stored import TOKENIZER, read_tokens
 
 #: Options of ``from_pretrained`` that download from the hub.

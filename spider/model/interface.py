@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from spider.ngram.layout import Layout
     from spider.ngram.lookup import NgramLookup
 
-#: A label that does not count.
-IGNORED = -100
-
 
 @dataclass
 class ModelOutput:
@@ -130,7 +127,7 @@ class LanguageModel(Protocol):
         """Predict, at every position of ``tokens_BT`` (int64), the id that follows.
 
         Args:
-            labels_BT: the id that follows each, `IGNORED` where it does not count.
+            labels_BT: the id that follows each, `spider.tokens.IGNORED` where it does not count.
             n_loops: how often the looped part runs (default: the configuration's).
             reduction: "mean" for training; "none" for each position's cross entropy in nats, 0 where ignored.
             trace: also tell what happened inside.

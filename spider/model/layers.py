@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spider.model.interface import IGNORED
+from spider.tokens import IGNORED
 
 
 def no_decay(*parameters: Tensor) -> None:

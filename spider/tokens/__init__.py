@@ -18,7 +18,10 @@ import numpy as np
 
 from spider.tokens.bytes import BYTES
 
-__all__ = ["BYTES", "Tokens"]
+__all__ = ["BYTES", "IGNORED", "Tokens"]
+
+#: A label that does not count.
+IGNORED = -100
 
 
 class Tokens(Protocol):

@@ -88,9 +88,8 @@ def quiet() -> None:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(
-        logging.CRITICAL
-    )  # tracebacks of errors that `explain` reports
+    # Its tracebacks are of errors that `explain` reports.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
 def create_database(path: Path) -> None:
@@ -435,7 +434,7 @@ FRONT = "/#/experiments?workflowType=machine_learning"
 
 
 def serve(results: Path, port: int) -> None:
-    """Replace this process by MLflow's server on the loopback address; if the store is a server, log its page.
+    """Replace this process by MLflow's server on loopback; if the store is a server, log its address.
 
     An environment variable holds the address of the store, because all users can read a command line.
 

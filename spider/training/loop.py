@@ -38,6 +38,7 @@ from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels
+from spider.processes.device import one_order
 from spider.processes.parallel import compile_forward, exchange_gradients, replica, shard, whole
 from spider.processes.stopping import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, together
@@ -45,7 +46,6 @@ from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import TOKENIZER
 from spider.training import compilecache
-from spider.training.device import one_order
 from spider.training.measurements import Warmup
 from spider.training.memory import check_fits, out_of_memory
 from spider.training.metrics import MetricsLog

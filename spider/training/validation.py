@@ -37,9 +37,10 @@ from spider.config import StageSettings, StageSpec
 from spider.errors import TrainingError
 from spider.evaluation.bpb import Reading, count_windows
 from spider.evaluation.text import validation_stream
-from spider.model.interface import IGNORED, Model
+from spider.model.interface import Model
 from spider.processes.parallel import is_sharded
 from spider.processes.world import World
+from spider.tokens import IGNORED
 from spider.training.precision import Precision
 from spider.training.state import Ema, Progress
 

@@ -36,10 +36,10 @@ from torch import Tensor, nn
 from spider.config import StageSpec
 from spider.data.loader import Batch, to_device
 from spider.model import build_model, choose_kernels
+from spider.processes.device import one_order
 from spider.processes.parallel import compile_forward
 from spider.tokens import Tokens
 from spider.training import compilecache
-from spider.training.device import one_order
 from spider.training.measurements import Kind, Parts, Product, Step, Warmup
 from spider.training.memory import check_fits
 from spider.training.optim import build_optimizer, narrow_weights

@@ -45,7 +45,7 @@ from spider.model.gpt.attend import Cache, View, attend, view, view_behind
 from spider.model.gpt.config import GPTConfig
 from spider.model.gpt.inspector import GPTInspector
 from spider.model.gpt.kept import kept
-from spider.model.interface import IGNORED, LanguageModel, ModelOutput, Reader
+from spider.model.interface import LanguageModel, ModelOutput, Reader
 from spider.model.layers import (
     Linear,
     Rope,
@@ -60,6 +60,7 @@ from spider.model.layers import (
     streamed,
     wide,
 )
+from spider.tokens import IGNORED
 
 #: How the names of each part's parameters end or begin; the first that fits has it.
 _PARTS = {

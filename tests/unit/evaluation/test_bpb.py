@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spider.evaluation.bpb import clip_stream, score, windows
-from spider.model.interface import IGNORED
-from spider.tokens import BYTES
+from spider.tokens import BYTES, IGNORED
 from tests.unit.evaluation.toys import Bigram, Pairs, Positional
 
 PAD, BOS, EOS = BYTES.pad, BYTES.bos, BYTES.eos

@@ -12,11 +12,10 @@ import torch
 from spider.config import merged
 from spider.evaluation.bpb import score, windows
 from spider.model import build_model
-from spider.model.interface import IGNORED
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.model import Spider
-from spider.tokens import BYTES
+from spider.tokens import BYTES, IGNORED
 from tests.unit.model.small import SMALL
 
 TEXT = "The quick brown fox jumps over the lazy dog, größer than before; and then it sleeps.\n" * 4

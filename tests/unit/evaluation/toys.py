@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from spider.model.interface import IGNORED
-from spider.tokens import BYTES
+from spider.tokens import BYTES, IGNORED
 from spider.tokens.bytes import ByteTokens
 
 

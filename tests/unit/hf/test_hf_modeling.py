@@ -16,8 +16,8 @@ from spider import files
 from spider.errors import CheckpointError
 from spider.evaluation.generate import generate
 from spider.hf.modeling import SpiderForCausalLM
-from spider.model.interface import IGNORED, model_tensors
-from spider.tokens import BYTES
+from spider.model.interface import model_tensors
+from spider.tokens import BYTES, IGNORED
 from spider.tokens.turns import TURN
 from tests.unit.hf.small_exports import BPE, WINDOW, exported, ids
 

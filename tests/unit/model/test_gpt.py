@@ -20,8 +20,8 @@ from spider.model import build_model
 from spider.model.gpt import model as gpt
 from spider.model.gpt.config import PRESETS, GPTConfig
 from spider.model.gpt.model import GPT
-from spider.model.interface import IGNORED
 from spider.model.layers import Linear
+from spider.tokens import IGNORED
 from spider.training.optim import build_optimizer
 from spider.training.precision import eligible
 

@@ -10,8 +10,8 @@ import torch._inductor.config
 from packaging.requirements import Requirement
 
 from spider.errors import TrainingError
+from spider.processes.device import one_order, require_gpus
 from spider.training import memory
-from spider.training.device import one_order, require_gpus
 from spider.training.memory import check_fits
 from spider.training.stage import train
 from spider.training.warmup import warm_up
