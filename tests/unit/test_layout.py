@@ -46,7 +46,6 @@ LAYERS = [
     "files",
     "errors",
     "requests",
-    "formatting",
     "sealed",
     "record",
     "results",
@@ -75,6 +74,7 @@ LAYERS = [
 EXCEPTIONS = {
     ("spider/checkpoints/load.py", "compress"),  # A path may name a compressed model, which `compress` reads.
     ("spider/data/loader.py", "ngram"),  # The type of an argument.
+    ("spider/training/memory.py", "report"),  # Until numbers are formatted in a module below.
     ("spider/tracking/registry.py", "publish"),  # With `copy_weights` the store gets an exported folder.
 }
 
@@ -114,7 +114,11 @@ def test_each_layer_imports_only_the_layers_before_it():
 
 
 def test_no_files_import_each_other_in_a_circle():
-    """Circles inside a package; the order of the layers excludes all others."""
+    """Circles inside a package; the order of the layers excludes all others.
+
+    An operator and its adjoint are each other's derivative.
+    """
+    allowed = {frozenset({"kernels/expand_to_fused.py", "kernels/reduce_fused.py"})}
     reached = {path: set(imports(path)) for path in FILES}
     grew = True
     while grew:
@@ -125,7 +129,7 @@ def test_no_files_import_each_other_in_a_circle():
                 targets |= further
                 grew = True
     circles = {frozenset({named(a), named(b)}) for a in FILES for b in reached[a] - {a} if a in reached[b]}
-    assert not circles
+    assert not circles - allowed
 
 
 @pytest.mark.parametrize("folder", ["spider", "kernels", "rules", "docs", "benchmarks", "tests"])
