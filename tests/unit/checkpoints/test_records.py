@@ -1,4 +1,4 @@
-"""Manifest, origin and receipt: what a training writes is read, and written again to the byte."""
+"""Manifest, origin and receipt are read and written without change."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.unit.records import receipt
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory, make_spec, shards):
-    """The folder of a stage that is trained to its end."""
+    """Return the folder of a finished stage."""
     folder = tmp_path_factory.mktemp("stage")
     train(make_spec(max_steps=3), folder, shards)
     return StageFolder(folder)
 
 
-def test_what_was_written_is_written_again_to_the_byte(stage, tmp_path):
+def test_a_record_is_written_again_with_the_same_bytes(stage, tmp_path):
     for kind, path in ((Receipt, stage.receipt), (Origin, stage.origin)):
         kind.read(path).write(tmp_path / "again.json")
         assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
@@ -33,12 +33,12 @@ def test_a_receipt_is_a_function_of_the_final_manifest(stage):
     assert Receipt.of(manifest, written.checkpoint) == written
 
 
-def test_an_origin_names_the_whole_stage(stage):
+def test_an_origin_holds_the_spec_of_the_stage(stage):
     spec = Origin.read(stage.origin).spec
     assert (spec.run, spec.stage, spec.index, spec.settings.max_steps) == ("r", "a", 0, 3)
 
 
-def test_a_changed_manifest_is_not_read(stage, tmp_path):
+def test_an_edited_manifest_is_refused(stage, tmp_path):
     newest = steps(stage.checkpoints)[-1]
     plain = files.read_json(newest / "manifest.json")
     files.write_json(tmp_path / "manifest.json", plain | {"step": plain["step"] + 1})
@@ -46,7 +46,7 @@ def test_a_changed_manifest_is_not_read(stage, tmp_path):
         read_manifest(tmp_path)
 
 
-def test_what_is_wrong_with_a_file_is_said_with_its_path_and_what_to_do(tmp_path):
+def test_an_error_names_the_file_and_the_remedy(tmp_path):
     path = tmp_path / "train.json"
     for plain, message in (
         (receipt(format=7), "a receipt of format 7, this Spider reads 1; train that stage again"),

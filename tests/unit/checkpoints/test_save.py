@@ -28,7 +28,7 @@ def write(root, step, value=0.0):
     return save(root, tensors, saved(step))
 
 
-def test_a_saved_checkpoint_verifies_and_loads_back_to_the_bit(tmp_path):
+def test_a_saved_checkpoint_verifies_and_loads_without_change(tmp_path):
     given = {"model.w": torch.randn(5, 3), "model.n": torch.tensor(7), "optimizer.w.step": torch.tensor(2.0)}
     good = save(tmp_path, given, saved())
     loaded = {name: torch.zeros_like(t) for name, t in given.items()}
@@ -42,12 +42,12 @@ def test_equal_states_give_equal_files(tmp_path):
     assert write(tmp_path / "c", 1, value=1.0).manifest.weights != a.weights
 
 
-def test_weights_and_optimizer_lie_in_different_files(tmp_path):
+def test_weights_and_optimizer_have_different_files(tmp_path):
     index = files.read_json(write(tmp_path, 1).path / "model.safetensors.index.json")["weight_map"]
     assert index["model.w"] != index["optimizer.w.momentum"]
 
 
-def test_the_newest_is_the_highest_number_not_the_last_name(tmp_path):
+def test_the_newest_checkpoint_has_the_highest_number(tmp_path):
     for step in (99_999_999, 100_000_000, 950):
         write(tmp_path, step)
     assert [int(p.name[5:]) for p in steps(tmp_path)] == [950, 99_999_999, 100_000_000]
@@ -70,7 +70,7 @@ def test_retention_by_steps_counts_from_the_beginning_of_the_stage(tmp_path):
     assert [int(p.name[5:]) for p in steps(tmp_path)] == [7, 17, 27, 32, 37]
 
 
-def test_a_stage_keeps_what_its_settings_say_even_if_they_change_on_the_way(tmp_path, make_spec, shards):
+def test_a_resumed_stage_retains_by_its_new_settings(tmp_path, make_spec, shards):
     class Stop(Exception):
         pass
 
@@ -89,7 +89,7 @@ def test_a_stage_keeps_what_its_settings_say_even_if_they_change_on_the_way(tmp_
     assert kept == [4, 8, 12, 14]
 
 
-def test_what_a_killed_process_left_is_cleaned_and_nothing_else(tmp_path):
+def test_clean_removes_only_the_folders_of_a_killed_process(tmp_path):
     write(tmp_path, 5)
     for name in (".step-00000010.123.tmp", ".step-00000001.123.old"):
         (tmp_path / name).mkdir()
@@ -112,8 +112,8 @@ def test_a_tensor_of_another_shape_or_name_is_refused_by_name(tmp_path):
         good.load_into({"model.other": torch.zeros(4)})
 
 
-def test_a_checkpoint_that_carries_code_does_not_run_it(tmp_path):
-    """The index of torch's own format, ``.metadata``, is a pickle that its reader runs; ours does not."""
+def test_code_in_a_checkpoint_does_not_run(tmp_path):
+    """torch's reader runs the pickle ``.metadata`` of its format; Spider does not read it."""
     proof = tmp_path / "ran"
 
     class Payload:
@@ -129,21 +129,19 @@ def test_a_checkpoint_that_carries_code_does_not_run_it(tmp_path):
         pickle.loads((good.path / ".metadata").read_bytes())
 
 
-def test_a_checkpoint_reads_and_writes_text_as_the_tokenizer_that_was_saved_with_it(tmp_path):
+def test_a_checkpoint_keeps_its_tokenizer(tmp_path):
     pq.write_table(pa.table({"text": texts(100), "id": [str(i) for i in range(100)]}), tmp_path / "0.parquet")
     learned = tmp_path / "learned.json"
     config = TokenizerConfig(data="text", vocab_size=300)
     learn([tmp_path / "0.parquet"], learned, "t", config, dataset(validation=0.1))
     tensors = {"model.w": torch.zeros(3, 2)}
-    with_one, without = (
-        save(tmp_path / "a", tensors, saved(), learned),
-        save(tmp_path / "b", tensors, saved()),
-    )
-    meaning = [bytes([i]) for i in range(256)] + [b""] * 16  # the bytes, the special ids, then the merges
+    with_one = save(tmp_path / "a", tensors, saved(), learned)
+    without = save(tmp_path / "b", tensors, saved())
+    meaning = [bytes([i]) for i in range(256)] + [b""] * 16  # the bytes, the special ids; the merges follow
     for merge in files.read_json(learned)["merges"]:
         left, right = map(int, merge.split())
         meaning.append(meaning[left] + meaning[right])
-    learned.unlink()  # the checkpoint keeps a copy of its own
+    learned.unlink()  # the checkpoint has a copy
 
     text = texts(101)[-1]
     tokens = Checkpoint.at(with_one.path).tokens
@@ -179,7 +177,7 @@ def test_load_model_takes_a_checkpoint_a_stage_or_a_receipt(stage, given):
 
 @pytest.mark.parametrize("given", ["", "train.json"])
 @pytest.mark.parametrize("deleted", ["checkpoints", "checkpoints/step-00000004"])
-def test_checkpoints_that_were_deleted_are_named_with_what_trains_them_again(stage, given, deleted):
+def test_a_deleted_checkpoint_is_named_with_the_remedy(stage, given, deleted):
     _, folder, receipt = stage
     if deleted != "checkpoints" and not given:
         deleted = "checkpoints/*"
@@ -187,12 +185,12 @@ def test_checkpoints_that_were_deleted_are_named_with_what_trains_them_again(sta
         shutil.rmtree(path)
     with pytest.raises(CheckpointError) as refused:
         Checkpoint.at(folder / given)
-    said = str(refused.value)
-    assert f"{folder / receipt.checkpoint}: this checkpoint is gone" in said
-    assert f"delete {folder / 'train.json'} and run the workflow again" in said
+    message = str(refused.value)
+    assert f"{folder / receipt.checkpoint}: this checkpoint is gone" in message
+    assert f"delete {folder / 'train.json'} and run the workflow again" in message
 
 
-def test_load_model_says_what_is_missing_or_damaged(stage, tmp_path):
+def test_load_model_names_a_missing_or_damaged_file(stage, tmp_path):
     _, folder, receipt = stage
     with pytest.raises(ValueError, match="neither a checkpoint, nor a stage folder"):
         spider.load_model(tmp_path / "nothing")

@@ -1,4 +1,4 @@
-"""A model that reads an n-gram index takes it along into transformers, and asks it there."""
+"""A model that reads an n-gram index reads it in transformers too."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def folder(indexes, tmp_path_factory):
     model = build_gpt(ngram=CONFIG.model_dump(mode="json"))
     digest = open_index(indexes["full"]).description.digest
     out = tmp_path_factory.mktemp("exported") / "out"
-    return exported(model, out, window=48, ngram=indexes["full"], full_index=digest)
+    return exported(model, out, window=48, index=indexes["full"], full_index=digest)
 
 
-def test_scores_and_texts_are_ours(folder, tmp_path):
-    ours, _ = spider.load_model(folder)
+def test_logits_and_texts_are_the_same_as_in_spider(folder, tmp_path):
+    original, _ = spider.load_model(folder)
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     batch = tokenizer([PROMPT, "and"], padding=True, return_tensors="pt")
     ids = batch.input_ids[:1]
-    known = torch.from_numpy(ours.lookup.after(ids[0].numpy(), 0, ids.shape[1]))[None]
+    candidates = torch.from_numpy(original.lookup.after(ids[0].numpy(), 0, ids.shape[1]))[None]
     with torch.no_grad():
         logits = model(ids).logits
-        assert torch.equal(logits, ours(ids, candidates_BTW=known).logits)
+        assert torch.equal(logits, original(ids, candidates_BTW=candidates).logits)
         assert torch.equal(model(**batch).logits[0], logits[0])
-        assert not torch.equal(logits, ours(ids, candidates_BTW=torch.zeros_like(known)).logits)
+        assert not torch.equal(logits, original(ids, candidates_BTW=torch.zeros_like(candidates)).logits)
     made = model.generate(**batch, max_new_tokens=12, do_sample=False)
     for row, prompt in zip(made[:, ids.shape[1] :].tolist(), [PROMPT, "and"], strict=True):
         written = list(
-            generate(ours, prompt, max_bytes=12, temperature=0, seed=0, context=model.config.window)
+            generate(original, prompt, max_bytes=12, temperature=0, seed=0, context=model.config.window)
         )
         assert row[: len(written)] == written
     for _ in range(2):
@@ -50,7 +50,7 @@ def test_scores_and_texts_are_ours(folder, tmp_path):
     assert torch.equal(again(ids).logits, logits)
 
 
-def test_an_index_that_is_missing_or_another_is_refused(folder, indexes, tmp_path):
+def test_a_missing_or_another_index_is_refused(folder, indexes, tmp_path):
     out = shutil.copytree(folder, tmp_path / "out")
     shutil.rmtree(out / "ngram")
     with pytest.raises(ValueError, match=r"out/ngram"):

@@ -1,4 +1,4 @@
-"""An exported folder in transformers: its logits and its texts are ours, whatever is done there with it."""
+"""An exported folder in transformers gives the same logits and texts as in Spider."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def written(ours, prompt, count, **how):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_ours_to_the_bit_and_nothing_was_left_out(exports, name, caplog):
+def test_logits_and_parameters_are_the_same_to_the_bit(exports, name, caplog):
     ours, folder = exports[name]
     with caplog.at_level(logging.WARNING):
         model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -55,7 +55,7 @@ def test_logits_are_ours_to_the_bit_and_nothing_was_left_out(exports, name, capl
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_loss_is_that_of_the_labels_shifted(exports, loaded, name):
+def test_the_loss_is_of_the_shifted_labels(exports, loaded, name):
     ours, model, x = exports[name][0], loaded[name], ids(3, 20)
     labels = x.clone()
     labels[0, :5] = IGNORED
@@ -79,7 +79,7 @@ def test_the_loss_is_that_of_the_labels_shifted(exports, loaded, name):
 
 
 @pytest.mark.parametrize("name", ["spider", "golf"])
-def test_padding_is_not_read(exports, loaded, name):
+def test_padding_does_not_change_the_logits(exports, loaded, name):
     model, folder = loaded[name], exports[name][1]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
@@ -104,7 +104,7 @@ def test_padding_is_not_read(exports, loaded, name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_greedy_text_is_ours_beyond_the_window_too(exports, loaded, name):
+def test_greedy_text_is_the_same_beyond_the_window(exports, loaded, name):
     (ours, folder), model = exports[name], loaded[name]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
@@ -112,13 +112,13 @@ def test_greedy_text_is_ours_beyond_the_window_too(exports, loaded, name):
     for prompt, row in zip(PROMPTS, made.tolist(), strict=True):
         expected = written(ours, prompt, 30)
         assert row[: len(expected)] == expected[:30]
-        assert len(expected) > 10, "it writes something"
+        assert len(expected) > 10, "the model generates more than ten ids"
     again = model.generate(**batch, max_new_tokens=12, do_sample=False, use_cache=False)
-    if name != "spider":  # whose patches are those of a window, here of what was written so far
+    if name != "spider":  # its patches depend on the window, here the text so far
         assert again[:, -12:].tolist() == made[:, :12].tolist()
 
 
-def test_the_count_of_loops_is_an_option_of_loading_and_of_generating(exports, loaded):
+def test_n_loops_is_an_option_of_loading_and_of_generating(exports, loaded):
     ours, folder = exports["golf"]
     x = torch.from_numpy(BYTES.encode("the")[None, :-1].astype("int64"))
     expected = written(ours, "the", 10, n_loops=1)
@@ -131,7 +131,7 @@ def test_the_count_of_loops_is_an_option_of_loading_and_of_generating(exports, l
         loaded["gpt"](x, n_loops=3)
 
 
-def test_beams_and_samples_are_those_of_a_model_that_reads_all_again(loaded):
+def test_beams_and_samples_are_the_same_without_the_cache(loaded):
     model, x = loaded["golf"], ids(2, 7)
     how = {"max_new_tokens": 5, "num_beams": 3, "num_return_sequences": 2, "do_sample": False}
     assert torch.equal(model.generate(x, **how), model.generate(x, use_cache=False, **how))
@@ -147,17 +147,17 @@ def test_beams_and_samples_are_those_of_a_model_that_reads_all_again(loaded):
     assert torch.equal(model.generate(x, **how), model.eval().generate(x, **how))
 
 
-def test_a_prompt_that_is_longer_than_the_window_is_refused(loaded):
+def test_a_prompt_longer_than_the_window_is_refused(loaded):
     x = ids(1, WINDOW + 1)
     for cached in (True, False):
         with pytest.raises(
-            ValueError, match=r"the prompt is 25 ids and the model reads 24 at most: give its"
+            ValueError, match=r"the prompt is 25 ids and the model reads 24 at most: give only its"
         ):
             loaded["gpt"].generate(x, max_new_tokens=2, use_cache=cached)
-    assert loaded["gpt"](x).logits.shape[1] == WINDOW + 1, "scoring has no such bound"
+    assert loaded["gpt"](x).logits.shape[1] == WINDOW + 1, "scoring has no such limit"
 
 
-def test_a_pipeline_writes_what_we_write(exports):
+def test_a_pipeline_generates_the_same_text(exports):
     ours, folder = exports["bpe"]
     pipe = pipeline("text-generation", model=str(folder), max_new_tokens=8, do_sample=False)
     texts = pipe(PROMPTS[:2], batch_size=2)
@@ -166,7 +166,7 @@ def test_a_pipeline_writes_what_we_write(exports):
         assert made["generated_text"] == expected
 
 
-def test_a_turn_ends_what_a_model_of_conversations_writes(exports, tmp_path):
+def test_a_model_of_conversations_ends_with_a_turn(exports, tmp_path):
     folder = exported(exports["gpt"][0], tmp_path / "chat", conversations="talks")
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.generation_config.eos_token_id == [BYTES.eos, TURN]
@@ -180,7 +180,7 @@ def test_a_turn_ends_what_a_model_of_conversations_writes(exports, tmp_path):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_saved_loads_again_whole_or_in_shards(exports, loaded, name, tmp_path):
+def test_a_saved_model_loads_again_whole_or_in_shards(exports, loaded, name, tmp_path):
     model, x = loaded[name], ids(1, 30)
     for size in ("20KB", "1GB"):
         out = tmp_path / size
@@ -196,20 +196,22 @@ def test_what_is_saved_loads_again_whole_or_in_shards(exports, loaded, name, tmp
         assert again.model.tokens.digest == model.model.tokens.digest
         tokenizer = AutoTokenizer.from_pretrained(out)
         assert tokenizer("the cat").input_ids == model.model.tokens.encode("the cat")[:-1].tolist()
-    assert "files" not in files.read_json(out / "config.json"), "the digests of other weights"
+    assert "files" not in files.read_json(out / "config.json"), (
+        "a saved model has no digests of the exported files"
+    )
 
 
 def test_a_folder_in_the_cache_of_the_hub_is_found_by_its_name(exports, tmp_path):
     ours, folder = exports["bpe"]
-    place = tmp_path / "models--acme--small"
-    shutil.copytree(folder, place / "snapshots" / ("1" * 40))
-    (place / "refs").mkdir()
-    (place / "refs/main").write_text("1" * 40)
-    there = {"cache_dir": tmp_path, "local_files_only": True}
-    model = AutoModelForCausalLM.from_pretrained("acme/small", **there)
+    cache = tmp_path / "models--acme--small"
+    shutil.copytree(folder, cache / "snapshots" / ("1" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text("1" * 40)
+    options = {"cache_dir": tmp_path, "local_files_only": True}
+    model = AutoModelForCausalLM.from_pretrained("acme/small", **options)
     x = ids(1, 9)
     assert torch.equal(model(x).logits, ours(x).logits) and model.model.tokens.digest == BPE.digest
-    assert AutoTokenizer.from_pretrained("acme/small", **there)("the").input_ids == [BYTES.bos, 273]
+    assert AutoTokenizer.from_pretrained("acme/small", **options)("the").input_ids == [BYTES.bos, 273]
 
 
 def copied(exports, name, tmp_path):
@@ -245,8 +247,8 @@ def test_a_config_of_another_architecture_is_refused(exports, tmp_path, change, 
         AutoModelForCausalLM.from_pretrained(folder)
 
 
-def test_weights_of_another_model_are_refused_where_nothing_else_says_so(exports, tmp_path):
-    """As transformers saves them, without digests."""
+def test_weights_of_another_model_without_digests_are_refused(exports, tmp_path):
+    """A model that transformers saves has no digests."""
     AutoModelForCausalLM.from_pretrained(exports["gpt"][1]).save_pretrained(tmp_path / "out")
     file = tmp_path / "out/model.safetensors"
     named = load_file(file)
@@ -256,7 +258,7 @@ def test_weights_of_another_model_are_refused_where_nothing_else_says_so(exports
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
-def test_narrow_weights_where_a_family_runs_in_them_and_a_reason_where_not(exports):
+def test_a_family_runs_in_bf16_or_is_refused_with_the_reason(exports):
     x = ids(1, 9)
     narrow = AutoModelForCausalLM.from_pretrained(exports["gpt"][1], dtype=torch.bfloat16)
     assert narrow.dtype == torch.bfloat16 and narrow(x).logits.isfinite().all()
@@ -264,7 +266,7 @@ def test_narrow_weights_where_a_family_runs_in_them_and_a_reason_where_not(expor
         AutoModelForCausalLM.from_pretrained(exports["spider"][1], dtype=torch.bfloat16)
 
 
-def test_our_own_programs_read_the_folder_as_before(exports):
+def test_spider_loads_the_same_folder(exports):
     ours, folder = exports["bpe"]
     model, config = spider.load_model(folder)
     assert config == ours.config and model.tokens.digest == BPE.digest

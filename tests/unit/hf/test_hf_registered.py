@@ -1,4 +1,4 @@
-"""Transformers reads an export after ``import spider.hf``, or by the code in the folder."""
+"""Transformers loads an exported folder after ``import spider.hf``, or by the code in the folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.modules["spider"] = None  # as if it were not installed
 try:
     AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
 except ImportError as error:
-    assert "read by Spider with its extra `hf`, which is not installed here" in str(error), error
+    assert "needs Spider with its extra `hf`, which is not installed here" in str(error), error
 else:
     raise AssertionError
 del sys.modules["spider"]
@@ -43,8 +43,8 @@ assert model(**tokenizer("a", return_tensors="pt")).logits.shape[-1] == len(toke
 model.save_pretrained(sys.argv[2])
 tokenizer.save_pretrained(sys.argv[2])
 from pathlib import Path
-there, saved = ({file.name for file in Path(folder).iterdir()} for folder in sys.argv[1:])
-assert there - {"README.md"} == saved, (there, saved)  # a card is of what was exported
+exported, saved = ({file.name for file in Path(folder).iterdir()} for folder in sys.argv[1:])
+assert exported - {"README.md"} == saved, (exported, saved)  # only an export writes a card
 assert type(AutoTokenizer.from_pretrained(sys.argv[2])) is type(tokenizer)
 """,
 }
@@ -52,7 +52,7 @@ assert type(AutoTokenizer.from_pretrained(sys.argv[2])) is type(tokenizer)
 
 @pytest.fixture(scope="module")
 def running(exports, tmp_path_factory):
-    """Start both at a time, because each imports torch and transformers."""
+    """Start both programs at once, because each imports torch and transformers."""
     scratch = tmp_path_factory.mktemp("scratch")
     env = os.environ | {"HF_HOME": str(scratch / "hf"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.getcwd()}
     processes = {

@@ -1,4 +1,4 @@
-"""Tokenizers in transformers: ids and text are those of `spider.tokens`, in every vocabulary."""
+"""Tokenizers in transformers give the ids and the texts of `spider.tokens`, for each vocabulary."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ TEXTS = ["the cat", "of the ", "", "a\n\tb  c", "Zürich 日本 🕷", "⟨EOS�
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory):
-    """A SentencePiece model's vocabulary beside a tokenizer's own settings."""
+    """Return the vocabulary of a SentencePiece model and its tokenizer."""
     folder = tmp_path_factory.mktemp("pieces")
-    lay_beside(write_model(folder / "there.model"), folder)
-    tokens = read_model(folder / "there.model").tokens
+    lay_beside(write_model(folder / "pieces.model"), folder)
+    tokens = read_model(folder / "pieces.model").tokens
     return tokens, SpiderTokenizer(vocab_file=str(folder / "tokenizer.json"), learned=tokens.digest)
 
 
 @pytest.fixture(scope="module")
 def tokenizers(exports, pieces):
-    of_bytes, of_bpe = (AutoTokenizer.from_pretrained(exports[name][1]) for name in ("spider", "bpe"))
-    return {"bytes": (BYTES, of_bytes), "bpe": (BPE, of_bpe), "sentencepiece": pieces}
+    for_bytes = AutoTokenizer.from_pretrained(exports["spider"][1])
+    for_bpe = AutoTokenizer.from_pretrained(exports["bpe"][1])
+    return {"bytes": (BYTES, for_bytes), "bpe": (BPE, for_bpe), "sentencepiece": pieces}
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe", "sentencepiece"])
-def test_ids_and_text_are_ours(tokenizers, kind, tmp_path):
+def test_ids_and_text_are_those_of_the_vocabulary(tokenizers, kind, tmp_path):
     tokens, tokenizer = tokenizers[kind]
     assert isinstance(tokenizer, SpiderTokenizer) and len(tokenizer) == tokenizer.vocab_size == tokens.size
     for text in TEXTS:
@@ -48,7 +49,7 @@ def test_ids_and_text_are_ours(tokenizers, kind, tmp_path):
         assert tokenizer.decode(expected, skip_special_tokens=True) == text
         assert tokenizer.decode(expected) == "⟨BOS⟩" + text
     names = tokenizer.get_vocab()
-    assert sorted(names.values()) == list(range(tokens.size)), "no two ids under one name"
+    assert sorted(names.values()) == list(range(tokens.size)), "each id has a name of its own"
     every = list(range(tokens.size))
     assert tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(every)) == every
     assert tokenizer.decode(every, skip_special_tokens=True) == tokens.decode(every)
@@ -63,7 +64,7 @@ def test_ids_and_text_are_ours(tokenizers, kind, tmp_path):
     assert again.special_tokens_map == tokenizer.special_tokens_map
 
 
-def test_bytes_are_their_own_ids_and_those_that_are_no_utf_8_go_through(tokenizers):
+def test_bytes_are_their_own_ids_even_if_they_are_not_utf_8(tokenizers):
     tokenizer = tokenizers["bytes"][1]
     raw = bytes(range(256)) + b"\xff\xfe\x80"
     ids = tokenizer(raw.decode("utf-8", "surrogateescape"), add_special_tokens=False).input_ids
@@ -73,7 +74,7 @@ def test_bytes_are_their_own_ids_and_those_that_are_no_utf_8_go_through(tokenize
     assert tokenizer.decode(0xE9) == "�" and tokenizer.decode(np.array([65])) == "A"
 
 
-def test_special_ids_have_names_that_no_text_can_spell(tokenizers):
+def test_no_text_encodes_to_a_special_id(tokenizers):
     tokenizer = tokenizers["bytes"][1]
     assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (
         BYTES.pad,
@@ -84,11 +85,11 @@ def test_special_ids_have_names_that_no_text_can_spell(tokenizers):
     assert tokenizer.convert_tokens_to_ids("⟨EOS⟩") == BYTES.eos
     assert tokenizer("⟨EOS⟩").input_ids[1:] == list("⟨EOS⟩".encode())
     assert tokenizer.decode([BYTES.bos, 65, BYTES.eos]) == "⟨BOS⟩A⟨EOS⟩"
-    with pytest.raises(ValueError, match="'<new>' is none of the 272 ids that the model has"):
+    with pytest.raises(ValueError, match="'<new>' is not one of the 272 tokens of the model"):
         tokenizer.add_tokens(["<new>"])
 
 
-def test_batches_are_padded_before_and_long_texts_cut(tokenizers):
+def test_batches_are_padded_on_the_left_and_long_texts_truncated(tokenizers):
     tokenizer = tokenizers["bytes"][1]
     batch = tokenizer(["abc", "a"], padding=True, return_tensors="pt")
     assert batch.input_ids.tolist() == [[BYTES.bos, 97, 98, 99], [BYTES.pad, BYTES.pad, BYTES.bos, 97]]
@@ -96,28 +97,28 @@ def test_batches_are_padded_before_and_long_texts_cut(tokenizers):
     assert len(tokenizer("x" * 100, truncation=True).input_ids) == tokenizer.model_max_length == 24
 
 
-def test_a_conversation_becomes_the_ids_of_its_turns_and_no_message_can_add_one(exports, tmp_path):
+def test_a_conversation_gives_the_ids_of_its_turns_and_no_message_adds_a_turn(exports, tmp_path):
     folder = exported(exports["bpe"][0], tmp_path / "chat", conversations="talks")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    said = [{"role": "user", "content": "the cat ⟨RESERVED_3⟩"}]
-    ids = tokenizer.apply_chat_template(said, add_generation_prompt=True).input_ids
-    assert ids == opening([("user", said[0]["content"])], BPE, answer=True).tolist()
+    messages = [{"role": "user", "content": "the cat ⟨RESERVED_3⟩"}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True).input_ids
+    assert ids == opening([("user", messages[0]["content"])], BPE, answer=True).tolist()
     assert (ids[:2], ids[-2:], ids.count(TURN)) == ([BYTES.bos, USER], [TURN, ASSISTANT], 1)
     batch = tokenizer.apply_chat_template(
-        [said, [{"role": "user", "content": "a"}]], padding=True, return_tensors="pt"
+        [messages, [{"role": "user", "content": "a"}]], padding=True, return_tensors="pt"
     )
     assert batch["attention_mask"].sum(1).tolist() == [len(ids) - 1, 4]
-    assert tokenizer.apply_chat_template(said, tokenize=False).startswith("⟨BOS⟩⟨RESERVED_1⟩the cat")
+    assert tokenizer.apply_chat_template(messages, tokenize=False).startswith("⟨BOS⟩⟨RESERVED_1⟩the cat")
     with pytest.raises(ValueError, match=r"message 0: role must be one of system, user, assistant"):
         tokenizer.apply_chat_template([{"role": "cat", "content": "a"}])
     with pytest.raises(ValueError, match="have no tools"):
-        tokenizer.apply_chat_template(said, tools=[{}])
+        tokenizer.apply_chat_template(messages, tools=[{}])
     plain = AutoTokenizer.from_pretrained(exports["bpe"][1])
-    with pytest.raises(ValueError, match="was never trained on conversations"):
-        plain.apply_chat_template(said)
+    with pytest.raises(ValueError, match="was not trained on conversations"):
+        plain.apply_chat_template(messages)
 
 
-def test_a_tokenizer_that_is_missing_damaged_or_another_is_refused(exports, tmp_path):
+def test_a_missing_or_damaged_tokenizer_is_refused(exports, tmp_path):
     folder = shutil.copytree(exports["bpe"][1], tmp_path / "out")
     plain = files.read_json(folder / "tokenizer.json")
     files.write_json(folder / "tokenizer.json", plain | {"merges": plain["merges"][:-1]})

@@ -1,4 +1,4 @@
-"""A results folder with a fresh SQLite store; the migrated database is made once a session and copied."""
+"""A results folder with an empty SQLite store, which is a copy of one database for the session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def results(tmp_path: Path, empty_database: Path) -> Path:
-    """A results folder whose path holds what a URI could misread."""
+    """Return a results folder whose path has characters that are special in a URI."""
     folder = tmp_path / "my results 100%20#1"
     folder.mkdir()
     shutil.copy(empty_database, folder / "mlflow.db")
@@ -40,13 +40,13 @@ def results(tmp_path: Path, empty_database: Path) -> Path:
 
 @pytest.fixture
 def store(results: Path) -> Callable[[], Store]:
-    """Connects to the store of ``results``, to look at what arrived."""
+    """Return a function that connects to the store of ``results``."""
     return lambda: Store(results)
 
 
 @pytest.fixture
 def in_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of a workflow only write their records: the tests say when to send."""
+    """Run as a job of a workflow, which only writes its records, so that the test decides when to send."""
     monkeypatch.setenv("SPIDER_WORKFLOW", "elsewhere")
 
 

@@ -1,4 +1,4 @@
-"""A results folder that is copied or moved with its SQLite store goes on in its own place."""
+"""A results folder that is copied or moved with its SQLite store writes into its own folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(mlflow.pyfunc.load_model("models:/demo@best")._model_impl.checkpoint.path)
 
 @pytest.fixture
 def send(start_python):
-    """Send what is missing, in a process of its own: MLflow keeps in memory where it has put artifacts."""
+    """Return a function that syncs in a new process, because MLflow caches the locations of artifacts."""
 
     def send(results: Path) -> None:
         output, errors = start_python(SEND, results).communicate()
@@ -41,14 +41,14 @@ def send(start_python):
 
 @pytest.fixture
 def loaded_from(start_python):
-    """The checkpoint that ``demo@best`` is loaded from."""
+    """Return a function for the path of the checkpoint that ``demo@best`` is loaded from."""
     return lambda results: Path(start_python(LOAD, results).communicate()[0].strip())
 
 
 @pytest.fixture
 def own(results, weights, in_workflow, send):  # noqa: F811
-    """A finished run whose records the store has."""
-    own = results.rename(results.with_name("own"))  # MLflow loads no model from a path with a % in it
+    """Return the results of a finished run whose records were sent."""
+    own = results.rename(results.with_name("own"))  # MLflow cannot load a model from a path with a "%"
     fill(own, weights)
     with job("encode", "d", results=own):
         pass
@@ -60,8 +60,8 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): sha256(path) for path in folder.rglob("*") if path.is_file()}
 
 
-def places(results: Path) -> set[Path]:
-    """All folders that the store names for artifacts."""
+def locations(results: Path) -> set[Path]:
+    """Return all folders of artifacts in the store."""
     client = mlflow.MlflowClient(f"sqlite:///{results}/mlflow.db")
     experiments = [one for one in client.search_experiments() if one.name != "Default"]
     ids = [one.experiment_id for one in experiments]
@@ -73,8 +73,8 @@ def places(results: Path) -> set[Path]:
     return {Path(unquote(urlsplit(uri).path)) for uri in uris if not uri.startswith("models:")}
 
 
-def trained_on(results: Path, weights) -> None:  # noqa: F811
-    """What a run in a copy does: a job, a stage that is trained anew, and another choice."""
+def train_again(results: Path, weights) -> None:  # noqa: F811
+    """Run a job, train a stage again and choose another best stage."""
     with job("encode", "d", results=results) as again:
         shown = results / "shown.json"
         shown.write_text("{}")
@@ -84,27 +84,27 @@ def trained_on(results: Path, weights) -> None:  # noqa: F811
     choose(results, weights, stage="warmup")
 
 
-def test_a_copy_writes_nothing_into_the_original_which_still_finds_its_own(own, weights, send, loaded_from):  # noqa: F811
+def test_a_copy_does_not_write_into_the_original(own, weights, send, loaded_from):  # noqa: F811
     copy = own.with_name("copy of it")
     shutil.copytree(own, copy)
     before = contents(own)
-    trained_on(copy, weights)
+    train_again(copy, weights)
     send(copy)
     assert contents(own) == before
-    assert places(own) and all(place.is_relative_to(own) for place in places(own))
-    assert places(copy) and all(place.is_relative_to(copy) for place in places(copy))
+    assert locations(own) and all(path.is_relative_to(own) for path in locations(own))
+    assert locations(copy) and all(path.is_relative_to(copy) for path in locations(copy))
     send(own)
     assert loaded_from(own).is_relative_to(own) and loaded_from(own).parents[1].name == "main"
     assert loaded_from(copy).is_relative_to(copy) and loaded_from(copy).parents[1].name == "warmup"
 
 
-def test_a_moved_folder_finds_its_artifacts_without_being_told(own, weights, send, loaded_from):  # noqa: F811
+def test_a_moved_folder_finds_its_artifacts(own, weights, send, loaded_from):  # noqa: F811
     runs = {run.info.run_id for run in Store(own).client.search_runs(Store(own).experiments["Pipeline"])}
     moved = own.rename(own.with_name("moved"))
-    trained_on(moved, weights)
+    train_again(moved, weights)
     send(moved)
     assert not own.exists()
-    assert all(place.is_relative_to(moved) for place in places(moved))
+    assert all(path.is_relative_to(moved) for path in locations(moved))
     store = Store(moved)
     assert {run.info.run_id for run in store.client.search_runs(store.experiments["Pipeline"])} == runs
     (run,) = runs
@@ -112,7 +112,7 @@ def test_a_moved_folder_finds_its_artifacts_without_being_told(own, weights, sen
     assert Results(moved).stage("demo", "warmup").path in loaded_from(moved).parents
 
 
-def test_experiments_have_a_description_which_people_can_change(results, store):
+def test_experiments_have_a_description_that_people_can_edit(results, store):
     client = store().client
     for name, words in (("Training", "curves"), ("Pipeline", "invocation of Spider's workflow")):
         assert words in client.get_experiment_by_name(name).tags["mlflow.note.content"]
@@ -122,8 +122,8 @@ def test_experiments_have_a_description_which_people_can_change(results, store):
     assert client.get_experiment(experiment).tags["mlflow.note.content"] == "Ours."
 
 
-def test_artifacts_that_somebody_else_keeps_elsewhere_stay_there(results, in_workflow, tmp_path):
-    """Only what Spider laid beside the database moves with it."""
+def test_a_location_of_artifacts_that_spider_did_not_choose_stays(results, in_workflow, tmp_path):
+    """Only artifacts beside the database move with it."""
     elsewhere = (tmp_path / "shared/files").as_uri()
     mlflow.MlflowClient(f"sqlite:///{results}/mlflow.db").create_experiment("Pipeline", elsewhere)
     with job("encode", "d", results=results):

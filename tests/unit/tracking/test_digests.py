@@ -1,4 +1,4 @@
-"""What MLflow shows of a job names its files by their content."""
+"""The tracking record of a job identifies its files by their content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def content(path):
 
 @pytest.fixture
 def spider(results, monkeypatch, in_workflow):
-    """Run a command of the command line on a dataset of local text, in the folder of the results."""
+    """Return a function that runs a command on a dataset of local text, in the folder of the results."""
     monkeypatch.chdir(results.parent)
     source = {"kind": "local", "files": ["text.jsonl"]}
     config = {
@@ -47,7 +47,7 @@ def record_of(results, rule):
 
 
 def made_by(results):
-    """Of each `encode`, by its parameter, the digest of its output."""
+    """Return the digest of the output of each `encode`, by its parameter."""
     found = [read_json(path) for path in (results / "tracking/jobs").glob("*.json")]
     return {one["params"]["n"]: one["outputs"][0]["digest"] for one in found if one["outputs"]}
 
@@ -56,7 +56,7 @@ def outputs_of(results, rule):
     return {file["path"]: file["digest"] for file in record_of(results, rule)["outputs"]}
 
 
-def test_a_shard_is_named_by_its_content_once_index_has_hashed_it(results, store, spider):
+def test_index_adds_the_hash_of_a_shard_to_its_record(results, store, spider):
     parquet = results / "raw/text/000.parquet"
     parquet.parent.mkdir(parents=True)
     words = [f"Document {i}: " + "the quick brown fox jumps. " * 60 for i in range(800)]
@@ -67,7 +67,7 @@ def test_a_shard_is_named_by_its_content_once_index_has_hashed_it(results, store
     assert shard.stat().st_size > HASH_LIMIT > small.stat().st_size
 
     made = outputs_of(results, "encode")
-    assert made["shards/text/train/000.bin"] == f"size:{shard.stat().st_size}"  # not hashed yet, and says so
+    assert made["shards/text/train/000.bin"] == f"size:{shard.stat().st_size}"  # not hashed yet
     for path in (small, shard.with_suffix(".idx"), shard.with_suffix(".json")):
         assert made[str(path.relative_to(results))] == content(path)
     assert record_of(results, "encode")["inputs"] == [
@@ -86,7 +86,7 @@ def test_a_shard_is_named_by_its_content_once_index_has_hashed_it(results, store
     assert [run.data.tags["spider.rule"] for run in found] == ["encode"]
 
 
-def test_only_the_last_job_that_made_a_file_gets_its_digest(tmp_path, in_workflow):
+def test_only_the_last_job_that_wrote_a_file_gets_its_digest(tmp_path, in_workflow):
     shard = tmp_path / "000.bin"
     for number in (1, 2):
         with job("encode", "d", results=tmp_path, params={"n": number}, hashed_later=[shard]):
@@ -99,24 +99,24 @@ def test_only_the_last_job_that_made_a_file_gets_its_digest(tmp_path, in_workflo
     assert made_by(tmp_path) == {1: size, 2: content(shard)}
 
 
-def test_a_large_file_is_known_by_its_content_whatever_lies_beside_it(tmp_path):
+def test_a_large_file_is_identified_by_its_content(tmp_path):
     large = tmp_path / "000.parquet"
     large.write_bytes(os.urandom(HASH_LIMIT + 1))
     before = file_digest(large)
     assert before == content(large)
     os.utime(large, (1, 1))
     assert file_digest(large) == before
-    write_json(large.with_suffix(".json"), {"documents": 3})  # counts are no content
+    write_json(large.with_suffix(".json"), {"documents": 3})  # the file has no hash
     assert file_digest(large) == before
     write_json(large.with_suffix(".json"), {"bytes": large.stat().st_size, "sha256": "ab" * 32})
-    assert file_digest(large) == "sha256:" + "ab" * 32  # as it was hashed when it was made
+    assert file_digest(large) == "sha256:" + "ab" * 32  # the noted hash
     with open(large, "r+b") as f:  # edited since
         f.write(b"other")
     os.utime(large, ns=(0, large.with_suffix(".json").stat().st_mtime_ns + 1))
     assert file_digest(large) == content(large)
 
 
-def test_a_folder_is_known_by_the_content_of_its_files(tmp_path):
+def test_a_folder_is_identified_by_the_content_of_its_files(tmp_path):
     counts = tmp_path / "counts"
     (counts / "train").mkdir(parents=True)
     (counts / "train/1.npy").write_bytes(bytes(HASH_LIMIT + 1))
@@ -131,9 +131,9 @@ def test_a_folder_is_known_by_the_content_of_its_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "config.json"])
-def test_a_folder_of_weights_is_known_by_the_file_that_holds_their_hashes(tmp_path, name):
+def test_a_folder_of_weights_is_identified_by_its_manifest(tmp_path, name):
     (tmp_path / "model.safetensors").write_bytes(b"1")
-    (tmp_path / name).write_text('{"layers": 2}')  # holds no hash: another program's
+    (tmp_path / name).write_text('{"layers": 2}')  # a file of another program, without hashes
     listed = file_digest(tmp_path)
     assert listed.startswith("files:")
     write_json(tmp_path / name, {"files": {"model.safetensors": {"size": 1, "sha256": "ab" * 32}}})

@@ -1,4 +1,4 @@
-"""What is said of a store that cannot be used; those with a server and a PostgreSQL are in tests/browser."""
+"""Error messages about unusable stores; tests/browser has those about a server and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def record_something(results):
 
 
 def older_database(path):
-    """A database as an older MLflow left it: its own migrations but the last eight, which add tables, so that
-    MLflow by itself would take it for a new one and migrate it."""
+    """Create a database without the last eight migrations of MLflow.
+
+    They add tables, so MLflow alone would take it for a new database and migrate it.
+    """
     import sqlalchemy
     from alembic import command
     from alembic.script import ScriptDirectory
@@ -36,7 +38,7 @@ def older_database(path):
     command.upgrade(config, revisions[8].revision)
 
 
-def test_a_database_of_an_older_mlflow_is_left_alone_until_its_owner_upgrades_it(
+def test_a_database_of_an_older_mlflow_is_not_changed_before_its_owner_upgrades_it(
     tmp_path, in_workflow, monkeypatch
 ):
     results, old = tmp_path / "results", tmp_path / "old.db"
@@ -46,8 +48,8 @@ def test_a_database_of_an_older_mlflow_is_left_alone_until_its_owner_upgrades_it
     before = old.read_bytes()
     report = sync(results)
     assert report.pending == 1 and report.sent == {} and old.read_bytes() == before
-    said, upgrade = report.error.split("`")[:2]
-    assert "older MLflow" in said and upgrade.startswith("mlflow db upgrade sqlite:///")
+    reason, upgrade = report.error.split("`")[:2]
+    assert "older MLflow" in reason and upgrade.startswith("mlflow db upgrade sqlite:///")
     subprocess.run([sys.executable, "-m", *shlex.split(upgrade)], check=True, capture_output=True)
     assert sync(results).sent == {"jobs": 1}
 
@@ -71,31 +73,29 @@ def test_a_server_that_does_not_run_is_named(results, in_workflow, monkeypatch):
     assert report.error.startswith(f"{uri}: no answer (ConnectionRefusedError")
 
 
-def test_a_postgresql_that_does_not_run_is_named_at_once_and_without_its_password(
-    results, in_workflow, monkeypatch
-):
+def test_a_postgresql_that_does_not_run_is_named_without_its_password(results, in_workflow, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql://me:sesame@127.0.0.1:{free_port()}/mlflow")
     record_something(results)
     report = sync(results)
     assert "is the database running" in report.error and "sesame" not in report.error
 
 
-def test_a_file_that_is_no_database_is_named(results, in_workflow):
+def test_a_file_that_is_not_a_database_is_named(results, in_workflow):
     (results / "mlflow.db").write_bytes(b"not a database at all" * 100)
     record_something(results)
     report = sync(results)
-    assert report.pending == 1 and "no SQLite database" in report.error
+    assert report.pending == 1 and "not a SQLite database" in report.error
 
 
-def test_a_deleted_experiment_is_named_and_takes_all_once_restored(results, store, in_workflow):
+def test_a_deleted_experiment_is_named_and_gets_the_records_once_restored(results, store, in_workflow):
     record_something(results)
-    there = store()
-    experiment = there.experiments["Pipeline"]
-    there.client.delete_experiment(experiment)
+    connection = store()
+    experiment = connection.experiments["Pipeline"]
+    connection.client.delete_experiment(experiment)
     report = sync(results)
     assert report.pending == 1 and "'Pipeline' was deleted in MLflow" in report.error
     assert f"mlflow experiments restore --experiment-id {experiment}" in report.error
-    there.client.restore_experiment(experiment)
+    connection.client.restore_experiment(experiment)
     assert sync(results).sent == {"jobs": 1}
 
 
@@ -114,9 +114,9 @@ def test_a_password_in_the_configuration_is_refused_and_not_repeated(uri):
     assert "sesame" not in str(refused.value)
 
 
-def test_an_address_without_a_password_and_a_name_are_handed_down(tmp_path, monkeypatch):
+def test_configure_sets_the_address_and_the_experiment(tmp_path, monkeypatch):
     for name in ("SPIDER_TRACKING_URI", "SPIDER_TRACKING_EXPERIMENT"):
-        monkeypatch.setenv(name, "")  # so that what is set below is taken back
+        monkeypatch.setenv(name, "")  # so that the change below is undone
         monkeypatch.delenv(name)
     configure(load_config(CONFIG | {"tracking": {"uri": "postgresql://me@host/db", "experiment": "ada"}}))
     assert store_uri(tmp_path) == "postgresql://me@host/db"

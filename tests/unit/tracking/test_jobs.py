@@ -31,7 +31,7 @@ def runs_of(store, experiment="Pipeline"):
     return store.client.search_runs([store.experiments[experiment]])
 
 
-def test_importing_and_recording_takes_no_heavy_library(results, start_python, in_workflow):
+def test_recording_imports_no_heavy_library(results, start_python, in_workflow):
     code = """
 import sys
 from pathlib import Path
@@ -42,7 +42,7 @@ print([m for m in ("mlflow", "torch", "datasets", "pandas") if m in sys.modules]
     assert start_python(code, results).communicate()[0].strip() == "[]"
 
 
-def test_a_job_is_nested_under_its_workflow_with_all_it_said(results, store, monkeypatch):
+def test_a_job_is_nested_under_its_workflow_with_all_its_data(results, store, monkeypatch):
     source, made = results / "in.parquet", results / "out.json"
     source.write_text("text")
     workflow = open_pipeline(results, {"results": "results", "tracking": {}})
@@ -73,25 +73,25 @@ def test_a_job_is_nested_under_its_workflow_with_all_it_said(results, store, mon
     assert parent.data.metrics["jobs/finished"] == 1 and parent.data.metrics["seconds/encode"] > 0
 
 
-def test_the_same_work_is_the_same_job_and_other_work_is_not(results, store, in_workflow):
-    def run(**how):
-        with job("encode", "d/000", results=results, **how) as j:
+def test_the_same_params_and_inputs_are_the_same_job(results, store, in_workflow):
+    def run(params):
+        with job("encode", "d/000", results=results, params=params, inputs=[text]) as j:
             return j.identity
 
     text = results / "in.txt"
     text.write_text("1")
-    first = run(params={"a": 1}, inputs=[text])
-    assert run(params={"a": 1}, inputs=[text]) == first
+    first = run({"a": 1})
+    assert run({"a": 1}) == first
     sync(results)
-    assert run(params={"a": 1}, inputs=[text]) == first
+    assert run({"a": 1}) == first
     text.write_text("2")
-    assert len({first, run(params={"a": 1}, inputs=[text]), run(params={"a": 2}, inputs=[text])}) == 3
+    assert len({first, run({"a": 1}), run({"a": 2})}) == 3
     assert sync(results).error is None
     found = [r.data.tags["spider.identity"] for r in runs_of(store())]
     assert len(found) == len(set(found)) == 3
 
 
-def test_a_failed_job_passes_its_error_on_and_records_one_line(results, store, in_workflow):
+def test_a_failed_job_raises_its_error_and_records_one_line(results, store, in_workflow):
     with pytest.raises(ValueError), job("encode", "d", results=results):
         raise ValueError("no column 'text'\nand a second line")
     record = one_record(results)
@@ -110,13 +110,13 @@ def test_a_failed_job_passes_its_error_on_and_records_one_line(results, store, i
         (KeyboardInterrupt(), "killed"),
     ],
 )
-def test_how_a_stopped_job_is_recorded(tmp_path, in_workflow, stop, status):
+def test_the_status_of_a_stopped_job(tmp_path, in_workflow, stop, status):
     with pytest.raises(type(stop)), job("train", "d", results=tmp_path):
         raise stop
     assert one_record(tmp_path)["status"] == status
 
 
-def test_a_job_killed_without_a_word_is_marked_by_the_next(results, store, start_python, in_workflow):
+def test_the_next_job_marks_a_killed_one(results, store, start_python, in_workflow):
     process = start_python(KILLED_JOB, results)
     process.wait()
     assert one_record(results)["status"] == "running"
@@ -126,14 +126,14 @@ def test_a_job_killed_without_a_word_is_marked_by_the_next(results, store, start
     assert read_json(spool.record_path(results, "jobs", identity))["status"] == "killed"
     sync(results)
     assert sorted(r.info.status for r in runs_of(store())) == ["FINISHED", "KILLED"]
-    # done again, it is the same run, and no ghost of the killed attempt stays
+    # The next attempt continues the same run.
     with job("encode", "demo/000", results=results, params={"n": 1}):
         pass
     sync(results)
     assert [r.info.status for r in runs_of(store())] == ["FINISHED", "FINISHED"]
 
 
-def test_by_hand_a_job_is_a_top_run_and_delivers_itself(results, store):
+def test_a_job_outside_of_a_workflow_is_a_top_run_and_is_sent(results, store):
     with job("encode", "d", results=results):
         pass
     deadline = time.monotonic() + 30
@@ -142,7 +142,7 @@ def test_by_hand_a_job_is_a_top_run_and_delivers_itself(results, store):
     assert [r.data.tags.get("mlflow.parentRunId") for r in found] == [None]
 
 
-def test_tracking_switched_off_leaves_nothing(tmp_path, monkeypatch):
+def test_tracking_switched_off_writes_no_file(tmp_path, monkeypatch):
     monkeypatch.setenv("SPIDER_WORKFLOW", "")
     monkeypatch.setenv("SPIDER_TRACKING", "off")
     workflow = open_pipeline(tmp_path, {"tracking": {"enabled": True}})
@@ -162,12 +162,12 @@ def test_no_secret_reaches_spool_or_store(results, monkeypatch, tmp_path):
         pytest.raises(RuntimeError),
         job("download", "d", results=results, params={"url": "https://me:sesame@host/f"}) as j,
     ):
-        j.tag("said", "environment-secret")
+        j.tag("note", "environment-secret")
         j.artifact(log)
         raise RuntimeError("401 for https://host/?token=sesame")
     close_pipeline(results, workflow, "failed", timeout=60)
     everything = b"".join(p.read_bytes() for p in results.rglob("*") if p.is_file())
-    assert b"curl -H 'Authorization: Bearer ***' with ***" in everything  # the log did arrive
+    assert b"curl -H 'Authorization: Bearer ***' with ***" in everything  # the log was sent
     assert b"sesame" not in everything and b"environment-secret" not in everything
 
 

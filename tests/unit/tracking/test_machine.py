@@ -17,11 +17,11 @@ def sampled(interval, seconds):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         sum(range(10_000))
-    totals = sampler.stop()  # before its rows are looked at: the thread may be thinning them
+    totals = sampler.stop()  # before reading its rows, because the thread may drop some
     return sampler.rows, totals
 
 
-def test_what_a_busy_process_takes_is_seen():
+def test_a_busy_process_is_measured():
     rows = [row for _, row in sampled(0.1, 1)[0]]
     assert 2 <= len(rows) <= 10
     assert max(row["system/cpu_percent"] for row in rows) > 5 and rows[0]["system/rss_mb"] > 10
@@ -29,7 +29,7 @@ def test_what_a_busy_process_takes_is_seen():
     assert max(row["system/machine_cpu_percent"] for row in rows) > 5
 
 
-def test_a_long_job_is_covered_from_end_to_end_by_a_bounded_number_of_rows(monkeypatch):
+def test_a_bounded_number_of_rows_covers_a_whole_long_job(monkeypatch):
     monkeypatch.setattr(machine, "LIMIT", 8)
     began = time.time()
     rows, _ = sampled(0.02, 1.5)
@@ -39,7 +39,7 @@ def test_a_long_job_is_covered_from_end_to_end_by_a_bounded_number_of_rows(monke
 
 
 class FourGpus:
-    """NVML as far as it is used here, of a machine with GPUs 0 to 3; this one has none. 100 W each."""
+    """The used part of NVML, for a machine with the GPUs 0 to 3, which take 100 W each."""
 
     NVMLError = pynvml.NVMLError
 
@@ -77,7 +77,7 @@ def test_the_gpus_of_this_process_are_read_and_their_energy_counted(monkeypatch,
     assert energy is None if not used else energy == pytest.approx(50 * len(used), rel=0.5)
 
 
-def test_figures_of_all_attempts_at_a_job_are_one_curve_each(results, store, in_workflow, monkeypatch):
+def test_the_metrics_of_all_attempts_at_a_job_are_one_curve(results, store, in_workflow, monkeypatch):
     monkeypatch.setattr("spider.tracking.runs.Sampler", lambda: Sampler(0.3))
     for fails in (True, True, False):
         ends = pytest.raises(RuntimeError) if fails else nullcontext()
@@ -86,11 +86,11 @@ def test_figures_of_all_attempts_at_a_job_are_one_curve_each(results, store, in_
             time.sleep(1.1)
             if fails:
                 raise RuntimeError("out of memory")
-    assert sync(results).error is None  # the store was away until now
-    there = store()
-    run_id = there.find_run(running.identity, "Pipeline")
-    assert there.client.get_run(run_id).info.status == "FINISHED"
+    assert sync(results).error is None  # the first sync after all attempts
+    connection = store()
+    run_id = connection.find_run(running.identity, "Pipeline")
+    assert connection.client.get_run(run_id).info.status == "FINISHED"
     for key in ("seconds", "bytes", "system/cpu_seconds"):
-        assert [m.step for m in there.client.get_metric_history(run_id, key)] == [0, 1, 2]
-    memory = there.client.get_metric_history(run_id, "system/rss_mb")
+        assert [m.step for m in connection.client.get_metric_history(run_id, key)] == [0, 1, 2]
+    memory = connection.client.get_metric_history(run_id, "system/rss_mb")
     assert [m.step for m in memory] == sorted(m.step for m in memory) and memory[-1].step >= 3

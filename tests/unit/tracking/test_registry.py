@@ -1,4 +1,4 @@
-"""The model registry of a real MLflow: what is registered, what stays as people left it, what is loaded."""
+"""The model registry of a real MLflow: registering models, keeping people's changes, loading a model."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ SCORE = {"task": "score"}
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """A checkpoint for each stage, of models as they begin: (folder, digest)."""
+    """Return the folder and the digest of an untrained checkpoint for each stage."""
     root, config = tmp_path_factory.mktemp("weights"), family_block(MODEL)
     spec = {"model": config.model_dump(mode="json"), "settings": {"seq_len": 32}}
     spec["evaluation"] = {"seq_len": None}
-    made = {}
+    checkpoints = {}
     for step, stage in enumerate(BPB, start=1):
         torch.manual_seed(step)
         tensors = model_tensors(build_model(config))
         checkpoint = save(root / stage, tensors, saved(step, stage=stage, spec=spec))
-        made[stage] = checkpoint.path, checkpoint.weights
-    return made
+        checkpoints[stage] = checkpoint.path, checkpoint.weights
+    return checkpoints
 
 
 def train(results, stage, weights, run="demo", step=None):
-    """What a training leaves, with the checkpoint of one that was done."""
+    """Write the receipt, the checkpoint and the record of a training."""
     folder = Results(results).stage(run, stage)
     path, digest = weights[stage]
     shutil.copytree(path, folder.checkpoints / path.name, dirs_exist_ok=True)
     step = step or 1 + list(BPB).index(stage)
-    told = {"stage": stage, "global_step": step, "checkpoint": f"checkpoints/{path.name}"}
-    write_json(folder.receipt, receipt(run=run, weights=digest, **told))
+    fields = {"stage": stage, "global_step": step, "checkpoint": f"checkpoints/{path.name}"}
+    write_json(folder.receipt, receipt(run=run, weights=digest, **fields))
     log_checkpoint(results, run, stage, Receipt.read(folder.receipt))
 
 
@@ -82,7 +82,7 @@ def choose(results, weights, stage="main", run="demo"):
 
 
 def fill(results, weights):
-    """A run of two stages, scored and compared; nothing of it is sent."""
+    """Record a run of two stages with scores and a choice, without sending it."""
     for stage in BPB:
         train(results, stage, weights)
         measure(results, stage)
@@ -97,7 +97,7 @@ def demo(results, weights, in_workflow):
 
 @pytest.fixture
 def client(results):
-    """Looks at the registry."""
+    """Return a client of the registry."""
     return mlflow.MlflowClient(f"sqlite:///{results}/mlflow.db")
 
 
@@ -108,7 +108,7 @@ def send_again(results):
 
 
 def versions(client, name="demo"):
-    """Version to stage."""
+    """Return the stage of each version."""
     found = client.search_model_versions(f"name = '{name}'")
     return {str(one.version): one.tags["spider.stage"] for one in found}
 
@@ -117,20 +117,19 @@ def best_of(client, name="demo"):
     return client.get_registered_model(name).aliases.get("best")
 
 
-# ------------------------------------------------------------------------------------- what is registered
+# -------------------------------------------------------------------------------------------- registering
 
 
-def test_a_run_is_a_registered_model_its_stages_are_versions_and_none_comes_twice(demo, client, weights):
+def test_a_run_is_a_registered_model_and_its_stages_are_versions(demo, client, weights):
     assert sync(demo).sent["registered models"] == 1
     assert sync(demo).sent == {} and sync(demo).pending == 0
     send_again(demo)
-    there = client
-    (model,) = there.search_registered_models()
-    assert (model.name, versions(there)) == ("demo", {"1": "warmup", "2": "main"})
-    assert str(best_of(there)) == "2"
-    main = there.get_model_version("demo", "2")
-    (of,) = there.search_logged_models(
-        [there.get_experiment_by_name("Training").experiment_id], "name = 'demo-main'"
+    (model,) = client.search_registered_models()
+    assert (model.name, versions(client)) == ("demo", {"1": "warmup", "2": "main"})
+    assert str(best_of(client)) == "2"
+    main = client.get_model_version("demo", "2")
+    (of,) = client.search_logged_models(
+        [client.get_experiment_by_name("Training").experiment_id], "name = 'demo-main'"
     )
     assert (main.source, main.run_id) == (f"models:/{of.model_id}", of.source_run_id)
     shown = {"bpb": "2.1", "tasks.cloze": "0.25", "spider.step": "2", "spider.digest": weights["main"][1]}
@@ -146,26 +145,26 @@ def test_a_run_is_a_registered_model_its_stages_are_versions_and_none_comes_twic
     )
 
 
-def test_scores_that_come_later_are_added_and_a_stage_trained_anew_is_a_version(
-    results, client, weights, in_workflow
-):
+def test_later_scores_are_added_and_a_stage_trained_again_is_a_version(results, client, weights, in_workflow):
     train(results, "warmup", weights)
     assert sync(results).pending == 0
     assert best_of(client) is None and "bpb" not in client.get_model_version("demo", "1").tags
     measure(results, "warmup", lossless=False)
     sync(results)
     described = client.get_model_version("demo", "1").description
-    assert "2.5000" in described and "as its tokenizer left it" in described
+    assert "2.5000" in described and "as decoded by its tokenizer" in described
     train(results, "warmup", {"warmup": weights["main"]}, step=3)
     train(results, "warmup", {"warmup": weights["main"]}, step=3)
     sync(results)
     assert versions(client) == {"1": "warmup", "2": "warmup"}
 
 
-def test_a_pressed_model_is_a_version_with_its_bytes_and_never_the_best(demo, client, weights):
+def test_a_compressed_model_is_a_version_but_never_the_best(demo, client, weights):
     folder = CompressedFolder(Results(demo).stage("demo", "main").compressed)
-    told = {"stage": "main", "weights": "of the compressed", "checkpoint": "model.spider", "global_step": 2}
-    write_json(folder.receipt, receipt(**told))
+    write_json(
+        folder.receipt,
+        receipt(stage="main", weights="of the compressed", checkpoint="model.spider", global_step=2),
+    )
     metrics = {"compressed/bpb": 2.15, "compressed/bpb_strict": 2.16, "compressed/bytes": 123456}
     rows = [Row(name="bpb", label="bits per byte", value=2.15, unit=BITS)]
     log_scores(demo, "demo", "main", metrics, rows=rows, of="compressed", folder=folder)
@@ -177,65 +176,61 @@ def test_a_pressed_model_is_a_version_with_its_bytes_and_never_the_best(demo, cl
     assert str(best_of(client)) == "2"
 
 
-def test_nothing_is_registered_where_nobody_wants_it(demo, client, monkeypatch):
+def test_the_registry_can_be_switched_off(demo, client, monkeypatch):
     monkeypatch.setenv("SPIDER_TRACKING_REGISTRY", "off")
     assert sync(demo).pending == 0
     assert client.search_registered_models() == []
     monkeypatch.delenv("SPIDER_TRACKING_REGISTRY")
-    assert sync(demo).sent == {"registered models": 1}, "a store of before is filled"
+    assert sync(demo).sent == {"registered models": 1}, "a store without models gets them later"
 
 
-def test_a_long_line_of_versions_fits_what_a_database_holds(demo):
+def test_a_long_list_of_versions_is_cut_to_the_limit_of_a_database(demo):
     record = Checkpoint.read(next((demo / "tracking/models").glob("*.json")))
     rows = [Row(name="bpb", label="bits per byte", value=2.0, unit=BITS)]
     version = Version(record, {"bpb": 2.0}, rows, pictured=True)
-    there = [(str(n), "run", version) for n in range(1, 200)]
-    said = about_run(Line("demo", [one for *_, one in there], None), there, "demo", "199")
-    assert len(said) <= 5000 and "| **199**" in said and "get-artifact" in said and "load_model" in said
-    assert "\n| 198&emsp;" in said and "\n| 1&emsp;" not in said
+    versions = [(str(n), "run", version) for n in range(1, 200)]
+    text = about_run(Line("demo", [one for *_, one in versions], None), versions, "demo", "199")
+    assert len(text) <= 5000 and "| **199**" in text and "get-artifact" in text and "load_model" in text
+    assert "\n| 198&emsp;" in text and "\n| 1&emsp;" not in text
 
 
-# ---------------------------------------------------------------------------------- what people did there
+# -------------------------------------------------------------------------------------- changes by people
 
 
-def test_what_people_changed_there_stays(demo, client, caplog):
+def test_changes_by_people_stay(demo, client, caplog):
     sync(demo)
-    there = client
-    there.set_registered_model_alias("demo", "best", "1")
-    there.update_registered_model("demo", "Ada's own words")
-    there.rename_registered_model("demo", "favourite")
+    client.set_registered_model_alias("demo", "best", "1")
+    client.update_registered_model("demo", "Ada's own words")
+    client.rename_registered_model("demo", "favourite")
     send_again(demo)
     assert "favourite: the alias best was moved to version 1 in MLflow and stays there" in caplog.text
-    (model,) = there.search_registered_models()
+    (model,) = client.search_registered_models()
     assert (model.name, model.description) == ("favourite", "Ada's own words")
-    assert str(best_of(there, "favourite")) == "1"
-    there.delete_registered_model_alias("favourite", "best")
+    assert str(best_of(client, "favourite")) == "1"
+    client.delete_registered_model_alias("favourite", "best")
     send_again(demo)
-    assert str(best_of(there, "favourite")) == "2"
+    assert str(best_of(client, "favourite")) == "2"
 
 
-def test_what_people_deleted_there_stays_deleted(demo, client, caplog):
+def test_models_that_people_deleted_stay_deleted(demo, client, caplog):
     sync(demo)
-    there = client
-    there.delete_model_version("demo", "2")
+    client.delete_model_version("demo", "2")
     with caplog.at_level(logging.INFO):
         send_again(demo)
-    assert versions(there) == {"1": "warmup"} and best_of(there) is None
-    assert "its version of demo-main was deleted in MLflow, and stays so" in caplog.text
-    assert "its best stage by comparison, main, is no version of it" in caplog.text
-    there.delete_registered_model("demo")
+    assert versions(client) == {"1": "warmup"} and best_of(client) is None
+    assert "its version of demo-main was deleted in MLflow and stays deleted" in caplog.text
+    assert "has no version of its best stage by comparison, main" in caplog.text
+    client.delete_registered_model("demo")
     send_again(demo)
-    assert there.search_registered_models() == []
-    (experiment,) = {e.experiment_id for e in there.search_experiments() if e.name == "Training"}
-    for model in there.search_logged_models([experiment]):
-        there.delete_logged_model(model.model_id)
-    (demo / "tracking/choices").rename(demo / "moved")  # something is new
+    assert client.search_registered_models() == []
+    (experiment,) = {e.experiment_id for e in client.search_experiments() if e.name == "Training"}
+    for model in client.search_logged_models([experiment]):
+        client.delete_logged_model(model.model_id)
+    (demo / "tracking/choices").rename(demo / "moved")  # the state of the records changes
     assert sync(demo).pending == 0
 
 
-def test_two_people_on_one_store_have_models_of_their_own(
-    results, tmp_path, weights, in_workflow, monkeypatch
-):
+def test_two_people_on_one_store_have_separate_models(results, tmp_path, weights, in_workflow, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{results}/mlflow.db")
     for name in ("ada", "bob"):
         train(tmp_path / name, "main", weights)
@@ -248,12 +243,12 @@ def test_two_people_on_one_store_have_models_of_their_own(
     assert all(versions(bob.client, name) == {"1": "main"} for name in names)
 
 
-# ------------------------------------------------------------------------------------- when it is refused
+# ----------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.fixture(params=[403, 404, "read-only"])
 def refusing(request, results, tmp_path):
-    """The address of a registry that takes nothing, and what is said of it."""
+    """Yield the address of a registry that refuses models, and a part of the error message."""
     if request.param == "read-only":
         shutil.copy(results / "mlflow.db", tmp_path / "registry.db")
         yield f"sqlite:///file:{tmp_path}/registry.db?mode=ro&uri=true", "readonly database"
@@ -274,13 +269,13 @@ def refusing(request, results, tmp_path):
     server.shutdown()
 
 
-def test_a_registry_that_takes_nothing_costs_the_rest_nothing(demo, client, refusing, monkeypatch, caplog):
-    uri, said = refusing
+def test_a_refusing_registry_does_not_stop_the_rest(demo, client, refusing, monkeypatch, caplog):
+    uri, reason = refusing
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
     report = sync(demo)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI")
     assert report.sent == {"training": 1, "models": 2, "evaluations": 2} and report.pending == 1
-    assert said in report.error and "`spider track sync` registers the models later" in report.error
+    assert reason in report.error and "`spider track sync` registers the models later" in report.error
     assert caplog.text.count("no model registry") == 1
     assert sync(demo).sent == {"registered models": 1}
     assert str(best_of(client)) == "2"
@@ -295,19 +290,19 @@ def test_a_damaged_record_is_named_and_the_rest_is_sent(demo, client):
     assert sync(demo).sent == {"registered models": 1}
 
 
-def test_a_choice_of_weights_that_were_never_recorded_moves_nothing(demo, client, weights, caplog):
+def test_a_choice_of_unknown_weights_moves_no_alias(demo, client, weights, caplog):
     log_choice(demo, "demo", "main", weights="others", bpb=1.0, text_sha256="0")
     assert sync(demo).pending == 0
-    assert best_of(client) is None and "main, is no version of it" in caplog.text
+    assert best_of(client) is None and "no version of its best stage by comparison, main" in caplog.text
     assert Choice.read(next((demo / "tracking/choices").glob("*"))).bpb == 1.0
 
 
-# ----------------------------------------------------------------------------------------- what is loaded
+# ------------------------------------------------------------------------------------------------ loading
 
 
 @pytest.fixture(scope="module")
 def sent(weights, empty_database, tmp_path_factory):
-    """The same run, in a store; MLflow loads nothing by a path with ``%20`` in it."""
+    """Return results that were sent; MLflow cannot load a model from a path with ``%20``."""
     folder = tmp_path_factory.mktemp("results")
     shutil.copy(empty_database, folder / "mlflow.db")
     fill(folder, weights)
@@ -336,36 +331,36 @@ def test_the_best_is_loaded_in_one_line_and_predicts(load, weights):
     params = {"max_bytes": 12, "seed": 5}
     first, again = (loaded.predict(pandas.DataFrame({"t": ["The "]}), params=params) for _ in range(2))
     assert list(first) == ["text", "log_probability", "bytes", "bits_per_byte"] and first.equals(again)
-    assert len(first["text"][0].encode()) <= 36  # 12 bytes, of which each may be shown as U+FFFD
+    assert len(first["text"][0].encode()) <= 36  # 12 bytes, and U+FFFD takes three
     greedy = {"task": "generate", "temperature": 0, "max_bytes": 5}
     (row,) = loaded.predict("The ", params=greedy).to_dict("records")
     written = generate(model, "The ", max_bytes=5, temperature=0, seed=0)
     assert row == {"text": "".join(stream_text(written, model.tokens))}
-    (nothing,) = loaded.predict([""], params=SCORE).to_dict("records")
-    assert (nothing["log_probability"], nothing["bytes"]) == (0, 0) and math.isnan(nothing["bits_per_byte"])
+    (empty,) = loaded.predict([""], params=SCORE).to_dict("records")
+    assert (empty["log_probability"], empty["bytes"]) == (0, 0) and math.isnan(empty["bits_per_byte"])
 
 
-def test_what_it_cannot_predict_is_named(load):
+def test_an_invalid_input_is_named(load):
     loaded, long = load(), ["a" * 40]
-    for texts, params, said in (
+    for texts, params, message in (
         (["a"], {"task": "translate"}, r"task: both, generate or score \(got 'translate'\)"),
         (long, {}, "the prompt is 40 bytes and the model reads 31 at most"),
         ([None], SCORE, r"a text is needed in each row \(got None\)"),
         (["a"], {"max_bytes": -1}, "max_bytes >= 0"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             loaded.predict(texts, params=params)
     assert len(loaded.predict(long, params={"context": 64, "max_bytes": 3})) == 1
 
 
-def test_weights_that_are_gone_or_others_are_refused_with_path_digest_and_the_way_out(sent, load, weights):
+def test_missing_or_changed_weights_are_refused_with_path_digest_and_remedy(sent, load, weights):
     path, digest = sent / "runs/demo/main/checkpoints/step-00000002", weights["main"][1]
     moved = path.rename(sent / "elsewhere")
     try:
         with pytest.raises(ValueError) as error:
             load()
-        for said in (str(path), digest, "demo/main", "model_config={'checkpoint': PATH}", "copy_weights"):
-            assert said in str(error.value)
+        for part in (str(path), digest, "demo/main", "model_config={'checkpoint': PATH}", "copy_weights"):
+            assert part in str(error.value)
         assert len(load(model_config={"checkpoint": str(moved)}).predict(["a"], params=SCORE)) == 1
     finally:
         moved.rename(path)
@@ -374,12 +369,10 @@ def test_weights_that_are_gone_or_others_are_refused_with_path_digest_and_the_wa
         load(model_config={"checkpoint": str(other)})
 
 
-def test_the_store_keeps_the_weights_where_that_is_asked_for(
-    demo, client, monkeypatch, caplog, weights, load
-):
+def test_the_store_keeps_the_weights_with_copy_weights(demo, client, monkeypatch, caplog, weights, load):
     before = load().predict(["The fox"], params=SCORE)
     sync(demo)
-    shutil.rmtree(demo / "runs/demo/warmup/checkpoints")  # somebody made room
+    shutil.rmtree(demo / "runs/demo/warmup/checkpoints")  # a person deletes them
     monkeypatch.setenv("SPIDER_TRACKING_COPY_WEIGHTS", "on")
     assert sync(demo).sent == {"registered models": 1} and sync(demo).pending == 0
     assert f"the weights {weights['warmup'][1]} are registered without a copy" in caplog.text

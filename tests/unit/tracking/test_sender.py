@@ -35,13 +35,11 @@ def training_record(results):
 def wait_for(condition, seconds=180):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.2)
 
 
-def test_curves_arrive_while_training_and_the_sender_outlives_a_kill_just_to_say_so(
-    results, store, make_spec, start_python
-):
+def test_the_sender_sends_curves_during_training_and_records_a_kill(results, store, make_spec, start_python):
     trainer = start_python(TRAINER, results, make_spec().model_dump_json())
     sent = results / "tracking" / "sent.json"
 
@@ -50,23 +48,23 @@ def test_curves_arrive_while_training_and_the_sender_outlives_a_kill_just_to_say
         return any(c["offset"] for s in stores for c in s["curves"].values())
 
     wait_for(points_sent)
-    assert trainer.poll() is None  # still training
+    assert trainer.poll() is None, "the training still runs"
     trainer.kill()
     trainer.wait()
     wait_for(lambda: not Syncer(results).pending() and training_record(results)["status"] == "killed")
-    there = store()
-    run_id = there.find_run(training_record(results)["identity"], "Training")
+    connection = store()
+    run_id = connection.find_run(training_record(results)["identity"], "Training")
     rows = (results / "runs/demo/main/metrics.jsonl").read_bytes().splitlines(keepends=True)
     whole = [json.loads(r)["step"] for r in rows if r.endswith(b"\n")]
-    wait_for(lambda: there.client.get_run(run_id).info.status == "KILLED")
-    assert [m.step for m in there.client.get_metric_history(run_id, "train/loss")] == whole
+    wait_for(lambda: connection.client.get_run(run_id).info.status == "KILLED")
+    assert [m.step for m in connection.client.get_metric_history(run_id, "train/loss")] == whole
 
 
-def test_a_store_that_never_answers_delays_a_job_by_seconds_and_says_what_to_do(results, monkeypatch, caplog):
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+def test_a_store_that_does_not_respond_delays_a_job_only_by_seconds(results, monkeypatch, caplog):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
         started = time.monotonic()
         with job("encode", "d", results=results):
             pass
@@ -79,20 +77,18 @@ def test_a_store_that_never_answers_delays_a_job_by_seconds_and_says_what_to_do(
     assert sync(results).sent == {"jobs": 1}
 
 
-def test_a_job_that_ends_while_another_process_sends_says_that_and_not_that_the_store_is_away(
-    results, caplog
-):
+def test_a_job_reports_that_another_process_sends(results, caplog):
     caplog.set_level("INFO")
     (results / "tracking").mkdir()
     with FileLock(results / "tracking/.sync.lock"), job("export", "demo", results=results):
         pass
-    said = [record.message for record in caplog.records if "tracking" in record.message]
-    assert len(said) == 1 and said[0].startswith("another process is sending to the tracking store")
-    assert "slow or away" not in caplog.text
+    (message,) = [record.message for record in caplog.records if "tracking" in record.message]
+    assert message.startswith("another process is sending to the tracking store")
+    assert "slow or cannot be reached" not in caplog.text
     assert sync(results).error is None
 
 
-def test_in_a_workflow_a_trainer_needs_no_sender_of_its_own(results, make_spec, in_workflow):
+def test_a_trainer_in_a_workflow_starts_no_sender(results, make_spec, in_workflow):
     with training(results, make_spec(), dataset=("d", "0123", "pydocs")):
         pass
     assert not (results / "tracking/sender.log").exists()

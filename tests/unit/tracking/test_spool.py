@@ -15,12 +15,12 @@ from spider.tracking import job, records, spool
 from spider.tracking.records import Process, Run, file_digest, relative
 
 
-def test_small_files_are_known_by_content(tmp_path):
+def test_a_small_file_is_identified_by_its_content(tmp_path):
     small = tmp_path / "a.json"
     small.write_text("{}")
     before = file_digest(small)
     os.utime(small, (1, 1))
-    assert file_digest(small) == before  # touched, not changed
+    assert file_digest(small) == before  # the content is the same
     small.write_text("{ }")
     assert file_digest(small) != before
     assert file_digest(tmp_path / "absent") is None
@@ -41,12 +41,12 @@ SECRETS = {
 
 @pytest.mark.parametrize("name", SECRETS)
 def test_secrets_are_removed(name):
-    told = str(spool.redact({name: SECRETS[name]}))
-    assert "***" in told
-    assert not any(s in told for s in ("abcdefgh", "lovelace", "12345"))
+    text = str(spool.redact({name: SECRETS[name]}))
+    assert "***" in text
+    assert not any(secret in text for secret in ("abcdefgh", "lovelace", "12345"))
 
 
-def test_what_is_no_secret_stays():
+def test_redact_keeps_harmless_values():
     harmless = {
         "tokens": 5000,
         "eos_token": 258,
@@ -61,18 +61,18 @@ def test_what_is_no_secret_stays():
     assert spool.redact(harmless) == harmless
 
 
-def test_long_texts_are_searched_in_linear_time():
+def test_redact_takes_linear_time():
     started = time.monotonic()
     spool.redact("x" * 1_000_000 + " " + "token " * 100_000)
     assert time.monotonic() - started < 5  # a quadratic search takes days
 
 
-def test_a_secret_of_the_environment_is_removed_wherever_it_shows(monkeypatch):
+def test_a_secret_of_the_environment_is_removed_from_texts(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse")
     assert spool.redact({"error": "refused correct horse at door"}) == {"error": "refused *** at door"}
 
 
-def test_a_process_is_alive_dead_or_another_with_its_number():
+def test_a_process_is_alive_dead_or_has_a_reused_id():
     process = subprocess.Popen(["sleep", "60"])
     mine = Process()
     assert mine.alive()
@@ -84,12 +84,12 @@ def test_a_process_is_alive_dead_or_another_with_its_number():
     process.send_signal(signal.SIGKILL)
     while psutil.Process(process.pid).status() != "zombie":
         pass
-    assert not theirs.alive()  # not even as a zombie
+    assert not theirs.alive(), "a zombie is dead"
     process.wait()
     assert not theirs.alive()
 
 
-def test_a_running_job_of_another_host_is_dead_only_once_its_workflow_is_over(tmp_path):
+def test_a_job_of_another_host_is_marked_only_after_the_end_of_its_workflow(tmp_path):
     record = Run(kind="job", identity="i", name="encode", workflow="w")
     record.process = record.process.model_copy(update={"host": "node17"})
     spool.write(tmp_path, record)
@@ -101,19 +101,19 @@ def test_a_running_job_of_another_host_is_dead_only_once_its_workflow_is_over(tm
     assert read_json(path)["status"] == "killed"
 
 
-def test_without_git_the_commit_is_absent(monkeypatch):
+def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert records.git_commit.__wrapped__() is None
 
 
-def test_a_spool_that_cannot_be_written_costs_the_record_and_not_the_job(tmp_path, in_workflow, caplog):
+def test_a_job_continues_if_its_record_cannot_be_written(tmp_path, in_workflow, caplog):
     (tmp_path / "tracking").write_text("a file where the folder should be")
     with job("encode", "demo", results=tmp_path) as running:
         running.metric("x", 1)
     assert "goes untracked" in caplog.text
 
 
-def test_a_large_artifact_is_refused_by_name_and_size(tmp_path, in_workflow, caplog):
+def test_a_large_artifact_is_left_out_with_a_warning(tmp_path, in_workflow, caplog):
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"")
     os.truncate(weights, records.ARTIFACT_LIMIT + 1)
@@ -134,13 +134,13 @@ import sys
 from pathlib import Path
 from spider import tracking
 opened = []
-sys.addaudithook(lambda event, given: event == "open" and "/tracking/" in str(given[0]) and opened.append(1))
+sys.addaudithook(lambda event, args: event == "open" and "/tracking/" in str(args[0]) and opened.append(1))
 with tracking.job("encode", "demo/new", results=Path(sys.argv[1])):
     print(len(opened))
 """
 
 
-def test_a_job_opens_as_few_files_at_its_start_beside_2000_records_as_beside_20(
+def test_a_job_opens_the_same_number_of_files_beside_2000_records_as_beside_20(
     tmp_path, start_python, in_workflow
 ):
     def opened(records: int) -> int:
@@ -155,7 +155,7 @@ def test_a_job_opens_as_few_files_at_its_start_beside_2000_records_as_beside_20(
     assert opened(2000) == opened(20) < 20
 
 
-def test_the_list_of_running_jobs_is_empty_once_they_have_ended(tmp_path, in_workflow):
+def test_a_job_is_listed_as_running_until_it_ends(tmp_path, in_workflow):
     with job("encode", "demo", results=tmp_path) as running:
         (listed,) = (tmp_path / "tracking/running").iterdir()
         assert listed.name == f"jobs-{running.identity}"

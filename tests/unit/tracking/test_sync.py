@@ -13,7 +13,7 @@ from spider.tracking.sync import batches
 from spider.tracking.target import store_uri
 from tests.servers import free_port
 
-ONE_OF_FOUR = """
+JOB = """
 import sys
 from pathlib import Path
 from spider import tracking
@@ -43,7 +43,7 @@ def curve(store, key, metric="train/loss"):
     return [(m.step, m.timestamp, m.value) for m in store.client.get_metric_history(run_id, metric)]
 
 
-def test_where_records_go(results, monkeypatch):
+def test_the_environment_decides_the_store(results, monkeypatch):
     assert store_uri(results) == f"sqlite:///{results}/mlflow.db"
     monkeypatch.setenv("SPIDER_TRACKING_URI", "http://configured")
     assert store_uri(results) == "http://configured"
@@ -51,7 +51,7 @@ def test_where_records_go(results, monkeypatch):
     assert store_uri(results) == "http://environment"
 
 
-def test_a_path_that_no_database_uri_can_name_is_refused(tmp_path):
+def test_a_path_with_a_question_mark_is_refused(tmp_path):
     with pytest.raises(ValueError, match="rename it"):
         store_uri(tmp_path / "what?")
 
@@ -62,7 +62,7 @@ def test_curves_are_complete_and_a_resend_adds_nothing(results, store):
     write_rows(rows, range(700))
     assert sync(results).sent == {"training": 1, "points": 1400}
     write_rows(rows, range(700, 710))
-    assert sync(results).sent == {"points": 20}  # only what is new
+    assert sync(results).sent == {"points": 20}  # only the new rows
     (results / "tracking" / "sent.json").unlink()
     report = sync(results)
     assert report.sent == {"training": 1, "points": 1420} and report.pending == 0
@@ -72,7 +72,7 @@ def test_curves_are_complete_and_a_resend_adds_nothing(results, store):
     assert len(store().client.search_runs([store().experiments["Training"]])) == 1
 
 
-def test_a_torn_row_waits_and_a_malformed_one_is_skipped(tmp_path, caplog):
+def test_an_incomplete_row_waits_and_a_malformed_one_is_skipped(tmp_path, caplog):
     rows = tmp_path / "metrics.jsonl"
     write_rows(rows, [1])
     with open(rows, "a") as f:
@@ -88,7 +88,7 @@ def test_a_torn_row_waits_and_a_malformed_one_is_skipped(tmp_path, caplog):
     assert list(batches(rows, whole)) == []
 
 
-def test_batches_hold_a_thousand_points_and_tell_where_to_go_on(tmp_path):
+def test_batches_have_a_thousand_points_and_an_offset(tmp_path):
     rows = tmp_path / "metrics.jsonl"
     write_rows(rows, range(1201))
     found = list(batches(rows, 0))
@@ -97,7 +97,7 @@ def test_batches_hold_a_thousand_points_and_tell_where_to_go_on(tmp_path):
     assert rest == found[2:]
 
 
-def test_everything_arrives_after_the_store_was_unreachable(results, store, monkeypatch, in_workflow):
+def test_all_records_are_sent_after_the_store_was_unreachable(results, store, monkeypatch, in_workflow):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     training_record(results)
@@ -113,7 +113,7 @@ def test_everything_arrives_after_the_store_was_unreachable(results, store, monk
     assert sync(results).sent == {}
 
 
-def test_a_store_made_anew_is_filled_again(results, empty_database, in_workflow):
+def test_a_new_store_gets_all_records_again(results, empty_database, in_workflow):
     with job("encode", "d", results=results):
         pass
     assert sync(results).sent == {"jobs": 1}
@@ -122,9 +122,9 @@ def test_a_store_made_anew_is_filled_again(results, empty_database, in_workflow)
     assert sync(results).sent == {"jobs": 1}
 
 
-def test_a_record_that_cannot_be_sent_holds_up_no_other(results, in_workflow, caplog):
+def test_a_refused_record_does_not_stop_the_others(results, in_workflow, caplog):
     with job("aaa", "d", results=results) as refused:
-        refused.dataset("x" * 501, "0", "longer than MLflow takes")
+        refused.dataset("x" * 501, "0", "longer than MLflow allows")
     damaged = spool.record_path(results, "jobs", "0000")
     damaged.write_text("{")
     foreign = spool.record_path(results, "jobs", "1111")
@@ -141,7 +141,7 @@ def test_a_record_that_cannot_be_sent_holds_up_no_other(results, in_workflow, ca
         assert name in caplog.text
 
 
-def test_names_and_values_beyond_what_mlflow_takes_are_cut_or_replaced(results, store, in_workflow):
+def test_names_and_values_that_mlflow_refuses_are_cut_or_replaced(results, store, in_workflow):
     with job("encode", "d", results=results, params={"a[0]": "x" * 7000}) as j:
         j.metric("loss(%)", 1)
         j.metric("nan", float("nan"))
@@ -161,18 +161,18 @@ def test_a_changed_parameter_becomes_a_tag(results, store):
     assert data.params == {"lr": "1", "new": "3"} and data.tags["changed.lr"] == "2"
 
 
-def test_four_processes_at_once_on_a_store_not_yet_made_lose_nothing(tmp_path, store, start_python):
+def test_four_processes_at_once_create_one_store_and_lose_nothing(tmp_path, store, start_python):
     results = tmp_path / "new results"
-    processes = [start_python(ONE_OF_FOUR, results, f"d/{i}") for i in range(4)]
+    processes = [start_python(JOB, results, f"d/{i}") for i in range(4)]
     assert [p.wait(120) for p in processes] == [0] * 4
-    # Each sends for itself, some still in the background; what they gave up on is left to this:
+    # Each process sends its records, some still in the background. This sends the rest.
     report = sync(results)
     assert (report.error, report.pending) == (None, 0)
     from spider.tracking.store import Store
 
-    there = Store(results)
-    runs = there.client.search_runs([there.experiments["Pipeline"]])
+    connection = Store(results)
+    runs = connection.client.search_runs([connection.experiments["Pipeline"]])
     assert sorted(r.data.tags["spider.name"] for r in runs) == [f"d/{i}" for i in range(4)]
     for run in runs:
-        history = there.client.get_metric_history(run.info.run_id, "x")
+        history = connection.client.get_metric_history(run.info.run_id, "x")
         assert [(m.step, m.value) for m in history] == [(s, s * 0.5) for s in range(200)]

@@ -14,7 +14,7 @@ DATA = ("pydocs", "0123456789abcdef", "pydocs")
 
 
 def train(results, spec, steps, weights="w"):
-    """What the train command does, in small: rows, a receipt, a checkpoint."""
+    """Write rows, a receipt and a record of a checkpoint, like the train command."""
     folder = results / "runs" / spec.run / spec.stage
     folder.mkdir(parents=True, exist_ok=True)
     with training(results, spec, dataset=DATA):
@@ -61,7 +61,7 @@ def test_stages_and_restarts_are_one_run_with_one_curve(results, store, make_spe
     assert len(run.outputs.model_outputs) == 2
 
 
-def test_a_stage_trained_anew_draws_a_new_run_with_the_stages_before_it(
+def test_a_stage_that_is_trained_again_gets_a_new_run_with_the_stages_before_it(
     results, store, make_spec, in_workflow
 ):
     train(results, make_spec("warmup"), range(0, 3))
@@ -72,7 +72,7 @@ def test_a_stage_trained_anew_draws_a_new_run_with_the_stages_before_it(
     sync(results)
     (results / "runs/demo/main/metrics.jsonl").unlink()
     write_json(results / "unrelated.json", {})
-    train(results, make_spec("main", lr=2e-3), range(3, 6), weights="other")  # same spec, rows thrown away
+    train(results, make_spec("main", lr=2e-3), range(3, 6), weights="other")  # deleted rows
     assert sync(results).error is None
     runs = runs_of(store())
     assert len(runs) == 3
@@ -92,29 +92,27 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
     report = sync(results)
     assert (report.error, report.pending) == (None, 0)
 
-    there = store()
-    models = there.client.search_logged_models(
-        [there.experiments["Training"]], order_by=[{"field_name": "metrics.bpb", "ascending": True}]
+    connection = store()
+    models = connection.client.search_logged_models(
+        [connection.experiments["Training"]], order_by=[{"field_name": "metrics.bpb", "ascending": True}]
     )
     assert [m.name for m in models] == ["demo-main", "demo-warmup"]
     best = models[0]
     scores = {m.key: m.value for m in best.metrics}
-    assert scores.pop("val/lossless") == 0, "of a text that its tokenizer did not keep; 1 is not said"
+    assert scores.pop("val/lossless") == 0, "the metric is left out if it is 1"
     shown = {"val/bytes": 1000, "val/compressors/xz": 2.4, "val/ttt/bpb": 2.0}
     assert scores == {"bpb": 2.1, "bpb_strict": 2.11, **shown}
     assert "val/lossless" not in {m.key for m in models[1].metrics}
     assert {(m.dataset_name, m.dataset_digest) for m in best.metrics} == {DATA[:2]}
     assert best.params["path"] == "runs/demo/main/checkpoints/step-1" and best.params["global_step"] == "6"
     assert best.tags["spider.digest"] == "weights of main" and str(best.status) == "READY"
-    (run,) = runs_of(there)
-    assert [m.value for m in there.client.get_metric_history(run.info.run_id, "bpb")] == [2.5, 2.1]
+    (run,) = runs_of(connection)
+    assert [m.value for m in connection.client.get_metric_history(run.info.run_id, "bpb")] == [2.5, 2.1]
     assert [o.model_id for o in run.outputs.model_outputs].count(best.model_id) == 1
-    assert "main/sample.txt" in {f.path for f in there.client.list_artifacts(run.info.run_id, "main")}
+    assert "main/sample.txt" in {f.path for f in connection.client.list_artifacts(run.info.run_id, "main")}
 
 
-def test_a_curve_over_something_else_than_training_is_on_its_model_and_one_line_a_stage(
-    results, store, make_spec, in_workflow
-):
+def test_a_curve_without_training_steps_is_a_metric_of_its_stage(results, store, make_spec, in_workflow):
     curves = {"warmup": [(1, 2.9), (2, 2.5), (3, 2.45), (4, 2.47)], "main": [(1, 2.4), (2, 2.1)]}
     figure = results / "runs/demo/main/loops.png"
     for stage, steps in (("warmup", range(0, 3)), ("main", range(3, 6))):
@@ -128,19 +126,19 @@ def test_a_curve_over_something_else_than_training_is_on_its_model_and_one_line_
     (results / "tracking" / "sent.json").unlink()
     assert sync(results).error is None  # sent twice, stored once
 
-    there = store()
-    (run,) = runs_of(there)
+    connection = store()
+    (run,) = runs_of(connection)
     for stage, curve in curves.items():
         key = f"val/bpb_at_loops/{stage}"
-        history = there.client.get_metric_history(run.info.run_id, key)
+        history = connection.client.get_metric_history(run.info.run_id, key)
         assert [(m.step, m.value) for m in history] == curve
-        (model,) = there.client.search_logged_models(
-            [there.experiments["Training"]], f"name = 'demo-{stage}'"
+        (model,) = connection.client.search_logged_models(
+            [connection.experiments["Training"]], f"name = 'demo-{stage}'"
         )
         (last,) = [m for m in model.metrics if m.key == key and m.step == curve[-1][0]]
         assert (last.value, last.dataset_name) == (curve[-1][1], DATA[0])
         assert {m.key for m in model.metrics} == {"bpb", key}
-    assert "main/loops.png" in {f.path for f in there.client.list_artifacts(run.info.run_id, "main")}
+    assert "main/loops.png" in {f.path for f in connection.client.list_artifacts(run.info.run_id, "main")}
 
 
 def test_a_run_trained_without_tracking_can_still_be_evaluated_with_it(
@@ -158,12 +156,12 @@ def test_a_run_trained_without_tracking_can_still_be_evaluated_with_it(
     assert run.data.metrics["bpb"] == 2.0 and steps_of(store(), run) == [0, 1, 2]
 
 
-def test_evaluating_what_was_not_trained_is_an_error(results, in_workflow):
+def test_scores_of_an_untrained_stage_are_an_error(results, in_workflow):
     with pytest.raises(ValueError, match=r"train\.json: no such file"):
         log_scores(results, "demo", "main", {"bpb": 2.0})
 
 
-def test_the_key_of_a_run_is_kept_in_its_folder(results, make_spec, in_workflow):
+def test_the_folder_of_a_run_holds_its_key(results, make_spec, in_workflow):
     train(results, make_spec("main"), range(2))
     match = read_json(results / "runs/demo/tracking.json")
     assert (results / "tracking/training" / f"{match['key']}.json").exists()
@@ -176,7 +174,7 @@ def test_the_key_of_a_run_is_kept_in_its_folder(results, make_spec, in_workflow)
 
 @pytest.fixture
 def two_people(tmp_path, results, make_spec, in_workflow, monkeypatch):
-    """The same work in two folders: the same job, and a training that ends with the same weights."""
+    """Run the same job and the same training in two results folders."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{results}/mlflow.db")
     folders = [tmp_path / "of ada", tmp_path / "of bob"]
     for folder, user in zip(folders, ("ada", "bob"), strict=True):
@@ -195,7 +193,7 @@ def everything(store):
     )
 
 
-def test_the_same_work_of_two_people_stays_two_runs_and_two_models(two_people, results):
+def test_the_same_job_of_two_people_gives_two_runs_and_two_models(two_people, results):
     for folder in (*two_people, *two_people):
         (folder / "tracking/sent.json").unlink(missing_ok=True)
         assert sync(folder).error is None
@@ -210,7 +208,7 @@ def test_the_same_work_of_two_people_stays_two_runs_and_two_models(two_people, r
         assert len(store.client.get_metric_history(run.info.run_id, "train/loss")) == 3
 
 
-def test_with_names_of_their_own_their_experiments_are_apart(two_people, results, monkeypatch):
+def test_people_can_have_experiments_of_their_own(two_people, results, monkeypatch):
     for folder, name in zip(two_people, ("ada", "bob"), strict=True):
         monkeypatch.setenv("SPIDER_TRACKING_EXPERIMENT", name)
         assert sync(folder).error is None
@@ -221,7 +219,7 @@ def test_with_names_of_their_own_their_experiments_are_apart(two_people, results
     assert {"ada/Training", "ada/Pipeline", "bob/Training", "bob/Pipeline"} <= names
 
 
-def test_a_results_folder_that_was_moved_goes_on_with_its_runs(two_people, results):
+def test_a_moved_results_folder_continues_its_runs(two_people, results):
     ada = two_people[0]
     assert sync(ada).error is None
     moved = ada.rename(ada.with_name("moved"))

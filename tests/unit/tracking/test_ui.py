@@ -1,4 +1,4 @@
-"""Where MLflow's pages are not started; that they are, and where, is in tests/browser."""
+"""Cases in which MLflow's pages are not started; tests/browser starts them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def starts_nothing(monkeypatch):
     monkeypatch.setattr(os, "execv", refuse)
 
 
-def test_a_port_that_is_taken_is_named(results):
+def test_a_taken_port_is_named(results):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} is taken; name another: .* --port {port + 1}"):
             serve(results, port)
 
 
-def test_of_a_store_that_is_a_server_the_address_is_told_without_its_password(results, monkeypatch, caplog):
+def test_the_address_of_a_server_is_logged_without_its_password(results, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://ada:sesame@tracker.example/")
     with caplog.at_level(logging.INFO):
         serve(results, 5000)
