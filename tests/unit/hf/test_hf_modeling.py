@@ -197,7 +197,7 @@ def test_a_saved_model_loads_again_whole_or_in_shards(exports, loaded, name, tmp
         tokenizer = AutoTokenizer.from_pretrained(out)
         assert tokenizer("the cat").input_ids == model.model.tokens.encode("the cat")[:-1].tolist()
     assert "files" not in files.read_json(out / "config.json"), (
-        "a saved model has no digests of the exported files"
+        "it has no digests of the exported files"
     )
 
 
