@@ -333,7 +333,7 @@ def test_an_export_without_a_card_gets_one(made, tmp_path):
 def test_a_card_that_is_no_text_is_named_and_left(made, tmp_path):
     export(stage(made), out := tmp_path / "out")
     (out / "README.md").write_bytes(b"\xff\xfe")
-    with pytest.raises(CheckpointError, match=r"README.md: is not UTF-8 .* save it so, or delete it"):
+    with pytest.raises(CheckpointError, match=r"README.md: is not UTF-8 .* save it as UTF-8, or delete it"):
         export(stage(made), out)
     assert (out / "README.md").read_bytes() == b"\xff\xfe"
 
