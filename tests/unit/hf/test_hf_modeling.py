@@ -196,9 +196,7 @@ def test_a_saved_model_loads_again_whole_or_in_shards(exports, loaded, name, tmp
         assert again.model.tokens.digest == model.model.tokens.digest
         tokenizer = AutoTokenizer.from_pretrained(out)
         assert tokenizer("the cat").input_ids == model.model.tokens.encode("the cat")[:-1].tolist()
-    assert "files" not in files.read_json(out / "config.json"), (
-        "it has no digests of the exported files"
-    )
+    assert "files" not in files.read_json(out / "config.json"), "it has no digests of the exported files"
 
 
 def test_a_folder_in_the_cache_of_the_hub_is_found_by_its_name(exports, tmp_path):
