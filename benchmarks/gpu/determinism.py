@@ -53,7 +53,7 @@ from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.files import read_json
 from spider.model import build_model, choose_kernels
-from spider.processes.device import one_order
+from spider.processes.device import make_deterministic
 from spider.processes.parallel import compile_forward
 from spider.results import StageFolder
 from spider.training.precision import compiles, decide
@@ -153,7 +153,7 @@ def gradients(spec: StageSpec) -> dict[str, Any]:
     """Compute the gradients of one micro-batch three times; name the parameters whose gradients differ."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
-    one_order(device)
+    make_deterministic(device)
     model = build_model(spec.model).to(device).train()
     precision = decide(spec.precision, spec.fp8_recipe, device, None)
     precision.prepare(model)

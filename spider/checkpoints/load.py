@@ -33,7 +33,7 @@ from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import Model, model_tensors
-from spider.processes.parallel import own_part
+from spider.processes.parallel import local_slice
 from spider.record import key_path
 from spider.results import Results, StageFolder, root_of
 from spider.sealed import SealedFile, damage
@@ -278,7 +278,7 @@ class Checkpoint:
         for path in sorted(self.path.glob("*.safetensors")):
             with safe_open(path, "pt") as file:
                 for name in tensors.keys() & file.keys():
-                    part, where = own_part(tensors[name])
+                    part, where = local_slice(tensors[name])
                     if part.numel():  # a tensor of few rows leaves some processes empty
                         part.copy_(file.get_slice(name)[where] if where else file.get_tensor(name))
 

@@ -47,7 +47,7 @@ from spider.checkpoints.records import BEST, INDEX, MANIFEST, Manifest, best, st
 from spider.config import StageSettings
 from spider.errors import CheckpointError
 from spider.model.interface import weights_digest
-from spider.processes.parallel import whole
+from spider.processes.parallel import full_tensor
 from spider.processes.world import ALONE, World
 from spider.tokens.stored import TOKENIZER
 
@@ -95,7 +95,7 @@ class Saver:
         began = time.perf_counter()
         self.begun = record["global_step"]
         for name, tensor in tensors.items():
-            gathered = whole(tensor.detach())
+            gathered = full_tensor(tensor.detach())
             if self._world.first:
                 if name not in self._copies:
                     pinned = gathered.is_cuda

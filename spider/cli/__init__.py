@@ -22,7 +22,7 @@ from spider.cli.chat import chat
 from spider.cli.harness import harness
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.config.imports import allow_import
-from spider.processes.spinning import share_the_processor
+from spider.processes.wait_policy import set_wait_policy
 from spider.results import write_config
 from spider.version import VERSION
 
@@ -125,7 +125,7 @@ def main() -> None:
     A process group that goes down while an exchange is being forgotten waits for the interpreter's lock,
     which its own destructor holds: for ever, and all other processes with it.
     """
-    share_the_processor()
+    set_wait_policy()
     # A truncated file that is mapped ends the process by SIGBUS; this shows where it was read.
     faulthandler.enable(sys.__stderr__ or sys.stderr)
     grow_segments()

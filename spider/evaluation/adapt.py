@@ -34,7 +34,7 @@ from spider.evaluation.bpb import DIVERGED, Reading, Score, score
 from spider.evaluation.result import BITS, Result, Row
 from spider.evaluation.subject import Subject
 from spider.model.interface import Model
-from spider.processes.device import one_order
+from spider.processes.device import make_deterministic
 
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
@@ -165,7 +165,7 @@ def _left_as_it_came(model: Model, learning: list[Tensor]) -> Iterator[None]:
     device, deterministic = learning[0].device, torch.are_deterministic_algorithms_enabled()
     had_gradients = [(p, p.requires_grad) for p in model.parameters()]
     kept: list[tuple[Tensor, Tensor]] = [(t, t.detach().clone()) for t in (*learning, *model.buffers())]
-    one_order(device)  # or a GPU would come to another figure each time
+    make_deterministic(device)  # or a GPU would come to another figure each time
     try:
         model.requires_grad_(False)
         for p in learning:

@@ -1,8 +1,9 @@
-"""Start a command once for every process that is to train, as ``torchrun`` does.
+"""Start one process for each share of a training, as ``torchrun`` does.
 
-On several machines of a Slurm job ``srun`` starts this module once on each, and these meet at the address of
-the one where ``srun`` was called. ``torchrun`` itself works as well, but ends with status 1 whatever its
-processes ended with; here 75 stays 75, so a scheduler can tell "start me again" from "look at me".
+On several nodes of a Slurm job, ``srun`` starts this module once on each node. The nodes meet at the address
+of the node where ``srun`` was called. ``torchrun`` itself also works, but it exits with status 1 for any
+failure. This launcher passes status 75 on, so that a scheduler can distinguish "run again" from
+an error.
 """
 
 from __future__ import annotations
@@ -25,32 +26,42 @@ log = logging.getLogger(__name__)
 
 
 def launch(processes: int, arguments: Sequence[str], nodes: int = 1, threads: int | None = None) -> int:
-    """Run ``python ARGUMENTS`` in so many processes that know of each other, on all nodes of this Slurm job
-    together, and wait for them. They may use ``threads`` CPUs of each node; ``srun`` would give one. Returns
-    the exit status: 0 if all succeeded, `RESUME_ME` if they were told to stop, else 1; raises `ValueError`
-    where the nodes cannot share the processes evenly, or there is no ``srun``."""
+    """Run ``python ARGUMENTS`` in several processes of one process group and wait for them.
+
+    Args:
+        processes: number of processes on all nodes together.
+        nodes: nodes of this Slurm job to use; with 1, only this machine.
+        threads: CPUs that the processes of one node may use. (``srun`` gives one by default.)
+
+    Returns:
+        The exit status: 0 if all processes succeeded, `RESUME_ME` if a signal stopped them, else 1.
+
+    Raises:
+        ValueError: the nodes cannot share the processes evenly, or this is not a Slurm job with ``srun``.
+    """
     if nodes == 1:
         return _launch_here(processes, arguments, 1, "localhost:0")
-    mine, rest = divmod(processes, nodes)
+    per_node, rest = divmod(processes, nodes)
     if rest:
         raise ValueError(f"{nodes} nodes cannot share {processes} processes evenly")
     if not shutil.which("srun") or "SLURM_JOB_ID" not in os.environ:
         raise ValueError(
-            f"training on {nodes} nodes is started by Slurm's srun, and this is no Slurm job; elsewhere "
+            f"training on {nodes} nodes is started by Slurm's srun, and this is not a Slurm job; elsewhere "
             "start torchrun on each machine (docs/cluster.md)"
         )
     command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
-    command += [f"--cpus-per-task={threads}"] if threads else []
-    command += [sys.executable, "-m", __name__, str(nodes), str(mine), *arguments]
-    # A signal reaches what srun started by itself; srun, which would end it, must not follow it.
+    if threads:
+        command.append(f"--cpus-per-task={threads}")
+    command += [sys.executable, "-m", __name__, str(nodes), str(per_node), *arguments]
+    # Slurm sends the signal to the tasks itself. srun must ignore it, because it would kill the tasks.
     for signum in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(signum, signal.SIG_IGN)
     return subprocess.call(command)
 
 
-def _launch_here(processes: int, arguments: Sequence[str], nodes: int, meeting_place: str) -> int:
-    """The part of `launch` on one of the nodes, which meet at ``HOST:PORT``; signals are passed on."""
-    logging.disable(logging.ERROR)  # what there is to say the processes say
+def _launch_here(processes: int, arguments: Sequence[str], nodes: int, endpoint: str) -> int:
+    """Run this node's part of `launch`. The nodes meet at ``endpoint`` (HOST:PORT); signals are passed on."""
+    logging.disable(logging.ERROR)  # the processes write their own logs
     # Seconds that a training has to save after a signal before it is killed.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
     config = LaunchConfig(
@@ -58,7 +69,7 @@ def _launch_here(processes: int, arguments: Sequence[str], nodes: int, meeting_p
         max_nodes=nodes,
         nproc_per_node=processes,
         rdzv_backend="c10d",
-        rdzv_endpoint=meeting_place,
+        rdzv_endpoint=endpoint,
         local_addr="localhost" if nodes == 1 else None,
         max_restarts=0,
         run_id=f"spider-{os.environ['SLURM_JOB_ID'] if nodes > 1 else os.getpid()}",
@@ -79,7 +90,7 @@ def _launch_here(processes: int, arguments: Sequence[str], nodes: int, meeting_p
 
 
 def main() -> None:
-    """What ``srun`` starts on each node: NODES PROCESSES-OF-THIS-NODE ARGUMENT..."""
+    """Launch one node's processes. ``srun`` calls it: NODES PROCESSES-OF-THIS-NODE ARGUMENT..."""
     nodes, processes, *arguments = sys.argv[1:]
     # A port that two jobs on one node are unlikely to share.
     port = 20_000 + int(os.environ["SLURM_JOB_ID"]) % 10_000

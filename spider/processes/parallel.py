@@ -1,17 +1,17 @@
-"""One model in several processes: a whole copy in each (DDP), or a share of it in each (FSDP2).
+"""One model in several processes: replicated (DDP) or sharded (FSDP2).
 
-Both give every process a part of the step's windows and add the gradients up, so the update is that of one
-process up to the order of sums.
+Either way each process computes a part of the step's windows and the gradients are summed. The update is that
+of one process up to the order of sums.
 
-``ddp``   every process holds weights, gradients and optimizer state whole. The least to send.
+``ddp``   every process holds all weights, gradients and optimizer state. This sends the least.
 ``fsdp``  a process holds a slice of each of them (ZeRO, Rajbhandari et al., arXiv:1910.02054), cut along a
-          parameter's first axis: rows of a matrix, experts of a stack. Before a micro-batch the weights are
-          gathered, after the last one gradients are scattered. All of the model is one unit: its core runs
-          many times in a micro-batch and is gathered once for all of them, and the forward pass that is
-          compiled is that of a single device. The price is that gathered weights are whole while a
-          micro-batch runs, in fp32, which keeps the numbers those of one process.
+          parameter's first axis: rows of a matrix, experts of a stack. Weights are gathered before a
+          micro-batch, gradients are scattered after the last one. The whole model is one unit. So the core,
+          which runs many times in a micro-batch, is gathered once for all of them. And the compiled forward
+          pass is that of a single device. The price: while a micro-batch runs, a process
+          holds all weights, in fp32, which keeps the numbers those of one process.
 
-Checkpoints are of whole tensors: any number of processes, cut either way, goes on from any other's.
+Checkpoints hold whole tensors, so any number of processes can resume from them, replicated or sharded.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from torch.nn.parallel import DistributedDataParallel
 from spider.model.interface import LanguageModel
 from spider.processes.world import World
 
-if TYPE_CHECKING:  # torch's own part for slices takes two seconds to import: `shard` does it
+if TYPE_CHECKING:  # torch's DTensor takes two seconds to import: only `shard` imports it
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 
 def shard(model: nn.Module, world: World) -> None:
-    """Leave each process its slice of every parameter, in place; all are of one dtype, marks on them stay."""
+    """Replace every parameter by this process's slice, in place. All have one dtype; marks on them stay."""
     from torch.distributed.fsdp import fully_shard
 
     marks = {name: dict(vars(p)) for name, p in model.named_parameters()}
@@ -48,89 +48,99 @@ def shard(model: nn.Module, world: World) -> None:
 
 
 def is_sharded(model: nn.Module) -> TypeGuard[FSDPModule]:
-    """Whether `shard` has cut it, for which it had to import what cuts."""
+    """Return whether `shard` was applied. Without an import of FSDP it was not."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(model, fsdp.FSDPModule)
 
 
-def is_cut(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether this process holds a slice of it only."""
-    slices = sys.modules.get("torch.distributed.tensor")
-    return slices is not None and isinstance(tensor, slices.DTensor)
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether this process holds only a slice of the tensor."""
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    return dtensor is not None and isinstance(tensor, dtensor.DTensor)
 
 
-def replica(model: nn.Module, world: World) -> nn.Module:
-    """The model to call so that gradients are averaged over all processes."""
+def replicate(model: nn.Module, world: World) -> nn.Module:
+    """Return the model wrapped in DDP, which averages gradients over all processes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # its successor came in 2.12
         return DistributedDataParallel(
             model,
             device_ids=[world.local_rank] if world.device.type == "cuda" else None,
-            broadcast_buffers=False,  # equal after every step; within one they count what each has seen
+            broadcast_buffers=False,  # equal after every step; within a step each counts its own
             gradient_as_bucket_view=True,
         )
 
 
 @contextlib.contextmanager
-def exchange_gradients(called: nn.Module, when: bool) -> Iterator[None]:
-    """Whether a backward pass in here sends gradients: only that of a step's last micro-batch needs to."""
-    if is_sharded(called):
-        called.set_requires_gradient_sync(when)
-    with contextlib.ExitStack() as held:
-        if isinstance(called, DistributedDataParallel) and not when:
-            held.enter_context(called.no_sync())
+def exchange_gradients(wrapped: nn.Module, enabled: bool) -> Iterator[None]:
+    """Set whether backward passes inside exchange gradients: only a step's last micro-batch needs to."""
+    if is_sharded(wrapped):
+        wrapped.set_requires_gradient_sync(enabled)
+    if isinstance(wrapped, DistributedDataParallel) and not enabled:
+        with wrapped.no_sync():
+            yield
+    else:
         yield
 
 
-def compile_forward(model: LanguageModel, graphs: int = 1, **how: Any) -> None:
-    """Compile the forward pass, without what FSDP or DDP hang around it. It will be called with ``graphs``
-    numbers of loops: each may be a graph of its own. ``how`` is for `torch.compile`."""
+def compile_forward(model: LanguageModel, graphs: int = 1, **options: Any) -> None:
+    """Compile the forward pass of the model inside FSDP or DDP.
+
+    Args:
+        graphs: how many numbers of loops the model will run with; each may need its own graph.
+        options: passed to `torch.compile`.
+    """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs)
-    # DDP would have the graph cut where its buckets end; one graph is what the warm-up has compiled.
+    # DDP would cut the graph at the ends of its buckets; the warm-up compiled one graph.
     torch._dynamo.config.optimize_ddp = False
     # The backward pass is traced while autocast is on, and would narrow what the forward pass kept wide.
     torch._functorch.config.backward_pass_autocast = "off"
     for module, name in model.parts_to_compile():
-        setattr(module, name, torch.compile(getattr(module, name), dynamic=False, **how))
+        setattr(module, name, torch.compile(getattr(module, name), dynamic=False, **options))
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The slice that this process holds, in place; all of a tensor that is not cut."""
-    return tensor.to_local() if is_cut(tensor) else tensor
+    """Return this process's slice of a sharded tensor (it shares memory), or the tensor itself."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, gathered where it is cut; every process has to call this."""
-    return tensor.full_tensor() if is_cut(tensor) else tensor
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor from all processes, which all have to call this; return others as they are."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
-def own_part(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """The slice that this process holds, and where in the whole it stands: () for all of it."""
-    if not is_cut(tensor):
+def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """Return this process's slice and its position in the whole tensor; () means all of it."""
+    if not is_dtensor(tensor):
         return tensor, ()
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    cut = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return local(tensor), tuple(slice(at, at + size) for size, at in zip(*cut, strict=True))
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return local(tensor), tuple(slice(at, at + size) for size, at in zip(shape, offset, strict=True))
 
 
-def cut_like(slice_: Tensor, pattern: Tensor) -> Tensor:
-    """The tensor of which ``slice_`` is this process's, if it is cut along its first axis as ``pattern`` is:
-    it has as many rows as `local` of the pattern; other axes as they like."""
-    if not is_cut(pattern):
+def dtensor_like(slice_: Tensor, pattern: Tensor) -> Tensor:
+    """Return the sharded tensor with this slice, if ``pattern`` is sharded along its first axis.
+
+    The slice has as many rows as ``local(pattern)``. Its other axes may differ.
+    """
+    if not is_dtensor(pattern):
         return slice_
     from torch.distributed.tensor import DTensor
 
     shape = torch.Size([pattern.shape[0], *slice_.shape[1:]])
-    strides = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
-        slice_, pattern.device_mesh, pattern.placements, run_check=False, shape=shape, stride=strides
+        slice_,
+        pattern.device_mesh,
+        pattern.placements,
+        run_check=False,
+        shape=shape,
+        stride=torch.empty(shape, device="meta").stride(),
     )
 
 
-def sum_of_slices(partial: Tensor, pattern: Tensor) -> Tensor:
-    """The sum over the processes that hold slices as ``pattern`` is cut, in place; all of it where it is not
-    cut."""
-    if is_cut(pattern):
+def sum_over_slices(partial: Tensor, pattern: Tensor) -> Tensor:
+    """Sum over the processes in place, if ``pattern`` is sharded and ``partial`` thus covers one slice."""
+    if is_dtensor(pattern):
         dist.all_reduce(partial)
     return partial

@@ -1,10 +1,11 @@
-"""The processes that train together, and the few things they have to agree on.
+"""The processes that train together, and what they exchange besides gradients.
 
-``torchrun`` starts them; each then runs the same program. What only one may do (lock a folder, save, log) the
-*first* does, and what it decides the others are told. Numbers that the host needs go through gloo on the CPU,
-tensors through the device's own library. One process (`ALONE`) exchanges nothing. When one of several fails,
-the others cannot go on: where they learn of it in an exchange they leave as `Ended`, else ``torchrun`` stops
-them.
+``torchrun`` starts the processes; each then runs the same program. Only the *first* process (rank 0) locks a
+folder, saves and logs; it broadcasts its decisions to the others. Numbers for the host go through gloo on the
+CPU, tensors through the device's own library. A single process (`ALONE`) exchanges nothing.
+
+When one process fails, the others cannot go on. A process that notices it in an exchange leaves with `Ended`;
+``torchrun`` stops the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many processes this one is, and which of how many on this machine."""
+    """This process's rank and the number of processes, in all and on this machine."""
 
     rank: int = 0
     size: int = 1
@@ -39,12 +40,14 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """What this process computes on: a GPU of its own, where there are any."""
+        """Return the device that this process computes on: its own GPU if the machine has GPUs."""
         return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What ``make`` returns in the first process, where alone it is called. If it fails there, the other
-        processes raise `Ended`."""
+        """Call ``make`` in the first process only and return its result in every process.
+
+        If it fails, the other processes raise `Ended`.
+        """
         if self.size == 1:
             return make()
         outcome: list[Any] = [None, True]
@@ -52,31 +55,31 @@ class World:
             if self.first:
                 outcome = [make(), False]
         finally:
-            with together():
+            with peers_required():
                 dist.broadcast_object_list(outcome, device=torch.device("cpu"))
         if outcome[1]:
             raise Ended("the first process stopped")
         return outcome[0]
 
-    def total(self, *counts: int, how: Any = dist.ReduceOp.SUM) -> list[int]:
-        """The sum of each count over all processes."""
+    def total(self, *counts: int, reduction: Any = dist.ReduceOp.SUM) -> list[int]:
+        """Return the sum of each count over all processes."""
         if self.size == 1:
             return [*counts]
         reduced = torch.tensor(counts, dtype=torch.int64)
-        with together():
-            dist.all_reduce(reduced, how)
+        with peers_required():
+            dist.all_reduce(reduced, reduction)
         return reduced.tolist()
 
     def highest(self, number: int) -> int:
-        """The highest of all processes' numbers."""
-        return self.total(number, how=dist.ReduceOp.MAX)[0]
+        """Return the highest of all processes' numbers."""
+        return self.total(number, reduction=dist.ReduceOp.MAX)[0]
 
     def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The sum of each scalar over all processes, as float64; every process has the same names."""
+        """Return the sum of each scalar over all processes, as float64; all pass the same names."""
         if self.size == 1:
             return values
         summed = torch.stack([value.double() for value in values.values()])
-        with together():
+        with peers_required():
             dist.all_reduce(summed)
         return dict(zip(values, summed.unbind(), strict=True))
 
@@ -85,8 +88,8 @@ ALONE = World()
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """What breaks off in here because another process is gone ends this one too, as `Ended`."""
+def peers_required() -> Iterator[None]:
+    """Raise `Ended` if an exchange inside fails because another process is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -97,22 +100,26 @@ def together() -> Iterator[None]:
 
 @contextlib.contextmanager
 def join() -> Iterator[World]:
-    """Meet the other processes that ``torchrun`` started; `ALONE` where there are none."""
+    """Join the process group that ``torchrun`` started; yield `ALONE` without one."""
     size = int(os.environ.get("WORLD_SIZE", 1))
     if size == 1:
         yield ALONE
         return
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    world = World(*(int(os.environ[name]) for name in names))
+    world = World(
+        rank=int(os.environ["RANK"]),
+        size=size,
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+    )
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
         if world.local_rank >= gpus:
             raise ValueError(
                 f"process {world.rank} is number {world.local_rank} on this machine, which has {gpus} GPUs; "
-                "start as many processes as there are (--nproc-per-node)"
+                "start at most one process for each GPU (--nproc-per-node)"
             )
         torch.cuda.set_device(world.device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
     yield world
-    # After an error the process ends, and its connections with it: waiting for the others might be for ever.
+    # After an error the process exits without this call, which could wait for the others for ever.
     dist.destroy_process_group()

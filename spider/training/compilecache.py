@@ -1,12 +1,12 @@
-"""What torch compiled, kept in one file, so that another process compiles nothing.
+"""Keep what torch compiled in one file, so that another process compiles nothing.
 
-Torch looks up graphs (traced, differentiated, lowered) and machine code in a folder, by the digest of what
-they were made from. `kept` compiles into an empty one and packs it; `unpack` puts it where this process's
-compiler looks. ``torch.compiler.save_cache_artifacts`` would keep the graphs alone, and on a CPU nine tenths
-of the time is the C++ compiler's. What nobody can keep is the analysis of the bytecode; nor, in fp8, the
-derivative's graph, because torchao's product is a function that cannot be pickled.
+Torch finds graphs (traced, differentiated, lowered) and machine code in a folder, by the digest of their
+sources. `saved_to` compiles into an empty folder and packs it; `unpack` puts the content where this process's
+compiler looks. ``torch.compiler.save_cache_artifacts`` would keep only the graphs, and on a CPU nine
+tenths of the time is the C++ compiler's. Two things cannot be kept: the analysis of the bytecode and, in fp8,
+the graph of the derivative, because torchao's product is a function that cannot be pickled.
 
-An archive holds *code*. Unpack none but the run's own, nor one made for another processor.
+An archive holds *code*. Unpack only the run's own archive, made for this kind of processor.
 """
 
 from __future__ import annotations
@@ -25,50 +25,56 @@ from pathlib import Path
 import torch
 
 from spider import files
-from spider.training.measurements import Compiled, Warmup
 from spider.training.precision import device_name
+from spider.training.warmup_record import Compiled, Warmup
 
 log = logging.getLogger(__name__)
 
 
 def describe(archive: Path, device: torch.device) -> Compiled:
+    """Return the archive's entry in the record of the warm-up."""
     return Compiled(cache=archive.name, bytes=archive.stat().st_size, made_for=_processors(device))
 
 
 def load(warmup: Path, device: torch.device) -> None:
-    """Give the compiler what the warm-up compiled, if it left anything that runs here."""
+    """Unpack the warm-up's archive for the compiler, if there is one and its code runs on this machine."""
     compiled = Warmup.read(warmup).compile
-    if compiled is None or not (archive := warmup.with_name(compiled.cache)).exists():
+    if compiled is None:
         return
-    if compiled.made_for != (here := _processors(device)):
+    archive = warmup.with_name(compiled.cache)
+    if not archive.exists():
+        return
+    here = _processors(device)
+    if compiled.made_for != here:
         log.info("compile: the warm-up compiled for %s, this is %s; compiling again", compiled.made_for, here)
         return
     try:
         unpack(archive)
-        log.info("compile: found what the warm-up compiled (%.1f MB)", archive.stat().st_size / 1e6)
+        log.info("compile: using the warm-up's compiled code (%.1f MB)", archive.stat().st_size / 1e6)
     except ValueError as error:
         log.warning("compile: %s; compiling again", error)
 
 
 def _processors(device: torch.device) -> str:
-    """What machine code is made for: the processor with the instructions that it has, and the GPU."""
+    """Return what machine code depends on: the processor, a digest of its instruction sets, and the GPU."""
     name = features = platform.machine()
-    if (cpuinfo := Path("/proc/cpuinfo")).exists():
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
         pairs = (line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
-        about = {key.strip(): value.strip() for key, value in pairs}
-        name = about.get("model name", name)
-        features = files.digest(about.get("flags") or about.get("Features"))
+        fields = {key.strip(): value.strip() for key, value in pairs}
+        name = fields.get("model name", name)
+        features = files.digest(fields.get("flags") or fields.get("Features"))
     gpu = f", {device_name(device)}" if device.type == "cuda" else ""
     return f"{name} ({features[:8]}){gpu}"
 
 
 @contextlib.contextmanager
-def kept(archive: Path) -> Iterator[None]:
-    """Compile into an empty folder; what is in it at the end becomes ``archive``."""
+def saved_to(archive: Path) -> Iterator[None]:
+    """Compile into an empty folder and pack its content into ``archive`` at the end."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
     from torch._inductor.utils import fresh_cache
 
-    _keep_whole_steps()
+    _cache_autocast()
     with fresh_cache():
         yield
         folder = Path(cache_dir())
@@ -79,18 +85,21 @@ def kept(archive: Path) -> Iterator[None]:
 
 
 def unpack(archive: Path) -> None:
-    """Make this process's compiler find what is in ``archive``; has to come before its first compilation.
+    """Make this process's compiler use the content of ``archive``; call it before the first compilation.
 
-    The files go into a folder of the machine's own (below ``TORCHINDUCTOR_CACHE_DIR``), once for all
-    processes on it, to which the environment then points. `ValueError`: the archive is damaged.
+    The files go into a local folder below ``TORCHINDUCTOR_CACHE_DIR``, once for all processes on the machine,
+    and the environment then points to it.
+
+    Raises:
+        ValueError: the archive is damaged.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    _keep_whole_steps()
-    around = Path(cache_dir())
-    folder = around / f"spider-{files.sha256(archive)[:16]}"
+    _cache_autocast()
+    caches = Path(cache_dir())
+    folder = caches / f"spider-{files.sha256(archive)[:16]}"
     if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=around) as beside:
+        with tempfile.TemporaryDirectory(dir=caches) as beside:
             whole = Path(beside) / "whole"
             try:
                 with tarfile.open(archive, "r:gz") as tar:
@@ -100,14 +109,14 @@ def unpack(archive: Path) -> None:
             with contextlib.suppress(OSError):  # another process was first
                 whole.rename(folder)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")  # where `fresh_cache` had it
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")  # as in `fresh_cache`
 
 
-def _keep_whole_steps() -> None:
-    """Let torch keep the graphs of steps that enter and leave autocast inside."""
+def _cache_autocast() -> None:
+    """Let torch cache the graphs of steps that enter and leave autocast inside."""
     from torch._inductor import config
 
-    # It keeps graphs of functions that it knows to depend on nothing but their arguments, and these two are
-    # not on its list. They do: device, dtype and switch are arguments, and so part of the graph's digest.
+    # Torch caches graphs only of functions on its list of pure functions, which lacks these two. They are
+    # pure: device, dtype and switch are arguments, and so part of the graph's digest.
     for name in ("_enter_autocast", "_exit_autocast"):
         config.unsafe_marked_cacheable_functions[f"torch.amp.autocast_mode.{name}"] = torch.__version__

@@ -1,17 +1,17 @@
-"""The training loop: the steps of one stage, resumable anywhere, with the same result to the last bit.
+"""The training loop: the steps of one stage, resumable after any step, with bit-equal results.
 
-What a step computes is a function of the state it starts from and of (seed, stage, step): the global
-generator is seeded anew at every step, the learning rate is a function of the step, and the batch one of the
-loader's position. So a checkpoint needs no generator state, and a run killed anywhere and resumed equals one
-that never was (same machine, same number of threads; on a GPU `one_order` sees to it). Only ``max_hours``
-lets a clock decide something: when the stage ends. (``ckpt_minutes`` lets it decide when to save, no more.)
+The result of a step depends only on the state before it and on (seed, stage, step). The global generator is
+seeded at every step, the learning rate is a function of the step, and the batch a function of the loader's
+position. So a checkpoint needs no generator state. A run that is killed anywhere and resumed equals an
+uninterrupted one on the same machine with the same number of threads (on a GPU: `make_deterministic`).
+``max_hours`` alone lets a clock change the result: it ends the stage. (``ckpt_minutes`` only times saves.)
 
 Several processes (`spider.processes.world`) share the windows of a step. A step is the same work for any
-number of them: the same windows in the same order, cut into micro-batches that draw the same noise, so only
-the order of sums differs. ``micro_batch`` times ``grad_accum`` is the size of a step, not of one share.
+number of processes: the same windows in the same order, cut into micro-batches with the same noise. Only the
+order of sums differs. ``micro_batch`` times ``grad_accum`` is the size of the whole step.
 
-A GPU is waited for once a step, after the backward pass, to learn whether the gradient is finite. The
-optimizer's kernels are then queued together with the next forward pass, so the device does not idle for it.
+The host waits for a GPU once a step, after the backward pass, to learn whether the gradient is finite. It
+then queues the optimizer's kernels and the next forward pass at once, so the device does not idle.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels
-from spider.processes.device import one_order
-from spider.processes.parallel import compile_forward, exchange_gradients, replica, shard, whole
-from spider.processes.stopping import StopSignals, Watchdog
-from spider.processes.world import ALONE, World, together
+from spider.processes.device import make_deterministic
+from spider.processes.parallel import compile_forward, exchange_gradients, full_tensor, replicate, shard
+from spider.processes.shutdown import StopSignals, Watchdog
+from spider.processes.world import ALONE, World, peers_required
 from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import TOKENIZER
 from spider.training import compilecache
-from spider.training.measurements import Warmup
 from spider.training.memory import check_fits, out_of_memory
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, compiles, decide, device_name, fp8_layers
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
 from spider.training.state import Ema, Means, Progress, State, read_parent
-from spider.training.telemetry import Telemetry, Window, counted, progress_bar, show
+from spider.training.telemetry import Telemetry, Window, progress_bar, show, target_counts
 from spider.training.validation import Validation
+from spider.training.warmup_record import Warmup
 
 if TYPE_CHECKING:
     from spider.ngram.store import NgramIndex
@@ -66,13 +66,14 @@ class Trainer:
     """One stage's live objects: model, optimizer, loader, progress.
 
     Args:
-        origin: ``data_digest`` and ``parent_weights``, for the manifest; ``resumed``, where it is there, says
-            what to take from the parent: its ``weights``, or all of its ``training``, step count included.
-        parent: receipt of the stage before, or what is resumed; None to start from nothing.
-        good: checkpoint of this stage to go on from, None to begin.
-        world: the processes that train together, each with a trainer.
-        indexes: what the model reads, if it reads one: while it trains, without the text that is trained on,
-            and whenever it is measured.
+        origin: ``data_digest`` and ``parent_weights``, for the manifest. An optional ``resumed`` selects what
+            to take from the parent: its ``weights``, or all of its ``training`` with the step count.
+        parent: receipt of the previous stage, or the path to resume from; None starts from nothing.
+        good: this stage's newest good checkpoint; None starts the stage.
+        warmup: record of the warm-up for this shape.
+        world: the processes that train together, each with its own trainer.
+        indexes: n-gram indexes without and with the training text, for a model that reads one: it reads the
+            first in training and the second in validation.
     """
 
     def __init__(
@@ -81,22 +82,26 @@ class Trainer:
         folder: Path,
         data: Path,
         origin: dict[str, str | None],
-        parent: Path | None,
-        good: Checkpoint | None,
-        warmup: Path | None,
+        *,
+        parent: Path | None = None,
+        good: Checkpoint | None = None,
+        warmup: Path | None = None,
         world: World = ALONE,
         indexes: tuple[NgramIndex, NgramIndex] | None = None,
     ) -> None:
-        self.spec, self.settings = spec, spec.settings
-        self.world, self.device = world, world.device
-        self.origin, self.good = origin, good
+        self.spec = spec
+        self.settings = spec.settings
+        self.world = world
+        self.device = world.device
+        self.origin = origin
+        self.good = good
         micro_batch = world.from_first(lambda: spec.micro_batch(world.size))
         self.windows = spec.windows_per_step // world.size
         self.micro_batches = self.windows // micro_batch
         self.precision = world.from_first(lambda: self._decide_precision(warmup))
 
         check_fits(spec, self.precision.kind, self.device, world.size)
-        one_order(self.device)
+        make_deterministic(self.device)
         choose_kernels(spec.kernels)
         torch.manual_seed(seed_of(spec.seed, "weights"))
         vocabulary = BYTES if spec.stream else load_metadata(data).vocabulary
@@ -107,23 +112,32 @@ class Trainer:
             self.model.lookup = NgramLookup(indexes[0], spec.model.ngram, self.model.tokens)
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)
-        self.called: nn.Module = self.model
+        self.wrapped: nn.Module = self.model
         if world.size > 1:
             log.info(
                 "%d processes (%s): each takes %d of a step's %d windows, in micro-batches of %d",
-                *(world.size, spec.parallel, self.windows, spec.windows_per_step, micro_batch),
+                world.size,
+                spec.parallel,
+                self.windows,
+                spec.windows_per_step,
+                micro_batch,
             )
             if spec.parallel == "fsdp":
                 shard(self.model, world)
             else:
-                self.called = replica(self.model, world)
-        compiled, compute = compiles(spec, self.precision.kind, self.device), self.precision.compute
-        config, lr = spec.optimizer, self.settings.lr
-        how: dict[str, Any] = {"compiled": compiled, "world": world}
-        self.optimizer = build_optimizer(self.model, config, lr, compute, **how)
+                self.wrapped = replicate(self.model, world)
+        compiled = compiles(spec, self.precision.kind, self.device)
+        self.optimizer = build_optimizer(
+            self.model,
+            spec.optimizer,
+            self.settings.lr,
+            self.precision.compute,
+            compiled=compiled,
+            world=world,
+        )
         self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
         self.state = State(spec, origin, self.model, self.optimizer, self.ema)
-        self.progress = self._begin(parent)
+        self.progress = self._load_start(parent)
         self.means = Means.restore(self.progress.means, self.device)
         self.loader = self._open(data)
         if compiled:
@@ -133,17 +147,30 @@ class Trainer:
         self.metrics = MetricsLog(StageFolder(folder).metrics) if world.first else None
         tokenizer = data / TOKENIZER if vocabulary.digest else None
         self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world, tokenizer)
-        flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / world.size
-        known = device_name(self.device), self.precision.kind, flops, vocabulary.digest is not None
-        self.telemetry = Telemetry(self.device, *known)
-        full = indexes[1] if indexes else None
-        read = spec, data, self.model, world, self.precision, self.ema, full
-        self.validation = Validation(*read, compiled=compiled)
+        flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops)
+        self.telemetry = Telemetry(
+            self.device,
+            device_name(self.device),
+            self.precision.kind,
+            flops_per_token=flops / world.size,
+            learned=vocabulary.digest is not None,
+        )
+        self.validation = Validation(
+            spec,
+            data,
+            self.model,
+            world=world,
+            precision=self.precision,
+            ema=self.ema,
+            full=indexes[1] if indexes else None,
+            compiled=compiled,
+        )
         self._announce(micro_batch)
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
-        """Train to the stage's end and return its final checkpoint, in the process that saved it."""
-        progress, self._saved = self.progress, time.perf_counter()
+        """Train to the stage's end. The first process returns the final checkpoint, the others None."""
+        progress = self.progress
+        self._saved = time.perf_counter()
         window = Window()
         self.model.train()
         try:
@@ -156,7 +183,7 @@ class Trainer:
                         self._leave(signum)
                     self.saver.settle(wait=False)
                     began = time.perf_counter()
-                    with watchdog.step(progress.global_step + 1), together():
+                    with watchdog.step(progress.global_step + 1), peers_required():
                         self._step(window)
                     took = time.perf_counter() - began
                     window.steps += 1
@@ -167,7 +194,7 @@ class Trainer:
                     decided = self._end_in_time(bar)
                     done = progress.step == progress.end
                     saved = self._save_is_due() or decided or done
-                    with watchdog.step(progress.global_step), together():
+                    with watchdog.step(progress.global_step), peers_required():
                         validated = self.validation.after(progress, saved=saved)
                     if progress.step % self.settings.log_every == 0 or done:
                         self._log(window, bar, validated)
@@ -181,7 +208,7 @@ class Trainer:
         finally:
             self.loader.close()
             self.saver.close()
-        self.validation.tell(progress, self.saver.root)
+        self.validation.log_summary(progress, self.saver.root)
         return self.saver.newest
 
     def _step(self, window: Window) -> None:
@@ -189,24 +216,30 @@ class Trainer:
         began = time.perf_counter()
         batch = next(self.loader)
         window.waited += time.perf_counter() - began
-        targets_BT, tokens = batch.rows_BT1[:, 1:], self.model.tokens
+        tokens = self.model.tokens
+        targets_BT = batch.rows_BT1[:, 1:]
         learned_BT = targets_BT != tokens.pad if batch.learned_BT is None else batch.learned_BT
-        counted_B, bytes_BT = learned_BT.sum(1), tokens.bytes_of[targets_BT] * learned_BT
+        counted_B = learned_BT.sum(1)
+        bytes_BT = tokens.bytes_of[targets_BT] * learned_BT
         targets, bytes_ = self.world.total(int(counted_B.sum()), int(bytes_BT.sum()))
         if not targets:
-            many = f"none of {targets_BT.size:,} targets is an assistant's"
-            raise TrainingError(f"step {progress.global_step}: {many}; is {self.spec.data} of conversations?")
+            raise TrainingError(
+                f"step {progress.global_step}: none of {targets_BT.size:,} targets is an assistant's; check "
+                f"that {self.spec.data} holds conversations"
+            )
         window.bytes += bytes_
 
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:
             measured = self.world.sum(self._forward_backward(batch, counted_B, targets))
-            measured["grad_norm"] = whole(nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip))
+            measured["grad_norm"] = full_tensor(
+                nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip)
+            )
             finite = bool((torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])).item())
             if finite:
                 self._update()
                 if self.telemetry.learned:
-                    measured |= counted(targets, bytes_, self.device)
+                    measured |= target_counts(targets, bytes_, self.device)
                 self.means.add(measured)
                 progress.streak = 0
         except RuntimeError as error:
@@ -227,10 +260,16 @@ class Trainer:
             self._skip()
 
     def _forward_backward(self, batch: Batch, counted_B: np.ndarray, targets: int) -> dict[str, Tensor]:
-        """Accumulate the gradient of the mean loss over all the step's ``targets``, of which this process's
-        windows hold ``counted_B``; returns its share of the means over the step. A micro-batch weighs by its
-        share of the targets, so that padding does not make ``grad_accum`` change the loss."""
-        self._draw("depth")
+        """Accumulate the gradient of the step's mean loss and return this process's share of the means.
+
+        A micro-batch is weighted by its share of the targets, so that with padding ``grad_accum`` does not
+        change the loss.
+
+        Args:
+            counted_B: targets in each window of this process.
+            targets: targets of the whole step, all processes together.
+        """
+        self._seed("depth")
         n_loops = draw_depth(self.spec)
         measured: dict[str, Tensor] = {}
         counts = counted_B.reshape(self.micro_batches, -1).sum(1).tolist()
@@ -238,12 +277,12 @@ class Trainer:
         for i, micro in enumerate(batch.split(self.micro_batches), start=1):
             weight = counts[i - 1] / targets
             tokens_BT, labels_BT = to_device(micro, self.device, self.model.tokens.pad)
-            given = beside(micro, self.device, documents)
-            self._draw("micro-batch", self.world.rank * self.micro_batches + i)
-            with exchange_gradients(self.called, i == self.micro_batches):
+            extra = beside(micro, self.device, documents)
+            self._seed("micro-batch", self.world.rank * self.micro_batches + i)
+            with exchange_gradients(self.wrapped, enabled=i == self.micro_batches):
                 with self.precision.autocast(self.device):
-                    out = self.called(tokens_BT, labels_BT, n_loops=n_loops, **given)
-                # What is averaged over processes is to be their sum.
+                    out = self.wrapped(tokens_BT, labels_BT, n_loops=n_loops, **extra)
+                # DDP averages gradients; multiply by the world size to get their sum.
                 (out.loss * (weight * self.world.size)).backward()
             for name, value in {"loss": out.loss.detach(), **out.metrics}.items():
                 value = value * weight
@@ -252,7 +291,7 @@ class Trainer:
 
     def _update(self) -> None:
         step = self.progress.step
-        self._draw("update")
+        self._seed("update")
         self.optimizer.set_lr(lr_factor(step, self.progress.end, self.settings))
         self.optimizer.set_scheduled(**self._scheduled(step, self.progress.global_step))
         self.optimizer.step()
@@ -263,21 +302,24 @@ class Trainer:
     def _scheduled(self, step: int, run_step: int) -> dict[str, Any]:
         return scheduled(step, run_step, self.progress.end, self.settings, self.spec.optimizer)
 
-    def _draw(self, *what: object) -> None:
-        """Seed what is drawn at random next in this step."""
-        torch.manual_seed(seed_of(self.spec.seed, "step", self.spec.index, self.progress.step, *what))
+    def _seed(self, *purpose: object) -> None:
+        """Seed torch's generator for the next random draws of this step."""
+        torch.manual_seed(seed_of(self.spec.seed, "step", self.spec.index, self.progress.step, *purpose))
 
     def _end_in_time(self, bar: tqdm) -> bool:
-        """Fix the stage's end if its hours run out now, and say whether; a checkpoint has to keep that."""
+        """Fix the stage's end when ``max_hours`` requires it, and return whether that happened now.
+
+        The decision must be saved at once: a resumed run must end at the same step.
+        """
         progress = self.progress
         if self.settings.max_hours is None:
             return False
-        now = (progress.step, progress.spent, progress.end)
-        end = self.world.from_first(lambda: end_in_time(*now, self.settings))
+        step, seconds, limit = progress.step, progress.spent, progress.end
+        end = self.world.from_first(lambda: end_in_time(step, seconds, limit, self.settings))
         if end is None:
             return False
         progress.end = bar.total = end
-        log.info("step %d: max_hours lets this stage end after %d steps", progress.step, end)
+        log.info("step %d: max_hours ends this stage after %d steps", progress.step, end)
         return True
 
     def _skip(self) -> None:
@@ -287,30 +329,31 @@ class Trainer:
         log.warning("step %d: the loss or its gradient is not finite, update skipped", progress.global_step)
         if progress.streak >= self.settings.nan_patience:
             self.world.from_first(self.saver.settle)
-            kept = self.saver.newest.path if self.saver.newest else "none in this stage"
+            newest = self.saver.newest.path if self.saver.newest else "none in this stage"
             raise TrainingError(
                 f"step {progress.global_step}: {progress.streak} steps in a row without a finite loss; the "
-                f"last good checkpoint is {kept}. Lower lr or clip, or look at the data around "
+                f"last good checkpoint is {newest}. Lower lr or clip, or inspect the data around "
                 f"{progress.position}"
             )
 
     def _leave(self, signum: int) -> None:
-        """Save what no checkpoint holds yet and stop."""
+        """Save the steps since the last checkpoint and raise `Preempted`."""
         self.saver.settle()
         if self.progress.step and self.saver.begun != self.progress.global_step:
             self._save(final=False)
-        self.world.from_first(self.saver.settle)  # whoever leaves before the others ends them
+        self.world.from_first(self.saver.settle)  # a process that exits first would end the others
         raise Preempted(signum, self.progress.global_step)
 
     def _save_is_due(self) -> bool:
         settings = self.settings
         if settings.ckpt_minutes is None:
             return self.progress.step % settings.ckpt_every == 0
-        since, minutes = self._saved, settings.ckpt_minutes
-        return self.world.from_first(lambda: time.perf_counter() - since >= 60 * minutes)
+        due = self._saved + 60 * settings.ckpt_minutes
+        return self.world.from_first(lambda: time.perf_counter() >= due)
 
     def _save(self, *, final: bool) -> None:
-        began = self._saved = time.perf_counter()
+        began = time.perf_counter()
+        self._saved = began
         self.progress.means = self.means.plain()
         record = {
             "run": self.spec.run,
@@ -333,13 +376,14 @@ class Trainer:
         self.progress.checkpoint_seconds += time.perf_counter() - began
 
     def _log(self, window: Window, bar: tqdm, validated: dict[str, float]) -> None:
-        means, self.means = self.means, Means()
+        means = self.means
+        self.means = Means()
         if self.metrics is None:
             return
         progress = self.progress
         if progress.end is not None:
             left = progress.end - progress.step
-        else:  # only a clock tells: at the pace so far
+        else:  # max_hours: estimate from the pace so far
             assert self.settings.max_hours is not None
             left = max(1, int((self.settings.max_hours * 3600 / progress.spent - 1) * progress.step))
         rates = {"lr": self.settings.lr * lr_factor(progress.step - 1, progress.end, self.settings)}
@@ -349,24 +393,26 @@ class Trainer:
         window.pauses = (progress.checkpoint_seconds + progress.validation_seconds) / progress.step
         row = self.telemetry.row(means.read(), window, left, rates, progress.skipped, self._reached())
         if means.count:
-            progress.loss = loss = row.get("train/cross_entropy", row["train/loss"])
-            progress.best_loss = min(loss, loss if progress.best_loss is None else progress.best_loss)
+            loss = row.get("train/cross_entropy", row["train/loss"])
+            progress.loss = loss
+            progress.best_loss = loss if progress.best_loss is None else min(loss, progress.best_loss)
         self.metrics.write(progress.global_step, row | validated)
         show(row, progress.step, progress.step + left, bar, self.model.shown)
 
     def _reached(self) -> dict[str, float]:
-        """Return how far the run is in its data. The figures depend on what is trained, never on a clock."""
+        """Return the run's position in its data, in epochs and tokens."""
         assert self.progress.position is not None, "a step is done"
         epoch = self.loader.epoch(self.progress.position)
         return {"epoch": epoch, "tokens": float(self.progress.global_tokens)}
 
     def _announce(self, micro_batch: int) -> None:
-        """Log what is trained, with what, and how far: once, at the start of the process."""
+        """Log the model, the optimizer, the batch and the steps to train."""
         spec, world = self.spec, self.world
         parts = "; ".join(f"{name} {count:,}" for name, count in self.model.parameters_by_part().items())
         log.info("parameters: %s (%s)", f"{self.model.num_parameters():,}", parts)
         log.info("fp8: %s", fp8_layers(self.model))
-        config, rates = spec.optimizer, f"lr {self.settings.lr:g}"
+        config = spec.optimizer
+        rates = f"lr {self.settings.lr:g}"
         if config.kind == "muon":
             rates += f", {self.settings.lr * config.muon_lr_ratio:g} for matrices"
         log.info("optimizer: %s, %s, weight decay %g", config.kind, rates, config.weight_decay)
@@ -384,7 +430,7 @@ class Trainer:
         log.info("training from step %s to %s", f"{self.progress.step:,}", end)
 
     def _decide_precision(self, warmup: Path | None) -> Precision:
-        """The configuration's choice; a resumed stage keeps the arithmetic that it began with."""
+        """Return the configured precision; a resumed stage keeps the one that it began with."""
         measured = Warmup.read(warmup) if warmup else None
         chosen = decide(self.spec.precision, self.spec.fp8_recipe, self.device, measured)
         if self.good is not None:
@@ -392,40 +438,45 @@ class Trainer:
         log.info("precision: %s", chosen)
         return chosen
 
-    def _begin(self, parent: Path | None) -> Progress:
-        """Load what there is to go on from, of this stage or before it; returns where that is."""
+    def _load_start(self, parent: Path | None) -> Progress:
+        """Load this stage's checkpoint, or else its parent, and return the progress to continue from."""
         if self.good is not None:
             return self.state.resume(self.good, self.world.size)
-        # Verified once: it is read whole for that, and what is wrong with it is said by one process.
-        before = (
-            self.world.from_first(lambda: read_parent(self.spec, parent, self.model.tokens))
-            if parent
-            else None
-        )
-        return self.state.start(before, horizon(self.spec, self.model))
+        end = horizon(self.spec, self.model)
+        if parent is None:
+            return self.state.start(None, end)
+        # Verifying reads the whole checkpoint, so only one process does it and reports errors.
+        before = self.world.from_first(lambda: read_parent(self.spec, parent, self.model.tokens))
+        return self.state.start(before, end)
 
     def _open(self, data: Path) -> Batches:
         position = self.progress.position
         seed = position["seed"] if position else seed_of(self.spec.seed, "order", self.spec.index)
-        place: dict[str, Any] = {"rank": self.world.rank, "world": self.world.size}
-        place |= {"seq_len": self.settings.seq_len, "rows": self.windows, "seed": seed}
-        if self.spec.stream is None:
-            shards = Shards(data, "train")
-            packed = None
-            if self.settings.packing == "best_fit":
-                packed = PackedRows.open(data, shards, self.settings.seq_len)
-                self.model.most_documents = packed.packing.most_pieces
-            place |= {"lookup": self.model.lookup, "answers": self.settings.learn == "assistant"}
-            return Loader(shards, **place, position=position, packed=packed)
-        batches: Batches = self.spec.stream.source.batches(self.spec.stream, **place, position=position)
-        return batches
+        order: dict[str, Any] = {
+            "rank": self.world.rank,
+            "world": self.world.size,
+            "seq_len": self.settings.seq_len,
+            "rows": self.windows,
+            "seed": seed,
+            "position": position,
+        }
+        if self.spec.stream is not None:
+            batches: Batches = self.spec.stream.source.batches(self.spec.stream, **order)
+            return batches
+        shards = Shards(data, "train")
+        packed = None
+        if self.settings.packing == "best_fit":
+            packed = PackedRows.open(data, shards, self.settings.seq_len)
+            self.model.most_documents = packed.packing.most_pieces
+        answers = self.settings.learn == "assistant"
+        return Loader(shards, packed=packed, lookup=self.model.lookup, answers=answers, **order)
 
 
 def seed_of(*parts: object) -> int:
-    """Return a 63-bit seed from a list of names and numbers; different lists have different seeds."""
+    """Return a 63-bit seed for a list of names and numbers."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
 def draw_depth(spec: StageSpec) -> int:
-    """Return the loops of a step's forward passes: the stage's number, or a random one with that mean."""
+    """Return the loops of a step's forward passes: the stage's number, or a random number with that mean."""
     return int(torch.randint(1, 2 * spec.loops, ())) if spec.model.samples_loops else spec.loops

@@ -24,9 +24,9 @@ from spider.errors import TrainingError
 from spider.model import build_model
 from spider.model.interface import Model
 from spider.report.formatting import quantity
-from spider.training.measurements import Kind
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import device_name
+from spider.training.warmup_record import Kind
 
 log = logging.getLogger(__name__)
 

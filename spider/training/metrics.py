@@ -1,8 +1,8 @@
-"""The training curve on disk.
+"""The training curve on disk: ``metrics.jsonl``.
 
-``metrics.jsonl`` is append-only, one line a log step, written in one call so that a kill tears at most the
-last line, which the next start cuts off. A resumed run walks again through steps already logged: equal to the
-first time, so they are skipped and the curve has neither gaps nor duplicates.
+The file is append-only, with one line for each log step, written in one call. A kill therefore tears at most
+the last line, which the next start cuts off. A resumed run repeats steps that are already logged, with equal
+figures; they are skipped, so the curve has neither gaps nor duplicates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A log step of the run, its time (seconds since 1970), and means over the steps since the one before."""
+    """A log step of the run, its time (seconds since 1970), and means over the steps since the last row."""
 
     step: int
     time: float
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 def parse_row(line: bytes) -> Row:
-    """A line of ``metrics.jsonl``; ``ValueError`` for one that is torn or malformed."""
+    """Parse a line of ``metrics.jsonl``; raise ``ValueError`` if it is torn or malformed."""
     try:
         row = json.loads(line)
         metrics = {name: float(value) for name, value in row["metrics"].items()}
@@ -36,8 +36,11 @@ def parse_row(line: bytes) -> Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows, none of a missing file; a last line that was cut off is left out. `ValueError` names the file
-    and the line that is malformed otherwise."""
+    """Return all rows except a torn last line; return none for a missing file.
+
+    Raises:
+        ValueError: a line is malformed; the message names the file and the line.
+    """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -49,16 +52,19 @@ def read_rows(path: Path) -> list[Row]:
 
 
 class MetricsLog:
-    """Append rows to ``metrics.jsonl``; rows up to `last` are there already and are not written again."""
+    """Append rows to ``metrics.jsonl``, except those up to step ``last``, which are already in the file."""
 
     def __init__(self, path: Path) -> None:
-        self.last, self._path, whole = -1, path, 0
+        self.last = -1
+        self._path = path
         path.touch()
+        intact = 0
         with open(path, "rb") as f, contextlib.suppress(ValueError):
             for line in f:
                 if line.endswith(b"\n"):
-                    self.last, whole = parse_row(line).step, whole + len(line)
-        os.truncate(path, whole)
+                    self.last = parse_row(line).step
+                    intact += len(line)
+        os.truncate(path, intact)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         if step > self.last:

@@ -25,7 +25,7 @@ kind's rate.
 
 State is fp32 (but `LowBitAdamW`'s), and named in a checkpoint by the parameter's own name. Of parameters that
 are cut over processes (`spider.processes.parallel`) each process updates its slice. Polar factors are shared:
-of W processes each computes those of every W-th matrix, and is given the others' (`share_out`).
+of W processes each computes those of every W-th matrix, and is given the others' (`distribute`).
 
 Under ``master_weights: bf16`` weights and gradients take 2 bytes a value less each. bf16 has 8 bits of
 precision, so rounding to nearest would drop every update below 1/256 of the weight; torchao rounds at random
@@ -47,8 +47,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from spider.config import OptimizerConfig
-from spider.processes.parallel import cut_like, local
-from spider.processes.sharing import share_out
+from spider.processes.exchange import distribute
+from spider.processes.parallel import dtensor_like, local
 from spider.processes.world import ALONE, World
 from spider.training.normuon import even_out, no_moment
 from spider.training.precision import quiet_torchao
@@ -151,7 +151,7 @@ class Optimizer:
         first = 0
         for batches in self._rounds(params):
             stacks = [self._steps(group, batch).to(group["compute"]) for batch in batches]
-            updates = share_out(polar, stacks, [batch[0] for batch in batches], self.world, first)
+            updates = distribute(polar, stacks, [batch[0] for batch in batches], self.world, first)
             for batch, u_Nrc in zip(batches, updates, strict=True):
                 self._apply(group, batch, u_Nrc.float())
                 first += len(batch) * batch[0].shape[:-2].numel()
@@ -282,14 +282,14 @@ class LowBitAdamW:
 
     def _parts(self, p: Tensor, value: Tensor) -> Iterator[tuple[str, Tensor]]:
         if not hasattr(value, "__tensor_flatten__"):  # it is not quantized
-            yield "", cut_like(value, p) if value.ndim else value
+            yield "", dtensor_like(value, p) if value.ndim else value
             return
         parts, _ = value.__tensor_flatten__()
         for part in parts:
             held: Tensor = getattr(value, part)
             if part != "qmap":  # codes and scales, by the parameter's rows
                 rows = len(local(p))
-                held = cut_like(held.view(rows, held.numel() // max(1, rows)), p)
+                held = dtensor_like(held.view(rows, held.numel() // max(1, rows)), p)
             yield f".8bit.{part}", held
 
     def step(self) -> None:

@@ -1,19 +1,19 @@
-"""Which arithmetic a run computes in, and why.
+"""The precision of a run: the arithmetic of its matrix products, and why it was chosen.
 
-That of the matrix products: ``bf16`` runs them under autocast. ``fp8`` is bf16 whose linear layers are
-torchao's Float8Linear: operands scaled, cast to 8 bits, multiplied, in forward and backward. The family says
-which it keeps wide, because their output decides something discrete or is tiny, and what it multiplies in fp8
-itself (`spider.model.interface.Fp8Parts`), which has one way of scaling whatever the recipe.
+``bf16`` runs matrix products under autocast. ``fp8`` is bf16 with torchao's Float8Linear: operands are
+scaled, cast to 8 bits and multiplied, in forward and backward. The model family names the layers that stay
+wide, because their output decides something discrete or is tiny. It also names the layers that it multiplies
+in fp8 itself (`spider.model.interface.Fp8Parts`), with one way of scaling for every recipe.
 
-A *recipe* says what shares a scale (docs/training.md). ``tensorwise``: the cheapest casts, but one outlier
-costs all others their last bits. ``rowwise``: closer, and slower to cast, since an operand needs other scales
-for each product it enters. ``rowwise_with_gw_hp`` leaves the weight gradient, whose errors add up over steps,
-in bf16: two of three products are narrow.
+A *recipe* defines which values share a scale (docs/training.md). ``tensorwise`` has the cheapest casts, but
+one outlier costs all other values their last bits. ``rowwise`` is more exact and slower to cast, because an
+operand needs other scales for each product. ``rowwise_with_gw_hp`` keeps the weight gradient in bf16, because
+its errors add up over steps: two of three products are narrow.
 
-``auto`` follows the warm-up's measurements. On a CPU: fp32 or bf16, whichever made a whole step faster. On a
-GPU: bf16, and fp8 for exactly the layers whose product was measured faster in it, casts included. Without a
-warm-up: fp32 on a CPU, bf16 on a GPU. ``fp8`` on a device without it is an error. Emulated fp8 (right
-numbers, slow) is for tests, and has to be asked for in code.
+``auto`` follows the warm-up's measurements. On a CPU it selects fp32 or bf16, by the time of a whole step. On
+a GPU it selects bf16, and fp8 for exactly the layers whose product was faster in it, casts included. Without
+a warm-up it selects fp32 on a CPU and bf16 on a GPU. ``fp8`` on a device without it is an error. Emulated fp8
+(right numbers, but slow) is for tests, and only code can request it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from spider.errors import TrainingError
 from spider.model.interface import Model
 from spider.model.layers import compute_dtype
 from spider.processes.parallel import is_sharded
-from spider.training.measurements import Kind, Warmup
+from spider.training.warmup_record import Kind, Warmup
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The arithmetic and the reason; of fp8 also which layers take part (None: all eligible ones)."""
+    """The arithmetic, the reason, and for fp8 the layers that use it (None: all eligible ones)."""
 
     kind: Kind
     reason: str
@@ -49,11 +49,11 @@ class Precision:
     recipe: Fp8Recipe | None = None
 
     def __str__(self) -> str:
-        what = f"{self.kind} {self.recipe}" if self.recipe else self.kind
-        return f"{what} ({self.reason})"
+        name = f"{self.kind} {self.recipe}" if self.recipe else self.kind
+        return f"{name} ({self.reason})"
 
     def unless_began_as(self, before: SavedPrecision, device: torch.device) -> Precision:
-        """What a training goes on with that began so; raises as `decide`."""
+        """Return the precision that a training began with, or self if they are equal; raise as `decide`."""
         layers = frozenset(before.layers) if before.layers else None
         if (before.kind, layers, before.recipe) == (self.kind, self.layers, self.recipe):
             return self
@@ -62,24 +62,27 @@ class Precision:
 
     @property
     def compute(self) -> torch.dtype:
-        """Dtype of matrix products that are not fp8's."""
+        """Return the dtype of matrix products outside fp8."""
         return torch.float32 if self.kind == "fp32" else torch.bfloat16
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """The context of forward and backward's matrix products."""
+        """Return the context for the matrix products of a forward pass."""
         narrow = self.kind != "fp32"
         return torch.autocast(device.type, dtype=self.compute) if narrow else contextlib.nullcontext()
 
     def prepare(self, model: Model, *, emulate: bool = False, sharded: bool = False) -> None:
-        """Swap the chosen linear layers for Float8Linear and set the family's own parts to fp8, in place;
-        parameter names stay as they are. Where the weights are going to be ``sharded`` by FSDP and one factor
-        scales a whole weight, processes gather it in fp8, a quarter of the bytes for the same product."""
+        """Replace the chosen linear layers by Float8Linear and set the family's own parts to fp8, in place.
+
+        Parameter names do not change. If FSDP will shard the weights (``sharded``) and one factor scales a
+        whole weight, processes gather it in fp8: a quarter of the bytes for the same product.
+        """
         if self.kind != "fp8":
             return
         assert self.recipe is not None
         linear = eligible(model) if self.layers is None else eligible(model) & self.layers
         to_fp8(model, self.recipe, linear, emulate=emulate, gather=sharded)
-        if (own := model.fp8_parts()) is None:
+        own = model.fp8_parts()
+        if own is None:
             return
         chosen = [part for name, part in own.layers.items() if self.layers is None or name in self.layers]
         device = next(model.parameters()).device
@@ -87,11 +90,11 @@ class Precision:
             for part in chosen:
                 part.fp8 = True  # type: ignore[assignment]
         elif chosen:
-            lacks = f"{device_name(device)} lacks their fp8"
+            lacks = f"{device_name(device)} does not support their fp8"
             log.info("precision: %d parts of the model stay in bf16, %s", len(chosen), lacks)
 
     def after_update(self, model: nn.Module) -> None:
-        """Find the scales of all weights that are gathered in fp8 in one exchange, not one for each."""
+        """Compute the scales of all weights that are gathered in fp8 in a single exchange."""
         if self.recipe == "tensorwise" and is_sharded(model):
             with quiet_torchao():
                 from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
@@ -100,7 +103,7 @@ class Precision:
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether the device multiplies fp8 matrices: Ada, Hopper and later."""
+    """Return whether the device multiplies fp8 matrices: Ada, Hopper and later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
@@ -109,35 +112,48 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """``NVIDIA H100 80GB HBM3`` or ``cpu``."""
+    """Return the device's name, such as ``NVIDIA H100 80GB HBM3``, or ``cpu``."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def decide(asked: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup | None) -> Precision:
-    """The configuration's choice, or `TrainingError` where this device cannot do what is asked for; ``auto``
-    goes by a warm-up on this kind of device."""
+def decide(requested: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup | None) -> Precision:
+    """Return the configured precision; ``auto`` follows a warm-up on the same kind of device.
+
+    Raises:
+        TrainingError: the device cannot compute in the requested precision.
+    """
     name = device_name(device)
-    cannot = f"precision: {asked} cannot run on {name}"
-    if asked == "fp8" and not has_fp8(device):
-        needs = "it needs compute capability 8.9, such as H100 or RTX 40"
-        raise TrainingError(f"{cannot} ({needs}); set precision: auto or bf16")
-    if asked == "bf16" and not has_bf16(device):
-        raise TrainingError(f"{cannot}; set precision: fp32")
-    if asked != "auto":
-        return Precision(cast(Kind, asked), "asked for", recipe=recipe if asked == "fp8" else None)
+    if requested == "fp8" and not has_fp8(device):
+        raise TrainingError(
+            f"precision: fp8 cannot run on {name} (it needs compute capability 8.9, such as H100 or RTX 40); "
+            "set precision: auto or bf16"
+        )
+    if requested == "bf16" and not has_bf16(device):
+        raise TrainingError(f"precision: bf16 cannot run on {name}; set precision: fp32")
+    if requested != "auto":
+        return Precision(cast(Kind, requested), "configured", recipe=recipe if requested == "fp8" else None)
     if warmup is not None and warmup.device == name:
-        fp8 = (frozenset(warmup.fp8_layers), recipe) if warmup.precision == "fp8" else ()
-        return Precision(warmup.precision, warmup.reason, *fp8)
+        if warmup.precision == "fp8":
+            return Precision("fp8", warmup.reason, frozenset(warmup.fp8_layers), recipe)
+        return Precision(warmup.precision, warmup.reason)
     kind: Kind = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
     return Precision(kind, "not measured: no warm-up on this device")
 
 
 def compiles(spec: StageSpec, kind: Kind, device: torch.device) -> bool:
-    """Whether a stage's model is compiled there in that arithmetic; `TrainingError` where it is asked for and
-    cannot be. A GPU that is to compile and does not says why."""
-    if problems := spec.model.problems(kind, spec.compile):
-        where = f"precision: {spec.precision} comes to {kind} on {device_name(device)}"
-        raise TrainingError(f"{where}, and {'; '.join(problems)}; or leave compile out")
+    """Return whether a stage's model is compiled on this device in this precision.
+
+    On a GPU the log gives the reason for not compiling.
+
+    Raises:
+        TrainingError: ``compile: true`` is set and the model cannot be compiled in this precision.
+    """
+    problems = spec.model.problems(kind, spec.compile)
+    if problems:
+        raise TrainingError(
+            f"precision: {spec.precision} selects {kind} on {device_name(device)}, and "
+            f"{'; '.join(problems)}; or leave compile out"
+        )
     compiled = spec.compiled_on(device.type, kind)
     if device.type == "cuda" and spec.compile is None and not compiled:
         log.info("not compiled: in %s, %s", kind, "; ".join(spec.model.problems(kind, True)))
@@ -145,28 +161,33 @@ def compiles(spec: StageSpec, kind: Kind, device: torch.device) -> bool:
 
 
 def eligible(model: Model) -> frozenset[str]:
-    """Names of the linear layers that may run in fp8: the family lets them, and the hardware can."""
-    # Each side of a weight is an outer dimension of one of the three products, and those have to be multiples
-    # of 16. The rows of a batch are only ever summed over, or come first, and are padded.
-    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    fit = (name for name, m in linear if not (m.in_features % 16 or m.out_features % 16))
-    return frozenset(name for name in fit if not model.keeps_wide(name))
+    """Return the names of the linear layers that family and hardware allow to run in fp8."""
+    # Each side of a weight is an outer dimension of one of the three products, and must be a multiple of 16.
+    # The rows of a batch are summed over or come first, and are padded.
+    return frozenset(
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear)
+        and layer.in_features % 16 == layer.out_features % 16 == 0
+        and not model.keeps_wide(name)
+    )
 
 
 def fp8_layers(model: Model) -> str:
-    """Return a phrase that counts the layers of a prepared model that are multiplied in fp8."""
+    """Return a phrase that counts the layers of a prepared model that run in fp8."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     swapped = sum(type(module).__name__ == "Float8Linear" for module in linear)  # needs no import of torchao
-    told = f"{swapped} of {len(linear)} linear layers"
-    if own := model.fp8_parts():
+    phrase = f"{swapped} of {len(linear)} linear layers"
+    own = model.fp8_parts()
+    if own:
         narrow = sum(bool(part.fp8) for part in own.layers.values())
-        told += f", {narrow} of {len(own.layers)} other layers"
-    return told
+        phrase += f", {narrow} of {len(own.layers)} other layers"
+    return phrase
 
 
 @contextlib.contextmanager
 def quiet_torchao() -> Iterator[None]:
-    """Importing torchao warns of its parts for other machines, which concern nobody here."""
+    """Silence torchao's warnings about its parts for other machines during the import."""
     loggers = map(logging.getLogger, ("torchao", "torchao.kernel.intmm", "torch.utils._pytree"))
     levels = {logger: logger.level for logger in loggers}
     for logger in levels:
@@ -181,7 +202,7 @@ def quiet_torchao() -> Iterator[None]:
 def to_fp8(
     model: nn.Module, recipe: Fp8Recipe, names: Container[str], *, emulate: bool = False, gather: bool = False
 ) -> None:
-    """Swap the linear layers of these names for Float8Linear, in place."""
+    """Replace the linear layers of these names by Float8Linear, in place."""
     with quiet_torchao():
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
@@ -195,5 +216,5 @@ def to_fp8(
     convert_to_float8_training(model, module_filter_fn=lambda _, name: name in names, config=config)
     for module in model.modules() if emulate else ():
         if isinstance(module, Float8Linear):
-            # It casts its input under a GPU's autocast, and knows of no other.
+            # Float8Linear casts its input only under a GPU's autocast.
             module.register_forward_pre_hook(lambda _, args: tuple(x.to(compute_dtype(x)) for x in args))

@@ -1,26 +1,26 @@
-"""How long a stage is, and its learning rate as a pure function of the step.
+"""The length of a stage, and its learning rate as a pure function of the step.
 
-A stage ends with the first limit it reaches; with the model's size known, each but ``max_hours`` is a number
-of steps (`horizon`). The rate then needs no state: a stage warms up linearly over ``warmup_steps`` and
-follows its schedule over the steps that are left,
+A stage ends at the first limit it reaches. Once the model's size is known, each limit but ``max_hours`` is a
+number of steps (`horizon`), so the rate needs no state. A stage warms up linearly over ``warmup_steps`` and
+follows its schedule over the remaining steps:
 
-    cosine, linear   down from the warm-up's end on
-    wsd              constant, then down linearly in the last ``decay_fraction`` of the steps
-    constant         not at all
+    cosine, linear   decays from the end of the warm-up
+    wsd              stays constant, then decays linearly in the last ``decay_fraction`` of the steps
+    constant         does not decay
 
-from ``lr`` to ``min_lr_ratio * lr``, which it reaches as the stage ends, after its last step. No step trains
-at rate 0: step 0 has ``lr / warmup_steps``. Every stage starts its own schedule; one that should go on at
-full rate sets ``warmup_steps: 0``.
+The rate decays from ``lr`` to ``min_lr_ratio * lr``, which it reaches after the last step. No step trains at
+rate 0: step 0 has ``lr / warmup_steps``. Every stage starts its own schedule; a stage that continues at full
+rate sets ``warmup_steps: 0``.
 
-``max_hours`` is the one limit that is no number of steps. When the share ``1 - decay_fraction`` of the hours
-is spent after n steps, `end_in_time` fixes the end at ``n / (1 - decay_fraction)`` steps: the decay then
-takes its share of the steps, and of the time if they stay as fast as they were. The end is kept in the
-checkpoint, so a resumed run anneals as it began to; another run may end after another number of steps.
+``max_hours`` is the one limit that is not a number of steps. When the share ``1 - decay_fraction`` of the
+hours is spent after n steps, `end_in_time` fixes the end at ``n / (1 - decay_fraction)`` steps. The decay
+then takes its share of the steps, and of the time if the pace stays the same. The checkpoint stores the end,
+so a resumed run anneals as it began to; another run may end after another number of steps.
 
-What else of the optimizer moves (`scheduled`) is a function of the step too. Weight decay goes to
-``weight_decay_end`` over the stage, as the rate does reaching it after the last step; where ``max_hours`` is
-given nobody knows in time how far the stage has come, and it goes there in the steps in which the rate falls.
-Muon's momentum rises once in a run, not in each stage, for stages hand it on: by the steps of the run.
+Weight decay and Muon's momentum are functions of the step too (`scheduled`). Weight decay moves linearly to
+``weight_decay_end`` over the stage and reaches it after the last step. With ``max_hours`` the length is not
+known in time, so it moves while the rate decays. Muon's momentum rises once in a run, by the
+steps of the run, because each stage inherits it from the stage before.
 """
 
 from __future__ import annotations
@@ -33,8 +33,13 @@ from spider.model.interface import Model
 
 
 def horizon(spec: StageSpec, model: Model) -> int | None:
-    """Optimizer steps of a stage: the least that its limits come to, at least 1; None if only a clock tells.
-    The model may be on the meta device. `ValueError`: the average of the weights would start too late."""
+    """Return the optimizer steps of a stage by its tightest limit, at least 1; None with only ``max_hours``.
+
+    The model may be on the meta device.
+
+    Raises:
+        ValueError: the average of the weights would start after the stage's end.
+    """
     s = spec.settings
     tokens: list[float] = [] if s.tokens is None else [s.tokens]
     if s.target_flops is not None:
@@ -54,36 +59,46 @@ def horizon(spec: StageSpec, model: Model) -> int | None:
 
 
 def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
-    """Share of the peak learning rate to train step ``step`` of ``steps`` (counted from 0) with; ``steps`` is
-    None while ``max_hours`` has not yet fixed the end."""
+    """Return the learning rate of a step (counted from 0) as a fraction of its peak.
+
+    ``steps`` is None while ``max_hours`` has not yet fixed the end.
+    """
     assert step >= 0 and (steps is None or step < steps), f"step {step} is not one of the stage's"
     warmup = settings.warmup_steps if steps is None else min(settings.warmup_steps, steps)
     if step < warmup:
         return (step + 1) / warmup
-    if steps is None or step <= (start := _decay_start(steps, settings)):
+    if steps is None:
         return 1.0
-    done = (step - start) / (steps - start)
-    fall = 0.5 * (1 - math.cos(math.pi * done)) if settings.schedule == "cosine" else done
-    return 1.0 - (1.0 - settings.min_lr_ratio) * fall
+    start = _decay_start(steps, settings)
+    if step <= start:
+        return 1.0
+    progress = (step - start) / (steps - start)
+    decay = 0.5 * (1 - math.cos(math.pi * progress)) if settings.schedule == "cosine" else progress
+    return 1.0 - (1.0 - settings.min_lr_ratio) * decay
 
 
 def scheduled(
     step: int, run_step: int, steps: int | None, settings: StageSettings, optimizer: OptimizerConfig
 ) -> dict[str, float]:
-    """What of ``weight_decay`` and ``muon_momentum`` moves, with its value in train step ``step`` of a stage
-    of ``steps``, which is ``run_step`` of the run (counted from 0)."""
-    moving = {}
-    if (last := optimizer.weight_decay_end) is not None:
-        first = optimizer.weight_decay
-        moving["weight_decay"] = first + (last - first) * _decay_gone(step, steps, settings)
-    if (start := optimizer.muon_momentum_start) is not None:
-        risen = min(1.0, run_step / optimizer.muon_momentum_steps)
-        moving["muon_momentum"] = start + (optimizer.muon_momentum - start) * risen
-    return moving
+    """Return the scheduled ones of ``weight_decay`` and ``muon_momentum`` with their values in a step.
+
+    The step is ``step`` of a stage of ``steps`` and ``run_step`` of the run, both counted from 0.
+    """
+    values = {}
+    if optimizer.weight_decay_end is not None:
+        change = optimizer.weight_decay_end - optimizer.weight_decay
+        values["weight_decay"] = optimizer.weight_decay + change * _weight_decay_progress(
+            step, steps, settings
+        )
+    if optimizer.muon_momentum_start is not None:
+        change = optimizer.muon_momentum - optimizer.muon_momentum_start
+        progress = min(1.0, run_step / optimizer.muon_momentum_steps)
+        values["muon_momentum"] = optimizer.muon_momentum_start + change * progress
+    return values
 
 
-def _decay_gone(step: int, steps: int | None, settings: StageSettings) -> float:
-    """Share of its way that weight decay has gone."""
+def _weight_decay_progress(step: int, steps: int | None, settings: StageSettings) -> float:
+    """Return how far weight decay has moved to its end, from 0 to 1."""
     if steps is None:
         return 0.0
     start = 0 if settings.max_hours is None else _decay_start(steps, settings)
@@ -91,20 +106,22 @@ def _decay_gone(step: int, steps: int | None, settings: StageSettings) -> float:
 
 
 def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSettings) -> int | None:
-    """The stage's number of steps, if ``max_hours`` fixes it now, when ``step`` steps have taken ``seconds``;
-    None: not now. Never before the warm-up is over, nor where a stage of ``steps`` steps, by its other
-    limits, has begun its decay already."""
+    """Return the stage's number of steps if ``max_hours`` fixes it now, after ``step`` steps in ``seconds``.
+
+    The result is None before that time, during the warm-up, and once a stage that its other limits end after
+    ``steps`` steps has begun to decay.
+    """
     if settings.max_hours is None or step < settings.warmup_steps:
         return None
     share = 1 - (settings.decay_fraction if settings.schedule == "wsd" else 0.0)
-    decays = steps is not None and step >= _decay_start(steps, settings)
-    if decays or seconds < share * settings.max_hours * 3600:
+    decaying = steps is not None and step >= _decay_start(steps, settings)
+    if decaying or seconds < share * settings.max_hours * 3600:
         return None
     return next(n for n in count(int(step / share)) if _decay_start(n + 1, settings) > step)
 
 
 def _decay_start(steps: int, settings: StageSettings) -> int:
-    """The step up to which the rate stays at its peak."""
+    """Return the last step at the peak rate."""
     warmup = min(settings.warmup_steps, steps)
     if settings.schedule == "constant":
         return steps

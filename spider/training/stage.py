@@ -1,12 +1,11 @@
-"""One training: where it happens and what it starts from, then from the lock on its folder to its receipt.
+"""One training: its folder and its start, then everything from the lock on the folder to the receipt.
 
-A stage as the configuration has it trains where the workflow would train it. Any other training is a run of
-its own, ``{run}-{digest of what differs}``, beside the configuration's in the results folder: the workflow
-never finds its own checkpoints replaced by an experiment's, and the same command goes on with the same
-experiment. Only ``ckpt_dir`` puts it elsewhere.
+A stage as the configuration defines it trains in the workflow's folder. Any other training is a run of its
+own, ``{run}-{digest of the differences}``, in the same results folder. So an experiment never replaces the
+workflow's checkpoints, and the same command resumes the same experiment. Only ``ckpt_dir`` sets the folder.
 
-What is half done goes on from its newest good checkpoint. What is finished is not trained again: the receipt
-is a pure function of the final checkpoint's manifest, and is only written again.
+An unfinished training resumes from its newest good checkpoint. A finished one is not trained again: the
+receipt is a pure function of the final checkpoint's manifest, and is only written again.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from spider.checkpoints.records import Origin, Receipt
 from spider.config import Config, ConfigError, StageSpec
 from spider.data.metadata import load_metadata
 from spider.errors import TrainingError
-from spider.processes.stopping import StopSignals
+from spider.processes.shutdown import StopSignals
 from spider.processes.world import ALONE, World
 from spider.results import Results, StageFolder
 from spider.sources.mock import MOCK, make_mock_data
@@ -31,7 +30,7 @@ from spider.training.loop import Trainer
 
 
 class Places(NamedTuple):
-    """What a training starts from and where it happens: the options of these names of ``spider train``."""
+    """Data, start and folder of a training: the options of these names of ``spider train``."""
 
     data_dir: Path | None = None
     mock_data: bool = False
@@ -41,7 +40,7 @@ class Places(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One training, ready to start: what `train` is given."""
+    """The arguments of `train` for one training."""
 
     spec: StageSpec
     folder: Path
@@ -49,41 +48,44 @@ class Plan(NamedTuple):
     data: Path
     """``shards/{dataset}``."""
     previous: Path | None
-    """Receipt of the stage before; its weights and optimizer state are where this one starts."""
+    """Receipt of the previous stage; this stage starts from its weights and optimizer state."""
     resume: Path | None
-    """A checkpoint to start from instead; with this optimizer's state its step count goes on as well. It is
-    looked for once, since finding the newest good one reads it whole."""
+    """A checkpoint to start from instead. If it holds this optimizer's state, its step count continues."""
     reset_steps: bool
-    """Of ``resume`` take the weights only."""
+    """Take only the weights of ``resume``."""
     warmup: Path | None
-    """What was measured for this stage's shape."""
+    """Record of the warm-up for this stage's shape."""
     indexes: tuple[Path, Path] | None
-    """Folders of the index that it reads, and of that with the training text merged in, which all others
-    read; None for a model without."""
+    """Folders of the n-gram indexes without and with the training text; None for a model that reads none."""
 
 
 def plan(config: Config, changed: Config, run: str, stage: str, places: Places) -> Plan:
-    """Work out one training, of ``config`` as the file has it, ``changed`` by the settings given on the spot;
-    makes the mock data if that is asked for, and nothing else.
+    """Plan one training. The only thing that this writes is the mock data, if requested.
+
+    Args:
+        config: the configuration of the file.
+        changed: the configuration with the command line's settings.
 
     Raises:
         ConfigError: the places contradict each other, or the stage before is not trained.
-        ValueError: ``data_dir`` holds no encoded dataset.
-        CheckpointError: there is no checkpoint at ``resume``.
+        ValueError: ``data_dir`` does not hold an encoded dataset.
+        CheckpointError: ``resume`` does not lead to a checkpoint.
     """
-    data_dir, mock_data, start, reset_steps, ckpt_dir = places
-    if mock_data and data_dir:
+    start, ckpt_dir = places.resume, places.ckpt_dir
+    if places.mock_data and places.data_dir:
         raise ConfigError("give --mock_data or --data_dir, not both")
-    if reset_steps and not start:
+    if places.reset_steps and not start:
         raise ConfigError("--reset_steps: needs --resume, it says what to take from there")
     spec, results = changed.stage(run, stage), Results(Path(config.results))
-    data, elsewhere, unknown = results.shards(spec.data), None, MOCK if mock_data else None
-    if data_dir is not None and data_dir.resolve() != data.resolve():
-        data = elsewhere = data_dir
-        unknown = load_metadata(data).dataset
-    if unknown:  # to the configuration
-        settings = spec.settings.model_copy(update={"data": unknown})
-        spec = spec.model_copy(update={"data": unknown, "stream": None, "settings": settings})
+    data = results.shards(spec.data)
+    other_data = None
+    dataset = MOCK if places.mock_data else None  # of a name that the configuration does not define
+    if places.data_dir is not None and places.data_dir.resolve() != data.resolve():
+        data = other_data = places.data_dir
+        dataset = load_metadata(data).dataset
+    if dataset:
+        settings = spec.settings.model_copy(update={"data": dataset})
+        spec = spec.model_copy(update={"data": dataset, "stream": None, "settings": settings})
     warmup = results.warmup(run, spec.shape)
     previous = None
     if spec.index and not start:
@@ -92,43 +94,49 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         if not previous.exists():
             raise ConfigError(
                 f"{run}/{stage}: starts from stage {before}, which is not trained ({previous} is missing); "
-                "train that first, or name with --resume what to start from"
+                "train that first, or name a checkpoint to start from with --resume"
             )
 
-    starts = [str(path.resolve()) if path else None for path in (elsewhere, start)]
-    another = spec.identity != config.stage(run, stage).identity or any(starts) or mock_data
-    if mock_data and spec.model.vocab_size is not None:
-        raise ConfigError(
-            "--mock_data: is of bytes, and this run reads a tokenizer's ids; train it on its own data"
-        )
-    if another and ckpt_dir is None:
-        mark = files.digest([spec.identity, *starts, reset_steps])[:8]
-        spec = spec.model_copy(update={"run": f"{run}-{mark}"})
+    if places.mock_data and spec.model.vocab_size is not None:
+        raise ConfigError("--mock_data: holds bytes, but this run has a tokenizer; train it on its own data")
+    starts = [str(path.resolve()) if path else None for path in (other_data, start)]
+    differs = spec.identity != config.stage(run, stage).identity or any(starts) or places.mock_data
+    if differs and ckpt_dir is None:
+        digest = files.digest([spec.identity, *starts, places.reset_steps])[:8]
+        spec = spec.model_copy(update={"run": f"{run}-{digest}"})
     folder = ckpt_dir or results.stage(spec.run, stage).path
     resume = Checkpoint.at(start, quick=True).path if start else None
     if resume and resume.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
-            f"--resume {resume}: lies in the folder that is trained in, {folder}. Leave --resume out to go "
-            "on with that training, or name another folder with --ckpt_dir to begin another from there"
+            f"--resume {resume}: is in this training's own folder, {folder}. Leave --resume out to continue "
+            "that training, or name another folder with --ckpt_dir to start a new training from it"
         )
-    if mock_data:
+    if places.mock_data:
         data = folder / "mock_data"
         make_mock_data(data, 0.5 if spec.model.ngram else 0.0)
-    indexes = _index_folders(results, MOCK if mock_data else config.run(run).data, spec)
-    if mock_data and indexes and spec.model.ngram:
+    indexes = _index_folders(results, MOCK if places.mock_data else config.run(run).data, spec)
+    if places.mock_data and indexes and spec.model.ngram:
         from spider.ngram.store import build_indexes  # numba: half a second of each start
 
         build_indexes(data, spec.model.ngram, *indexes)
-    warmup_there = warmup if warmup.exists() else None
-    return Plan(spec, folder, data, previous, resume, reset_steps, warmup_there, indexes)
+    return Plan(
+        spec=spec,
+        folder=folder,
+        data=data,
+        previous=previous,
+        resume=resume,
+        reset_steps=places.reset_steps,
+        warmup=warmup if warmup.exists() else None,
+        indexes=indexes,
+    )
 
 
 def _index_folders(results: Results, dataset: str, spec: StageSpec) -> tuple[Path, Path] | None:
-    """Where the indexes of a dataset lie that a stage's model reads, if it reads any."""
+    """Return the folders of the n-gram indexes that a stage's model reads, if it reads any."""
     if spec.model.ngram is None:
         return None
-    named = dataset, spec.model.ngram.counted
-    return results.ngram(*named, "split"), results.ngram(*named, "full")
+    counted = spec.model.ngram.counted
+    return results.ngram(dataset, counted, "split"), results.ngram(dataset, counted, "full")
 
 
 def train(
@@ -144,34 +152,37 @@ def train(
     on_step: Callable[[int], None] | None = None,
     world: World = ALONE,
 ) -> Receipt:
-    """Train one stage, or go on with it, or, if it is finished, write its receipt again.
+    """Train or resume one stage and write its receipt; a finished stage only gets its receipt again.
+
+    The arguments are those of `Plan`.
 
     Args:
-        resume: as in `Plan`, or anything that `Checkpoint.at` takes.
-        on_step: called after every step (and its checkpoint) with the number of steps done in this stage.
-        world: the processes that train it together; each calls this with the same arguments.
+        resume: as in `Plan`, or any path that `Checkpoint.at` accepts.
+        on_step: called after every step (and its checkpoint) with the number of completed steps.
+        world: the processes that train together; each calls this with the same arguments.
 
     Raises:
-        TrainingError: cannot start or go on; says why and what to do.
+        TrainingError: the training cannot start or continue; the message says why and what to do.
         CheckpointError: a checkpoint could not be written, or ``previous`` or ``resume`` could not be read.
-        Preempted: a signal asked to stop; everything is saved, run again to go on.
-        Ended: another of several processes raised one of these.
+        Preempted: a signal stopped the training; everything is saved, and the next call resumes it.
+        Ended: another process raised one of these.
     """
     if spec.index and previous is None and resume is None:
         raise TrainingError(
             f"{spec.run}/{spec.stage}: needs the receipt of the stage before (it is stage {spec.index})"
         )
-    with contextlib.ExitStack() as held, StopSignals() as stop:
-        world.from_first(lambda: held.enter_context(hold(folder)))
+    with contextlib.ExitStack() as stack, StopSignals() as stop:
+        world.from_first(lambda: stack.enter_context(hold(folder)))
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
-        read = None
+        opened = None
         if spec.model.ngram is not None:
             from spider.ngram.store import open_index
 
-            assert indexes is not None, "planned with the rest"
-            read = split, full = open_index(indexes[0]), open_index(indexes[1])
-            for one, splits in ((split, ["ngram"]), (full, ["ngram", "train"])):
-                one.check(origin["data_digest"], splits)
+            assert indexes is not None, "a plan for this model names its indexes"
+            split, full = open_index(indexes[0]), open_index(indexes[1])
+            split.check(origin["data_digest"], ["ngram"])
+            full.check(origin["data_digest"], ["ngram", "train"])
+            opened = (split, full)
             origin |= {"ngram": split.description.digest, "full_index": full.description.digest}
         if resume is not None:
             origin["parent_weights"] = Checkpoint.at(resume, quick=True).manifest.weights
@@ -185,12 +196,21 @@ def train(
             own = Origin(format=Origin.FORMAT, identity=spec.identity, fields=fields)
             good = world.from_first(lambda: claim(folder, own))
             if good is None or not good.training.final:
-                parent = resume or previous
-                trainer = Trainer(spec, folder, data, origin, parent, good, warmup, world, read)
+                trainer = Trainer(
+                    spec,
+                    folder,
+                    data,
+                    origin,
+                    parent=resume or previous,
+                    good=good,
+                    warmup=warmup,
+                    world=world,
+                    indexes=opened,
+                )
                 good = trainer.run(stop, on_step)
 
             def finish() -> Receipt:
-                assert good is not None, "the first process holds what it saved"
+                assert good is not None, "the first process returns its final checkpoint"
                 receipt = Receipt.of(good.training, good.path.relative_to(folder).as_posix())
                 return receipt.write(StageFolder(folder).receipt)
 
@@ -202,12 +222,12 @@ def train(
 
 
 def _conversations(spec: StageSpec, data: Path, start: Path | None) -> str | None:
-    """The dataset of conversations that is trained on, or, else, was before."""
+    """Return the dataset of conversations that the stage, or else its parent, is trained on."""
     if spec.stream is None and load_metadata(data).written_as == "chat":
         return spec.data
     return Checkpoint.at(start, quick=True).manifest.conversations if start else None
 
 
 def data_digest(spec: StageSpec, data: Path) -> str:
-    """What the training data is known by: its index, or, of a stream, its definition."""
+    """Return the digest of the training data; for a stream, that of its definition."""
     return load_metadata(data).digest if spec.stream is None else files.digest(spec.stream.changed())

@@ -1,8 +1,8 @@
-"""All that training moves, and how checkpoints bring it back: weights, optimizer state, average, progress.
+"""The state of a training and how checkpoints restore it: weights, optimizer state, average, progress.
 
-A stage that goes on takes everything from its own newest checkpoint. One that begins takes weights from its
-parent, the stage before or what ``--resume`` names, and the optimizer's state where that is of this
-optimizer.
+A stage that resumes takes everything from its own newest checkpoint. A stage that starts takes the weights of
+its parent (the stage before, or the checkpoint that ``--resume`` names), and the optimizer's state if both
+use the same optimizer.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Means:
-    """Means over every step since the last log line, as running sums of device scalars: no host
-    synchronisation until they are read. Checkpoints hold the sums, hence they are exact across a resume."""
+    """Means over the steps since the last log line, as running sums of device scalars.
+
+    The host synchronises only when it reads them. Checkpoints hold the sums, so means are exact across a
+    resume.
+    """
 
     count: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -61,38 +64,39 @@ class Means:
 
 @dataclass
 class Progress:
-    """How far a stage has come: every field is plain JSON, under its name in the manifest."""
+    """How far a stage has come. Every field is plain JSON and stands under its name in the manifest."""
 
     step: int = 0
-    """Steps of this stage that are done, skipped ones included."""
+    """Completed steps of this stage, skipped ones included."""
     end: int | None = None
-    """Steps of this stage; None while only ``max_hours`` limits it and has not yet begun its end."""
+    """Steps of the whole stage; None while only ``max_hours`` limits it and has not yet fixed the end."""
     global_step: int = 0
-    """Steps of the run that are done."""
+    """Completed steps of the run."""
     tokens: int = 0
-    """Tokens of this stage that are trained on, special ids included."""
+    """Trained tokens of this stage, special ids included."""
     global_tokens: int = 0
-    """Tokens of the run that are trained on."""
+    """Trained tokens of the run."""
     bytes: int = 0
     """Bytes of text that the targets of this stage stand for."""
     seconds: float = 0.0
-    """Training time of this stage over all its restarts, without work that was lost."""
+    """Training time of this stage over all restarts, without work that was lost."""
     checkpoint_seconds: float = 0.0
-    """How long training stood still for checkpoints."""
+    """Time that training stood still for checkpoints."""
     validation_seconds: float = 0.0
-    """And for validations."""
+    """Time that training stood still for validations."""
     skipped: int = 0
     """Steps whose gradient was not finite."""
     streak: int = 0
-    """How many of them came in a row just now."""
+    """Skipped steps in a row, up to the current step."""
     loss: float | None = None
-    """Mean cross entropy (nats a target) over the last log interval, and the least such mean."""
+    """Mean cross entropy (nats a target) over the last log interval."""
     best_loss: float | None = None
+    """Least mean cross entropy of all log intervals."""
     position: dict[str, Any] | None = None
-    """The loader's: which sample of which order of which data comes next."""
+    """The loader's position: the next sample, its order and its data."""
     means: dict[str, Any] = field(default_factory=lambda: Means().plain())
     validated: dict[str, Any] | None = None
-    """What a validation found after this very step, if there was one."""
+    """Result of the validation after this step, if there was one."""
 
     @property
     def spent(self) -> float:
@@ -108,14 +112,15 @@ class Progress:
 class Ema:
     """A running average of the weights: ``average <- decay average + (1 - decay) weights`` after every step.
 
-    It smooths the noise of the last thousands of steps, which is what lowering the learning rate does too, so
-    it tells early what an anneal would bring (Polyak and Juditsky, 1992). It is empty until `begin`, and
-    begins as a copy of the weights, hence without a bias towards zero. It is fp32, without buffers. Training
-    goes on from the weights; evaluation, generation and export read the average (`Checkpoint.model`).
+    It smooths the noise of the last thousands of steps, as lowering the learning rate does, and so estimates
+    early what an anneal would reach (Polyak and Juditsky, 1992). It is empty until `begin`, and starts as a
+    copy of the weights, which avoids a bias towards zero. It is fp32 and leaves out buffers. Training continues
+    from the weights; evaluation, generation and export read the average (`Checkpoint.model`).
     """
 
     def __init__(self, model: nn.Module, config: EmaConfig) -> None:
-        self._parameters, self._config = dict(model.named_parameters()), config
+        self._parameters = dict(model.named_parameters())
+        self._config = config
         self._averages: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -125,7 +130,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
-        """Take in the weights after so many steps of the stage."""
+        """Average in the weights after ``steps`` steps of the stage."""
         if steps < self._config.start_step:
             return
         if self._averages:
@@ -138,25 +143,25 @@ class Ema:
     @contextlib.contextmanager
     @torch.no_grad()
     def in_place(self) -> Iterator[None]:
-        """In here the model has its average, if that has begun; then its weights again, to the bit."""
+        """Give the model its averaged weights inside, if there are any; restore its own ones bit-equal."""
         own = {name: local(self._parameters[name].detach()) for name in self._averages}
-        kept = {name: weight.clone() for name, weight in own.items()}
+        saved = {name: weight.clone() for name, weight in own.items()}
         try:
             for name, weight in own.items():
                 weight.copy_(local(self._averages[name]))
             yield
         finally:
             for name, weight in own.items():
-                weight.copy_(kept[name])
+                weight.copy_(saved[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live averages as ``ema.{parameter}``: save them, or copy saved ones into them."""
+        """Return the live averages as ``ema.{parameter}``, to save them or to load saved ones into them."""
         return {f"{AVERAGE}{name}": average for name, average in self._averages.items()}
 
 
 @dataclass(eq=False)
 class State:
-    """The tensors of one training, and where they come from, as far as ``origin`` tells (`Trainer`)."""
+    """The tensors of one training; ``origin`` records where they come from (`Trainer`)."""
 
     spec: StageSpec
     origin: dict[str, str | None]
@@ -165,50 +170,60 @@ class State:
     ema: Ema | None
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint holds."""
+        """Return all tensors of a checkpoint."""
         return {**self._inherited(), **(self.ema.tensors() if self.ema else {})}
 
     def _inherited(self) -> dict[str, Tensor]:
-        """What the next stage goes on from."""
+        """Return the tensors that the next stage inherits."""
         state = self.optimizer.tensors(self.model)
         return {**model_tensors(self.model), **{f"optimizer.{name}": t for name, t in state.items()}}
 
     def resume(self, good: Checkpoint, processes: int) -> Progress:
-        """Load this stage's own checkpoint, and return how far it had come."""
+        """Load this stage's own checkpoint and return its progress."""
         self._load(good)
-        threads = ("CPU threads", good.training.threads, torch.get_num_threads())
-        for what, before, now in (threads, ("processes", good.training.processes, processes)):
+        for unit, before, now in (
+            ("CPU threads", good.training.threads, torch.get_num_threads()),
+            ("processes", good.training.processes, processes),
+        ):
             if before != now:
                 log.warning(
                     "this stage began with %d %s and goes on with %d: sums round differently, the result "
                     "will not be bit-equal to an uninterrupted run",
-                    *(before, what, now),
+                    before,
+                    unit,
+                    now,
                 )
         return Progress.saved(good.training)
 
     def start(self, parent: Checkpoint | None, end: int | None) -> Progress:
-        """Load what a stage of ``end`` steps begins from, if anything, and return where it begins, or raise
-        `TrainingError` where that is not before ``end``."""
+        """Load the parent of a stage of ``end`` steps and return the progress that the stage starts from.
+
+        Raises:
+            TrainingError: the resumed training has already passed ``end``.
+        """
         if parent is None:
             return Progress(end=end)
         resumed = self.origin.get("resumed")
-        whole = resumed != "weights" and parent.holds_optimizer(self._inherited())
-        if resumed != "weights" and not whole:
+        with_optimizer = resumed != "weights" and parent.holds_optimizer(self._inherited())
+        if resumed != "weights" and not with_optimizer:
             log.warning(
                 "%s: holds %s, this stage's begins afresh%s",
                 parent.path,
                 "no optimizer's state" if parent.exported else "the state of another optimizer",
                 " at step 0" if resumed else "",
             )
-        if not (resumed and whole):
-            parent.load_into(self._inherited() if whole else model_tensors(self.model))
+        if not (resumed and with_optimizer):
+            parent.load_into(self._inherited() if with_optimizer else model_tensors(self.model))
             if resumed:
                 return Progress(end=end)
-            at = self._next_position(parent.training)
             before = Progress.saved(parent.training)
-            step, tokens = before.global_step, before.global_tokens
-            return Progress(global_step=step, global_tokens=tokens, position=at, end=end)
-        # Another folder's training goes on where it stood, towards an end of our own.
+            return Progress(
+                global_step=before.global_step,
+                global_tokens=before.global_tokens,
+                position=self._next_position(parent.training),
+                end=end,
+            )
+        # The training of another folder continues from its step to this stage's own end.
         before = Progress.saved(parent.training)
         if end is not None and before.step >= end:
             raise TrainingError(
@@ -225,26 +240,34 @@ class State:
         checkpoint.load_into(self.tensors())
 
     def _next_position(self, before: Manifest) -> dict[str, Any] | None:
-        """Where what we start from stopped; other data, windows or packing begin a new order."""
+        """Return the parent's position in the data, or None if data, window or packing differ."""
         position, settings = before.position, self.spec.settings
-        here = self.origin["data_digest"], settings.seq_len, settings.packing == "best_fit"
-        if position and here == (before.data_digest, position["seq_len"], "packing" in position):
-            log.info("data: going on where that training stopped")
+        if (
+            position
+            and before.data_digest == self.origin["data_digest"]
+            and position["seq_len"] == settings.seq_len
+            and ("packing" in position) == (settings.packing == "best_fit")
+        ):
+            log.info("data: continuing where the previous training stopped")
             return position
-        log.info("data: other data, seq_len or packing than that training's, beginning a new order")
+        log.info("data: data, seq_len or packing differ from the previous training's, beginning a new order")
         return None
 
 
 def read_parent(spec: StageSpec, start: Path, tokens: Tokens) -> Checkpoint:
-    """The checkpoint that a path names, or `CheckpointError`; `TrainingError` if it is of another model than
-    ``spec``'s but for activation checkpointing, which no weight knows of, or of other ``tokens``."""
+    """Read and verify the checkpoint at a path.
+
+    Raises:
+        CheckpointError: the path does not lead to a good checkpoint.
+        TrainingError: its weights have other shapes than ``spec``'s model, or its tokenizer differs.
+    """
     parent = Checkpoint.at(start)
-    before, now = parent.config.shape_of_weights(), spec.model.shape_of_weights()
-    if changed := differences(before, now, "model"):
+    changed = differences(parent.config.shape_of_weights(), spec.model.shape_of_weights(), "model")
+    if changed:
         raise TrainingError(f"{start}: trained another model:\n  " + "\n  ".join(changed))
     if parent.tokens.digest != tokens.digest:
         raise TrainingError(
-            f"{start}: its ids are of another tokenizer ({parent.tokens.digest or 'bytes'}) than the data's "
-            f"({tokens.digest or 'bytes'}); train it on data that is written in its own"
+            f"{start}: was trained with another tokenizer ({parent.tokens.digest or 'bytes'}) than the "
+            f"data's ({tokens.digest or 'bytes'}); train it on data that is encoded with its own tokenizer"
         )
     return parent

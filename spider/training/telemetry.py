@@ -1,11 +1,11 @@
-"""What a training says of itself while it runs: a row of figures a log interval, a line, a progress bar.
+"""Report a running training: a row of metrics for each log interval, a log line and a progress bar.
 
-The row goes into ``metrics.jsonl``, and from there to MLflow; the line is the row for a reader. On a terminal
-the bar stands in for the lines, and what else is logged appears above it.
+The row goes into ``metrics.jsonl`` and from there to MLflow; the line shows the same figures to a reader. On
+a terminal the bar replaces the lines, and other log records appear above it.
 
-Model FLOPs utilisation (Chowdhery et al., arXiv:2204.02311, appendix B) is the model's FLOPs a second over
-the device's peak. The peak is a data sheet's, without sparsity, so that one figure compares machines; where
-we know none, MFU is unknown rather than guessed.
+Model FLOPs utilisation (Chowdhery et al., arXiv:2204.02311, appendix B) is the model's FLOP/s over the
+device's peak. The peak comes from the data sheet, without sparsity, so that figures of several machines
+compare. For a device that the table lacks, MFU is unknown rather than estimated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from itertools import starmap
 
 import psutil
@@ -32,49 +31,56 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Window:
-    """Steps since the last log line, of this process only: rates are over work that this process did."""
+    """Work since the last log line. It counts this process's own steps, not those before a resume."""
 
     steps: int = 0
     tokens: int = 0
     bytes: int = 0
-    """That the targets stand for."""
+    """Bytes that the targets stand for."""
     seconds: float = 0.0
     waited: float = 0.0
-    """Seconds of these that went by waiting for data."""
+    """Seconds of waiting for data, which are part of ``seconds``."""
     pauses: float = 0.0
-    """Seconds beside a step that checkpoints and validations take, on average over the stage."""
+    """Seconds of checkpoints and validations for each step, on average over the stage."""
 
 
-#: Bits of an operand of most matrix products: how a curve shows the precision, which is a word elsewhere.
+#: Bits of an operand of most matrix products, so that a metric can show the precision.
 PRECISION_BITS = {"fp32": 32, "bf16": 16, "fp8": 8}
 
-#: Of a step on a learned vocabulary's ids; means as losses are, which a resume within a log interval keeps.
-COUNTED = "targets", "bytes"
 
+def target_counts(targets: int, bytes_: int, device: torch.device) -> dict[str, Tensor]:
+    """Return a step's targets and the bytes that they stand for, as scalars on the device.
 
-def counted(targets: int, bytes_: int, device: torch.device) -> dict[str, Tensor]:
-    """A step's targets and the bytes that they stand for, as scalars of the device."""
-    as_scalar = partial(torch.full, (), dtype=torch.float64, device=device)
-    return dict(zip(COUNTED, map(as_scalar, (targets, bytes_)), strict=True))
+    They are averaged as losses are, so that a resume within a log interval keeps them.
+    """
+    counts = {"targets": targets, "bytes": bytes_}
+    return {name: torch.full((), n, dtype=torch.float64, device=device) for name, n in counts.items()}
 
 
 class Telemetry:
-    """Makes the rows of one training; ``flops_per_token`` are those of forward and backward. Ids of a learned
-    vocabulary (``learned``) are counted as the bytes that they stand for, those of bytes as one each."""
+    """Compute the rows of one training.
+
+    Args:
+        name: device name, for the peak FLOP/s.
+        flops_per_token: FLOPs of forward and backward.
+        learned: whether the vocabulary is learned; a byte rate then counts the bytes that ids stand for.
+    """
 
     def __init__(
         self, device: torch.device, name: str, precision: str, flops_per_token: float, learned: bool = False
     ) -> None:
-        self.device, self.flops_per_token, self.learned = device, flops_per_token, learned
+        self.device = device
+        self.flops_per_token = flops_per_token
+        self.learned = learned
         self.precision = precision
         self.peak = peak_flops(name, precision)
         if self.peak is None:
-            log.info("mfu: unknown, there is no peak FLOP/s on record for %s on %s", precision, name)
+            log.info("mfu: unknown, the peak FLOP/s of %s on %s is not on record", precision, name)
         else:
             peak = f"{self.peak / 1e12:.0f} TFLOP/s"
             log.info("mfu: of %s, dense %s by the data sheet of %s", peak, precision, name)
         self._process = psutil.Process()
-        self._process.cpu_percent()  # counts from here to the first row
+        self._process.cpu_percent()  # starts the interval of the first row
 
     def row(
         self,
@@ -85,7 +91,7 @@ class Telemetry:
         skipped: int,
         reached: Mapping[str, float],
     ) -> dict[str, float]:
-        """Return all figures of a log interval.
+        """Return all metrics of a log interval.
 
         Losses are in nats a target, ``bpb`` in bits a byte, megabytes are 10^6 bytes, shares are of 1.
 
@@ -93,11 +99,12 @@ class Telemetry:
             means: means over the interval; empty if every update of it was skipped.
             lr: the last step's rates, by name.
             skipped: updates that were skipped since the stage began.
-            reached: how far the run is, in epochs and tokens, by name.
+            reached: the run's position in its data, in epochs and tokens, by name.
         """
         row = {f"train/{name}": value for name, value in means.items()}
         if row:
-            targets, bytes_ = (row.pop(f"train/{name}", 1.0) for name in COUNTED)
+            targets = row.pop("train/targets", 1.0)
+            bytes_ = row.pop("train/bytes", 1.0)
             bits = row.get("train/cross_entropy", row["train/loss"]) / math.log(2)
             row["train/bpb"] = bits * targets / (bytes_ or 1.0)
         row |= {f"train/{name}": value for name, value in {**reached, **lr}.items()}
@@ -130,7 +137,7 @@ def _precision(bits: float) -> str:
     return next(name for name, known in PRECISION_BITS.items() if known == bits)
 
 
-#: The line's groups before the model's own: figures, and how to show them. What a row lacks is left out.
+#: Groups of the line before the model's own: metrics with their formats. Missing metrics are left out.
 _GROUPS: tuple[dict[str, str | Callable[[float], str]], ...] = (
     {"train/epoch": "epoch {:.3g}", "train/tokens": _tokens},
     {"train/bpb": "bpb {:.3f}", "train/loss": "loss {:.3f}"},
@@ -147,15 +154,15 @@ _GROUPS: tuple[dict[str, str | Callable[[float], str]], ...] = (
 
 
 def line(row: Mapping[str, float], step: int, end: int, shown: Mapping[str, str]) -> str:
-    """A row for a reader, after ``step`` of ``end`` steps; ``shown`` is the model's own part of it."""
+    """Format a row after ``step`` of ``end`` steps; ``shown`` has the formats of the model's own metrics."""
     own: dict[str, str | Callable[[float], str]] = {f"train/{name}": form for name, form in shown.items()}
 
-    def tell(name: str, form: str | Callable[[float], str]) -> str:
+    def formatted(name: str, form: str | Callable[[float], str]) -> str:
         if name not in row:
             return "mfu unknown" if name == "train/mfu" else ""
         return form.format(row[name]) if isinstance(form, str) else form(row[name])
 
-    groups = ["  ".join(filter(None, starmap(tell, group.items()))) for group in (*_GROUPS, own)]
+    groups = ["  ".join(filter(None, starmap(formatted, group.items()))) for group in (*_GROUPS, own)]
     skipped = f"{row['train/skipped_steps']:.0f} steps skipped" if row["train/skipped_steps"] else ""
     eta = f"eta {timedelta(seconds=round(row['train/eta_seconds']))}"
     return " | ".join(part for part in (f"step {step}/{end}", *groups, skipped, eta) if part)
@@ -163,28 +170,30 @@ def line(row: Mapping[str, float], step: int, end: int, shown: Mapping[str, str]
 
 @contextlib.contextmanager
 def progress_bar(step: int, end: int | None, *, hidden: bool = False) -> Iterator[tqdm]:
-    """A bar over the steps, on a terminal; elsewhere a disabled one, which does nothing. What is logged to
-    the terminal meanwhile is written above it, except this module's lines, whose place it takes."""
+    """Show a bar over the steps on a terminal; elsewhere yield a disabled one.
+
+    Log records appear above the bar, except this module's lines, which the bar replaces.
+    """
     off = hidden or not sys.stderr.isatty()
     with (
         contextlib.nullcontext() if off else logging_redirect_tqdm(),
         tqdm(total=end, initial=step, unit="step", disable=off) as bar,
     ):
         if not off:
-            # The handler is tqdm's own for the while: the filter goes with it.
+            # The handler is tqdm's own; the filter disappears with it.
             logging.root.handlers[-1].addFilter(lambda record: record.name != __name__)
         yield bar
 
 
 def show(row: Mapping[str, float], step: int, end: int, bar: tqdm, shown: Mapping[str, str]) -> None:
-    """Log the row's line, and put its chief figures beside the bar."""
+    """Log the row's line and show its main metrics beside the bar."""
     log.info(line(row, step, end, shown))
     bpb, speed = row.get("train/bpb", math.nan), row["train/bytes_per_second"]
     bar.set_postfix_str(f"bpb {bpb:.3f}, {speed:,.0f} bytes/s")
 
 
-#: Dense TFLOP/s of products in bf16 with sums in fp32. An entry is for devices with all of its words in their
-#: name, and the first that matches holds. Where a data sheet counts sparsity, its figure is twice as high.
+#: Dense TFLOP/s of products in bf16 with sums in fp32. An entry matches devices whose name has all its words;
+#: the first match counts. A data sheet's figure "with sparsity" is twice as high.
 _PEAK_BF16: dict[str, float] = {
     "GB200": 2500,  # NVIDIA GB200 NVL72 data sheet: 360 PFLOPS of 72 GPUs, with sparsity
     "B200": 2250,  # NVIDIA DGX B200 data sheet: 36 PFLOPS of 8 GPUs, with sparsity
@@ -219,10 +228,9 @@ _PEAK_BF16: dict[str, float] = {
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Return the dense FLOP/s that a device could reach in ``bf16`` or ``fp8`` (twice that), or None where
-    that is not known."""
+    """Return a device's peak dense FLOP/s in ``bf16`` or ``fp8`` (twice that), or None if unknown."""
     words = set(re.findall(r"\w+", device))
-    if precision != "fp32" and not words & {"Laptop", "MIG"}:  # a slower chip, or a share of one
+    if precision != "fp32" and not words & {"Laptop", "MIG"}:  # a slower chip, or a part of one
         for name, peak in _PEAK_BF16.items():
             if words.issuperset(name.split()):
                 return peak * 1e12 * (2 if precision == "fp8" else 1)

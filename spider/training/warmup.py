@@ -1,16 +1,16 @@
-"""Measure before training: which arithmetic each matrix product of the run should use, and what a step costs.
+"""Measure before training which precision each matrix product should use and what a step costs.
 
-The warm-up runs the real model at the run's real shapes, notes every linear layer's product (M rows, K in, N
-out), and times each distinct one forward and backward in fp32, bf16 and, where the device has it and a layer
-may run in it, the run's fp8 recipe, casts included. What a family multiplies in fp8 itself is timed whole, in
-bf16 and in fp8. Then it times whole training steps in the candidates that are left, because a product that
-wins alone may lose in company (a CPU spends more on bf16's casts of everything else than it saves). Each time
-is the least of as many calls as its share of a budget allows.
+The warm-up runs the real model at the run's real shapes and notes every linear layer's product (M rows, K in,
+N out). It times each distinct product forward and backward in fp32, bf16 and, where device and layer allow,
+the run's fp8 recipe, casts included. A part that the family multiplies in fp8 itself is timed as a whole, in
+bf16 and in fp8. Then it times whole training steps in the remaining candidates, because a product that wins
+alone may lose in a step (on a CPU, bf16 also casts everything else). Each time is the least of as many calls
+as fit into a share of a time budget.
 
-The steps of a compiled run begin with nothing compiled, so the first is timed cold, and what the compiler
-made is kept in an archive beside the record (``compilecache.py``): a training stage of this shape, on
-processors of this kind, finds it there and compiles nothing. One process measures for all that train
-together, because each compiles the forward pass of a single device.
+A compiled run's first step starts with nothing compiled, so its time is cold. The compiled code is kept in an
+archive beside the record (``compilecache.py``). A training stage of this shape on the same kind of processor
+reads it and compiles nothing. One process measures for all that train together, because each of them
+compiles the forward pass of a single device.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ from torch import Tensor, nn
 from spider.config import StageSpec
 from spider.data.loader import Batch, to_device
 from spider.model import build_model, choose_kernels
-from spider.processes.device import one_order
+from spider.processes.device import make_deterministic
 from spider.processes.parallel import compile_forward
 from spider.tokens import Tokens
 from spider.training import compilecache
-from spider.training.measurements import Kind, Parts, Product, Step, Warmup
 from spider.training.memory import check_fits
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import (
@@ -53,13 +52,15 @@ from spider.training.precision import (
     has_fp8,
     to_fp8,
 )
+from spider.training.warmup_record import Kind, Parts, Product, Step, Warmup
 
 log = logging.getLogger(__name__)
 
-#: Budgets: of all products together; of whole steps of one candidate.
+#: Time budgets in seconds: all products together, and the steps of one candidate.
 _GEMM_SECONDS, _STEP_SECONDS = 1.0, 1.5
+#: A candidate replaces the most exact one only if its step takes less than this fraction of the time.
 _CLEARLY = 0.95
-#: Of M, K and N: below it casts cost more than fp8 gains, and each product timed costs a compilation.
+#: Least M, K and N to time in fp8. Below it casts cost more than fp8 gains, and timing costs a compilation.
 _FP8_LEAST = 1024
 _KINDS: tuple[Kind, ...] = ("fp32", "bf16", "fp8")
 
@@ -68,34 +69,38 @@ Products = dict[tuple[int, int, int], dict[str, int]]
 
 def warm_up(spec: StageSpec, output: Path) -> Warmup:
     """Measure the shape of a stage and write its record; stages of equal shape (`StageSpec.shape`) share it.
-    `TrainingError` and `ValueError` say that the device lacks the precision or the kernels asked for."""
+
+    Raises:
+        TrainingError, ValueError: the device lacks the configured precision or kernels.
+    """
     began = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    asked, recipe = spec.precision, spec.fp8_recipe
-    check_fits(spec, decide(asked, recipe, device, None).kind, device, spec.processes)
-    one_order(device)
+    configured, recipe = spec.precision, spec.fp8_recipe
+    check_fits(spec, decide(configured, recipe, device, None).kind, device, spec.processes)
+    make_deterministic(device)
     choose_kernels(spec.kernels)
 
-    products, may = _products(spec, device)
-    gemms = _time_products(spec, products, may, device)
-    fp8_layers = _fp8_layers(may, gemms) if has_fp8(device) else []
+    products, fp8_eligible = _products(spec, device)
+    gemms = _time_products(spec, products, fp8_eligible, device)
+    fp8_layers = _fp8_layers(fp8_eligible, gemms) if has_fp8(device) else []
     parts = _time_parts(spec, device)
     if parts and parts.fastest == "fp8":
         fp8_layers += parts.layers
-    plan = frozenset(fp8_layers) if asked == "auto" else None
+    plan = frozenset(fp8_layers) if configured == "auto" else None
     kinds = _candidates(spec, device, fp8_layers)
-    archive, compiled = output.with_suffix(".compile-cache"), any(compiles(spec, k, device) for k in kinds)
-    with compilecache.kept(archive) if compiled else contextlib.nullcontext():
+    archive = output.with_suffix(".compile-cache")
+    compiled = any(compiles(spec, kind, device) for kind in kinds)
+    with compilecache.saved_to(archive) if compiled else contextlib.nullcontext():
         step = {kind: _time_steps(spec, Precision(kind, "measured", plan, recipe), device) for kind in kinds}
     costs = [f"{k} {1000 * s.seconds:.0f} ms, {s.peak_memory_mb / 1000:.2f} GB" for k, s in step.items()]
-    chosen = "" if asked == "auto" else "asked for, "
+    chosen = "" if configured == "auto" else "configured, "
     return Warmup(
         format=Warmup.FORMAT,
         run=spec.run,
         device=device_name(device),
         threads=torch.get_num_threads(),
         versions={"python": python_version(), "torch": torch.__version__, "torchao": version("torchao")},
-        precision=_fastest(step) if asked == "auto" else asked,
+        precision=_fastest(step) if configured == "auto" else configured,
         reason=f"{chosen}measured on {device_name(device)}, a step of one micro-batch: {'; '.join(costs)}",
         fp8_recipe=recipe,
         fp8_layers=fp8_layers,
@@ -109,8 +114,10 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
 
 
 def _candidates(spec: StageSpec, device: torch.device, fp8_layers: list[str]) -> list[Kind]:
-    """What whole steps are timed in, one at least; what cannot be compiled, though that is asked for, is
-    left out where there is another."""
+    """Return the precisions to time whole steps in, at least one.
+
+    With ``compile: true``, precisions that cannot be compiled are left out unless no other is left.
+    """
     if spec.precision != "auto":
         return [cast(Kind, spec.precision)]
     kinds: list[Kind] = ["fp32", "bf16"]
@@ -121,14 +128,14 @@ def _candidates(spec: StageSpec, device: torch.device, fp8_layers: list[str]) ->
 
 
 def _fastest(step: dict[Kind, Step]) -> Kind:
-    """The first candidate, which is the most exact, unless another is clearly faster."""
+    """Return the first and most exact candidate, unless another one is clearly faster."""
     first, *others = step
     best = min(others, key=lambda kind: step[kind].seconds, default=first)
     return best if step[best].seconds < _CLEARLY * step[first].seconds else first
 
 
 def _products(spec: StageSpec, device: torch.device) -> tuple[Products, frozenset[str]]:
-    """The layers that compute each distinct (M, K, N), and how often in a forward pass; who may in fp8."""
+    """Return how often each layer computes each distinct (M, K, N), and the layers eligible for fp8."""
     products: Products = defaultdict(lambda: defaultdict(int))
     model = build_model(spec.model).to(device)
 
@@ -147,21 +154,21 @@ def _products(spec: StageSpec, device: torch.device) -> tuple[Products, frozense
 
 
 def _random_text(spec: StageSpec, tokens: Tokens, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of a micro-batch of random letters."""
+    """Return inputs and targets of a micro-batch of random letters."""
     shape = (spec.micro_batch(spec.processes), spec.settings.seq_len + 1)
     letters = np.random.default_rng(spec.seed).integers(32, 127, shape, dtype=np.uint16)
     return to_device(Batch(letters, {}), device, tokens.pad)
 
 
 def _time_products(
-    spec: StageSpec, products: Products, may: frozenset[str], device: torch.device
+    spec: StageSpec, products: Products, fp8_eligible: frozenset[str], device: torch.device
 ) -> list[Product]:
-    """Every distinct product by precision; in fp8 where the device has it and a layer ``may`` use it."""
+    """Time every distinct product in each precision that the device and one of its layers allow."""
     budget = _GEMM_SECONDS / max(1, 3 * len(products))
     timed, small = [], []
     for (m, k, n), layers in sorted(products.items()):
         ms: dict[Kind, float] = {}
-        narrow = has_fp8(device) and not may.isdisjoint(layers)
+        narrow = has_fp8(device) and not fp8_eligible.isdisjoint(layers)
         if narrow and min(m, k, n) < _FP8_LEAST:
             small.append(f"{m} x {k} x {n}")
             narrow = False
@@ -172,15 +179,24 @@ def _time_products(
             x_MK = torch.randn(m, k, device=device)
             compiled = kind == "fp8" and spec.compiled_on(device.type, kind)
             ms[kind] = milliseconds(layer, x_MK, kind, compiled, budget)
-        fastest, uses = min(ms, key=ms.__getitem__), sum(layers.values())
-        timed.append(Product(m=m, k=k, n=n, uses=uses, ms=ms, fastest=fastest, layers=sorted(layers)))
+        timed.append(
+            Product(
+                m=m,
+                k=k,
+                n=n,
+                uses=sum(layers.values()),
+                ms=ms,
+                fastest=min(ms, key=ms.__getitem__),
+                layers=sorted(layers),
+            )
+        )
     if small:
-        log.info("not timed in fp8, being below %d in M, K or N: %s", _FP8_LEAST, ", ".join(small))
+        log.info("not timed in fp8, because M, K or N is below %d: %s", _FP8_LEAST, ", ".join(small))
     return timed
 
 
 def _time_parts(spec: StageSpec, device: torch.device) -> Parts | None:
-    """One of the layers that the family multiplies in fp8 itself, if there is one and the device can."""
+    """Time a layer that the family multiplies in fp8 itself, if there is one and the device supports it."""
     if not has_fp8(device):
         return None
     with torch.device("meta"):
@@ -192,23 +208,28 @@ def _time_parts(spec: StageSpec, device: torch.device) -> Parts | None:
         part, x_MK = own.example(spec.micro_batch(spec.processes), spec.settings.seq_len, device)
         part.fp8 = kind == "fp8"  # type: ignore[assignment]
         ms[kind] = milliseconds(part, x_MK, kind, spec.compiled_on(device.type, kind), _GEMM_SECONDS / 10)
-    layers, fastest = sorted(own.layers), min(ms, key=ms.__getitem__)
-    return Parts(tokens=len(x_MK), uses=spec.loops * len(layers), ms=ms, fastest=fastest, layers=layers)
+    return Parts(
+        tokens=len(x_MK),
+        uses=spec.loops * len(own.layers),
+        ms=ms,
+        fastest=min(ms, key=ms.__getitem__),
+        layers=sorted(own.layers),
+    )
 
 
-def _fp8_layers(may: frozenset[str], gemms: list[Product]) -> list[str]:
-    """Layers that may run in fp8 and whose every product was measured fastest in it."""
-    return sorted(may.difference(*(product.layers for product in gemms if product.fastest != "fp8")))
+def _fp8_layers(fp8_eligible: frozenset[str], gemms: list[Product]) -> list[str]:
+    """Return the eligible layers that compute only products that were fastest in fp8."""
+    return sorted(fp8_eligible.difference(*(product.layers for product in gemms if product.fastest != "fp8")))
 
 
 def milliseconds(part: nn.Module, x_MK: Tensor, kind: Kind, compiled: bool, budget: float) -> float:
-    """Of forward and backward of a part of the model, for as many random rows as ``x_MK`` has."""
+    """Return the milliseconds of forward and backward of a part of the model on the rows ``x_MK``."""
     if compiled:
-        # Else the shapes count as recompilations of one function, which soon falls back to eager.
+        # Without a reset, shapes count as recompilations of one function, which soon falls back to eager.
         torch.compiler.reset()
         part.compile()
     precision = Precision(kind, "measured")
-    # Under autocast a real layer meets bf16 activations: the cast of its input is not its own cost.
+    # Under autocast a layer receives bf16 activations, so the cast of its input is not its own cost.
     x_MK = x_MK.to(precision.compute).requires_grad_()
     with precision.autocast(x_MK.device):
         dy_MN = torch.randn_like(part(x_MK))
@@ -223,12 +244,13 @@ def milliseconds(part: nn.Module, x_MK: Tensor, kind: Kind, compiled: bool, budg
 
 
 def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> Step:
-    """First step, later steps, and peak memory of one micro-batch's forward, backward and update."""
-    if spec.compiled_on(device.type, precision.kind):
+    """Measure a micro-batch's forward, backward and update: first step, later steps and peak memory."""
+    compiled = spec.compiled_on(device.type, precision.kind)
+    if compiled:
         torch.compiler.reset()  # imports the compiler
-    gc.collect()  # what was timed before is in cycles, and would count as memory of this
+    gc.collect()  # earlier measurements hold memory in reference cycles
     torch.manual_seed(spec.seed)
-    compiled, model = spec.compiled_on(device.type, precision.kind), build_model(spec.model).to(device)
+    model = build_model(spec.model).to(device)
     precision.prepare(model)
     narrow_weights(model, spec.optimizer)
     optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute, compiled=compiled)
@@ -257,7 +279,7 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> 
 
 
 def seconds_of(once: Callable[[], Any], device: torch.device, budget: float) -> float:
-    """Least time of one call, over calls until ``budget`` seconds are spent, one at least."""
+    """Return the least time of a call; repeat until ``budget`` seconds are spent, at least once."""
     best, deadline = float("inf"), time.perf_counter() + budget
     while True:
         began = time.perf_counter()
@@ -271,18 +293,18 @@ def seconds_of(once: Callable[[], Any], device: torch.device, budget: float) -> 
 
 
 def forget_peak(device: torch.device) -> None:
-    """Count the most memory in use anew; the process's goes on where the kernel does not let it."""
+    """Reset the peak memory; on a CPU only if the kernel allows it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with contextlib.suppress(AttributeError):  # freed memory is not handed back (`allocator`) but here
+        with contextlib.suppress(AttributeError):  # the allocator returns freed memory only here
             ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Of the allocator on a GPU; of the whole process on a CPU."""
+    """Return the peak memory in MB: of the allocator on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1)

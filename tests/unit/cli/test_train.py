@@ -487,7 +487,7 @@ def test_resuming_what_is_over_or_lies_in_the_same_folder_is_refused(trained, tm
     assert "is at step 6, and this stage ends after 6; give it more steps" in str(said.exception)
     said = trained.train("--resume", trained.configured, "--ckpt_dir", trained.configured)
     assert isinstance(said.exception, ConfigError)
-    assert "lies in the folder that is trained in" in str(said.exception)
+    assert "is in this training's own folder" in str(said.exception)
 
 
 # ---------------------------------------------------------------------------------------- several processes

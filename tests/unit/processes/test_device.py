@@ -10,7 +10,7 @@ import torch._inductor.config
 from packaging.requirements import Requirement
 
 from spider.errors import TrainingError
-from spider.processes.device import one_order, require_gpus
+from spider.processes.device import make_deterministic, require_gpus
 from spider.training import memory
 from spider.training.memory import check_fits
 from spider.training.stage import train
@@ -63,9 +63,9 @@ def test_on_a_gpu_and_only_there_every_sum_has_one_order(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     try:
-        one_order(torch.device("cpu"))
+        make_deterministic(torch.device("cpu"))
         assert not torch.are_deterministic_algorithms_enabled()
-        one_order(GPU)
+        make_deterministic(GPU)
         assert torch.are_deterministic_algorithms_enabled() and torch._inductor.config.deterministic
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert (

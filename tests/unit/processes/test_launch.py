@@ -16,7 +16,7 @@ def heard():
 
 def test_several_nodes_without_slurm_are_refused_with_what_to_start_instead(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(ValueError, match="this is no Slurm job; elsewhere start torchrun on each machine"):
+    with pytest.raises(ValueError, match="this is not a Slurm job; elsewhere start torchrun on each machine"):
         launch(4, ["-c", "pass"], nodes=2)
 
 

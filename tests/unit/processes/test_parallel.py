@@ -21,7 +21,7 @@ from spider.data.loader import Loader
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.training import loop, stage
-from tests.unit.processes.together import emulate_fp8
+from tests.unit.processes.parallel_job import emulate_fp8
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import rows
 
@@ -45,7 +45,7 @@ def run_together(processes, jobs, scratch):
     listed.write_text(json.dumps(jobs))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess.run(
-        [*launch, str(HERE / "together.py"), str(listed)],
+        [*launch, str(HERE / "parallel_job.py"), str(listed)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -149,7 +149,7 @@ def test_one_then_two_then_one_process_learn_the_answers_of_the_same_rows(traine
 @pytest.mark.parametrize("kind", KINDS)
 def test_together_they_see_the_windows_of_one_in_its_order(tmp_path, trained, specs, shards, kind):
     spec = specs["muon"]
-    alone = loop.Trainer(spec, tmp_path, shards, {"data_digest": ""}, None, None, None).loader
+    alone = loop.Trainer(spec, tmp_path, shards, {"data_digest": ""}).loader
     expected = np.stack([next(alone).rows_BT1 for _ in range(4)])
     folder, found = trained / f"moved-{kind}", []
     for processes in (2, 4):

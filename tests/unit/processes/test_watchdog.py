@@ -48,7 +48,7 @@ def test_a_step_that_waits_for_data_for_ever_is_ended_with_its_stacks_and_resume
 
 WATCHED = """
 import sys, time
-from spider.processes.stopping import Watchdog
+from spider.processes.shutdown import Watchdog
 with Watchdog(0.5 / 60) as watchdog:
     with watchdog.step(1):
         time.sleep({first})

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from spider.errors import Ended
-from spider.processes.world import ALONE, join, together
+from spider.processes.world import ALONE, join, peers_required
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -31,14 +31,14 @@ OWN = [
 
 @pytest.mark.parametrize("error", GONE, ids=str)
 def test_an_exchange_that_breaks_off_because_a_process_is_gone_ends_this_one(error):
-    with pytest.raises(Ended, match="another process of this training is gone") as raised, together():
+    with pytest.raises(Ended, match="another process of this training is gone") as raised, peers_required():
         raise error
     assert raised.value.__cause__ is error
 
 
 @pytest.mark.parametrize("error", OWN, ids=str)
 def test_a_fault_of_this_process_is_raised_as_it_is(error):
-    with pytest.raises(type(error)) as raised, together():
+    with pytest.raises(type(error)) as raised, peers_required():
         raise error
     assert raised.value is error
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spider.config import OptimizerConfig
-from spider.processes.parallel import replica, shard, whole
+from spider.processes.parallel import full_tensor, replicate, shard
 from spider.processes.world import ALONE, World, join
 from spider.training import optim
 
@@ -65,7 +65,7 @@ def train(way: str, kind: str, world: World = ALONE) -> dict[str, Any]:
     if world.size > 1 and kind == "fsdp":
         shard(net, world)
     elif world.size > 1:
-        called = replica(net, world)
+        called = replicate(net, world)
     config = OptimizerConfig(kind="muon", weight_decay=0.1, **changes)
     optimizer = optim.build_optimizer(net, config, 1e-3, compute, world=world)
     computed = [0] * STEPS
@@ -86,8 +86,8 @@ def train(way: str, kind: str, world: World = ALONE) -> dict[str, Any]:
     patch.undo()
     return {
         "computed": computed,
-        "weights": {name: whole(p.detach()) for name, p in net.named_parameters()},
-        "state": {name: whole(t) for name, t in optimizer.tensors(net).items()},
+        "weights": {name: full_tensor(p.detach()) for name, p in net.named_parameters()},
+        "state": {name: full_tensor(t) for name, t in optimizer.tensors(net).items()},
     }
 
 

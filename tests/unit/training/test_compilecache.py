@@ -32,7 +32,7 @@ def run():
 
 archive = Path(sys.argv[2])
 if sys.argv[1] == "keep":
-    with compilecache.kept(archive):
+    with compilecache.saved_to(archive):
         run()
 else:
     compilecache.unpack(archive)

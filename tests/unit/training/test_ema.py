@@ -88,7 +88,7 @@ def test_it_changes_nothing_in_the_training_itself(tmp_path, make_spec, shards, 
 
 
 def test_a_skipped_step_is_not_averaged(tmp_path, make_spec, shards):
-    trainer = Trainer(make_spec(ema={"decay": 0.5}), tmp_path, shards, {}, None, None, None)
+    trainer = Trainer(make_spec(ema={"decay": 0.5}), tmp_path, shards, {})
     trainer._step(Window())
     before = {n: t.clone() for n, t in trainer.ema.tensors().items()}
     trainer.model.register_forward_hook(lambda m, a, out: setattr(out, "loss", out.loss * float("nan")))
@@ -112,7 +112,7 @@ def test_the_model_of_a_checkpoint_is_the_averaged_one(averaged):
 def test_the_next_stage_goes_on_from_the_weights_themselves(tmp_path, make_spec, shards, averaged):
     folder, receipt, _ = averaged
     spec = make_spec("b", ema=EMA)
-    trainer = Trainer(spec, tmp_path, shards, {"data_digest": ""}, folder / "train.json", None, None)
+    trainer = Trainer(spec, tmp_path, shards, {"data_digest": ""}, parent=folder / "train.json")
     assert weights_digest(model_tensors(trainer.model)) == receipt.weights
     assert trainer.ema is not None and trainer.ema.tensors() == {}
 

@@ -479,7 +479,7 @@ def test_a_stage_of_another_model_or_without_its_parent_is_refused(tmp_path, mak
 
 def trainer_of(spec, folder, shards):
     folder.mkdir(exist_ok=True)
-    return Trainer(spec, folder, shards, {"data_digest": "", "parent_weights": None}, None, None, None)
+    return Trainer(spec, folder, shards, {"data_digest": "", "parent_weights": None})
 
 
 def test_grad_accum_gives_the_gradient_of_the_big_micro_batch(tmp_path, make_spec, shards):

@@ -13,9 +13,9 @@ from spider.files import read_json
 from spider.model import build_model
 from spider.model.interface import Model
 from spider.training import precision
-from spider.training.measurements import Warmup
 from spider.training.precision import Precision, decide, eligible, to_fp8
 from spider.training.stage import train
+from spider.training.warmup_record import Warmup
 
 CPU = torch.device("cpu")
 RECIPES = get_args(Fp8Recipe)

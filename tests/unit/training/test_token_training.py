@@ -73,7 +73,7 @@ def test_bytes_are_counted_and_a_checkpoint_holds_its_tokenizer(written, tmp_pat
 
 def test_ids_of_another_tokenizer_are_not_trained_on(written, tmp_path):
     train(spec(), tmp_path / "a", written(300, 10**6))
-    with pytest.raises(TrainingError, match="its ids are of another tokenizer"):
+    with pytest.raises(TrainingError, match="was trained with another tokenizer"):
         train(spec("b"), tmp_path / "b", written(300, 4000), previous=tmp_path / "a/train.json")
     with pytest.raises(ValueError, match=r"model\.vocab_size: is 300, and the tokenizer has 290 ids"):
         train(spec(), tmp_path / "c", written(290, 10**6))

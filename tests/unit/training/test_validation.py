@@ -88,7 +88,7 @@ def test_the_ids_of_a_tokenizer_are_scored_in_bytes(tmp_path, talk, talk_spec):
 def test_a_part_of_the_text_is_spread_over_all_of_it(tmp_path, make_spec, shards):
     validation = trainer_of(make_spec(val_every=5, val_bytes=300), tmp_path, shards).validation
     validation.tokens_N = text_N = np.random.default_rng(0).integers(0, 256, 3001).astype(np.uint16)
-    validation._read()
+    validation._load_batches()
     text = text_N.tobytes()
     read = [row.numpy().astype(np.uint16) for one in validation._batches for row in one.inputs_BT]
     places = [text.index(row.tobytes()) // 2 for row in read]
@@ -151,7 +151,7 @@ def test_what_is_compiled_is_not_compiled_once_more_for_it(tmp_path, shards, mon
 
 
 def trainer_of(spec, folder, shards):
-    return loop.Trainer(spec, folder, shards, {"data_digest": ""}, None, None, None)
+    return loop.Trainer(spec, folder, shards, {"data_digest": ""})
 
 
 def test_by_default_it_comes_as_often_as_it_may_cost_and_with_checkpoints(tmp_path, make_spec, shards):

@@ -10,10 +10,10 @@ from spider.errors import TrainingError
 from spider.model import build_model
 from spider.model.spider import moe
 from spider.training import precision, warmup
-from spider.training.measurements import Product, Step, Warmup
 from spider.training.precision import decide
 from spider.training.stage import train
 from spider.training.warmup import warm_up
+from spider.training.warmup_record import Product, Step, Warmup
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a warm-up measured: ``runs/{run}/warmup-{shape}.json``."""
+"""The record of a warm-up: ``runs/{run}/warmup-{shape}.json``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Kind = Literal["fp32", "bf16", "fp8"]
 
 
 class Timed(BaseModel, frozen=True):
-    """What some ``layers`` of the model compute."""
+    """Times of an operation that some ``layers`` of the model compute."""
 
     uses: int
-    """How often in one forward pass."""
+    """Calls in one forward pass."""
     ms: dict[Kind, float]
     """Milliseconds of forward and backward; fp8 only where the device has it and a layer may run in it."""
     fastest: Kind
@@ -23,7 +23,7 @@ class Timed(BaseModel, frozen=True):
 
 
 class Product(Timed, frozen=True):
-    """One distinct matrix product: M rows, K in, N out."""
+    """Times of one distinct matrix product: M rows, K in, N out."""
 
     m: int
     k: int
@@ -31,13 +31,13 @@ class Product(Timed, frozen=True):
 
 
 class Parts(Timed, frozen=True):
-    """One of the layers that the family multiplies in fp8 itself; it gets ``tokens`` rows."""
+    """Times of one of the layers that the family multiplies in fp8 itself, for ``tokens`` rows."""
 
     tokens: int
 
 
 class Step(BaseModel, frozen=True):
-    """Forward, backward and update of one micro-batch."""
+    """Times and peak memory of forward, backward and update of one micro-batch."""
 
     first_seconds: float
     seconds: float
@@ -45,7 +45,7 @@ class Step(BaseModel, frozen=True):
 
 
 class Compiled(BaseModel, frozen=True):
-    """The archive of what the compiler made (`spider.training.compilecache`)."""
+    """The archive of compiled code (`spider.training.compilecache`)."""
 
     cache: str
     bytes: int
@@ -60,11 +60,11 @@ class Warmup(Record):
     threads: int
     versions: dict[str, str]
     precision: Kind
-    """What ``precision: auto`` comes to, or what was asked for."""
+    """The precision that ``precision: auto`` selects, or the one that the configuration sets."""
     reason: str
     fp8_recipe: str
     fp8_layers: list[str]
-    """Who takes part in fp8."""
+    """Names of the layers that run in fp8."""
     step_shape: dict[str, int | None]
     step: dict[Kind, Step]
     gemms: list[Product]

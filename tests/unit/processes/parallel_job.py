@@ -1,6 +1,6 @@
 """One of the processes that `torchrun` starts for `test_parallel`: trains jobs, one after the other.
 
-    torchrun --nproc-per-node N together.py JOBS.json
+    torchrun --nproc-per-node N parallel_job.py JOBS.json
 
 A job is ``{"spec", "folder", "data", "stop"}``; after ``stop`` steps the last process alone gets a SIGTERM.
 What asks for fp8 computes it emulated.
@@ -28,7 +28,7 @@ from spider.config import StageSpec
 from spider.data.loader import Loader
 from spider.errors import Preempted
 from spider.model import build_model
-from spider.processes.parallel import exchange_gradients, local, replica, shard, whole
+from spider.processes.parallel import exchange_gradients, full_tensor, local, replicate, shard
 from spider.processes.world import World, join
 from spider.training import loop, precision
 from spider.training.stage import train
@@ -60,7 +60,7 @@ def look(spec: StageSpec, world: World) -> dict[str, Any]:
     model = build_model(spec.model).train()
     if spec.parallel == "fsdp":
         shard(model, world)
-    called = model if spec.parallel == "fsdp" else replica(model, world)
+    called = model if spec.parallel == "fsdp" else replicate(model, world)
     sizes = {"held": sum(local(p).numel() for p in model.parameters()), "all": model.num_parameters()}
     alike = []
     torch.manual_seed(world.rank)
@@ -68,7 +68,7 @@ def look(spec: StageSpec, world: World) -> dict[str, Any]:
         x = torch.randint(32, 127, (1, 33))
         with exchange_gradients(called, last):
             called(x[:, :-1], x[:, 1:]).loss.backward()
-        gradients = [whole(p.grad) for p in model.parameters() if p.grad is not None]
+        gradients = [full_tensor(p.grad) for p in model.parameters() if p.grad is not None]
         mine = torch.stack([g.norm() for g in gradients]) if gradients else torch.full((1,), world.rank + 0.5)
         theirs = [torch.empty_like(mine) for _ in range(world.size)]
         dist.all_gather(theirs, mine)

@@ -1,17 +1,17 @@
-"""Two ways to leave before the end: when asked, and when stuck.
+"""Two ways to end a training early: a signal, and a step that does not end.
 
 `StopSignals` notes SIGTERM (a scheduler's preemption), SIGUSR1 (its warning before) and SIGINT (Ctrl-C). The
-first is only remembered; the loop finishes its step, saves, and leaves. A second Ctrl-C stops at once, which
-is safe at any moment, because checkpoints are whole or absent.
+handler only stores the first signal; the loop finishes its step, saves, and leaves. A second Ctrl-C stops at
+once. That is safe at any moment, because checkpoints are either whole or absent.
 
-`Watchdog` ends a step that never ends: a stuck collective, a hung GPU or a dead disk under the data costs
-half an hour, not the weekend. Nothing inside the process can interrupt such a step, so a thread beside it
-logs which one it is and the stacks of all threads, and leaves without clean-up by the status that says "run
-me again". What is lost is what a SIGKILL would have cost.
+`Watchdog` ends the process when a step does not end: a stuck collective, a hung GPU or a failed disk then
+costs half an hour instead of a weekend. Code inside the process cannot interrupt such a step. A thread
+therefore logs which step it is and the stacks of all threads, and exits without clean-up with the status for
+"run again". As much work is lost as with SIGKILL.
 
-Time is counted in the thread's own short waits, each worth what it asked for, however late it returns. A
-process that was stopped, or whose machine slept, has therefore not stalled. The price: code that hangs
-without letting go of Python's interpreter lock hangs the watchdog too.
+The watchdog counts its own short waits instead of reading a clock, and each wait counts as its nominal
+length. So a process that was suspended, or a machine that slept, does not count as stalled. The drawback:
+code that hangs while it holds Python's interpreter lock also blocks the watchdog.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from spider.errors import RESUME_ME
 
 log = logging.getLogger(__name__)
 
-#: How much longer than the limit the first step may take: it also compiles and allocates.
+#: The first step may take this many times the limit, because it also compiles and allocates.
 FIRST_STEP = 4
 
 
 class StopSignals(contextlib.ExitStack):
-    """While entered, ``received`` is the number of the signal that asked to stop, or None."""
+    """Handle stop signals while entered; ``received`` is the number of the first signal, or None."""
 
     received: int | None = None
 
@@ -54,22 +54,26 @@ class StopSignals(contextlib.ExitStack):
 
 
 class Watchdog:
-    """While entered, ends the process with `RESUME_ME` where a `step` takes more than ``minutes``: for the
-    first step `FIRST_STEP` times as many; None: any time is right."""
+    """End the process with `RESUME_ME` when a `step` takes more than ``minutes`` (None: no limit).
+
+    The first step may take `FIRST_STEP` times as long.
+    """
 
     def __init__(self, minutes: float | None) -> None:
-        self._minutes, self._patience = minutes, FIRST_STEP
+        self._minutes = minutes
+        self._patience = FIRST_STEP
         self._number: int | None = None
         self._left = threading.Event()
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Watch the run's ``number``-th step in here. Between steps a checkpoint may take its time."""
+        """Watch step ``number`` of the run. The time between steps (a checkpoint) is not limited."""
         self._number = number
         try:
             yield
         finally:
-            self._number, self._patience = None, 1
+            self._number = None
+            self._patience = 1
 
     def __enter__(self) -> Watchdog:
         if self._minutes is not None:
@@ -81,24 +85,28 @@ class Watchdog:
 
     def _watch(self, limit: float) -> None:
         tick = min(limit / 20, 5.0)
-        known, waited = None, 0.0
+        watched, waited = None, 0.0
         while not self._left.wait(tick):
             number = self._number
-            known, waited = number, waited + tick if number == known else 0.0
+            waited = waited + tick if number == watched else 0.0
+            watched = number
             if number is not None and waited >= limit * self._patience:
                 _end(number, waited)
 
 
 def _end(number: int, waited: float) -> None:
-    threading.Timer(30.0, os._exit, [RESUME_ME]).start()  # the log may go to the very disk that hangs
+    threading.Timer(30.0, os._exit, [RESUME_ME]).start()  # the log may be on the disk that hangs
     with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file)  # reads no source file, as the traceback module would
+        faulthandler.dump_traceback(file)  # unlike the traceback module, it reads no source file
         file.seek(0)
         stacks = file.read().decode(errors="replace")
     log.error(
         "step %d stalled: it has not ended for %.3g minutes. Leaving with status %d; run again to go on from "
         "the last checkpoint. The stacks below show what each thread waits for (data, another process, the "
-        "GPU); where a step may really take that long, raise stall_minutes.\n%s",
-        *(number, waited / 60, RESUME_ME, stacks),
+        "GPU); if a step may really take that long, raise stall_minutes.\n%s",
+        number,
+        waited / 60,
+        RESUME_ME,
+        stacks,
     )
     os._exit(RESUME_ME)

@@ -1,0 +1,122 @@
+"""OpenMP's threads sleep at barriers on a busy machine and spin on an idle one, unless the user sets it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from spider.processes import wait_policy
+from spider.processes.wait_policy import BUSY, QUIET, Governor, set_wait_policy, waiting_seconds
+
+VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+def count_threads() -> int:
+    """Return the number of this process's threads, including those that Python did not start."""
+    return len(waiting_seconds())
+
+
+def becomes_true(condition, seconds: float = 60) -> bool:
+    """Poll the condition until it holds or the time is over, and return whether it holds."""
+    until = time.monotonic() + seconds
+    while not (result := condition()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return result
+
+
+@pytest.fixture
+def governor():
+    import torch  # noqa: F401, the governor controls torch's libgomp
+
+    governor = Governor()
+    yield governor
+    governor.adjust(0.0)
+
+
+def test_a_busy_machine_adds_a_team_of_threads_and_an_idle_one_removes_it(governor):
+    before, processors = count_threads(), len(os.sched_getaffinity(0))
+    governor.adjust(BUSY + 0.1)
+    assert governor.asleep
+    assert becomes_true(lambda: count_threads() >= before + processors + 1)
+    governor.adjust((BUSY + QUIET) / 2)
+    assert governor.asleep, "a load between the limits changes nothing"
+    governor.adjust(BUSY + 0.1)
+    assert count_threads() <= before + processors + 1, "one team is enough"
+    governor.adjust(QUIET - 0.1)
+    assert not governor.asleep
+    assert becomes_true(lambda: count_threads() <= before)
+    governor.adjust((BUSY + QUIET) / 2)
+    assert not governor.asleep
+
+
+def test_the_governor_does_nothing_without_torch(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    governor = Governor()
+    governor.adjust(BUSY + 0.1)
+    assert not governor.asleep
+
+
+CHILD = """
+import threading, time
+from spider.processes.wait_policy import set_wait_policy
+set_wait_policy()
+import torch
+governor = next(thread for thread in threading.enumerate() if thread.name == "governor")
+values, until = torch.zeros(1 << 18), time.monotonic() + 60
+while not governor.asleep and time.monotonic() < until:
+    values.add_(1)
+print(governor.asleep)
+"""
+
+
+def test_threads_sleep_beside_processes_that_never_pause():
+    spin = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(spin, start_new_session=True) for _ in range(len(os.sched_getaffinity(0)))]
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    try:
+        command = [sys.executable, "-c", CHILD]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=True
+        )
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert done.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_setting_of_the_user_is_not_changed(monkeypatch, name):
+    monkeypatch.setenv(name, "PASSIVE" if name == "OMP_WAIT_POLICY" else "123")
+    monkeypatch.setattr(wait_policy, "Governor", None)
+    before = dict(os.environ)
+    set_wait_policy()
+    assert dict(os.environ) == before
+
+
+def test_a_kernel_without_waiting_times_gets_a_fixed_setting(monkeypatch, tmp_path):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(wait_policy, "_TASKS", tmp_path / "nowhere")
+    monkeypatch.setattr(wait_policy, "Governor", None)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that monkeypatch restores it
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    set_wait_policy()
+    assert os.environ["GOMP_SPINCOUNT"] == "2000"
+
+
+def test_a_thread_has_a_waiting_time_as_long_as_it_lives():
+    release, ready = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (ready.set(), release.wait()))
+    thread.start()
+    ready.wait()
+    alive = waiting_seconds()
+    release.set()
+    thread.join()
+    assert str(thread.native_id) in alive and all(seconds >= 0 for seconds in alive.values())
+    assert becomes_true(lambda: str(thread.native_id) not in waiting_seconds())
