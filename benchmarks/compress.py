@@ -58,16 +58,18 @@ def coders(folder: Path) -> list[list[str]]:
     """Return the size of a file's integers by several coders, against their entropy."""
     compressed = format.read(folder / "model.spider")
     symbols = compressed._symbols(_shapes(compressed)).values()
-    raw = b"".join(one.tobytes() for one in symbols)
-    entropy = sum(rans.bits(np.bincount(one.ravel())) for one in symbols) / 8
+    raw = b"".join(matrix.tobytes() for matrix in symbols)
+    entropy = sum(rans.bits(np.bincount(matrix.ravel())) for matrix in symbols) / 8
     ours = sum(len(compressed.sections[part]) for part in ("stream", "tables", "classes"))
-    made = {
+    sizes = {
         "ours, tables and classes included": ours,
         "brotli -q 11": len(brotli.compress(raw, quality=11)),
         "xz -9e": len(lzma.compress(raw, preset=9 | lzma.PRESET_EXTREME)),
         "zlib -9": len(zlib.compress(raw, 9)),
     }
-    return [[name, f"{size:,}", f"{100 * (size / entropy - 1):+.2f}%", "", ""] for name, size in made.items()]
+    return [
+        [name, f"{size:,}", f"{100 * (size / entropy - 1):+.2f}%", "", ""] for name, size in sizes.items()
+    ]
 
 
 def _shapes(compressed: format.CompressedModel) -> dict[str, tuple[int, ...]]:
@@ -76,10 +78,10 @@ def _shapes(compressed: format.CompressedModel) -> dict[str, tuple[int, ...]]:
 
 
 def main() -> None:
-    asked = parser(__doc__ or "")
-    asked.add_argument("--folder", type=Path, help="keep the trained model here and go on from it")
-    asked.add_argument("--tokens", type=int, default=1_800_000)
-    options = asked.parse_args()
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--folder", type=Path, help="folder of the trained model, which a later call reads")
+    arguments.add_argument("--tokens", type=int, default=1_800_000, help="tokens to train on")
+    options = arguments.parse_args()
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="compress-"))).resolve()
     results, scored = Results(folder / "results"), 20_000 if options.quick else 200_000
     raw = yaml.safe_load((ROOT / "presets/golf-cpu.yaml").read_text()) | {"tracking": {"enabled": False}}

@@ -81,15 +81,15 @@ def token_seconds(
     raw: dict[str, Any], runs: dict[str, dict[str, Any]], folder: Path, rounds: int
 ) -> dict[str, float]:
     """Return the processor seconds of a token of each run, which are measured once."""
-    kept = folder / f"token-seconds-{digest(runs)}.json"
-    if not kept.exists():
+    cache = folder / f"token-seconds-{digest(runs)}.json"
+    if not cache.exists():
         config = load_config(
             {**raw, "runs": {name: {**run, "stages": stage_of(1)} for name, run in runs.items()}}
         )
         specs = {name: config.stage(name, STAGE) for name in runs}
         seconds = step_seconds(specs, rounds)
-        write_json(kept, {name: seconds[name] / spec.tokens_per_step for name, spec in specs.items()})
-    return read_json(kept)
+        write_json(cache, {name: seconds[name] / spec.tokens_per_step for name, spec in specs.items()})
+    return read_json(cache)
 
 
 def parameters(raw: dict[str, Any], run: str) -> int:
@@ -98,17 +98,17 @@ def parameters(raw: dict[str, Any], run: str) -> int:
 
 
 def main() -> None:
-    asked = parser(__doc__ or "")
-    asked.add_argument("--search", action="store_true", help="find the best settings on a grid")
-    asked.add_argument("--runs", type=Path, default=ROOT / "presets/arena.yaml", help="file of the runs")
-    asked.add_argument("--switch", metavar="KEY=VALUE", help="change a key of the GPTs' model")
-    asked.add_argument("--folder", type=Path, help="keep results here and go on from them")
-    asked.add_argument("--seconds", type=float, default=120.0, help="of one core, for each training")
-    asked.add_argument("--tokens", type=int, help="for each training, instead of seconds")
-    asked.add_argument("--only", nargs="+", metavar="NAME", help="train only these runs")
-    asked.add_argument("--clip", type=float, help="compress each model, clipped at so many deviations")
-    asked.add_argument("--seeds", type=int, default=3)
-    options = asked.parse_args()
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--search", action="store_true", help="find the best settings on a grid")
+    arguments.add_argument("--runs", type=Path, default=ROOT / "presets/arena.yaml", help="file of the runs")
+    arguments.add_argument("--switch", metavar="KEY=VALUE", help="change a key of the GPTs' model")
+    arguments.add_argument("--folder", type=Path, help="folder of the results, which a later call continues")
+    arguments.add_argument("--seconds", type=float, default=120.0, help="seconds of one core for each training")
+    arguments.add_argument("--tokens", type=int, help="tokens of each training, instead of seconds")
+    arguments.add_argument("--only", nargs="+", metavar="NAME", help="train only these runs")
+    arguments.add_argument("--clip", type=float, help="compress each model, clipped at this many deviations")
+    arguments.add_argument("--seeds", type=int, default=3, help="seeds of each run")
+    options = arguments.parse_args()
     options.scored = 5_000 if options.quick else 100_000
     options.model_changes = {}
     raw = yaml.safe_load(options.runs.read_text()) | {"tracking": {"enabled": False}}

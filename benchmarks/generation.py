@@ -128,10 +128,10 @@ def with_index(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    asked = parser(__doc__ or "")
-    asked.add_argument("--model", metavar="PRESET", help="measure this model over bytes")
-    asked.add_argument("--index", action="store_true", help="a model with an n-gram index, far in a document")
-    options = asked.parse_args()
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--model", metavar="PRESET", help="measure this model over bytes")
+    arguments.add_argument("--index", action="store_true", help="measure a model with an n-gram index")
+    options = arguments.parse_args()
     if options.index:
         with_index(options)
         return

@@ -169,21 +169,21 @@ def look_up(results: Results, quick: bool, note: Note) -> None:
     lookup.windows(view, starts, 256)
     seconds = time.process_time() - began
     note("lookups in windows of 256, kB per processor second", 256 * len(starts) / seconds / 1e3, ".0f")
-    there, symbols, *_ = lookup.layout.views(found[:-1])
+    counts, symbols, *_ = lookup.layout.views(found[:-1])
     truth = symbols_of(vocabulary)[tokens[1:]]
-    hit = (symbols == truth[:, None]) & (np.arange(symbols.shape[1]) < there)
+    hit = (symbols == truth[:, None]) & (np.arange(symbols.shape[1]) < counts)
     text = vocabulary.bytes_of[tokens[1:]] > 0
     note("held-out bytes among the candidates", hit[text].any(1).mean(), ".4f")
 
 
 def main() -> None:
-    asked = parser(__doc__ or "")
-    asked.add_argument("--results", type=Path, required=True)
-    asked.add_argument("--megabytes", type=float, nargs="*", default=[24, 500], help="sizes of larger texts")
-    asked.add_argument(
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--results", type=Path, required=True, help="results of a run")
+    arguments.add_argument("--megabytes", type=float, nargs="*", default=[24, 500], help="sizes of texts")
+    arguments.add_argument(
         "--orders", type=int, nargs="*", help="count only these orders in them (default: as slim)"
     )
-    options = asked.parse_args()
+    options = arguments.parse_args()
     rows: list[list[str]] = []
     figures: dict[str, Any] = {}
 

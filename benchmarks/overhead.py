@@ -163,9 +163,9 @@ def arrived(results: Results, server: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    asked = parser(__doc__ or "")
-    asked.add_argument("--threads", type=int, help="of training (default: torch's)")
-    options = asked.parse_args()
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--threads", type=int, help="threads of training (default: torch's)")
+    options = arguments.parse_args()
     rounds, steps, every = (1, 30, 10) if options.quick else (3, 100, 30)
     if options.threads:
         torch.set_num_threads(options.threads)

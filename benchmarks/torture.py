@@ -57,7 +57,7 @@ RUN, STAGES = "smoke", ("first", "second")
 _OF_STAGE = ("train", "evaluate", "sample", "compress")
 #: Seconds after which a job counts as hanging.
 PATIENCE = 600
-#: Size of the n-gram index disk in bytes when it is not full.
+#: Size of the memory disk in bytes when it is not full.
 PLENTY = 1 << 30
 
 
@@ -87,8 +87,12 @@ def configuration(family: str, steps: int) -> dict[str, Any]:
         return config
     run["precision"] = "fp32"  # a warm-up that measures again might choose another precision
     text["tokenizer"] = "bpe"
-    said = {"kind": "local", "files": ["talk.jsonl"]}
-    config["datasets"]["talk"] = {**text, "source": said, "format": "chat", "text_column": "messages"}
+    config["datasets"]["talk"] = {
+        **text,
+        "source": {"kind": "local", "files": ["talk.jsonl"]},
+        "format": "chat",
+        "text_column": "messages",
+    }
     config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 350}}
     run["model"] = {"preset": "gpt-cpu", "hidden": 64, "windows": "SSSL", "short_window": 8}
     run["model"]["value_embeddings"] = "alternate"
@@ -103,10 +107,12 @@ def write_texts(folder: Path) -> None:
     """Write documents, and conversations about them; most are longer than a row."""
     with open(folder / "text.jsonl", "w") as text, open(folder / "talk.jsonl", "w") as talk:
         for i in range(200):
-            said = f"Document {i} says: " + " ".join(str(i * j % 97) for j in range(60))
-            text.write(json.dumps({"id": str(i), "text": said}) + "\n")
-            turns = [("user", f"What says document {i}?"), ("assistant", said[: 20 + i])]
-            messages = [{"role": role, "content": content} for role, content in turns]
+            content = f"Document {i} says: " + " ".join(str(i * j % 97) for j in range(60))
+            text.write(json.dumps({"id": str(i), "text": content}) + "\n")
+            messages = [
+                {"role": "user", "content": f"What says document {i}?"},
+                {"role": "assistant", "content": content[: 20 + i]},
+            ]
             talk.write(json.dumps({"id": str(i), "messages": messages}) + "\n")
 
 
@@ -133,8 +139,8 @@ class Life:
 
     def prepared(self) -> dict[str, Path]:
         """Return the data and warm-ups by name; all are there before the first stage."""
-        places = ("tokenizers/**/*.*", "shards/**/*.*", "ngram/**/index.json", f"runs/{RUN}/warmup-*.json")
-        files = [path for place in places for path in self.results.glob(place)]
+        patterns = ("tokenizers/**/*.*", "shards/**/*.*", "ngram/**/index.json", f"runs/{RUN}/warmup-*.json")
+        files = [path for pattern in patterns for path in self.results.glob(pattern)]
         return {str(path.relative_to(self.results)): path for path in files if path.name[0] != "."}
 
     def left(self, needed: Set[str]) -> list[tuple[str, str]]:
@@ -144,10 +150,12 @@ class Life:
         """
         if needed - self.prepared().keys():
             return [("prepare", "")]
-        made = {"train": "train.json", "evaluate": "evaluation.json", "sample": "sample.json"}
-        jobs = [(command, stage) for stage in STAGES for command in made]
+        outputs = {"train": "train.json", "evaluate": "evaluation.json", "sample": "sample.json"}
         jobs = [
-            (command, stage) for command, stage in jobs if not (self.stage(stage) / made[command]).exists()
+            (command, stage)
+            for stage in STAGES
+            for command, output in outputs.items()
+            if not (self.stage(stage) / output).exists()
         ]
         if self.compresses and not self.compressed.receipt.exists():
             jobs.append(("compress", STAGES[-1]))
@@ -155,8 +163,8 @@ class Life:
 
     def written(self, pid: int | str = "*") -> set[Path]:
         """Return the hidden files of data and warm-ups that a process has begun to write."""
-        places = ("raw/*", "tokenizers/*", "shards/*", "shards/*/*", f"runs/{RUN}")
-        return {path for place in places for path in self.results.glob(f"{place}/.*.{pid}.tmp")}
+        folders = ("raw/*", "tokenizers/*", "shards/*", "shards/*/*", f"runs/{RUN}")
+        return {path for folder in folders for path in self.results.glob(f"{folder}/.*.{pid}.tmp")}
 
     def begin(self, command: str, stage: str, **options: Any) -> subprocess.Popen[str]:
         """Start one job as the workflow does."""
@@ -173,8 +181,9 @@ class Life:
         return self._snakemake(f"runs/{RUN}")
 
     def _snakemake(self, target: str) -> subprocess.Popen[str]:
-        places = ["--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/default"]
-        return self._start([PROGRAMS / "snakemake", *places, "--cores", "2", target])
+        command = [PROGRAMS / "snakemake", "--snakefile", ROOT / "Snakefile"]
+        command += ["--profile", ROOT / "profiles/default", "--cores", "2", target]
+        return self._start(command)
 
     def _start(self, words: list[Any], **options: Any) -> subprocess.Popen[str]:
         # Python must not write caches, because a limit on file sizes would cut them for every process.
@@ -482,13 +491,13 @@ def delete(file: Path, draw: random.Random) -> None:
 
 
 def resize(folder: Path, size: int) -> None:
-    """Change the size of an n-gram index disk."""
+    """Change the size of a memory disk."""
     subprocess.run(["mount", "-o", f"remount,size={size}", folder], check=True)
 
 
 @contextlib.contextmanager
-def index_disk(folder: Path) -> Iterator[bool]:
-    """Mount an n-gram index disk at ``folder``; yield False if mounting is not allowed."""
+def memory_disk(folder: Path) -> Iterator[bool]:
+    """Mount a memory disk at ``folder``; yield False if mounting is not allowed."""
     folder.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", f"size={PLENTY}", "tmpfs", folder]
     mounted = subprocess.run(mounting, capture_output=True).returncode == 0
@@ -517,8 +526,8 @@ def undisturbed_life(folder: Path, family: str, steps: int) -> tuple[Life, dict[
 
 def untrained_copy(life: Life, folder: Path, raw: bool) -> Life:
     """Return a copy of a life from before its first stage, or with ``raw`` from before its data was made."""
-    made = shutil.ignore_patterns("results", ".snakemake") if raw else None
-    shutil.copytree(life.folder, folder, ignore=made, dirs_exist_ok=True)
+    ignored = shutil.ignore_patterns("results", ".snakemake") if raw else None
+    shutil.copytree(life.folder, folder, ignore=ignored, dirs_exist_ok=True)
     copy = Life(folder)
     if raw:
         return copy
@@ -528,27 +537,27 @@ def untrained_copy(life: Life, folder: Path, raw: bool) -> Life:
 
 
 def main() -> int:
-    options = parser(__doc__ or "")
-    options.add_argument(
+    arguments = parser(__doc__ or "")
+    arguments.add_argument(
         "--family", choices=["spider", "gpt"], default="spider", help="family of the run's model"
     )
-    options.add_argument("--kills", type=int, help="SIGKILLs to reach (default: 110; 8 with --quick)")
-    options.add_argument("--seed", type=int, default=0, help="seed of the order and moments of faults")
-    chosen = options.parse_args()
-    wanted = chosen.kills or (8 if chosen.quick else 110)
+    arguments.add_argument("--kills", type=int, help="SIGKILLs to reach (default: 110; 8 with --quick)")
+    arguments.add_argument("--seed", type=int, default=0, help="seed of the order and moments of faults")
+    options = arguments.parse_args()
+    wanted = options.kills or (8 if options.quick else 110)
     hits: dict[tuple[str, str], list[int]] = {}
     equal: list[bool] = []
     with tempfile.TemporaryDirectory(prefix="torture-") as scratch:
         undisturbed, seconds = undisturbed_life(
-            Path(scratch) / "undisturbed", chosen.family, 30 if chosen.quick else 150
+            Path(scratch) / "undisturbed", options.family, 30 if options.quick else 150
         )
         expected = undisturbed.outcome()
-        raw = chosen.family == "gpt"
-        faults = Faults(chosen.seed, undisturbed, seconds, raw)
+        raw = options.family == "gpt"
+        faults = Faults(options.seed, undisturbed, seconds, raw)
         kills, end = 0, "equal"
         while kills < wanted and not end.startswith("BROKEN"):
             number, folder = len(equal), Path(scratch) / f"life-{len(equal)}"
-            with index_disk(folder) if number % 2 else contextlib.nullcontext():
+            with memory_disk(folder) if number % 2 else contextlib.nullcontext():
                 try:
                     life = untrained_copy(undisturbed, folder, raw)
                     for name, where in faults.strike(life, wanted - kills):
@@ -569,8 +578,8 @@ def main() -> int:
     rows += [["SIGKILLs in all", "", str(kills), str(len(equal)), str(sum(equal))]]
     verdict = "every life ended with the same bytes" if all(equal) else "NOT EVERY LIFE ENDED EQUAL"
     figures = {
-        "family": chosen.family,
-        "seed": chosen.seed,
+        "family": options.family,
+        "seed": options.seed,
         "kills": kills,
         "hits": [
             {"fault": name, "phase": where, "lives": numbers} for (name, where), numbers in hits.items()
@@ -578,7 +587,7 @@ def main() -> int:
         "equal": equal,
     }
     columns = ["fault", "what it hit", "times", "lives", "of these equal"]
-    report(f"SIGKILLs: {kills}, lives: {len(equal)}; {verdict}", columns, rows, figures, chosen, ["torch"])
+    report(f"SIGKILLs: {kills}, lives: {len(equal)}; {verdict}", columns, rows, figures, options, ["torch"])
     return 0 if all(equal) else 1
 
 

@@ -85,11 +85,11 @@ def step(
     """Return forward and backward on random queries, keys and values of a shape."""
     draw = torch.Generator(device).manual_seed(0)
     q, k, v, dy = (torch.randn(shape, generator=draw, device=device, dtype=torch.bfloat16) for _ in range(4))
-    given = [x.requires_grad_() for x in (q, k, v)]
+    inputs = [x.requires_grad_() for x in (q, k, v)]
 
     def call() -> list[Tensor]:
-        y = attend(*given)
-        return [y, *torch.autograd.grad(y, given, dy)]
+        y = attend(*inputs)
+        return [y, *torch.autograd.grad(y, inputs, dy)]
 
     return call
 

@@ -287,17 +287,17 @@ def backward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:
 def _backward(function: Callable[..., Any], arguments: tuple) -> Callable[[], Any]:
     """Return the backward alone; its forward runs in the first call, so on the stream of that call."""
     inputs = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
-    kept: list[tuple[list[Tensor], list[Tensor]]] = []
+    forward: list[tuple[list[Tensor], list[Tensor]]] = []
 
     def call() -> Any:
-        if not kept:
+        if not forward:
             outputs = [y for y in tensors(function(*arguments)) if y.requires_grad]
             generator = torch.Generator(inputs[0].device).manual_seed(0)
             gradients = [
                 torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype) for y in outputs
             ]
-            kept.append((outputs, gradients))
-        return torch.autograd.grad(kept[0][0], inputs, kept[0][1], retain_graph=True)
+            forward.append((outputs, gradients))
+        return torch.autograd.grad(forward[0][0], inputs, forward[0][1], retain_graph=True)
 
     return call
 
@@ -339,11 +339,11 @@ def layer_ways(s: Shape, device: torch.device, compiled: Callable[..., Any]) -> 
         "kernels": (grouped, "auto", OFF),
         "kernels fp8": (fp8, "auto", OFF_FP8),
     }
-    made = {"loop": Way(step(loop, loop))}
+    timed = {"loop": Way(step(loop, loop))}
     for name, (moe, mode, off) in ways.items():
-        made[name] = Way(step(moe, moe), mode, "loop", off)
-        made[f"{name} compiled"] = Way(step(moe, compiled(moe)), mode, "loop", off)
-    return made
+        timed[name] = Way(step(moe, moe), mode, "loop", off)
+        timed[f"{name} compiled"] = Way(step(moe, compiled(moe)), mode, "loop", off)
+    return timed
 
 
 def _moe(config: MoEConfig, dim: int, device: torch.device) -> MoE:

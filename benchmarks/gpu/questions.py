@@ -80,8 +80,8 @@ class Question:
         self._status = 0
         self._printed: set[str] = set()
         self._where = device(chosen.rehearse)
-        self._kept = self._read()
-        self.rows: dict[str, dict[str, Any]] = self._kept["questions"].setdefault(name, {})
+        self._figures = self._read()
+        self.rows: dict[str, dict[str, Any]] = self._figures["questions"].setdefault(name, {})
         print(f"== {name}, {self._where['device']}, torch {self._where['torch']}", flush=True)
         if chosen.rehearse:
             print("REHEARSAL: tiny sizes on a CPU. These figures mean nothing.", flush=True)
@@ -89,13 +89,13 @@ class Question:
     def _read(self) -> dict[str, Any]:
         if not self._path.exists():
             return {"machine": self._where, "questions": {}}
-        kept = json.loads(self._path.read_text())
-        if kept["machine"]["device"] != self._where["device"]:
+        figures = json.loads(self._path.read_text())
+        if figures["machine"]["device"] != self._where["device"]:
             sys.exit(
-                f"{self._path}: holds figures of {kept['machine']['device']}, this is "
+                f"{self._path}: holds figures of {figures['machine']['device']}, this is "
                 f"{self._where['device']}; move it away or name another file with --json"
             )
-        return kept
+        return figures
 
     def measure(
         self, name: str, seconds: float, call: Callable[[], dict[str, Any]], describe: Callable[[Row], str]
@@ -147,7 +147,7 @@ class Question:
     def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         beside = self._path.with_suffix(".tmp")
-        beside.write_text(json.dumps(self._kept, indent=1) + "\n")
+        beside.write_text(json.dumps(self._figures, indent=1) + "\n")
         beside.replace(self._path)
 
     def _print_goals(self) -> None:
@@ -155,9 +155,9 @@ class Question:
         if self.chosen.rehearse:
             return
         good = {name: row for name, row in self.rows.items() if "error" not in row}
-        for one in self._goals(good):
-            line = f"    goal: {one['goal']}: {one['outcome']}"
-            if one["figure"] is not None and line not in self._printed:
+        for found in self._goals(good):
+            line = f"    goal: {found['goal']}: {found['outcome']}"
+            if found["figure"] is not None and line not in self._printed:
                 self._printed.add(line)
                 print(line, flush=True)
 

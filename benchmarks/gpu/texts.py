@@ -38,12 +38,12 @@ def text_for(spec: StageSpec) -> Path:
 
 def corpus() -> tuple[str, Path]:
     """Return name and folder of text in bytes: the bundle's if it is unpacked, else made-up text."""
-    there = FOLDER / "results/shards" / DATASET
-    if (there / "metadata.json").exists():
-        return DATASET, there
-    made = FOLDER / "results/shards" / MOCK
-    make_mock_data(made)
-    return MOCK, made
+    bundled = FOLDER / "results/shards" / DATASET
+    if (bundled / "metadata.json").exists():
+        return DATASET, bundled
+    mock = FOLDER / "results/shards" / MOCK
+    make_mock_data(mock)
+    return MOCK, mock
 
 
 def packed(folder: Path, seq_len: int) -> Packing:
@@ -78,6 +78,12 @@ def made_ids(vocab_size: int, count: int = IDS) -> Path:
         counts = {"tokens": len(ids), "documents": len(lengths), "bytes": int(tokens.bytes_of[ids].sum())}
         record = {"file": f"{split}/000.bin", "part": "000", **counts, **dataset.encoding()}
         write_json(name.with_suffix(".json"), record | {"tokenizer": tokens.digest})
-    made = {"kind": "made-up ids"}
-    build_metadata(folder, folder.name, dataset, source=made, parts=["000"], tokenizer=folder / TOKENIZER)
+    build_metadata(
+        folder,
+        folder.name,
+        dataset,
+        source={"kind": "made-up ids"},
+        parts=["000"],
+        tokenizer=folder / TOKENIZER,
+    )
     return folder

@@ -88,17 +88,23 @@ def short_training(name: str, rehearse: bool) -> StageSpec:
         "warmup_steps": 5,
         "keep_last": 2,
     }
-    how = {"stage": stage, "precision": precision, "compile": not rehearse}
+    changes: dict[str, Any]
     if family == "gpt" and rehearse:
+        path = GPT
         size = {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "short_window": 16}
         shape = {**GPT_SHAPE, "seq_len": 64, "micro_batch": 2}
-        return spec_of(GPT, data="text", model=size, defaults=shape, **how)
-    if family == "gpt":
-        return spec_of(GPT, data="text", model=GPT_MODEL, defaults=GPT_SHAPE, **how)
-    if rehearse:
-        return spec_of(SMOKE, model={"engram": {"table_size": 500}}, defaults={"micro_batch": 2}, **how)
-    shape = {"seq_len": 256, "micro_batch": 32, "grad_accum": 2, "n_loops": None, "lr": 1e-3}
-    return spec_of(PRESET, model=MODEL, defaults=shape, **how)
+        changes = {"data": "text", "model": size, "defaults": shape}
+    elif family == "gpt":
+        path = GPT
+        changes = {"data": "text", "model": GPT_MODEL, "defaults": GPT_SHAPE}
+    elif rehearse:
+        path = SMOKE
+        changes = {"model": {"engram": {"table_size": 500}}, "defaults": {"micro_batch": 2}}
+    else:
+        path = PRESET
+        shape = {"seq_len": 256, "micro_batch": 32, "grad_accum": 2, "n_loops": None, "lr": 1e-3}
+        changes = {"model": MODEL, "defaults": shape}
+    return spec_of(path, stage=stage, precision=precision, compile=not rehearse, **changes)
 
 
 def folder_for(name: str) -> Path:

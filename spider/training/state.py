@@ -114,8 +114,8 @@ class Ema:
 
     It smooths the noise of the last thousands of steps, as lowering the learning rate does, and so estimates
     early what an anneal would reach (Polyak and Juditsky, 1992). It is empty until `begin`, and starts as a
-    copy of the weights, which avoids a bias towards zero. It is fp32 and leaves out buffers. Training continues
-    from the weights; evaluation, generation and export read the average (`Checkpoint.model`).
+    copy of the weights, which avoids a bias towards zero. It is fp32 and leaves out buffers. Training
+    continues from the weights; evaluation, generation and export read the average (`Checkpoint.model`).
     """
 
     def __init__(self, model: nn.Module, config: EmaConfig) -> None:
