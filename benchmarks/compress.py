@@ -79,7 +79,7 @@ def _shapes(compressed: format.CompressedModel) -> dict[str, tuple[int, ...]]:
 
 def main() -> None:
     arguments = parser(__doc__ or "")
-    arguments.add_argument("--folder", type=Path, help="folder of the trained model, which a later call reads")
+    arguments.add_argument("--folder", type=Path, help="folder of the trained model, read again later")
     arguments.add_argument("--tokens", type=int, default=1_800_000, help="tokens to train on")
     options = arguments.parse_args()
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="compress-"))).resolve()

@@ -103,7 +103,7 @@ def main() -> None:
     arguments.add_argument("--runs", type=Path, default=ROOT / "presets/arena.yaml", help="file of the runs")
     arguments.add_argument("--switch", metavar="KEY=VALUE", help="change a key of the GPTs' model")
     arguments.add_argument("--folder", type=Path, help="folder of the results, which a later call continues")
-    arguments.add_argument("--seconds", type=float, default=120.0, help="seconds of one core for each training")
+    arguments.add_argument("--seconds", type=float, default=120.0, help="seconds of one core for a training")
     arguments.add_argument("--tokens", type=int, help="tokens of each training, instead of seconds")
     arguments.add_argument("--only", nargs="+", metavar="NAME", help="train only these runs")
     arguments.add_argument("--clip", type=float, help="compress each model, clipped at this many deviations")

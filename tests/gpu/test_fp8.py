@@ -33,7 +33,7 @@ def test_casts_round_as_torch_does(cast, twin, shape, dtype):
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
-def test_product_is_that_of_the_same_operands_in_bfloat16(monkeypatch):
+def test_fp8_product_equals_bfloat16_of_the_same_operands(monkeypatch):
     torch.manual_seed(0)
     ends_E = torch.tensor([1024, 1024, 1040, 2048], dtype=torch.int32, device="cuda")
     x_PD = torch.randn(2064, 256, device="cuda").bfloat16().requires_grad_()

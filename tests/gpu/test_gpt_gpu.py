@@ -33,7 +33,7 @@ def documents() -> Tensor:
 @pytest.mark.parametrize("segments_BT", [None, "packed"])
 @pytest.mark.parametrize("window", [None, 1, 64, 1024])
 @pytest.mark.parametrize("groups", [4, 2])
-def test_the_kernel_gives_what_the_dense_mask_gives(groups, window, segments_BT):
+def test_the_kernel_equals_attention_with_a_dense_mask(groups, window, segments_BT):
     """Forward and backward within 1e-2 of the mask's in float32; the offsets end in documents of no ids."""
     segments = None if segments_BT is None else documents()
     by_offsets = view((B, T), window, segments, MOST, DEVICE, torch.bfloat16)
@@ -108,7 +108,7 @@ def test_a_compiled_step_is_one_graph_over_batches_and_documents():
         assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
-def test_a_stream_gives_the_whole_passs_logits_in_bfloat16():
+def test_incremental_logits_equal_a_whole_pass_in_bfloat16():
     model, x = build_gpt().to(DEVICE).eval(), text(1, 40)
     with torch.autocast("cuda", torch.bfloat16), torch.no_grad():
         whole = model(x.to(DEVICE)).logits[0]

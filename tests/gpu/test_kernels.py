@@ -47,17 +47,17 @@ def kernels():
 @pytest.mark.parametrize("name", PAIRS)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_kernel_gives_what_its_twin_gives(name, data):
+def test_kernel_equals_its_torch_version(name, data):
     PAIRS[name].check(data.draw(PAIRS[name].cases), DEVICE)
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_kernel_gives_what_its_twin_gives_at_the_edges(name):
+def test_kernel_equals_its_torch_version_at_the_edges(name):
     for arguments in PAIRS[name].examples:
         PAIRS[name].check(arguments, DEVICE)
 
 
-def test_rows_lie_beyond_two_to_the_31_elements():
+def test_kernel_reaches_rows_beyond_two_to_the_31_elements():
     """Twice a token's row is exact in bfloat16, so all of it can be compared."""
     N, D, K = 540_000, 2048, 2
     if torch.cuda.mem_get_info()[0] < 20e9:
@@ -135,7 +135,7 @@ def agree(got: list[Tensor], want: list[Tensor], most: float) -> None:
 
 
 @pytest.mark.parametrize("way, most", [("grouped", 0.02), ("loop", 0.02), ("fp8", 0.15)])
-def test_layer_of_kernels_is_that_of_every_expert_on_every_token_in_float64(way, most):
+def test_layer_of_kernels_equals_all_experts_on_all_tokens_in_float64(way, most):
     made = layer(way)
     exact = Layer(
         copy.deepcopy(made.moe).double(), made.x_BLD.detach().double().requires_grad_(), made.valid_BL
@@ -150,7 +150,7 @@ SAME_ARITHMETIC = pytest.mark.parametrize("way, most", [("grouped", 0.01), ("fp8
 
 
 @SAME_ARITHMETIC
-def test_layer_of_kernels_is_that_of_torch(way, most):
+def test_layer_of_kernels_equals_torch(way, most):
     made = layer(way)
     fill_free_index_with_nan()
     by_kernels = made.results()

@@ -34,7 +34,7 @@ def text(length: int = 48) -> torch.Tensor:
     return tokens_BT
 
 
-def test_ngrams_have_the_same_rows_on_both():
+def test_ngram_hashes_are_equal_on_cpu_and_gpu():
     tokens = torch.randint(0, BYTES.size, (64, 512), generator=torch.Generator().manual_seed(0))
     tokens[::3, 17] = BYTES.bos
     orders = list(range(1, 9))
@@ -74,7 +74,7 @@ def test_bfloat16_trains():
     assert seen[-1] < 0.7 * seen[0]
 
 
-def test_attention_by_offsets_gives_what_spreading_out_gives(monkeypatch):
+def test_attention_by_offsets_equals_attention_on_padded_windows(monkeypatch):
     """Windows of one row to the most, spare rows behind; outputs and gradients, the spare rows' too."""
     rows = torch.tensor([1, 33, 129, 60, 128], device=DEVICE)
     windows, model = lay_out(rows, 400, 129), build().to(DEVICE)

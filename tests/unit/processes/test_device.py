@@ -25,7 +25,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_a_run_that_asks_for_a_gpu_where_there_is_none_is_told_why_and_what_to_do(monkeypatch, reason):
+def test_a_missing_gpu_is_reported_with_reason_and_remedy(monkeypatch, reason):
     def init():
         raise (AssertionError if "compiled" in reason else RuntimeError)(f"{reason}\nmore of it")
 
@@ -39,12 +39,12 @@ def test_a_run_that_asks_for_a_gpu_where_there_is_none_is_told_why_and_what_to_d
     assert str(error.value).endswith("or set resources.gpus: 0, to train on the CPU")
 
 
-def test_where_there_is_one_nothing_is_said(monkeypatch):
+def test_a_usable_gpu_is_accepted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     require_gpus(1)
 
 
-def test_the_constraints_take_a_build_of_torch_for_any_cuda():
+def test_the_constraints_allow_a_build_of_torch_for_any_cuda():
     lines = (Path(__file__).parents[3] / "constraints.txt").read_text().splitlines()
     pinned = {
         r.name: r.specifier
@@ -58,7 +58,7 @@ def test_the_constraints_take_a_build_of_torch_for_any_cuda():
 GPU = torch.device("cuda")
 
 
-def test_on_a_gpu_and_only_there_every_sum_has_one_order(monkeypatch):
+def test_a_gpu_uses_deterministic_algorithms_and_a_cpu_does_not(monkeypatch):
     """torch's compiler follows the same switch where it would time ways to sum."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
@@ -96,14 +96,14 @@ def needed(make_spec):
     return spec, least, likely, one
 
 
-def test_a_training_that_fits_is_left_alone(gpu, needed, caplog):
+def test_a_training_that_fits_gets_no_warning(gpu, needed, caplog):
     spec, _, likely, _ = needed
     gpu(1.01 * likely, 1.01 * likely)
     check_fits(spec, "bf16", GPU)
     assert not caplog.text
 
 
-def test_a_window_that_no_memory_of_this_machine_could_hold_is_refused_on_a_cpu(make_spec, tmp_path, shards):
+def test_a_training_far_above_the_machines_memory_is_refused_on_a_cpu(make_spec, tmp_path, shards):
     check_fits(make_spec(), "fp32", torch.device("cpu"))
     endless = make_spec(seq_len=100_000_000, model={"recurrence": {"checkpointing": False}})
     with pytest.raises(
@@ -117,14 +117,14 @@ def test_a_window_that_no_memory_of_this_machine_could_hold_is_refused_on_a_cpu(
     assert needs > 2 * total
 
 
-def test_one_that_is_likely_not_to_fit_is_warned_of(gpu, needed, caplog):
+def test_a_training_that_may_not_fit_gets_a_warning(gpu, needed, caplog):
     spec, least, likely, _ = needed
     gpu((least + likely) / 2, (least + likely) / 2)
     check_fits(spec, "bf16", GPU)
     assert "memory: this training may need" in caplog.text and "RTX 3060 has" in caplog.text
 
 
-def test_a_gpu_too_small_is_refused_with_the_batch_that_would_fit(gpu, needed):
+def test_a_training_too_large_for_the_gpu_is_refused_with_a_batch_that_fits(gpu, needed):
     spec, least, _, one = needed
     gpu(0.9 * least, 0.9 * least)
     with pytest.raises(TrainingError, match=r"what would fit: micro_batch: \d+, grad_accum: \d+ \(") as error:
@@ -138,7 +138,7 @@ def test_a_gpu_too_small_is_refused_with_the_batch_that_would_fit(gpu, needed):
         check_fits(spec, "bf16", GPU)
 
 
-def test_memory_that_another_process_holds_is_said_to_be_its(gpu, needed):
+def test_the_error_names_memory_that_another_process_holds(gpu, needed):
     spec, least, *_ = needed
     gpu(0.9 * least, 2 * least)
     with pytest.raises(
@@ -147,7 +147,7 @@ def test_memory_that_another_process_holds_is_said_to_be_its(gpu, needed):
         check_fits(spec, "bf16", GPU)
 
 
-def test_warm_up_and_training_ask_before_they_begin(tmp_path, make_spec, shards, monkeypatch):
+def test_warm_up_and_training_check_the_memory_before_they_begin(tmp_path, make_spec, shards, monkeypatch):
     def refuse(*_):
         raise TrainingError("too small")
 

@@ -14,7 +14,7 @@ def heard():
     logging.disable(logging.NOTSET)
 
 
-def test_several_nodes_without_slurm_are_refused_with_what_to_start_instead(monkeypatch):
+def test_several_nodes_without_slurm_are_refused_with_a_remedy(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(ValueError, match="this is not a Slurm job; elsewhere start torchrun on each machine"):
         launch(4, ["-c", "pass"], nodes=2)
@@ -25,7 +25,7 @@ def test_processes_that_nodes_cannot_share_evenly_are_refused():
         launch(3, ["-c", "pass"], nodes=2)
 
 
-def test_the_exit_status_of_one_node_is_what_its_processes_left_with(monkeypatch):
+def test_the_launcher_returns_the_exit_status_of_its_processes(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert launch(2, ["-c", "raise SystemExit(75)"]) == 75
     assert launch(2, ["-c", "raise SystemExit(3)"]) == 1

@@ -122,18 +122,18 @@ def tensors(folder):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SPECS)
-def test_two_processes_train_what_one_does(trained, name, kind):
+def test_two_processes_reach_the_result_of_one(trained, name, kind):
     assert_alike(trained / f"{name}-{kind}", trained / f"{name}-one", TOLERANCE[name])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_then_four_then_one_process_train_what_one_does(trained, kind):
+def test_two_then_four_then_one_process_reach_the_result_of_one(trained, kind):
     """A signal to one process stops all at one step, and what they save any number goes on from."""
     assert_alike(trained / f"moved-{kind}", trained / "muon-one", TOLERANCE["muon"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_then_two_then_one_process_learn_the_answers_of_the_same_rows(trained, talk, talk_spec, kind):
+def test_one_then_two_then_one_process_train_on_the_same_packed_answers(trained, talk, talk_spec, kind):
     """By a GPT of whose skips some are never used, which DDP would wait for."""
     folder = trained / f"talk-{kind}"
     assert_alike(folder, trained / "talk-one", TOLERANCE["muon"])
@@ -147,7 +147,7 @@ def test_one_then_two_then_one_process_learn_the_answers_of_the_same_rows(traine
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_together_they_see_the_windows_of_one_in_its_order(tmp_path, trained, specs, shards, kind):
+def test_several_processes_see_the_windows_of_one_in_the_same_order(tmp_path, trained, specs, shards, kind):
     spec = specs["muon"]
     alone = loop.Trainer(spec, tmp_path, shards, {"data_digest": ""}).loader
     expected = np.stack([next(alone).rows_BT1 for _ in range(4)])
@@ -159,7 +159,7 @@ def test_together_they_see_the_windows_of_one_in_its_order(tmp_path, trained, sp
     assert np.array_equal(np.concatenate(found), expected)
 
 
-def test_a_replica_is_whole_and_a_share_is_a_share(trained):
+def test_ddp_holds_all_parameters_and_fsdp_a_slice(trained):
     for processes in (2, 4):
         for kind in KINDS:
             told = [
@@ -180,7 +180,7 @@ def test_only_the_last_micro_batch_of_a_step_exchanges_gradients(trained):
 
 @pytest.mark.long
 @pytest.mark.inductor
-def test_a_share_of_a_compiled_model_trains_what_a_whole_one_does(tmp_path, make_spec, shards):
+def test_a_compiled_sharded_model_reaches_the_result_of_one_process(tmp_path, make_spec, shards):
     """Without experts and drawn boundaries, so that fp32 compiles and draws nothing."""
     model = {"moe": None, "boundary": {"kind": "whitespace"}}
     settings = {"micro_batch": 2, "grad_accum": 2, "max_steps": 3, "log_every": 1, "model": model}
@@ -190,9 +190,7 @@ def test_a_share_of_a_compiled_model_trains_what_a_whole_one_does(tmp_path, make
 
 
 @given(st.integers(1, 8), st.integers(1, 12), st.integers(1, 12))
-def test_micro_batches_are_equal_as_large_as_they_may_be_and_those_of_one_where_they_can(
-    specs, processes, micro_batch, grad_accum
-):
+def test_micro_batches_are_equal_and_as_large_as_allowed(specs, processes, micro_batch, grad_accum):
     settings = specs["muon"].settings.model_copy(
         update={"micro_batch": micro_batch, "grad_accum": grad_accum * processes}
     )

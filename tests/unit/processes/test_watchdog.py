@@ -28,9 +28,7 @@ loader.Loader._block = block
 """
 
 
-def test_a_step_that_waits_for_data_for_ever_is_ended_with_its_stacks_and_resumed(
-    tmp_path, make_spec, shards, start
-):
+def test_the_watchdog_ends_a_step_that_waits_for_data_and_logs_its_stacks(tmp_path, make_spec, shards, start):
     spec = make_spec()
     hangs = make_spec(stall_minutes=2 / 60)
     assert hangs.identity == spec.identity
@@ -75,13 +73,13 @@ def watched(**seconds):
     [({"first": 1.0}, 0), ({"first": 4.0}, RESUME_ME), ({"between": 1.5}, 0)],
     ids=["a first step that compiles", "a first step that hangs", "a checkpoint that takes long"],
 )
-def test_the_first_step_may_take_longer_and_what_is_between_steps_any_time(seconds, status):
+def test_the_first_step_may_take_longer_and_time_between_steps_is_not_limited(seconds, status):
     process = watched(**seconds)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == status, errors
 
 
-def test_a_process_that_was_stopped_for_longer_has_not_stalled():
+def test_a_suspended_process_has_not_stalled():
     process = watched()
     assert process.stdout is not None and process.stdout.readline()
     process.send_signal(signal.SIGSTOP)

@@ -30,14 +30,14 @@ OWN = [
 
 
 @pytest.mark.parametrize("error", GONE, ids=str)
-def test_an_exchange_that_breaks_off_because_a_process_is_gone_ends_this_one(error):
+def test_an_exchange_with_a_process_that_is_gone_raises_ended(error):
     with pytest.raises(Ended, match="another process of this training is gone") as raised, peers_required():
         raise error
     assert raised.value.__cause__ is error
 
 
 @pytest.mark.parametrize("error", OWN, ids=str)
-def test_a_fault_of_this_process_is_raised_as_it_is(error):
+def test_an_error_of_this_process_is_raised_unchanged(error):
     with pytest.raises(type(error)) as raised, peers_required():
         raise error
     assert raised.value is error
@@ -46,7 +46,7 @@ def test_a_fault_of_this_process_is_raised_as_it_is(error):
 @pytest.mark.parametrize(
     "environment", [{}, {"WORLD_SIZE": "1"}, dict.fromkeys(VARIABLES, "0") | {"WORLD_SIZE": "1"}]
 )
-def test_a_process_that_is_started_alone_meets_no_others(monkeypatch, environment):
+def test_a_single_process_joins_no_group(monkeypatch, environment):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -57,7 +57,7 @@ def test_a_process_that_is_started_alone_meets_no_others(monkeypatch, environmen
         assert world.first and world.total(3, 4) == [3, 4] and world.from_first(lambda: "made") == "made"
 
 
-def test_processes_that_are_started_together_are_numbered_and_one_that_dies_ends_the_other(tmp_path):
+def test_a_process_group_has_ranks_and_a_process_that_dies_ends_the_other(tmp_path):
     """Two real processes; the second leaves before the last exchange."""
     script = tmp_path / "two.py"
     script.write_text(

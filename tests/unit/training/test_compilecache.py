@@ -55,7 +55,7 @@ def compile_in(tmp_path):
 
 
 @pytest.mark.inductor
-def test_another_process_compiles_nothing(compile_in, tmp_path):
+def test_another_process_reuses_the_compiled_code(compile_in, tmp_path):
     cold = compile_in("keep", "cold")
     assert cold["graphs"]["fxgraph_cache_miss"] == 2 and cold["steps"]["autograd_cache_saved"] == 1
     began = time.time()
@@ -66,7 +66,7 @@ def test_another_process_compiles_nothing(compile_in, tmp_path):
 
 
 @pytest.mark.parametrize("bytes_", [b"", b"PK not a tar", b"\x1f\x8b\x08\x00broken"])
-def test_a_damaged_archive_is_said_to_be_so(tmp_path, monkeypatch, bytes_):
+def test_a_damaged_archive_is_an_error(tmp_path, monkeypatch, bytes_):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     archive = tmp_path / "warmup.compile-cache"
     archive.write_bytes(bytes_)

@@ -28,7 +28,7 @@ EMA = {"decay": 0.8, "start_step": 6}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_the_average_of_the_weights_since_its_start(dtype):
+def test_the_ema_averages_the_weights_since_its_start(dtype):
     net = nn.Linear(8, 4).to(dtype)
     ema = Ema(net, EmaConfig(decay=0.75, start_step=2))
     expected = None
@@ -66,7 +66,7 @@ def saved(good, prefix):
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-def test_killed_and_crashed_before_and_after_its_start_it_ends_with_the_same_bytes(
+def test_a_training_with_ema_ends_with_the_same_bytes_after_a_kill_and_a_crash(
     tmp_path, make_spec, shards, start, averaged
 ):
     spec = make_spec(ema=EMA)
@@ -83,11 +83,11 @@ def test_killed_and_crashed_before_and_after_its_start_it_ends_with_the_same_byt
     assert Receipt.read(tmp_path / "train.json").averaged_weights == averaged[1].averaged_weights
 
 
-def test_it_changes_nothing_in_the_training_itself(tmp_path, make_spec, shards, averaged):
+def test_the_ema_does_not_change_the_training(tmp_path, make_spec, shards, averaged):
     assert train(make_spec(), tmp_path, shards).weights == averaged[1].weights
 
 
-def test_a_skipped_step_is_not_averaged(tmp_path, make_spec, shards):
+def test_the_ema_ignores_a_skipped_step(tmp_path, make_spec, shards):
     trainer = Trainer(make_spec(ema={"decay": 0.5}), tmp_path, shards, {})
     trainer._step(Window())
     before = {n: t.clone() for n, t in trainer.ema.tensors().items()}
@@ -96,7 +96,7 @@ def test_a_skipped_step_is_not_averaged(tmp_path, make_spec, shards):
     assert before and all(torch.equal(t, before[n]) for n, t in trainer.ema.tensors().items())
 
 
-def test_the_model_of_a_checkpoint_is_the_averaged_one(averaged):
+def test_a_checkpoint_loads_the_averaged_model(averaged):
     _, receipt, good = averaged
     model = good.model()
     raw, average = saved(good, "model."), saved(good, "ema.")
@@ -109,7 +109,7 @@ def test_the_model_of_a_checkpoint_is_the_averaged_one(averaged):
     assert weights_digest(model_tensors(model)) == receipt.averaged_weights != receipt.weights
 
 
-def test_the_next_stage_goes_on_from_the_weights_themselves(tmp_path, make_spec, shards, averaged):
+def test_the_next_stage_starts_from_the_raw_weights(tmp_path, make_spec, shards, averaged):
     folder, receipt, _ = averaged
     spec = make_spec("b", ema=EMA)
     trainer = Trainer(spec, tmp_path, shards, {"data_digest": ""}, parent=folder / "train.json")
@@ -117,7 +117,7 @@ def test_the_next_stage_goes_on_from_the_weights_themselves(tmp_path, make_spec,
     assert trainer.ema is not None and trainer.ema.tensors() == {}
 
 
-def test_evaluation_measures_the_average_and_says_so(tmp_path, make_spec, shards, averaged):
+def test_evaluation_scores_the_average_and_records_it(tmp_path, make_spec, shards, averaged):
     folder, receipt, good = averaged
     spec = make_spec(ema=EMA)
     small = spec.evaluation.model_copy(update={"max_bytes": 500, "loops_bytes": 0, "sample_bytes": 1})

@@ -25,7 +25,7 @@ from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
 
 
-def test_the_warning_of_a_scheduler_makes_the_command_save_and_ask_to_be_run_again(tmp_path, shards):
+def test_sigusr1_makes_the_command_save_and_exit_with_resume_me(tmp_path, shards):
     stages = [{"name": "a", "max_steps": 100_000}]
     run = {"data": "toy", "model": MODEL, "precision": "fp32", "defaults": DEFAULTS, "stages": stages}
     config = {"datasets": {"toy": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}}
@@ -56,7 +56,7 @@ def own_shards(shards, tmp_path):
     return shutil.copytree(shards, tmp_path / "shards")
 
 
-def test_an_impossible_id_stops_the_training_naming_shard_and_token_and_a_new_shard_goes_on(
+def test_an_invalid_id_stops_training_with_its_position_and_a_mended_shard_resumes(
     tmp_path, make_spec, own_shards, monkeypatch
 ):
     monkeypatch.setattr(loader, "BLOCK", 4)  # read ahead by a few steps, not to the end
@@ -77,7 +77,7 @@ def test_an_impossible_id_stops_the_training_naming_shard_and_token_and_a_new_sh
     assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
 
 
-def test_a_shard_cut_off_between_two_starts_is_named_before_a_step_is_done(tmp_path, make_spec, own_shards):
+def test_a_truncated_shard_is_named_before_the_first_step(tmp_path, make_spec, own_shards):
     with pytest.raises(Stop):
         train(make_spec(), tmp_path / "a", own_shards, on_step=crash_at(6))
     file = own_shards / "train/000.bin"

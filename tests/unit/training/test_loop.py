@@ -48,7 +48,7 @@ def undisturbed(tmp_path_factory, shards):
 # ------------------------------------------------------------------------------------------------- resume
 
 
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(
+def test_a_training_killed_at_random_moments_ends_with_the_same_bytes(
     tmp_path, make_spec, shards, start, undisturbed
 ):
     spec, draw = make_spec(max_steps=40), random.Random()
@@ -73,7 +73,7 @@ def test_a_resumed_run_restores_optimizer_sums_and_position(tmp_path, make_spec,
 
 
 @pytest.mark.parametrize("crash", [6, 12])
-def test_what_muon_schedules_and_its_second_moment_go_on_where_they_stood(
+def test_a_resumed_run_continues_muons_schedules_and_second_moment(
     tmp_path, make_spec, shards, undisturbed, crash
 ):
     moving = {"muon_momentum_start": 0.5, "muon_momentum_steps": 14, "weight_decay_end": 0.0}
@@ -130,7 +130,7 @@ def truncate(file):
         (os.unlink, "manifest.json"),
     ],
 )
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
+def test_a_damaged_newest_checkpoint_is_named_and_the_previous_one_is_used(
     tmp_path, make_spec, shards, undisturbed, caplog, damage, name
 ):
     spec = make_spec()
@@ -143,7 +143,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
     assert outcome(tmp_path) == undisturbed(spec)
 
 
-def test_with_every_checkpoint_damaged_it_begins_again(tmp_path, make_spec, shards, undisturbed, caplog):
+def test_a_stage_with_only_damaged_checkpoints_starts_again(tmp_path, make_spec, shards, undisturbed, caplog):
     spec = make_spec()
     with pytest.raises(Stop):
         train(spec, tmp_path, shards, on_step=crash_at(11))
@@ -155,7 +155,7 @@ def test_with_every_checkpoint_damaged_it_begins_again(tmp_path, make_spec, shar
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_saves_the_step_and_asks_to_be_resumed(tmp_path, make_spec, shards, undisturbed, signum):
+def test_a_signal_saves_the_step_and_raises_preempted(tmp_path, make_spec, shards, undisturbed, signum):
     spec = make_spec()
 
     def on_step(done):
@@ -196,9 +196,7 @@ def clock(monkeypatch):
     return pace
 
 
-def test_max_hours_anneals_in_time_and_a_resumed_run_anneals_as_it_began_to(
-    tmp_path, make_spec, shards, clock
-):
+def test_max_hours_anneals_in_time_also_after_a_resume(tmp_path, make_spec, shards, clock):
     spec = make_spec(max_steps=None, max_hours=80 / 3600, schedule="wsd", decay_fraction=0.4)
     receipt = train(spec, tmp_path / "undisturbed", shards)
     steps_done = receipt.steps
@@ -259,7 +257,7 @@ def test_a_full_disk_stops_with_a_clear_error_and_loses_nothing(
     assert outcome(folder) == undisturbed(spec)
 
 
-def test_a_file_size_limit_while_saving_is_reported_the_same_way(
+def test_a_file_size_limit_while_saving_is_reported_like_a_full_disk(
     tmp_path, make_spec, shards, start, undisturbed
 ):
     spec = make_spec()
@@ -276,7 +274,7 @@ def test_a_file_size_limit_while_saving_is_reported_the_same_way(
 # ----------------------------------------------------------------------------------------- who may train
 
 
-def test_a_second_trainer_is_told_who_holds_the_folder_and_sigkill_lets_go(
+def test_a_second_trainer_learns_who_locks_the_folder_and_sigkill_frees_it(
     tmp_path, make_spec, shards, start
 ):
     spec = make_spec(max_steps=100_000)
@@ -290,16 +288,14 @@ def test_a_second_trainer_is_told_who_holds_the_folder_and_sigkill_lets_go(
         train(spec, tmp_path, shards, on_step=crash_at(10))
 
 
-def test_a_finished_stage_is_not_trained_again_only_its_receipt_is_written(tmp_path, make_spec, shards):
+def test_a_finished_stage_only_gets_its_receipt_again(tmp_path, make_spec, shards):
     receipt = train(make_spec(), tmp_path, shards)
     (tmp_path / "train.json").unlink()
     again = train(make_spec(log_every=1), tmp_path, shards, on_step=lambda step: pytest.fail("it trained"))
     assert again == receipt == Receipt.read(tmp_path / "train.json")
 
 
-def test_a_setting_that_one_training_leaves_at_its_default_is_named_with_the_default(
-    tmp_path, make_spec, shards
-):
+def test_a_changed_default_setting_is_named_with_its_default(tmp_path, make_spec, shards):
     first = {"min_lr_ratio": 0.0, "schedule": "constant", "ema": {"decay": 0.5}}
     with pytest.raises(Stop):
         train(make_spec(**first), tmp_path, shards, on_step=crash_at(6))
@@ -314,7 +310,9 @@ def test_a_setting_that_one_training_leaves_at_its_default_is_named_with_the_def
     }
 
 
-def test_unfinished_training_under_another_spec_is_refused_naming_the_fields(tmp_path, make_spec, shards):
+def test_resuming_an_unfinished_training_under_another_spec_names_the_changed_fields(
+    tmp_path, make_spec, shards
+):
     with pytest.raises(Stop):
         train(make_spec(), tmp_path, shards, on_step=crash_at(6))
     with pytest.raises(
@@ -325,7 +323,7 @@ def test_unfinished_training_under_another_spec_is_refused_naming_the_fields(tmp
     assert len(steps(tmp_path / "checkpoints")) == 1
 
 
-def test_bookkeeping_may_change_in_the_middle(tmp_path, make_spec, shards, undisturbed):
+def test_checkpoint_settings_may_change_on_resume(tmp_path, make_spec, shards, undisturbed):
     with pytest.raises(Stop):
         train(make_spec(), tmp_path, shards, on_step=crash_at(6))
     train(make_spec(ckpt_every=3, keep_last=3), tmp_path, shards)
@@ -333,7 +331,7 @@ def test_bookkeeping_may_change_in_the_middle(tmp_path, make_spec, shards, undis
     assert [p.name[-2:] for p in steps(tmp_path / "checkpoints")] == ["15", "18", "20"]
 
 
-def test_checkpoints_by_the_clock_come_when_their_minutes_are_over_and_change_no_byte(
+def test_ckpt_minutes_saves_by_the_clock_and_changes_no_byte(
     tmp_path, make_spec, shards, undisturbed, monkeypatch
 ):
     """25 seconds a step, and a minute between checkpoints; it is left at step 8 and gone on with later."""
@@ -369,7 +367,7 @@ def test_checkpoints_by_the_clock_come_when_their_minutes_are_over_and_change_no
     assert outcome(tmp_path)["tensors"] == undisturbed(make_spec())["tensors"]
 
 
-def test_finished_training_under_another_spec_is_moved_aside_and_trained_afresh(
+def test_a_finished_training_under_another_spec_is_moved_aside_and_trained_again(
     tmp_path, make_spec, shards, caplog
 ):
     old, new = make_spec(max_steps=5), make_spec(max_steps=5, lr=1e-3)
@@ -385,9 +383,7 @@ def test_finished_training_under_another_spec_is_moved_aside_and_trained_afresh(
     assert (tmp_path / f"superseded-{old.identity}-1").is_dir()
 
 
-def test_training_that_never_reached_a_checkpoint_starts_afresh_under_another_spec(
-    tmp_path, make_spec, shards
-):
+def test_a_training_without_a_checkpoint_starts_again_under_another_spec(tmp_path, make_spec, shards):
     with pytest.raises(Stop):
         train(make_spec(log_every=1), tmp_path, shards, on_step=crash_at(4))
     train(make_spec(lr=1e-3, log_every=1, max_steps=5), tmp_path, shards)
@@ -396,7 +392,7 @@ def test_training_that_never_reached_a_checkpoint_starts_afresh_under_another_sp
 
 
 @pytest.mark.parametrize("name", ["origin.json", "checkpoints/step-00000005/manifest.json"])
-def test_a_folder_of_another_version_is_refused_or_passed_over(tmp_path, make_spec, shards, name, caplog):
+def test_an_unknown_format_is_refused_or_skipped(tmp_path, make_spec, shards, name, caplog):
     train(make_spec(max_steps=5), tmp_path, shards)
     files.write_json(tmp_path / name, {**files.read_json(tmp_path / name), "format": 99})
     if name == "origin.json":
@@ -407,7 +403,7 @@ def test_a_folder_of_another_version_is_refused_or_passed_over(tmp_path, make_sp
         assert "a checkpoint of format 99" in caplog.text
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path, make_spec, shards):
+def test_an_unwritable_folder_is_named(tmp_path, make_spec, shards):
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(TrainingError, match="taken: cannot be written"):
         train(make_spec(), tmp_path / "taken", shards)
@@ -416,7 +412,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, make_spec, shards):
 # ------------------------------------------------------------------------------------------------- stages
 
 
-def test_the_next_stage_takes_over_weights_optimizer_data_and_step_number(
+def test_the_next_stage_inherits_weights_optimizer_data_position_and_step(
     tmp_path, make_spec, shards, monkeypatch
 ):
     first = train(make_spec("a", max_steps=5), tmp_path / "a", shards)
@@ -445,7 +441,7 @@ def test_the_next_stage_takes_over_weights_optimizer_data_and_step_number(
 
 
 @pytest.mark.parametrize("change", [{"seq_len": 16}, {"packing": "best_fit"}])
-def test_other_windows_and_packed_rows_begin_another_order(tmp_path, make_spec, shards, caplog, change):
+def test_another_window_length_or_packing_begins_a_new_order(tmp_path, make_spec, shards, caplog, change):
     caplog.set_level("INFO")
     pack(data := shutil.copytree(shards, tmp_path / "data"), 32)
     first = train(make_spec("a", max_steps=2), tmp_path / "a", data)
@@ -455,14 +451,14 @@ def test_other_windows_and_packed_rows_begin_another_order(tmp_path, make_spec, 
     assert caplog.text.count("beginning a new order") == 1
 
 
-def test_another_optimizer_begins_its_state_afresh_and_says_so(tmp_path, make_spec, shards, caplog):
+def test_another_optimizer_starts_with_empty_state_and_a_warning(tmp_path, make_spec, shards, caplog):
     train(make_spec("a", max_steps=2), tmp_path / "a", shards)
     spec = make_spec("b", optimizer="adamw", max_steps=2)
     train(spec, tmp_path / "b", shards, previous=tmp_path / "a/train.json")
     assert "holds the state of another optimizer" in caplog.text
 
 
-def test_a_stage_of_another_model_or_without_its_parent_is_refused(tmp_path, make_spec, shards):
+def test_a_stage_with_another_model_or_without_its_parent_is_refused(tmp_path, make_spec, shards):
     train(make_spec("a", max_steps=2), tmp_path / "a", shards)
     with pytest.raises(TrainingError, match=r"trained another model:\n  model.hidden: 32 -> 48"):
         train(
@@ -519,7 +515,7 @@ def poison(trainer, at_steps):
     trainer.model.register_forward_hook(hook)
 
 
-def test_a_step_without_a_finite_loss_leaves_every_tensor_as_it_was(tmp_path, make_spec, shards, caplog):
+def test_a_step_without_a_finite_loss_changes_no_tensor(tmp_path, make_spec, shards, caplog):
     trainer = trainer_of(make_spec(), tmp_path, shards)
     poison(trainer, {0})
     before = {n: t.clone() for n, t in trainer.state.tensors().items()}
@@ -530,7 +526,9 @@ def test_a_step_without_a_finite_loss_leaves_every_tensor_as_it_was(tmp_path, ma
     assert "not finite, update skipped" in caplog.text
 
 
-def test_too_many_of_them_in_a_row_stop_the_run_naming_the_last_good_checkpoint(tmp_path, make_spec, shards):
+def test_too_many_nonfinite_steps_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
+    tmp_path, make_spec, shards
+):
     spec = make_spec(nan_patience=3)
     trainer = trainer_of(spec, tmp_path, shards)
     poison(trainer, {2, 3, 7, 8, 9, 10})
@@ -540,7 +538,7 @@ def test_too_many_of_them_in_a_row_stop_the_run_naming_the_last_good_checkpoint(
     assert all(t.isfinite().all() for t in trainer.state.tensors().values())
 
 
-def test_every_log_line_holds_the_mean_of_its_steps(tmp_path, make_spec, shards):
+def test_every_log_row_is_the_mean_of_its_steps(tmp_path, make_spec, shards):
     train(make_spec(log_every=1, max_steps=6), tmp_path / "each", shards)
     train(make_spec(log_every=4, max_steps=6), tmp_path / "some", shards)
     each = [row["metrics"]["train/cross_entropy"] for row in rows(tmp_path / "each")]
@@ -559,13 +557,13 @@ def test_the_receipt_counts_tokens_and_bytes(tmp_path, make_spec, shards):
     assert receipt.weights == files.read_json(tmp_path / receipt.checkpoint / "manifest.json")["weights"]
 
 
-def test_it_learns(tmp_path, make_spec, shards):
+def test_training_lowers_the_loss(tmp_path, make_spec, shards):
     train(make_spec(max_steps=60, log_every=10, lr=1e-2), tmp_path, shards)
     curve = [row["metrics"]["train/bpb"] for row in rows(tmp_path)]
     assert curve[-1] < 0.7 * curve[0]
 
 
-def test_a_sampled_depth_has_the_stage_s_as_its_mean_and_follows_the_seed(make_spec):
+def test_a_sampled_depth_has_the_stages_mean_and_follows_the_seed(make_spec):
     spec = make_spec(model={"recurrence": {"loops": 3, "sample_loops": True}}, n_loops=2)
     torch.manual_seed(0)
     depths = [draw_depth(spec) for _ in range(400)]

@@ -41,7 +41,7 @@ def give_gradients(*models, seed):
             own.grad = gradient.to(own.dtype)
 
 
-def test_it_is_torchaos_optimizer_at_the_scheduled_rate():
+def test_adamw8bit_equals_torchaos_optimizer_at_the_scheduled_rate():
     ours, theirs = Net(), Net()
     config = OptimizerConfig(kind="adamw8bit", weight_decay=0.1)
     a = build_optimizer(ours, config, lr=1e-2)
@@ -66,7 +66,7 @@ def test_it_is_torchaos_optimizer_at_the_scheduled_rate():
 
 
 @pytest.mark.inductor
-def test_compiled_it_computes_the_same():
+def test_a_compiled_update_equals_an_eager_one():
     net, other = nn.Linear(128, 64, bias=False), nn.Linear(128, 64, bias=False)
     other.load_state_dict(net.state_dict())
     config = OptimizerConfig(kind="adamw8bit")
@@ -79,7 +79,7 @@ def test_compiled_it_computes_the_same():
     torch.testing.assert_close(net.weight, other.weight, rtol=0, atol=1e-6)
 
 
-def test_a_weight_decay_that_moves_is_not_compiled_anew(monkeypatch):
+def test_a_scheduled_weight_decay_needs_no_recompilation(monkeypatch):
     traced, compiles = [], torch.compile
 
     def backend(graph, inputs):
@@ -102,7 +102,7 @@ def test_a_weight_decay_that_moves_is_not_compiled_anew(monkeypatch):
     assert len(traced) == 1
 
 
-def test_it_moves_the_weights_as_adamw_does():
+def test_adamw8bit_moves_the_weights_as_adamw_does():
     start, exact, rounded = Net(), Net(), Net()
     a = build_optimizer(exact, OptimizerConfig(kind="adamw"), lr=1e-2)
     b = build_optimizer(rounded, OptimizerConfig(kind="adamw8bit"), lr=1e-2)
@@ -115,7 +115,7 @@ def test_it_moves_the_weights_as_adamw_does():
         assert off.norm() < 0.02 * moved.norm(), name
 
 
-def test_only_matrices_become_bf16_and_stay_the_same_parameters():
+def test_only_matrices_become_bf16_and_parameters_keep_their_identity():
     net = Net()
     before = dict(net.named_parameters())
     narrow_weights(net, OptimizerConfig(**BF16))
@@ -124,7 +124,7 @@ def test_only_matrices_become_bf16_and_stay_the_same_parameters():
     assert narrow == {"matrix", "stack"}
 
 
-def test_updates_too_small_for_bf16_arrive_on_average():
+def test_stochastic_rounding_keeps_small_updates_on_average():
     net = nn.Linear(512, 256, bias=False)
     nn.init.ones_(net.weight)
     config = OptimizerConfig(**BF16, weight_decay=0.0)
@@ -139,7 +139,7 @@ def test_updates_too_small_for_bf16_arrive_on_average():
 
 
 @pytest.mark.parametrize("config", [{"kind": "adamw8bit"}, BF16])
-def test_state_goes_through_a_checkpoint_as_plain_tensors_and_comes_back_bit_for_bit(tmp_path, config):
+def test_a_checkpoint_stores_the_state_as_plain_tensors_and_restores_it_bit_equal(tmp_path, config):
     net = Net()
     config = OptimizerConfig(**config)
     narrow_weights(net, config)
@@ -170,7 +170,7 @@ def test_state_goes_through_a_checkpoint_as_plain_tensors_and_comes_back_bit_for
     assert all(torch.equal(after[name], again[name]) for name in saved)
 
 
-def test_killed_and_crashed_it_ends_with_the_same_bytes(tmp_path, make_spec, shards, start):
+def test_adamw8bit_ends_with_the_same_bytes_after_a_kill_and_a_crash(tmp_path, make_spec, shards, start):
     spec = make_spec(optimizer=BF16, precision="bf16", max_steps=12)
     train(spec, tmp_path / "undisturbed", shards)
     process = start(spec, tmp_path / "disturbed")

@@ -11,7 +11,7 @@ def steps_in(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_rows_already_there_are_not_written_again(tmp_path):
+def test_logged_rows_are_not_written_again(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for steps in ((10, 20), (20, 30)):
         log = MetricsLog(path)

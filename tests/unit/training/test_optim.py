@@ -32,7 +32,7 @@ def test_polar_brings_the_singular_values_near_one_and_keeps_the_singular_vector
     assert (found - u @ v).norm() / (u @ v).norm() < 0.1
 
 
-def test_each_polynomial_is_the_best_of_its_degree_for_what_the_one_before_leaves():
+def test_each_polynomial_is_optimal_for_the_interval_that_the_previous_one_leaves():
     """On its interval its least and its greatest value are equally far from 1, and the ends reach them."""
     low, high = 1e-3, 1.0
     for a, b, c in POLAR_EXPRESS:
@@ -48,7 +48,7 @@ def test_polar_of_a_zero_matrix_is_zero():
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (64, 16), (16, 64)])
-def test_muon_follows_torchs_muon(shape, monkeypatch):
+def test_muon_equals_torchs_muon(shape, monkeypatch):
     monkeypatch.setattr(optim, "POLAR_EXPRESS", CLASSIC)
     monkeypatch.setattr(optim, "_SAFETY", 1.0)
     torch.manual_seed(0)
@@ -82,12 +82,12 @@ def check_a_stack_moves_like_its_matrices(shape: tuple[int, int], **group: Any) 
     torch.testing.assert_close(stack, torch.stack([p.T for p in alone]), rtol=1e-4, atol=1e-5)
 
 
-def test_a_stack_of_experts_is_updated_like_its_matrices_one_by_one():
+def test_a_stack_of_experts_is_updated_like_single_matrices():
     check_a_stack_moves_like_its_matrices((24, 8), weight_decay=0.1)
 
 
 @pytest.mark.parametrize("cautious", [True, False])
-def test_cautious_decay_shrinks_only_where_the_update_does(cautious):
+def test_cautious_decay_acts_only_where_the_update_shrinks_too(cautious):
     p = nn.Parameter(torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
     optimizer = Optimizer([muon_group([p], weight_decay=0.5, peak_lr=0.1, cautious=cautious)])
     p.grad = torch.tensor([[1.0, 0.0], [0.0, -1.0]])
@@ -141,7 +141,7 @@ def test_every_parameter_of_the_model_is_in_one_group_and_no_vector_or_table_is_
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
-def test_tables_decay_where_that_is_asked_for_and_stay_with_adamw(model, kind):
+def test_decay_embeddings_decays_tables_which_stay_with_adamw(model, kind):
     dealt = build_optimizer(model, OptimizerConfig(kind=kind, decay_embeddings=True), lr=1e-3).param_groups
     tables = {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
     for group in dealt:
@@ -154,12 +154,12 @@ def test_tables_decay_where_that_is_asked_for_and_stay_with_adamw(model, kind):
         OptimizerConfig(kind="adamw", cautious_decay=False)
 
 
-def test_muon_takes_the_expert_stacks(model):
+def test_muon_trains_the_expert_stacks(model):
     optimizer = build_optimizer(model, OptimizerConfig(kind="muon"), lr=1e-3)
     assert any(p.ndim == 3 for g in optimizer.param_groups if g["muon"] for p in g["params"])
 
 
-def test_one_rate_governs_both_kinds_of_parameters(model):
+def test_one_learning_rate_scales_both_kinds_of_parameters(model):
     config = OptimizerConfig(kind="muon", muon_lr_ratio=3.75)
     for lr, of_matrices in [(8e-3, 0.03), (8e-4, 0.003)]:
         optimizer = build_optimizer(model, config, lr)
@@ -179,7 +179,7 @@ def test_state_is_named_by_parameter():
     }
 
 
-def test_what_is_not_compiled_does_not_import_the_compiler():
+def test_training_without_compile_does_not_import_the_compiler():
     code = """
 import sys, torch
 from spider.config import OptimizerConfig
@@ -217,7 +217,7 @@ def normuon(w, grads, *, lr, decay, mu=0.95, beta2=0.9):
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (40, 16), (16, 40)])
-def test_normuon_equals_the_paper_written_out(shape):
+def test_normuon_equals_the_papers_equations_in_numpy(shape):
     rng = np.random.default_rng(0)
     start, grads = rng.normal(size=shape), rng.normal(size=(6, *shape)) * np.logspace(0, -2, shape[1])
     expected, second = normuon(start, grads, lr=0.02, decay=0.1)
@@ -231,7 +231,7 @@ def test_normuon_equals_the_paper_written_out(shape):
     np.testing.assert_allclose(optimizer.state[p]["second_moment"].numpy(), second, rtol=0, atol=1e-6)
 
 
-def test_normuon_keeps_the_norm_of_a_plain_update_and_evens_its_rows_out():
+def test_normuon_keeps_the_norm_of_the_update_and_equalises_its_rows():
     torch.manual_seed(0)
     g = torch.randn(64, 16) * torch.logspace(0, -3, 64)[:, None]
     moved = {}
@@ -246,12 +246,12 @@ def test_normuon_keeps_the_norm_of_a_plain_update_and_evens_its_rows_out():
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
-def test_normuon_of_a_stack_is_that_of_its_matrices_one_by_one(shape):
+def test_normuon_treats_a_stack_like_single_matrices(shape):
     check_a_stack_moves_like_its_matrices(shape, beta2=0.9)
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24)])
-def test_rows_come_to_one_length_before_the_polar_factor(shape, monkeypatch):
+def test_muon_rows_normalises_rows_before_the_polar_factor(shape, monkeypatch):
     entered, plain = [], optim.polar
     monkeypatch.setattr(optim, "polar", lambda g: entered.append(g.clone()) or plain(g))
     p = nn.Parameter(torch.randn(*shape))
@@ -262,7 +262,7 @@ def test_rows_come_to_one_length_before_the_polar_factor(shape, monkeypatch):
     check_a_stack_moves_like_its_matrices(shape, rows=True)
 
 
-def test_rows_without_a_gradient_stay_where_they_are():
+def test_muon_rows_does_not_move_rows_without_a_gradient():
     p = nn.Parameter(torch.ones(8, 4))
     p.grad = torch.zeros(8, 4)
     p.grad[0] = 1.0
@@ -270,7 +270,7 @@ def test_rows_without_a_gradient_stay_where_they_are():
     assert torch.equal(p[1:], torch.ones(7, 4)) and (p[0] < 1).all()
 
 
-def test_normuon_of_what_has_no_gradient_yet_stays_where_it_is():
+def test_normuon_does_not_move_a_matrix_without_a_gradient():
     p = nn.Parameter(torch.ones(8, 4))
     p.grad = torch.zeros(8, 4)
     Optimizer([muon_group([p], beta2=0.9)]).step()
@@ -278,7 +278,7 @@ def test_normuon_of_what_has_no_gradient_yet_stays_where_it_is():
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
-def test_a_mark_multiplies_the_rate_of_its_parameter_alone(kind):
+def test_a_learning_rate_scale_changes_only_its_own_parameter(kind):
     torch.manual_seed(0)
     net = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in "abc"})
     net["a"].weight._lr_scale, net["b"].weight._is_embedding = 2.5, True
@@ -300,7 +300,7 @@ def test_a_mark_multiplies_the_rate_of_its_parameter_alone(kind):
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
-def test_a_scheduled_decay_is_that_of_the_step_and_of_matrices_only(kind):
+def test_a_scheduled_weight_decay_applies_to_matrices_only(kind):
     net = nn.Linear(4, 4)
     nn.init.ones_(net.weight)
     nn.init.ones_(net.bias)
@@ -315,7 +315,7 @@ def test_a_scheduled_decay_is_that_of_the_step_and_of_matrices_only(kind):
     torch.testing.assert_close(net.bias, torch.ones(4))
 
 
-def test_a_scheduled_momentum_is_that_of_the_step():
+def test_a_scheduled_momentum_applies_to_the_step():
     p, q = (nn.Parameter(torch.zeros(4, 4)) for _ in range(2))
     a, b = Optimizer([muon_group([p])]), Optimizer([muon_group([q], momentum=0.5)])
     a.set_scheduled(muon_momentum=0.5)

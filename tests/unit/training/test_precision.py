@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 RECIPES = get_args(Fp8Recipe)
 
 
-def test_fp8_where_it_cannot_run_is_an_error_that_names_device_and_remedy():
+def test_fp8_on_a_device_without_it_is_an_error_with_device_and_remedy():
     with pytest.raises(
         TrainingError, match=r"precision: fp8 cannot run on cpu .* set precision: auto or bf16"
     ):
@@ -44,7 +44,7 @@ def measured(**said) -> Warmup:
 
 
 @pytest.mark.parametrize("asked", ["fp32", "bf16"])
-def test_what_is_asked_for_is_taken(asked):
+def test_a_configured_precision_overrides_the_warm_up(asked):
     assert decide(asked, "tensorwise", CPU, measured(precision="fp32")) == Precision(asked, "asked for")
 
 
@@ -54,13 +54,13 @@ def test_auto_follows_the_warm_up_of_the_same_device(faster):
 
 
 @pytest.mark.parametrize("warmup", [None, measured(device="NVIDIA H100", precision="fp8", fp8_layers=["a"])])
-def test_auto_without_a_measurement_of_this_device_is_fp32_on_a_cpu(warmup):
+def test_auto_without_a_warm_up_of_this_device_selects_fp32_on_a_cpu(warmup):
     chosen = decide("auto", "rowwise", CPU, warmup)
     assert chosen.kind == "fp32" and "not measured" in chosen.reason
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_fp8_comes_with_the_recipe_asked_for_and_the_layers_measured(monkeypatch, recipe):
+def test_fp8_uses_the_configured_recipe_and_the_measured_layers(monkeypatch, recipe):
     monkeypatch.setattr(precision, "has_fp8", lambda device: True)
     warmup = measured(precision="fp8", fp8_layers=["a"])
     assert decide("fp8", recipe, CPU, warmup) == Precision("fp8", "asked for", None, recipe)
@@ -75,7 +75,7 @@ def model(make_spec):
     return build_model(make_spec().model)
 
 
-def test_fp8_reaches_the_experts_of_the_layers_measured_where_the_device_groups_it(make_spec, caplog):
+def test_fp8_reaches_the_experts_of_the_measured_layers_if_the_device_supports_it(make_spec, caplog):
     caplog.set_level("INFO")
     model = build_model(make_spec(model={"recurrence": {"layers": 2, "loops": 1}}).model)
     experts = [layer.ffn.experts for layer in model.core.layers]
@@ -87,7 +87,7 @@ def test_fp8_reaches_the_experts_of_the_layers_measured_where_the_device_groups_
     assert [e.fp8 for e in experts] == [i == 1 for i in range(len(experts))]
 
 
-def test_experts_one_after_the_other_or_of_odd_width_never_run_in_fp8(make_spec):
+def test_looped_experts_and_experts_of_odd_width_do_not_run_in_fp8(make_spec):
     for change in ({"implementation": "loop"}, {"expert_hidden": 24}):
         spec = make_spec(model={"moe": change})
         with torch.device("meta"):
@@ -144,7 +144,7 @@ def test_an_outlier_costs_other_rows_their_precision_only_if_they_share_its_scal
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("rows", [32, 33])
-def test_the_hardware_gets_shapes_that_it_takes_for_any_number_of_rows(monkeypatch, recipe, rows):
+def test_fp8_products_have_valid_shapes_for_any_number_of_rows(monkeypatch, recipe, rows):
     """The path that is not emulated, over a stand-in for the device that checks what the device checks."""
     multiplied = []
 
@@ -170,7 +170,7 @@ def test_the_hardware_gets_shapes_that_it_takes_for_any_number_of_rows(monkeypat
     )
 
 
-def test_a_layer_that_the_hardware_cannot_multiply_stays_as_it_is():
+def test_a_layer_of_an_unsupported_shape_is_not_eligible_for_fp8():
     class Layers(Model):
         def __init__(self):
             super().__init__()
@@ -179,7 +179,7 @@ def test_a_layer_that_the_hardware_cannot_multiply_stays_as_it_is():
     assert eligible(Layers()) == {"fits"}
 
 
-def test_fp8_converts_the_big_projections_and_leaves_what_decides(model):
+def test_fp8_converts_the_big_projections_and_leaves_deciding_layers_wide(model):
     names_before = [name for name, _ in model.named_parameters()]
     Precision("fp8", "", recipe="tensorwise").prepare(model, emulate=True)
     converted = {n for n, m in model.named_modules() if type(m).__name__ == "Float8Linear"}
@@ -232,7 +232,7 @@ def rowwise(make_spec):
     return make_spec(precision="fp8", fp8_recipe="rowwise", max_steps=10)
 
 
-def test_a_resumed_stage_keeps_the_fp8_that_it_began_in(tmp_path, shards, make_spec, emulated):
+def test_a_resumed_stage_keeps_its_fp8_layers(tmp_path, shards, make_spec, emulated):
     spec = make_spec(precision="auto", fp8_recipe="rowwise", max_steps=10)
     warmup, began, later = tmp_path / "warmup.json", ["coda.0.ffn.up"], ["coda.0.ffn.down"]
 
@@ -275,7 +275,7 @@ def test_evaluation_of_weights_trained_in_fp8_is_in_bf16(tmp_path, shards, rowwi
 
 
 @pytest.mark.parametrize(("recipe", "gathered"), [("tensorwise", True), ("rowwise", False)])
-def test_a_weight_that_is_shared_is_gathered_in_fp8_where_one_factor_scales_it(recipe, gathered):
+def test_a_sharded_weight_is_gathered_in_fp8_with_a_tensorwise_scale(recipe, gathered):
     class Layer(Model):
         def __init__(self):
             super().__init__()

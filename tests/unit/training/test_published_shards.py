@@ -30,7 +30,7 @@ def made(tmp_path_factory):
     )
 
 
-def test_what_is_scored_is_the_shards_own_text_and_its_figures_are_marked(made):
+def test_evaluation_scores_the_text_of_the_shards_and_marks_its_results(made):
     folder, stage, measured = made
     assert not measured.lossless and Evaluation.read(stage / "evaluation.json") == measured
     view = Shards(folder / "shards", "validation")
@@ -43,7 +43,7 @@ def test_what_is_scored_is_the_shards_own_text_and_its_figures_are_marked(made):
     assert f"{measured.bpb:.4f}†" in (folder / "report/table.md").read_text()
 
 
-def test_the_model_carries_the_pieces_and_writes_in_them(made, tmp_path):
+def test_the_exported_model_includes_its_tokenizer_and_generates_with_it(made, tmp_path):
     folder, stage, _ = made
     digest = read_tokens(folder / "m.model").digest
     export(stage, tmp_path / "exported")

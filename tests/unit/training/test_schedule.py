@@ -31,14 +31,14 @@ shapes = st.fixed_dictionaries(
 
 
 @given(shapes)
-def test_no_step_trains_at_rate_zero_and_none_above_the_peak(shape):
+def test_every_rate_is_above_zero_and_at_most_the_peak(shape):
     found = factors(**shape)
     assert len(found) == shape["steps"]
     assert all(0 < f <= 1 for f in found)
 
 
 @given(shapes)
-def test_it_rises_once_falls_once_and_never_jumps(shape):
+def test_the_rate_rises_once_falls_once_and_never_jumps(shape):
     found = factors(**shape)
     assert found == sorted(found[: shape["warmup_steps"]]) + sorted(
         found[shape["warmup_steps"] :], reverse=True
@@ -53,7 +53,7 @@ def test_it_rises_once_falls_once_and_never_jumps(shape):
 
 
 @given(st.data(), st.integers(3, 400), st.floats(0, 1), st.sampled_from(["linear", "wsd"]))
-def test_one_step_more_would_be_at_the_promised_end(data, steps, least, schedule):
+def test_the_rate_reaches_its_end_one_step_after_the_last(data, steps, least, schedule):
     """The last step is one fall short of ``min_lr_ratio``, which linear falls show exactly."""
     warmup = data.draw(st.integers(0, steps - 3))
     share = data.draw(st.floats(min(2.01 / steps, 0.99), 0.99))
@@ -70,11 +70,11 @@ def test_cosine_passes_the_middle_half_way_and_linear_falls_evenly():
     assert cosine[-1] > linear[-1] * 0.9 > 0.09
 
 
-def test_warm_up_rises_linearly_from_its_first_share_to_the_peak():
+def test_the_warm_up_rises_linearly_to_the_peak():
     assert factors(100)[:11] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0])
 
 
-def test_wsd_is_three_stages_in_one():
+def test_wsd_equals_three_stages():
     """Warm-up, constant, linear: as the demo's three stages have them."""
     found = factors(100, schedule="wsd", decay_fraction=0.3, min_lr_ratio=0.0)
     alone = factors(30, schedule="linear", warmup_steps=0, min_lr_ratio=0.0)
@@ -94,17 +94,17 @@ def decays(steps, ends=0.0, **changes):
     return [moving["weight_decay"] for moving in found]
 
 
-def test_nothing_else_is_scheduled_unless_it_is_asked_for():
+def test_weight_decay_and_momentum_are_constant_by_default():
     assert scheduled(3, 3, 10, settings(), OptimizerConfig(kind="muon")) == {}
 
 
 @pytest.mark.parametrize("schedule", [*FALLING, "constant"])
-def test_weight_decay_goes_linearly_to_its_end_as_the_stage_ends(schedule):
+def test_weight_decay_moves_linearly_to_its_end_over_the_stage(schedule):
     assert decays(100, schedule=schedule) == pytest.approx([0.2 * (1 - i / 100) for i in range(100)])
     assert decays(100, 0.3, schedule=schedule)[50] == pytest.approx(0.25)
 
 
-def test_weight_decay_waits_for_the_clock_and_goes_while_the_rate_falls():
+def test_with_max_hours_weight_decay_moves_while_the_rate_decays():
     clocked = {"max_steps": None, "max_hours": 1.0, "schedule": "wsd", "decay_fraction": 0.25}
     found = decays(100, **clocked)
     assert found[:76] == [0.2] * 76
@@ -114,7 +114,7 @@ def test_weight_decay_waits_for_the_clock_and_goes_while_the_rate_falls():
     assert decays(2, **clocked) == [0.2, 0.2]  # no step is left for it
 
 
-def test_momentum_rises_linearly_over_its_steps_of_the_run():
+def test_momentum_rises_linearly_over_the_steps_of_the_run():
     optimizer = OptimizerConfig(kind="muon", muon_momentum_start=0.85)
     found = [
         scheduled(0, at, None, settings(), optimizer)["muon_momentum"] for at in (0, 150, 299, 300, 9999)
@@ -136,7 +136,7 @@ def by_clock(settings, pace, *, steps=None):
 
 
 @given(st.floats(0.01, 0.95), st.integers(0, 20), st.floats(0.5, 20), st.floats(0, 1))
-def test_max_hours_is_kept_with_the_whole_decay_inside(fraction, warmup, seconds, noise):
+def test_max_hours_includes_the_whole_decay(fraction, warmup, seconds, noise):
     hour = settings(
         max_steps=None,
         max_hours=1,
@@ -152,14 +152,14 @@ def test_max_hours_is_kept_with_the_whole_decay_inside(fraction, warmup, seconds
     assert rates == [lr_factor(step, len(rates), hour) for step in range(len(rates))]
 
 
-def test_a_decision_that_is_kept_gives_the_same_rates_however_the_pace_changes():
+def test_a_fixed_end_gives_the_same_rates_at_any_later_pace():
     hour = settings(max_steps=None, max_hours=1, schedule="wsd")
     steady, _ = by_clock(hour, lambda n: 10)
     slowed, spent = by_clock(hour, lambda n: 10 if n <= 288 else 30)
     assert len(steady) == 360 and steady == slowed and spent > 3600
 
 
-def test_hours_that_suffice_change_nothing_and_too_few_hours_end_a_stage_of_steps_early():
+def test_max_hours_changes_a_stage_of_steps_only_if_it_is_too_short():
     plan = factors(100, schedule="wsd")
     for hours, spent in [(1, 1000), (0.2, 720)]:
         limited = settings(schedule="wsd", max_hours=hours)
@@ -168,12 +168,12 @@ def test_hours_that_suffice_change_nothing_and_too_few_hours_end_a_stage_of_step
         assert rates[-1] == pytest.approx(plan[-1], abs=0.02)
 
 
-def test_a_constant_rate_just_stops():
+def test_a_constant_rate_stops_without_a_decay():
     rates, spent = by_clock(settings(max_steps=None, max_hours=1, schedule="constant"), lambda n: 10)
     assert spent == 3600 and set(rates[10:]) == {1.0}
 
 
-def test_time_that_runs_out_in_the_warm_up_waits_for_its_end():
+def test_max_hours_within_the_warm_up_takes_effect_after_it():
     short = settings(max_steps=None, max_hours=0.01, schedule="wsd", warmup_steps=50)
     rates, _ = by_clock(short, lambda n: 10)
     assert max(rates) == 1.0 and len(rates) == 62
@@ -225,6 +225,6 @@ def spec_of(**stage):
     return load_config(config).stage("r", "a")
 
 
-def test_an_average_that_would_never_start_is_refused():
+def test_an_average_that_would_start_after_the_end_is_refused():
     with pytest.raises(ValueError, match=r"r/a: ema.start_step: 7 is not before the stage's end, .* 7 steps"):
         horizon(spec_of(max_steps=7, ema={"start_step": 7}), Thousand())

@@ -39,7 +39,7 @@ def together(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("way", WAYS)
-def test_two_that_share_end_where_one_alone_does(together, way, kind):
+def test_two_processes_reach_the_weights_of_one(together, way, kind):
     """In bf16 what differs in the last bit of a gradient may differ by 1/256 of an update."""
     alone = shared_polar.train(way, kind)
     assert alone["computed"] == [MATRICES[way]] * STEPS
@@ -53,7 +53,7 @@ def test_two_that_share_end_where_one_alone_does(together, way, kind):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("way", WAYS)
-def test_each_of_two_computes_half_of_the_polar_factors(together, way, kind):
+def test_each_of_two_processes_computes_half_of_the_polar_factors(together, way, kind):
     """But of stacks under FSDP, of whose three matrices the first process holds two, and of a single one."""
     counts = [set(found["computed"]) for found in together[way, kind]]
     alone = IN_STACKS[way] if kind == "fsdp" else 0

@@ -48,14 +48,14 @@ def make_row(name="cpu", precision="fp32", means=(("loss", 2.0), ("grad_norm", 0
     return telemetry.row(dict(means), WINDOW, 10, {"lr": 1e-3}, skipped, reached)
 
 
-def test_rates_count_the_steps_of_the_window_only():
+def test_rates_count_only_the_steps_of_the_window():
     row = make_row()
     assert row["train/bytes_per_second"] == 500
     assert row["train/data_wait_share"] == 0.25
     assert row["train/eta_seconds"] == 5  # of ten steps
 
 
-def test_the_remaining_time_has_a_pause_after_each_step():
+def test_the_remaining_time_includes_a_pause_for_each_step():
     telemetry = Telemetry(CPU, "cpu", "fp32", flops_per_token=1e6)
     window = dataclasses.replace(WINDOW, pauses=0.25)
     row = telemetry.row({}, window, 10, {}, 0, {})
@@ -63,7 +63,7 @@ def test_the_remaining_time_has_a_pause_after_each_step():
     assert row["train/bytes_per_second"] == 500
 
 
-def test_the_remaining_time_counts_checkpoints_and_validations(tmp_path, make_spec, shards, monkeypatch):
+def test_the_remaining_time_includes_checkpoints_and_validations(tmp_path, make_spec, shards, monkeypatch):
     """A save that takes at least 0.2 s after every step is at least so much of what is left."""
     start = Saver.start
 
@@ -121,7 +121,7 @@ def test_the_peak_is_the_data_sheets_or_unknown(device, peak):
     assert peak_flops(device, "fp32") is None
 
 
-def test_mfu_is_the_models_flops_over_the_peak_and_the_peak_is_told_once(caplog):
+def test_mfu_is_the_models_flops_over_the_peak_which_is_logged_once(caplog):
     caplog.set_level("INFO")
     row = make_row("NVIDIA H100 80GB HBM3", "bf16")
     assert row["train/mfu"] == pytest.approx(500 * 1e6 / 989e12)
@@ -129,7 +129,7 @@ def test_mfu_is_the_models_flops_over_the_peak_and_the_peak_is_told_once(caplog)
     assert "mfu 41.2%" in line({**row, "train/mfu": 0.412}, 10, 20, {})
 
 
-def test_an_unknown_peak_says_unknown(caplog):
+def test_an_unknown_peak_gives_an_unknown_mfu(caplog):
     caplog.set_level("INFO")
     row = make_row()
     assert "train/mfu" not in row
@@ -137,7 +137,7 @@ def test_an_unknown_peak_says_unknown(caplog):
     assert "mfu unknown" in line(row, 10, 20, {})
 
 
-def test_skipped_updates_are_told_and_an_interval_without_any_update_has_a_line():
+def test_skipped_updates_are_logged_and_an_interval_without_updates_has_a_line():
     assert "skipped" not in line(make_row(), 10, 20, {})
     row = make_row(means=(), skipped=10)
     assert "train/bpb" not in row
@@ -146,7 +146,7 @@ def test_skipped_updates_are_told_and_an_interval_without_any_update_has_a_line(
     assert "10 steps skipped" in line(row, 10, 20, {})
 
 
-def test_a_model_with_every_part_tells_every_figure(tmp_path, make_spec, shards, caplog):
+def test_a_model_with_every_part_logs_every_metric(tmp_path, make_spec, shards, caplog):
     caplog.set_level("INFO")
     train(make_spec(max_steps=6), tmp_path, shards)
     row = last_row(tmp_path)
@@ -169,7 +169,7 @@ def test_a_model_with_every_part_tells_every_figure(tmp_path, make_spec, shards,
         assert figure in said[0]
 
 
-def test_a_dense_model_tells_no_figures_of_parts_it_lacks(tmp_path, make_spec, shards, caplog):
+def test_a_dense_model_logs_no_metrics_of_missing_parts(tmp_path, make_spec, shards, caplog):
     caplog.set_level("INFO")
     train(make_spec(model=DENSE, optimizer="adamw", max_steps=3), tmp_path, shards)
     row = last_row(tmp_path)
@@ -184,7 +184,7 @@ def test_a_dense_model_tells_no_figures_of_parts_it_lacks(tmp_path, make_spec, s
     )
 
 
-def test_epoch_and_tokens_go_on_through_the_stages_of_a_run(tmp_path, make_spec, shards):
+def test_epoch_and_tokens_continue_through_the_stages_of_a_run(tmp_path, make_spec, shards):
     """A step of the small training takes 4 windows of 32 tokens."""
     for stage, parent in (("a", None), ("b", tmp_path / "a/train.json")):
         train(make_spec(stage, model=DENSE, max_steps=6), tmp_path / stage, shards, previous=parent)
@@ -197,7 +197,7 @@ def test_epoch_and_tokens_go_on_through_the_stages_of_a_run(tmp_path, make_spec,
         assert row["metrics"]["train/precision_bits"] == 32
 
 
-def test_the_log_says_what_is_trained_and_where_each_checkpoint_went(tmp_path, make_spec, shards, caplog):
+def test_the_log_names_the_model_and_each_checkpoint(tmp_path, make_spec, shards, caplog):
     caplog.set_level("INFO")
     spec = make_spec(model=DENSE, max_steps=5, grad_accum=2)
     train(spec, tmp_path, shards)
@@ -221,7 +221,7 @@ def test_the_log_says_what_is_trained_and_where_each_checkpoint_went(tmp_path, m
     assert told and told[1] == str(path) and float(told[2]) == pytest.approx(size / 1e6, abs=0.06)
 
 
-def test_the_layers_that_are_multiplied_in_fp8_are_counted(make_spec):
+def test_the_log_counts_the_layers_in_fp8(make_spec):
     model = build_model(make_spec().model)
     linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     chosen = sorted(eligible(model))[:3]
@@ -254,7 +254,7 @@ def command(tmp_path, make_spec, shards):
     return [sys.executable, "-c", _CHILD, given, str(tmp_path / "train.log")]
 
 
-def test_without_a_terminal_there_are_lines_and_no_bar(tmp_path, make_spec, shards):
+def test_without_a_terminal_the_log_has_lines_and_no_bar(tmp_path, make_spec, shards):
     said = subprocess.run(
         command(tmp_path, make_spec, shards), cwd=REPO, capture_output=True, text=True, check=True
     ).stderr
@@ -267,7 +267,7 @@ def test_without_a_terminal_there_are_lines_and_no_bar(tmp_path, make_spec, shar
     ]
 
 
-def test_on_a_terminal_there_is_a_bar_and_the_lines_are_in_the_log_file(tmp_path, make_spec, shards):
+def test_on_a_terminal_a_bar_replaces_the_lines_which_stay_in_the_log_file(tmp_path, make_spec, shards):
     here, there = pty.openpty()
     termios.tcsetwinsize(there, (24, 120))
     process = subprocess.Popen(command(tmp_path, make_spec, shards), cwd=REPO, stderr=there)

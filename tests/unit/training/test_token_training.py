@@ -60,7 +60,7 @@ def spec(stage="a", size=300):
     return load_config(plain).stage("r", stage)
 
 
-def test_bytes_are_counted_and_a_checkpoint_holds_its_tokenizer(written, tmp_path):
+def test_training_counts_bytes_and_a_checkpoint_holds_its_tokenizer(written, tmp_path):
     receipt = train(spec(), tmp_path / "a", written(300, 10**6))
     assert receipt.tokens == 4 * 4 * 16 and receipt.bytes > 1.5 * receipt.tokens
     checkpoint = Checkpoint.at(tmp_path / "a")
@@ -71,7 +71,7 @@ def test_bytes_are_counted_and_a_checkpoint_holds_its_tokenizer(written, tmp_pat
         Checkpoint.at(checkpoint.path)
 
 
-def test_ids_of_another_tokenizer_are_not_trained_on(written, tmp_path):
+def test_data_of_another_tokenizer_is_refused(written, tmp_path):
     train(spec(), tmp_path / "a", written(300, 10**6))
     with pytest.raises(TrainingError, match="was trained with another tokenizer"):
         train(spec("b"), tmp_path / "b", written(300, 4000), previous=tmp_path / "a/train.json")
@@ -79,7 +79,7 @@ def test_ids_of_another_tokenizer_are_not_trained_on(written, tmp_path):
         train(spec(), tmp_path / "c", written(290, 10**6))
 
 
-def test_what_another_tokenizer_is_refused_for_names_both(written, tmp_path):
+def test_the_error_for_another_tokenizer_names_both(written, tmp_path):
     """By digest, and bytes by their name, on either side."""
     train(spec(), tmp_path / "tokens", written(300, 10**6))
     one, other = (read_tokens(written(300, size) / "tokenizer.json") for size in (10**6, 4000))
@@ -100,7 +100,7 @@ def test_what_another_tokenizer_is_refused_for_names_both(written, tmp_path):
     assert read_parent(of_bytes, tmp_path / "bytes", BYTES).tokens is BYTES
 
 
-def test_killed_on_packed_answers_it_ends_with_the_same_bytes(tmp_path, talk, talk_spec, start):
+def test_a_training_on_packed_answers_ends_with_the_same_bytes_after_a_kill(tmp_path, talk, talk_spec, start):
     train(talk_spec, tmp_path / "undisturbed", talk)
     with pytest.raises(Stop):  # within a log interval
         train(talk_spec, tmp_path / "killed", talk, on_step=crash_at(5))

@@ -65,7 +65,7 @@ def validated(tmp_path_factory, make_spec, shards):
 # ------------------------------------------------------------------------------------------------ figures
 
 
-def test_it_finds_what_the_evaluation_will_of_the_averaged_weights_in_the_index_of_none(validated, shards):
+def test_validation_of_the_whole_text_equals_the_evaluation_of_the_averaged_weights(validated, shards):
     spec, folder = validated
     found = curve(folder)
     assert list(found) == [5, 10, 15, 20]
@@ -77,7 +77,7 @@ def test_it_finds_what_the_evaluation_will_of_the_averaged_weights_in_the_index_
     ]
 
 
-def test_the_ids_of_a_tokenizer_are_scored_in_bytes(tmp_path, talk, talk_spec):
+def test_validation_scores_tokens_in_bits_per_byte(tmp_path, talk, talk_spec):
     """Of a GPT on packed conversations."""
     settings = talk_spec.settings.model_copy(update={"val_every": 12, "val_bytes": ALL})
     spec = talk_spec.model_copy(update={"settings": settings})
@@ -85,7 +85,7 @@ def test_the_ids_of_a_tokenizer_are_scored_in_bytes(tmp_path, talk, talk_spec):
     assert curve(tmp_path) == {12: pytest.approx(measured(spec, tmp_path, talk), rel=1e-6)}
 
 
-def test_a_part_of_the_text_is_spread_over_all_of_it(tmp_path, make_spec, shards):
+def test_the_validated_windows_are_spread_over_the_whole_text(tmp_path, make_spec, shards):
     validation = trainer_of(make_spec(val_every=5, val_bytes=300), tmp_path, shards).validation
     validation.tokens_N = text_N = np.random.default_rng(0).integers(0, 256, 3001).astype(np.uint16)
     validation._load_batches()
@@ -100,7 +100,7 @@ def test_a_part_of_the_text_is_spread_over_all_of_it(tmp_path, make_spec, shards
 # ----------------------------------------------------------------------------------------- decides nothing
 
 
-def test_it_changes_no_bit_of_the_weights_and_no_other_figure(tmp_path, validated, make_spec, shards):
+def test_validation_changes_neither_the_weights_nor_other_metrics(tmp_path, validated, make_spec, shards):
     spec, folder = validated
     without = make_spec(val_every=0, ema=EMA)
     assert without.identity == spec.identity == make_spec(ema=EMA).identity and without.shape == spec.shape
@@ -114,7 +114,7 @@ def test_it_changes_no_bit_of_the_weights_and_no_other_figure(tmp_path, validate
 
 
 @pytest.mark.parametrize("crash", [6, 15])
-def test_what_crashes_and_goes_on_has_the_same_curve_and_the_same_best(
+def test_a_resumed_training_has_the_same_validation_curve_and_best_checkpoint(
     tmp_path, validated, shards, crash, caplog
 ):
     caplog.set_level("INFO")
@@ -130,7 +130,7 @@ def test_what_crashes_and_goes_on_has_the_same_curve_and_the_same_best(
     assert Progress.saved(manifest).spent > manifest.seconds + manifest.checkpoint_seconds
 
 
-def test_what_is_compiled_is_not_compiled_once_more_for_it(tmp_path, shards, monkeypatch):
+def test_validation_compiles_no_second_graph(tmp_path, shards, monkeypatch):
     """By dynamo, whose graphs are then run as they are."""
     monkeypatch.setattr(loop, "compile_forward", partial(compile_forward, backend="eager"))
     stages = [{"name": "a", "max_steps": 10}]
@@ -154,7 +154,7 @@ def trainer_of(spec, folder, shards):
     return loop.Trainer(spec, folder, shards, {"data_digest": ""})
 
 
-def test_by_default_it_comes_as_often_as_it_may_cost_and_with_checkpoints(tmp_path, make_spec, shards):
+def test_the_default_interval_respects_the_cost_limit_and_meets_checkpoints(tmp_path, make_spec, shards):
     spec = make_spec(val_bytes=1, ckpt_every=40, max_steps=40)
     train(spec, tmp_path, shards)
     assert list(curve(tmp_path)) == [40]
@@ -170,9 +170,7 @@ def test_by_default_it_comes_as_often_as_it_may_cost_and_with_checkpoints(tmp_pa
         assert validation.cost / validation.every <= SHARE
 
 
-def test_a_stage_too_short_to_pay_for_one_has_none_and_the_clock_s_checkpoints_are_validated(
-    tmp_path, make_spec, shards
-):
+def test_a_short_stage_is_not_validated_and_timed_checkpoints_are(tmp_path, make_spec, shards):
     def due(step, saved=False, end=100, **settings):
         progress = Progress(step=step, end=end)
         return trainer_of(make_spec(**settings), tmp_path, shards).validation.is_due(progress, saved=saved)
@@ -198,7 +196,7 @@ class Told:
         return self.bpb.pop(0)
 
 
-def test_the_best_checkpoint_is_kept_named_and_listed(tmp_path, make_spec, shards, monkeypatch, caplog):
+def test_the_best_checkpoint_is_linked_kept_and_listed(tmp_path, make_spec, shards, monkeypatch, caplog):
     told = Told([3.0, 1.0, 2.0, float("nan"), 2.5, 2.25])
     monkeypatch.setattr(Validation, "_score", lambda self: told(self))
     spec, root = make_spec(val_every=5, max_steps=30), tmp_path / "checkpoints"
@@ -222,7 +220,7 @@ def test_the_best_checkpoint_is_kept_named_and_listed(tmp_path, make_spec, shard
     assert os.readlink(root / "best") == "step-00000030"
 
 
-def test_figures_of_another_text_are_not_compared(tmp_path, make_spec, shards, monkeypatch):
+def test_validations_of_different_texts_are_not_compared(tmp_path, make_spec, shards, monkeypatch):
     found = iter([("a", 1.0), ("b", 3.0), ("b", 2.0), ("b", 2.5)])
 
     def told(validation):
@@ -239,9 +237,7 @@ def test_figures_of_another_text_are_not_compared(tmp_path, make_spec, shards, m
 # ------------------------------------------------------------------------------------------------ refused
 
 
-def test_a_split_smaller_than_a_window_or_none_is_an_error_where_it_is_asked_for(
-    tmp_path, make_spec, shards, caplog
-):
+def test_val_every_without_a_window_of_held_out_text_is_an_error(tmp_path, make_spec, shards, caplog):
     caplog.set_level("INFO")
     small = {"seq_len": 100_000}
     with pytest.raises(TrainingError, match=r"val_every: .*is [\d,]+ ids, less than one window of 100,000"):
@@ -270,7 +266,7 @@ def test_a_split_smaller_than_a_window_or_none_is_an_error_where_it_is_asked_for
         ({"val_bytes": 0}, "val_bytes: must be positive"),
     ],
 )
-def test_what_cannot_be_validated_is_refused_before_it_begins(stage, said):
+def test_val_every_for_a_stream_is_refused_before_training(stage, said):
     crawl = {"source": {"kind": "stream", "repo": "a/b", "revision": "0" * 40, "files": ["a.parquet"]}}
     data = {"toy": {"source": {"kind": "pydocs"}}, "crawl": crawl}
     data["bare"] = {"source": {"kind": "mock"}, "validation": 0.0}

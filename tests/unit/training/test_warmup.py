@@ -23,7 +23,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(warmup, "_FP8_LEAST", 16)
 
 
-def test_it_measures_every_distinct_product_of_the_shape_and_decides(tmp_path, make_spec, quick):
+def test_the_warm_up_times_every_distinct_product_and_selects_a_precision(tmp_path, make_spec, quick):
     spec = make_spec(precision="auto")
     record = warm_up(spec, tmp_path / "warmup.json")
     assert record == Warmup.read(tmp_path / "warmup.json")
@@ -61,9 +61,7 @@ def emulated(monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])
-def test_where_there_is_fp8_each_product_and_the_experts_are_timed_in_the_recipe_of_the_run(
-    tmp_path, make_spec, quick, emulated, recipe
-):
+def test_products_and_experts_are_timed_in_the_runs_fp8_recipe(tmp_path, make_spec, quick, emulated, recipe):
     record = warm_up(make_spec(precision="bf16", fp8_recipe=recipe), tmp_path / "warmup.json")
     assert set(emulated) == {recipe} and record.fp8_recipe == recipe
     for product in record.gemms:
@@ -75,7 +73,7 @@ def test_where_there_is_fp8_each_product_and_the_experts_are_timed_in_the_recipe
     assert not lost & set(record.fp8_layers)
 
 
-def test_small_products_are_not_timed_in_fp8_and_the_log_says_which(
+def test_small_products_are_not_timed_in_fp8_and_the_log_lists_them(
     tmp_path, make_spec, quick, emulated, monkeypatch, caplog
 ):
     """Each costs a compilation, and casts cost more than they can gain."""
@@ -88,7 +86,7 @@ def test_small_products_are_not_timed_in_fp8_and_the_log_says_which(
     assert re.search(r"not timed in fp8, being below 64 in M, K or N: .*128 x 32 x 128", caplog.text)
 
 
-def test_experts_are_timed_with_as_many_patches_as_boundaries_make(make_spec):
+def test_experts_are_timed_with_the_expected_number_of_patches(make_spec):
     """Slots that nothing fills cost their product nothing, and would make it look slow."""
     changes = {"boundary": {"capacity": 0.5, "rate": 0.25}}
     model = build_model(make_spec(model=changes).model)
@@ -115,7 +113,7 @@ def test_a_record_of_another_format_is_refused(tmp_path):
         Warmup.read(path)
 
 
-def test_it_says_what_each_choice_costs(tmp_path, make_spec, quick):
+def test_the_reason_states_the_cost_of_each_candidate(tmp_path, make_spec, quick):
     said = {
         asked: warm_up(make_spec(precision=asked), tmp_path / "warmup.json").reason
         for asked in ("auto", "bf16")
@@ -126,7 +124,7 @@ def test_it_says_what_each_choice_costs(tmp_path, make_spec, quick):
     assert re.fullmatch(f"asked for, {step}bf16 {cost}", said["bf16"])
 
 
-def test_memory_is_counted_for_each_choice_by_itself():
+def test_peak_memory_is_measured_for_each_candidate_alone():
     keep_freed_memory()
     warmup.forget_peak(torch.device("cpu"))
     before = warmup.peak_memory_mb(torch.device("cpu"))
@@ -137,7 +135,7 @@ def test_memory_is_counted_for_each_choice_by_itself():
     assert warmup.peak_memory_mb(torch.device("cpu")) < before + 50
 
 
-def test_layers_whose_every_product_wins_in_fp8_make_up_the_plan(make_spec):
+def test_the_plan_has_the_layers_whose_products_are_all_fastest_in_fp8(make_spec):
     """Three layers, of which one may not and one computes a product that lost."""
     products = {(8, 16, 16): ["a", "router"], (8, 16, 32): ["b"], (4, 16, 32): ["b"]}
     gemms = [
@@ -147,7 +145,7 @@ def test_layers_whose_every_product_wins_in_fp8_make_up_the_plan(make_spec):
     assert warmup._fp8_layers(frozenset("ab"), gemms) == ["a"]
 
 
-def test_the_trainer_takes_what_the_warm_up_chose_and_keeps_it_on_resume(tmp_path, make_spec, shards, quick):
+def test_training_uses_the_warm_ups_precision_and_keeps_it_on_resume(tmp_path, make_spec, shards, quick):
     spec, path = make_spec(precision="auto", max_steps=10), tmp_path / "warmup.json"
     record = warm_up(spec, path)
     record.model_copy(update={"precision": "bf16"}).write(path)
@@ -166,7 +164,7 @@ def test_the_trainer_takes_what_the_warm_up_chose_and_keeps_it_on_resume(tmp_pat
     assert train(spec, tmp_path / "b", shards, warmup=path).precision == "fp32"
 
 
-def test_only_a_clearly_faster_precision_displaces_the_exact_one(tmp_path, make_spec, quick, monkeypatch):
+def test_only_a_clearly_faster_precision_replaces_the_exact_one(tmp_path, make_spec, quick, monkeypatch):
     for seconds, chosen in ((0.97, "fp32"), (0.5, "bf16")):
         monkeypatch.setattr(
             warmup,
@@ -179,7 +177,7 @@ def test_only_a_clearly_faster_precision_displaces_the_exact_one(tmp_path, make_
         assert decide("auto", "tensorwise", torch.device("cpu"), record).kind == chosen
 
 
-def test_a_precision_or_kernels_that_the_device_lacks_stop_the_warm_up_too(tmp_path, make_spec):
+def test_an_unsupported_precision_or_kernel_stops_the_warm_up(tmp_path, make_spec):
     with pytest.raises(TrainingError, match="precision: fp8 cannot run on cpu"):
         warm_up(make_spec(precision="fp8"), tmp_path / "warmup.json")
     with pytest.raises(ValueError, match="kernels: triton cannot run here: there is no CUDA device"):
@@ -200,14 +198,14 @@ def test_a_gpu_without_bf16_warms_up_and_trains_uncompiled(
     assert train(spec, tmp_path / "a", shards, warmup=tmp_path / "warmup.json").precision == "fp32"
 
 
-def test_compiling_what_cannot_be_compiled_is_refused_before_training(tmp_path, make_spec, shards, quick):
+def test_compile_with_a_precision_that_cannot_be_compiled_is_refused(tmp_path, make_spec, shards, quick):
     spec = make_spec(precision="auto", compile=True)
     with pytest.raises(TrainingError, match=r"precision: auto comes to fp32 on cpu, and compile: .* bf16"):
         train(spec, tmp_path / "a", shards)
     assert warmup._candidates(spec, torch.device("cpu"), []) == ["bf16"]
 
 
-def test_a_gpu_compiles_where_the_arithmetic_lets_it(make_spec):
+def test_a_gpu_compiles_by_default_if_the_precision_allows_it(make_spec):
     spec = make_spec(precision="auto")
     assert [spec.compiled_on("cuda", kind) for kind in ("fp32", "bf16", "fp8")] == [False, True, True]
     assert make_spec(model={"moe": {"implementation": "loop"}}).compiled_on("cuda", "fp32")
