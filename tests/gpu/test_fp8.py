@@ -1,4 +1,4 @@
-"""fp8 on a GPU: casts round as torch does, and the product is that of the same operands in bfloat16."""
+"""fp8 on a GPU: casts round as torch does, and products equal those of the same operands in bfloat16."""
 
 from __future__ import annotations
 

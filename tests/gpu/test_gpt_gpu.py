@@ -1,4 +1,4 @@
-"""The GPT on a GPU: its kernel for windows and documents beside the dense mask, the model beside a CPU."""
+"""The GPT on a GPU: its attention kernel beside the dense mask, and the model beside a CPU."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 DEVICE = torch.device("cuda")
-#: Rows, ids of one, most documents of one.
+#: Rows, ids of a row, most documents of a row.
 B, T, MOST = 2, 2048, 74
 
 
 def documents() -> Tensor:
-    """A row of 74 documents and padding behind, and one of a single document."""
+    """Return a row of 74 documents and padding, and a row of a single document."""
     ends = torch.linspace(20, T - 100, MOST).long()
     packed_T = (torch.searchsorted(ends, torch.arange(T), right=True) + 1).where(
         torch.arange(T) < ends[-1], 0
@@ -34,7 +34,7 @@ def documents() -> Tensor:
 @pytest.mark.parametrize("window", [None, 1, 64, 1024])
 @pytest.mark.parametrize("groups", [4, 2])
 def test_the_kernel_equals_attention_with_a_dense_mask(groups, window, segments_BT):
-    """Forward and backward within 1e-2 of the mask's in float32; the offsets end in documents of no ids."""
+    """Forward and backward are within 1e-2 of the mask's in float32; the offsets end in empty documents."""
     segments = None if segments_BT is None else documents()
     by_offsets = view((B, T), window, segments, MOST, DEVICE, torch.bfloat16)
     by_mask = view((B, T), window, segments, MOST, DEVICE, torch.float32)
@@ -71,7 +71,7 @@ def test_float32_agrees_with_the_cpu(switch):
 
 @pytest.mark.parametrize("switch", ["nanochat", "golf"])
 def test_bfloat16_stays_near_float32(switch):
-    """Documents by the kernel, beside float32 on a CPU, whose way is the mask."""
+    """The kernel attends within documents; the reference is the mask in float32 on a CPU."""
     here = build_gpt(busy=False, hidden=128, layers=5, short_window=100, **SMALLER[switch])
     with torch.no_grad():
         for name, p in here.named_parameters():

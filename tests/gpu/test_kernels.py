@@ -1,4 +1,4 @@
-"""The kernels on a GPU: each beside its twin, the layer they make, and what compute-sanitizer says of them.
+"""The kernels on a GPU: each beside its torch version, their layer, and compute-sanitizer's findings.
 
 Arguments and tolerances are those of ``tests/kernels``, where the same pairs run in Triton's interpreter.
 """
@@ -58,7 +58,7 @@ def test_kernel_equals_its_torch_version_at_the_edges(name):
 
 
 def test_kernel_reaches_rows_beyond_two_to_the_31_elements():
-    """Twice a token's row is exact in bfloat16, so all of it can be compared."""
+    """Doubling a row is exact in bfloat16, so all of it can be compared."""
     N, D, K = 540_000, 2048, 2
     if torch.cuda.mem_get_info()[0] < 20e9:
         pytest.skip("NOT TESTED: offsets beyond 2^31 elements take 20 GB of GPU memory")
@@ -72,14 +72,14 @@ def test_kernel_reaches_rows_beyond_two_to_the_31_elements():
 
 
 class Layer(NamedTuple):
-    """A layer of experts as the model has it, and one batch for it."""
+    """The model's layer of experts with one batch."""
 
     moe: MoE
     x_BLD: Tensor
     valid_BL: Tensor
 
     def results(self, run: Callable | None = None) -> list[Tensor]:
-        """The output, and the gradients of input and weights of a loss that uses every output."""
+        """Return the output, and the gradients of input and weights for a loss that uses every output."""
         with torch.autocast(DEVICE, torch.bfloat16, enabled=self.x_BLD.dtype != torch.float64):
             y_BLD, stats = (run or self.moe)(self.x_BLD, self.valid_BL)
         ramp_D = torch.linspace(-1, 1, y_BLD.shape[-1], device=DEVICE, dtype=y_BLD.dtype)
@@ -94,9 +94,9 @@ class Layer(NamedTuple):
 
 
 def layer(way: str = "grouped") -> Layer:
-    """Twelve experts, one of which nobody chooses; every tenth token is not valid.
+    """Return a layer of twelve experts, one without tokens; every tenth token is not valid.
 
-    ``way``: grouped, loop or fp8.
+    ``way`` is grouped, loop or fp8.
     """
     B, L, D, E = 3, 683, 512, 12
     config = MoEConfig(
@@ -110,17 +110,17 @@ def layer(way: str = "grouped") -> Layer:
         for weight in moe.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[-1] ** -0.5)
         moe.balance_bias[5] = -2
-    made = Layer(
+    case = Layer(
         moe,
         torch.zeros(B, L, D, device=DEVICE, requires_grad=True),
         torch.zeros(B, L, device=DEVICE, dtype=torch.bool),
     )
-    made.refill(seed=1)
-    return made
+    case.refill(seed=1)
+    return case
 
 
-def fill_free_index_with_nan() -> None:
-    """So that whatever is allocated next begins as NaN: large blocks, and those of less than a megabyte."""
+def fill_free_memory_with_nan() -> None:
+    """Fill free blocks of two sizes, so that the next allocation starts with NaN."""
     torch.cuda.empty_cache()
     blocks = [torch.full((size,), torch.nan, device=DEVICE) for size in [2**28, *[2**17] * 256]]
     torch.cuda.synchronize()
@@ -128,7 +128,7 @@ def fill_free_index_with_nan() -> None:
 
 
 def agree(got: list[Tensor], want: list[Tensor], most: float) -> None:
-    """Each tensor differs by less than a share of its norm."""
+    """Assert that each tensor differs by less than a share of its norm."""
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         distance = ((a.double() - b.double()).norm() / b.double().norm()).item()
         assert distance < most, f"tensor {i} is off by {distance:.2%} of its norm"
@@ -136,52 +136,52 @@ def agree(got: list[Tensor], want: list[Tensor], most: float) -> None:
 
 @pytest.mark.parametrize("way, most", [("grouped", 0.02), ("loop", 0.02), ("fp8", 0.15)])
 def test_layer_of_kernels_equals_all_experts_on_all_tokens_in_float64(way, most):
-    made = layer(way)
+    case = layer(way)
     exact = Layer(
-        copy.deepcopy(made.moe).double(), made.x_BLD.detach().double().requires_grad_(), made.valid_BL
+        copy.deepcopy(case.moe).double(), case.x_BLD.detach().double().requires_grad_(), case.valid_BL
     )
     exact.moe.experts.fp8 = False
-    fill_free_index_with_nan()
-    agree(made.results(), exact.results(), most)
+    fill_free_memory_with_nan()
+    agree(case.results(), exact.results(), most)
 
 
-#: How far two ways in one arithmetic may lie apart: fp8 rounds again what differs in its last bit before.
+#: Largest difference of two ways in one arithmetic. fp8 may round a difference in the last bit up.
 SAME_ARITHMETIC = pytest.mark.parametrize("way, most", [("grouped", 0.01), ("fp8", 0.05)])
 
 
 @SAME_ARITHMETIC
 def test_layer_of_kernels_equals_torch(way, most):
-    made = layer(way)
-    fill_free_index_with_nan()
-    by_kernels = made.results()
+    case = layer(way)
+    fill_free_memory_with_nan()
+    by_kernels = case.results()
     switch.choose("torch")
-    agree(by_kernels, made.results(), most)
+    agree(by_kernels, case.results(), most)
 
 
 @pytest.mark.parametrize("way", ["grouped", "fp8"])
 def test_layer_gives_the_same_bits_every_time(way):
-    made = layer(way)
-    first = made.results()
-    fill_free_index_with_nan()
-    assert all(torch.equal(a, b) for a, b in zip(first, made.results(), strict=True))
+    case = layer(way)
+    first = case.results()
+    fill_free_memory_with_nan()
+    assert all(torch.equal(a, b) for a, b in zip(first, case.results(), strict=True))
 
 
 @SAME_ARITHMETIC
 def test_layer_compiles_into_one_graph(way, most):
     torch.compiler.reset()
-    made = layer(way)
-    compiled = torch.compile(made.moe, fullgraph=True)
+    case = layer(way)
+    compiled = torch.compile(case.moe, fullgraph=True)
     for seed in range(2):
-        made.refill(seed)
+        case.refill(seed)
         with torch._dynamo.config.patch(error_on_recompile=seed > 0):
-            got = made.results(compiled)
-        agree(got, made.results(), most)
+            got = case.results(compiled)
+        agree(got, case.results(), most)
 
 
 def test_layer_never_waits_for_the_device():
     grouped, fp8, loop = layer(), layer("fp8"), layer("loop")
-    for made in (grouped, fp8, loop):
-        made.results()
+    for case in (grouped, fp8, loop):
+        case.results()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -197,23 +197,23 @@ def test_layer_never_waits_for_the_device():
 @SAME_ARITHMETIC
 def test_layer_runs_inside_a_cuda_graph(way, most, compiled):
     torch.compiler.reset()
-    made = layer(way)
-    run = torch.compile(made.moe, fullgraph=True) if compiled else made.moe
+    case = layer(way)
+    run = torch.compile(case.moe, fullgraph=True) if compiled else case.moe
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
-            made.results(run)
+            case.results(run)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = made.results(run)
+        results = case.results(run)
     for seed in (2, 3):
-        made.refill(seed)
+        case.refill(seed)
         for tensor in results:
             tensor.fill_(torch.nan)
         graph.replay()
-        agree(results, made.results(), most)
+        agree(results, case.results(), most)
 
 
 EXAMPLES = """
@@ -233,7 +233,7 @@ def test_compute_sanitizer_finds_nothing(tool):
         pytest.skip("NOT CHECKED: there is no compute-sanitizer on the PATH (it comes with CUDA's toolkit)")
     run = subprocess.run(
         [sanitizer, "--tool", tool, "--error-exitcode", "77", sys.executable, "-c", EXAMPLES],
-        # Each tensor by itself, or accesses beyond one would lie in its neighbour.
+        # Each tensor has its own allocation; otherwise an access beyond one would hit its neighbour.
         env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """The model on a GPU beside the same model on a CPU.
 
-Float32 agrees within 1e-4. One unit in the last place of RoPE's frequencies, which two devices may well round
-differently, moved the logits of this model and text by 2e-5; the order of sums moves them less.
+Float32 agrees within 1e-4. Two devices may round RoPE's frequencies differently. One unit in their last place
+moved the logits of this model and text by 2e-5; the order of sums moves them less.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEVICE = "cuda"
 
 
 def text(length: int = 48) -> torch.Tensor:
-    """Four windows of letters and spaces, a document start in each."""
+    """Return four windows of letters and spaces with a document start in each."""
     generator = torch.Generator().manual_seed(5)
     tokens_BT = torch.randint(97, 123, (4, length), generator=generator)
     tokens_BT[torch.rand(4, length, generator=generator) < 0.2] = 32
@@ -75,7 +75,7 @@ def test_bfloat16_trains():
 
 
 def test_attention_by_offsets_equals_attention_on_padded_windows(monkeypatch):
-    """Windows of one row to the most, spare rows behind; outputs and gradients, the spare rows' too."""
+    """Windows have one row up to the most, with spare rows behind; the spare rows are compared too."""
     rows = torch.tensor([1, 33, 129, 60, 128], device=DEVICE)
     windows, model = lay_out(rows, 400, 129), build().to(DEVICE)
     part, rope = model.core.layers[0].attention, model.rope(129)

@@ -7,7 +7,7 @@ from typing import Any
 
 def saved(step: int = 1, **changes: Any) -> dict[str, Any]:
     """What `Trainer` says of a checkpoint beside its tensors, for `spider.checkpoints.save.save`."""
-    precision = {"kind": "fp32", "reason": "asked for", "layers": [], "recipe": None}
+    precision = {"kind": "fp32", "reason": "configured", "layers": [], "recipe": None}
     numbers = dict.fromkeys(("tokens", "bytes", "seconds", "checkpoint_seconds", "skipped", "streak"), 0)
     numbers["global_tokens"] = 0
     words = {"run": "demo", "stage": "main", "identity": "i", "data_digest": "d", "device": "cpu"}

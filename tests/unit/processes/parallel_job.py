@@ -1,12 +1,13 @@
-"""One of the processes that `torchrun` starts for `test_parallel`: trains jobs, one after the other.
+"""Train jobs one after the other, as one of the processes that `torchrun` starts for `test_parallel`.
 
     torchrun --nproc-per-node N parallel_job.py JOBS.json
 
-A job is ``{"spec", "folder", "data", "stop"}``; after ``stop`` steps the last process alone gets a SIGTERM.
-What asks for fp8 computes it emulated.
-Process r of N leaves ``seen-N-r.npy``, the windows of its steps, and ``told-N-r.json``: ``held`` and ``all``
-count the values of the parameters, here and altogether, and ``alike`` says after which of two micro-batches
-the gradients of all processes were alike.
+A job is ``{"spec", "folder", "data", "stop"}``. After ``stop`` steps only the last process gets a SIGTERM. A
+spec with fp8 computes it emulated.
+
+Process r of N writes two files. ``seen-N-r.npy`` has the windows of its steps. ``record-N-r.json`` has the
+number of parameter values that it holds (``held``) and of all (``all``). Its ``alike`` lists, for two
+micro-batches, whether the gradients of all processes were equal afterwards.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def train_one(job: dict[str, Any], world: World) -> None:
         train(spec, folder, Path(job["data"]), on_step=on_step, world=world)
     name = f"{world.size}-{world.rank}"
     np.save(folder / f"seen-{name}.npy", np.stack(seen))
-    (folder / f"told-{name}.json").write_text(json.dumps(look(spec, world)))
+    (folder / f"record-{name}.json").write_text(json.dumps(look(spec, world)))
 
 
 def look(spec: StageSpec, world: World) -> dict[str, Any]:

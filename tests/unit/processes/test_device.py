@@ -1,4 +1,4 @@
-"""A GPU that is not there, or too small, stops a training before it begins, with what to do."""
+"""A missing or too small GPU stops a training before it begins, with a remedy."""
 
 import os
 from pathlib import Path
@@ -59,7 +59,7 @@ GPU = torch.device("cuda")
 
 
 def test_a_gpu_uses_deterministic_algorithms_and_a_cpu_does_not(monkeypatch):
-    """torch's compiler follows the same switch where it would time ways to sum."""
+    """The switch also stops torch's compiler from timing several ways to sum."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     try:
@@ -77,7 +77,7 @@ def test_a_gpu_uses_deterministic_algorithms_and_a_cpu_does_not(monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """``gpu(free, total)``: one that has so much."""
+    """Return a function ``gpu(free, total)`` that simulates a GPU with this much memory in bytes."""
 
     def has(free, total):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), int(total)))
@@ -88,12 +88,12 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def needed(make_spec):
-    """A training, and what it needs at least, likely, and for all but activations."""
+    """Return a training with its least and likely bytes, and its bytes with one window at a time."""
     spec = make_spec(micro_batch=64, model={"recurrence": {"checkpointing": False}})
     least, likely = memory._needs(spec, "bf16")
-    one = memory._needs(make_spec(micro_batch=1, grad_accum=64), "bf16")[1]
-    assert one < least < likely
-    return spec, least, likely, one
+    single = memory._needs(make_spec(micro_batch=1, grad_accum=64), "bf16")[1]
+    assert single < least < likely
+    return spec, least, likely, single
 
 
 def test_a_training_that_fits_gets_no_warning(gpu, needed, caplog):
@@ -111,7 +111,7 @@ def test_a_training_far_above_the_machines_memory_is_refused_on_a_cpu(make_spec,
     ) as error:
         train(endless, tmp_path, shards)
     assert "lower seq_len (100000000) or micro_batch" in str(error.value)
-    # Half of the estimate decides, for it may be too high.
+    # Half of the estimate decides, because it may be too high.
     total = psutil.virtual_memory().total + psutil.swap_memory().total
     needs = memory._needs(endless, "fp32", "cpu")[1]
     assert needs > 2 * total
@@ -125,12 +125,12 @@ def test_a_training_that_may_not_fit_gets_a_warning(gpu, needed, caplog):
 
 
 def test_a_training_too_large_for_the_gpu_is_refused_with_a_batch_that_fits(gpu, needed):
-    spec, least, _, one = needed
+    spec, least, _, single = needed
     gpu(0.9 * least, 0.9 * least)
     with pytest.raises(TrainingError, match=r"what would fit: micro_batch: \d+, grad_accum: \d+ \(") as error:
         check_fits(spec, "bf16", GPU)
     assert "another process" not in str(error.value)
-    gpu(0.97 * one, 0.97 * one)
+    gpu(0.97 * single, 0.97 * single)
     with pytest.raises(TrainingError, match=r"grad_accum: \d+, (model.*: full|optimizer.*: adamw8bit)"):
         check_fits(spec, "bf16", GPU)
     gpu(1e4, 1e4)

@@ -1,4 +1,4 @@
-"""What cannot be started says so. Several nodes are tried on a real Slurm: tests/workflow/test_slurm.py."""
+"""The launcher on one node. tests/workflow/test_slurm.py starts several nodes on a real Slurm."""
 
 import logging
 
@@ -8,8 +8,8 @@ from spider.processes.launch import launch
 
 
 @pytest.fixture(autouse=True)
-def heard():
-    """A launcher silences torch's log for its whole process, which here is that of other tests too."""
+def restored_log():
+    """Restore the log, which the launcher disables for the whole process of the tests."""
     yield
     logging.disable(logging.NOTSET)
 

@@ -1,4 +1,4 @@
-"""Several processes train what one would: real `torchrun`, real gloo, two and four of them."""
+"""Two and four processes reach the result of one, with the real `torchrun` and the real gloo."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPECS = {
     "adamw8bit": {"optimizer": "adamw8bit", "model": {"hidden": 64}, "max_steps": 3},
     "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}, "max_steps": 3},
 }
-#: Share by which a logged figure may differ from one process's: sums in another order, amplified by training.
+#: Relative difference of a metric from one process's. Training amplifies the other order of sums.
 TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
 
 
@@ -69,9 +69,12 @@ def job(root, spec, name, kind, data, **more):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, shards, specs, talk, talk_spec):
-    """Folder of all trainings: ``{spec}-one``, ``{spec}-ddp`` and ``{spec}-fsdp`` (these by two processes);
-    ``moved-{kind}`` is left at step 2 by two, left at step 4 by four, and finished by one; ``talk-{kind}``,
-    a GPT's on packed answers, left at step 4 by one, at step 8 by two, and finished by one."""
+    """Return the folder of all trainings.
+
+    ``{spec}-one`` is trained by one process, ``{spec}-ddp`` and ``{spec}-fsdp`` by two. Two processes train
+    ``moved-{kind}`` to step 2, four to step 4, and one finishes it. ``talk-{kind}`` is a GPT on packed
+    answers: one process trains it to step 4, two to step 8, and one finishes it.
+    """
     root = tmp_path_factory.mktemp("trained")
     torch.set_num_threads(1)
     emulate_fp8(monkeypatch := pytest.MonkeyPatch())
@@ -96,11 +99,11 @@ def trained(tmp_path_factory, shards, specs, talk, talk_spec):
 
 
 def assert_alike(folder, one, tolerance):
-    """The curves, row by row, and the tensors of the last checkpoints."""
+    """Compare the curves row by row, and the tensors of the last checkpoints."""
     curve, its = rows(folder), rows(one)
     assert [row["step"] for row in curve] == [row["step"] for row in its]
     for row, other in zip(curve, its, strict=True):
-        # The fullest expert's load moves by whole tokens, and in fp8 those near a tie go to another expert.
+        # The fullest expert's load changes by whole tokens. In fp8 tokens near a tie go to another expert.
         loads = [metrics.pop("train/moe_load_max", 0) for metrics in (row["metrics"], other["metrics"])]
         assert loads[0] == pytest.approx(loads[1], rel=5 * tolerance)
         assert row["metrics"] == pytest.approx(other["metrics"], rel=tolerance, abs=1e-6), row["step"]
@@ -109,7 +112,7 @@ def assert_alike(folder, one, tolerance):
         n: (t.shape, t.dtype) for n, t in others.items()
     }
     for name, tensor in found.items():
-        # The experts' bias moves by whole steps: a token more or less makes one.
+        # The experts' bias changes by whole steps, and a single token can cause one.
         if name.startswith(("model.", "ema.")) and not name.endswith("balance_bias"):
             off = (tensor.double() - others[name].double()).norm()
             assert off <= 10 * tolerance * others[name].double().norm() + 1e-6, name
@@ -128,13 +131,13 @@ def test_two_processes_reach_the_result_of_one(trained, name, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_then_four_then_one_process_reach_the_result_of_one(trained, kind):
-    """A signal to one process stops all at one step, and what they save any number goes on from."""
+    """A signal to one process stops all at one step, and any number of processes resumes their checkpoint."""
     assert_alike(trained / f"moved-{kind}", trained / "muon-one", TOLERANCE["muon"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_then_two_then_one_process_train_on_the_same_packed_answers(trained, talk, talk_spec, kind):
-    """By a GPT of whose skips some are never used, which DDP would wait for."""
+    """The GPT has skips that are never used, whose gradients DDP would wait for."""
     folder = trained / f"talk-{kind}"
     assert_alike(folder, trained / "talk-one", TOLERANCE["muon"])
     shares = [np.load(folder / f"seen-2-{rank}.npy") for rank in range(2)]
@@ -162,11 +165,11 @@ def test_several_processes_see_the_windows_of_one_in_the_same_order(tmp_path, tr
 def test_ddp_holds_all_parameters_and_fsdp_a_slice(trained):
     for processes in (2, 4):
         for kind in KINDS:
-            told = [
-                files.read_json(trained / f"moved-{kind}" / f"told-{processes}-{rank}.json")
+            records = [
+                files.read_json(trained / f"moved-{kind}" / f"record-{processes}-{rank}.json")
                 for rank in range(processes)
             ]
-            held = [one["held"] / one["all"] for one in told]
+            held = [record["held"] / record["all"] for record in records]
             assert sum(held) == pytest.approx(processes if kind == "ddp" else 1)
             assert max(held) < (1.01 if kind == "ddp" else 1.2 / processes)
 
@@ -174,14 +177,14 @@ def test_ddp_holds_all_parameters_and_fsdp_a_slice(trained):
 def test_only_the_last_micro_batch_of_a_step_exchanges_gradients(trained):
     for kind in KINDS:
         for rank in range(2):
-            told = files.read_json(trained / f"muon-{kind}" / f"told-2-{rank}.json")
-            assert told["alike"] == [False, True]
+            record = files.read_json(trained / f"muon-{kind}" / f"record-2-{rank}.json")
+            assert record["alike"] == [False, True]
 
 
 @pytest.mark.long
 @pytest.mark.inductor
 def test_a_compiled_sharded_model_reaches_the_result_of_one_process(tmp_path, make_spec, shards):
-    """Without experts and drawn boundaries, so that fp32 compiles and draws nothing."""
+    """The model lacks experts and random boundaries, so that fp32 compiles without random numbers."""
     model = {"moe": None, "boundary": {"kind": "whitespace"}}
     settings = {"micro_batch": 2, "grad_accum": 2, "max_steps": 3, "log_every": 1, "model": model}
     stage.train(make_spec(**settings), tmp_path / "one", shards)

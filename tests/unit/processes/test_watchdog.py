@@ -1,4 +1,4 @@
-"""A step that hangs ends its process, which goes on from the last checkpoint; nothing else does."""
+"""The watchdog ends only a step that hangs, and training resumes from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spider.errors import RESUME_ME
 from spider.training.stage import train
 from tests.unit.training.outcomes import outcome
 
-#: The disk under the shards dies: the thread that reads ahead waits for ever from the eighth step's rows on.
+#: The thread that reads ahead hangs from the eighth step's rows on, as on a failed disk.
 DEAD_DISK = """
 import threading
 from spider.data import loader

@@ -1,4 +1,4 @@
-"""Processes that train together: what ends them with another one, and what they are without any."""
+"""Process groups: errors that end a process with another one, ranks, and a single process."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from spider.processes.world import ALONE, join, peers_required
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
-#: What gloo says of a process that is gone, and what torch raises of its own.
+#: Errors of gloo and torch if another process is gone.
 GONE = [
     RuntimeError("[../gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.0.0.2]:40132"),
     RuntimeError("[enforce fail] Connection reset by peer"),
@@ -21,7 +21,7 @@ GONE = [
     dist.DistNetworkError("The client socket has timed out"),
     dist.DistStoreError("wait timeout after 300000ms, keys: /default_pg/0"),
 ]
-#: What is a fault of this process itself.
+#: Errors of this process itself.
 OWN = [
     RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"),
     RuntimeError("CUDA error: an illegal memory access was encountered"),
@@ -58,7 +58,7 @@ def test_a_single_process_joins_no_group(monkeypatch, environment):
 
 
 def test_a_process_group_has_ranks_and_a_process_that_dies_ends_the_other(tmp_path):
-    """Two real processes; the second leaves before the last exchange."""
+    """Start two real processes; the second exits before the last exchange."""
     script = tmp_path / "two.py"
     script.write_text(
         "import os, sys\n"
@@ -79,7 +79,7 @@ def test_a_process_group_has_ranks_and_a_process_that_dies_ends_the_other(tmp_pa
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    # On the machine they are the third and the second of four, so no number stands for another.
+    # They are the third and the second of four on the machine, so all numbers differ.
     numbers = [(str(rank), "2", str(2 - rank), "4") for rank in (0, 1)]
     command = [sys.executable, script, *VARIABLES]
     started = [

@@ -1,4 +1,4 @@
-"""Ways to end a training before its end."""
+"""Ways to interrupt a training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.unit.small_training import TrainerProcess
 
 
 class Stop(Exception):
-    """Raised by a test's on_step to leave as a crash would."""
+    """Raised by a test's on_step to simulate a crash."""
 
 
 def crash_at(step):

@@ -1,4 +1,4 @@
-"""What two trainings must have in common to count as the same."""
+"""The results that two equal trainings have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spider import files
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """The metrics without what a clock or a machine decides."""
+    """Return the rows of metrics without those that depend on clock or machine."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timed = ("system/", "train/bytes_per_second", "train/tokens_per_second", "train/data_wait_share")
     timed += ("train/eta_seconds", "train/mfu")
@@ -21,7 +21,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All that must be equal between a disturbed run and an undisturbed one: tensors, position, curve."""
+    """Return what a disturbed run and an undisturbed one must share: tensors, position, curve."""
     receipt = files.read_json(folder / "train.json")
     manifest = files.read_json(folder / receipt["checkpoint"] / "manifest.json")
     tensors = {n: f["sha256"] for n, f in manifest["files"].items() if n.endswith(".safetensors")}

@@ -1,4 +1,4 @@
-"""One of the processes that `torchrun` starts for `test_shared_polar`: trains a small net, alone or together.
+"""Train a small net as one of the processes that `torchrun` starts for `test_shared_polar`.
 
     torchrun --nproc-per-node N shared_polar.py FOLDER
 
@@ -22,7 +22,7 @@ from spider.processes.world import ALONE, World, join
 from spider.training import optim
 
 STEPS, SAMPLES = 20, 240
-#: Its net is a single matrix.
+#: The net of this way is a single matrix.
 LONE = "lone"
 WAYS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
     "plain": ({}, torch.float32),
@@ -34,7 +34,7 @@ WAYS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
 
 
 class Net(nn.Module):
-    """Matrices of seven shapes, 18 in all, of most of which there is an odd number; one is never read."""
+    """A net of 18 matrices of seven shapes, most of them odd in number; one matrix is never read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What one process compiles, another need not; each in a process and a folder of its own."""
+"""One process reuses what another one compiled; each has its own cache folder."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from spider.training import compilecache
 
-# Autocast is left and entered inside, as where the model routes; and there is a backward pass.
+# The function leaves and enters autocast, as the model's router does, and has a backward pass.
 COMPILE = """
 import json, sys
 from pathlib import Path
@@ -43,7 +43,7 @@ print(json.dumps({"graphs": counters["inductor"], "steps": counters["aot_autogra
 
 @pytest.fixture
 def compile_in(tmp_path):
-    """Compile in another process, whose cache is the folder named; returns torch's counters."""
+    """Return a function that compiles in another process with a cache folder and returns torch's counters."""
 
     def begin(what, folder):
         command = [sys.executable, "-c", COMPILE, what, str(tmp_path / "a.cache")]

@@ -1,4 +1,4 @@
-"""The average of the weights: its numbers, its life in checkpoints, and who reads it."""
+"""The average of the weights: its values, its checkpoints and its readers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_ema_averages_the_weights_since_its_start(dtype):
 
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory, make_spec, shards):
-    """A finished stage that averaged its weights, its receipt, and what its final checkpoint holds."""
+    """Return folder, receipt and final checkpoint of a finished stage with averaged weights."""
     folder = tmp_path_factory.mktemp("averaged")
     torch.set_num_threads(1)
     receipt = train(make_spec(ema=EMA), folder, shards)
@@ -59,7 +59,7 @@ def averaged(tmp_path_factory, make_spec, shards):
 
 
 def saved(good, prefix):
-    """The tensors of a checkpoint whose names begin so, without the prefix."""
+    """Return the tensors of a checkpoint whose names have the prefix, without it."""
     tensors: dict[str, torch.Tensor] = {}
     for file in good.path.glob("*.safetensors"):
         tensors |= load_file(file)

@@ -1,4 +1,4 @@
-"""What can go wrong around a training: it ends with a message that says what to do, and then goes on."""
+"""Faults around a training end it with a message and a remedy, and it can be resumed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_sigusr1_makes_the_command_save_and_exit_with_resume_me(tmp_path, shards
 
 @pytest.fixture
 def own_shards(shards, tmp_path):
-    """The shards, to be damaged."""
+    """Copy the shards, so that a test may damage them."""
     return shutil.copytree(shards, tmp_path / "shards")
 
 
@@ -68,8 +68,8 @@ def test_an_invalid_id_stops_training_with_its_position_and_a_mended_shard_resum
     with open(file, "r+b") as f:
         f.seek(2 * token)
         f.write(b"\xff\xff")
-    place = rf"train/000\.bin, token {token}: 65535 is not one of the 272 ids"
-    with pytest.raises(ValueError, match=place + ", the shard is damaged; encode its part again"):
+    message = rf"train/000\.bin, token {token}: 65535 is not one of the 272 ids"
+    with pytest.raises(ValueError, match=message + ", the shard is damaged; encode its part again"):
         train(spec, tmp_path / "disturbed", own_shards)
     assert steps(tmp_path / "disturbed/checkpoints")[-1].name == "step-00000010"
     file.write_bytes(whole)

@@ -1,4 +1,4 @@
-"""Training survives what happens to it, and ends with the same bytes."""
+"""Training survives interruptions and faults, and ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.unit.training.outcomes import outcome, rows
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, shards):
-    """Outcomes of runs left alone, by spec."""
+    """Return a function that gives the outcome of an undisturbed run of a spec, trained once."""
     known = {}
 
     def run(spec):
@@ -83,7 +83,7 @@ def test_a_resumed_run_continues_muons_schedules_and_second_moment(
     train(spec, tmp_path, shards)
     assert outcome(tmp_path) == undisturbed(spec)
     logged = {row["step"]: row["metrics"] for row in rows(tmp_path)}
-    # Of steps counted from 0, a row is that of the last one.
+    # The schedule counts steps from 0, a row from 1.
     assert logged[9]["train/muon_momentum"] == pytest.approx(0.5 + 0.45 * 8 / 14)
     assert logged[18]["train/muon_momentum"] == 0.95
     assert [logged[n]["train/weight_decay"] for n in (3, 20)] == pytest.approx([0.1 * 18 / 20, 0.1 / 20])
@@ -108,7 +108,7 @@ def flip_a_bit(file):
 
 
 def another_sample(file):
-    """One flipped bit of the position, still a number."""
+    """Flip a bit of the position so that it stays a number."""
     content = file.read_bytes()
     at = content.index(b'"sample"') + len(b'"sample": ')
     file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
@@ -185,7 +185,7 @@ def test_sigterm_to_the_process_exits_with_resume_me(tmp_path, make_spec, start)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that goes on by ``pace[0]`` seconds each time the loop looks at it."""
+    """Replace the loop's clock by one that advances by ``pace[0]`` seconds each time it is read."""
     pace, now = [1.0], [0.0]
 
     def perf_counter():
@@ -226,7 +226,7 @@ def test_max_hours_anneals_in_time_also_after_a_resume(tmp_path, make_spec, shar
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A real file system with room for three checkpoints and little more."""
+    """Mount a real file system that is slightly larger than three checkpoints."""
     folder = tmp_path / "small"
     folder.mkdir()
     if subprocess.run(
@@ -301,8 +301,8 @@ def test_a_changed_default_setting_is_named_with_its_default(tmp_path, make_spec
         train(make_spec(**first), tmp_path, shards, on_step=crash_at(6))
     with pytest.raises(TrainingError) as error:
         train(make_spec(nan_patience=3), tmp_path, shards)
-    told = set(re.findall(r"^  (settings\..*)$", str(error.value), re.M))
-    assert told == {
+    changes = set(re.findall(r"^  (settings\..*)$", str(error.value), re.M))
+    assert changes == {
         "settings.min_lr_ratio: 0.0 -> 0.1",
         "settings.schedule: constant -> cosine",
         "settings.ema: {'decay': 0.5, 'start_step': 0} -> None",
@@ -334,7 +334,7 @@ def test_checkpoint_settings_may_change_on_resume(tmp_path, make_spec, shards, u
 def test_ckpt_minutes_saves_by_the_clock_and_changes_no_byte(
     tmp_path, make_spec, shards, undisturbed, monkeypatch
 ):
-    """25 seconds a step, and a minute between checkpoints; it is left at step 8 and gone on with later."""
+    """A step takes 25 s and checkpoints are a minute apart; the training crashes at step 8 and resumes."""
     now, saved, start = 1000.0, [], loop.Saver.start
 
     def perf_counter():
@@ -479,7 +479,7 @@ def trainer_of(spec, folder, shards):
 
 
 def test_grad_accum_gives_the_gradient_of_the_big_micro_batch(tmp_path, make_spec, shards):
-    """With the parts off whose losses or noise are those of a micro-batch and not of a row."""
+    """Parts whose losses or noise depend on the micro-batch are off."""
     plain = {
         "boundary": {"kind": "fixed", "stride": 4, "weight": 0.0, "hidden": 16},
         "moe": {
@@ -505,7 +505,7 @@ def test_grad_accum_gives_the_gradient_of_the_big_micro_batch(tmp_path, make_spe
 
 
 def poison(trainer, at_steps):
-    """Make the loss of some steps NaN, as a bad batch would."""
+    """Make the loss of some steps NaN, as a bad batch does."""
 
     def hook(module, arguments, output):
         if trainer.progress.step in at_steps:

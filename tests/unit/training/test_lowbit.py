@@ -21,7 +21,7 @@ BF16 = {"kind": "adamw8bit", "master_weights": "bf16"}
 
 
 class Net(nn.Module):
-    """A matrix, a stack of them, a table with a prime number of rows, and a vector."""
+    """A net of a matrix, a stack of matrices, a table with a prime number of rows, and a vector."""
 
     def __init__(self):
         super().__init__()
@@ -58,9 +58,9 @@ def test_adamw8bit_equals_torchaos_optimizer_at_the_scheduled_rate():
         with torch.compiler.set_stance("force_eager"):
             b.step()
     for name, p in theirs.named_parameters():
-        if name != "table.weight":  # theirs keeps its moments in fp32
+        if name != "table.weight":  # torchao keeps these moments in fp32
             assert torch.equal(p, ours.get_parameter(name)), name
-    # A row of 32 has no block of 256 values, but is one.
+    # A row of 32 values is one block.
     state = a.tensors(ours)
     assert state["table.weight.exp_avg.8bit.scale"].shape == (157, 1)
 
@@ -181,6 +181,6 @@ def test_adamw8bit_ends_with_the_same_bytes_after_a_kill_and_a_crash(tmp_path, m
         train(spec, tmp_path / "disturbed", shards, on_step=crash_at(11))
     train(spec, tmp_path / "disturbed", shards)
     assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
-    # Whatever the weights were, a model to be used is fp32.
+    # A loaded model is fp32.
     model, _ = load_model(tmp_path / "disturbed")
     assert {p.dtype for p in model.parameters()} == {torch.float32}

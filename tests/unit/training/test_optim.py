@@ -33,7 +33,7 @@ def test_polar_brings_the_singular_values_near_one_and_keeps_the_singular_vector
 
 
 def test_each_polynomial_is_optimal_for_the_interval_that_the_previous_one_leaves():
-    """On its interval its least and its greatest value are equally far from 1, and the ends reach them."""
+    """The least and the greatest value on the interval are at its ends and equally far from 1."""
     low, high = 1e-3, 1.0
     for a, b, c in POLAR_EXPRESS:
         x = torch.linspace(low, high, 10_001, dtype=torch.float64)
@@ -201,7 +201,7 @@ print("torch._dynamo" in sys.modules)
 
 
 def normuon(w, grads, *, lr, decay, mu=0.95, beta2=0.9):
-    """NorMuon in NumPy, a matrix (out, in): rows of a tall or square one, columns of a wide one."""
+    """Compute NorMuon in NumPy for a matrix (out, in): by rows if it is tall or square, else by columns."""
     w, momentum = w.astype(np.float64), np.zeros(w.shape)
     rows, cols = w.shape
     axis = 1 if rows >= cols else 0
@@ -309,7 +309,7 @@ def test_a_scheduled_weight_decay_applies_to_matrices_only(kind):
     net.weight.grad, net.bias.grad = torch.full((4, 4), 1.0 if kind == "muon" else 1e-6), torch.zeros(4)
     rate = 1e-2 * (4 if kind == "muon" else 1)
     optimizer.step()
-    # Beside the decay: AdamW's is 1e-6 of its rate.
+    # The update without the decay; AdamW's is 1e-6 of its rate.
     update = polar(torch.ones(1, 4, 4))[0] if kind == "muon" else torch.zeros(4, 4)
     torch.testing.assert_close(net.weight, torch.ones(4, 4) * (1 - rate * 0.5) - rate * update)
     torch.testing.assert_close(net.bias, torch.ones(4))

@@ -29,7 +29,7 @@ def test_fp8_on_a_device_without_it_is_an_error_with_device_and_remedy():
 
 
 def measured(**said) -> Warmup:
-    """What `decide` reads of a warm-up."""
+    """Return a warm-up with the fields that `decide` reads."""
     rest = {
         "fp8_recipe": "rowwise",
         "step_shape": {},
@@ -45,7 +45,7 @@ def measured(**said) -> Warmup:
 
 @pytest.mark.parametrize("asked", ["fp32", "bf16"])
 def test_a_configured_precision_overrides_the_warm_up(asked):
-    assert decide(asked, "tensorwise", CPU, measured(precision="fp32")) == Precision(asked, "asked for")
+    assert decide(asked, "tensorwise", CPU, measured(precision="fp32")) == Precision(asked, "configured")
 
 
 @pytest.mark.parametrize("faster", ["fp32", "bf16"])
@@ -63,7 +63,7 @@ def test_auto_without_a_warm_up_of_this_device_selects_fp32_on_a_cpu(warmup):
 def test_fp8_uses_the_configured_recipe_and_the_measured_layers(monkeypatch, recipe):
     monkeypatch.setattr(precision, "has_fp8", lambda device: True)
     warmup = measured(precision="fp8", fp8_layers=["a"])
-    assert decide("fp8", recipe, CPU, warmup) == Precision("fp8", "asked for", None, recipe)
+    assert decide("fp8", recipe, CPU, warmup) == Precision("fp8", "configured", None, recipe)
     plan = decide("auto", recipe, CPU, warmup)
     assert plan == Precision("fp8", "measured so", frozenset(["a"]), recipe)
     assert str(plan) == f"fp8 {recipe} (measured so)"
@@ -82,7 +82,7 @@ def test_fp8_reaches_the_experts_of_the_measured_layers_if_the_device_supports_i
     plan = Precision("fp8", "measured", frozenset(["core.layers.1.ffn.experts"]), "tensorwise")
     plan.prepare(model)
     assert not any(e.fp8 for e in experts)
-    assert "1 parts of the model stay in bf16, cpu lacks their fp8" in caplog.text
+    assert "1 parts of the model stay in bf16, cpu does not support their fp8" in caplog.text
     plan.prepare(model, emulate=True)
     assert [e.fp8 for e in experts] == [i == 1 for i in range(len(experts))]
 
@@ -95,7 +95,7 @@ def test_looped_experts_and_experts_of_odd_width_do_not_run_in_fp8(make_spec):
 
 
 def products(recipe, x_MK, dy_MN, weight_NK, *, emulate=True):
-    """Output, input gradient and weight gradient of one layer, in fp32 or in a recipe's fp8."""
+    """Return output, input gradient and weight gradient of a layer, in fp32 or in a recipe's fp8."""
     holder = nn.Sequential(nn.Linear(*weight_NK.T.shape, bias=False))
     holder[0].weight.data.copy_(weight_NK)
     if recipe is not None:
@@ -145,7 +145,7 @@ def test_an_outlier_costs_other_rows_their_precision_only_if_they_share_its_scal
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("rows", [32, 33])
 def test_fp8_products_have_valid_shapes_for_any_number_of_rows(monkeypatch, recipe, rows):
-    """The path that is not emulated, over a stand-in for the device that checks what the device checks."""
+    """Run the path without emulation on a stand-in for the device that checks shapes as the device does."""
     multiplied = []
 
     def scaled_mm(a, b, *, scale_a, scale_b, out_dtype, **others):
@@ -222,7 +222,7 @@ def test_a_whole_step_in_emulated_fp8_is_close_to_bf16(make_spec, recipe, checkp
 
 @pytest.fixture
 def emulated(monkeypatch):
-    """A device that claims to have fp8, which is emulated."""
+    """Emulate a device with fp8."""
     monkeypatch.setattr(precision, "has_fp8", lambda device: True)
     monkeypatch.setattr(Precision, "prepare", partialmethod(Precision.prepare, emulate=True))
 

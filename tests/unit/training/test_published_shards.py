@@ -1,4 +1,4 @@
-"""From published shards to a scored model: what was imported is trained on, evaluated and exported."""
+"""Published shards are imported, trained on, evaluated and exported."""
 
 import pytest
 
@@ -16,8 +16,8 @@ from tests.unit.data.foreign import bring, config_of, publish
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Of shards whose text was normalised: their folder, the stage's, and its evaluation."""
+def trained(tmp_path_factory):
+    """Return the folder of shards of normalised text, that of a stage, and its evaluation."""
     folder = tmp_path_factory.mktemp("published")
     publish(folder, normalizer="nmt_nfkc")
     bring(folder)
@@ -30,8 +30,8 @@ def made(tmp_path_factory):
     )
 
 
-def test_evaluation_scores_the_text_of_the_shards_and_marks_its_results(made):
-    folder, stage, measured = made
+def test_evaluation_scores_the_text_of_the_shards_and_marks_its_results(trained):
+    folder, stage, measured = trained
     assert not measured.lossless and Evaluation.read(stage / "evaluation.json") == measured
     view = Shards(folder / "shards", "validation")
     ids_N = view.read(0, view.tokens)
@@ -43,12 +43,12 @@ def test_evaluation_scores_the_text_of_the_shards_and_marks_its_results(made):
     assert f"{measured.bpb:.4f}†" in (folder / "report/table.md").read_text()
 
 
-def test_the_exported_model_includes_its_tokenizer_and_generates_with_it(made, tmp_path):
-    folder, stage, _ = made
+def test_the_exported_model_includes_its_tokenizer_and_generates_with_it(trained, tmp_path):
+    folder, stage, _ = trained
     digest = read_tokens(folder / "m.model").digest
     export(stage, tmp_path / "exported")
-    for place in (stage, tmp_path / "exported"):
-        model, _ = load_model(place)
+    for path in (stage, tmp_path / "exported"):
+        model, _ = load_model(path)
         assert model.tokens.digest == digest and not model.tokens.lossless
         written = list(generate(model, "of the\nin", max_bytes=12, temperature=1.0, seed=1))
         assert 0 < len(model.tokens.raw(written)) <= 12 and max(written) < model.tokens.size

@@ -54,7 +54,7 @@ def test_the_rate_rises_once_falls_once_and_never_jumps(shape):
 
 @given(st.data(), st.integers(3, 400), st.floats(0, 1), st.sampled_from(["linear", "wsd"]))
 def test_the_rate_reaches_its_end_one_step_after_the_last(data, steps, least, schedule):
-    """The last step is one fall short of ``min_lr_ratio``, which linear falls show exactly."""
+    """A linear decay shows exactly that the last step is one step short of ``min_lr_ratio``."""
     warmup = data.draw(st.integers(0, steps - 3))
     share = data.draw(st.floats(min(2.01 / steps, 0.99), 0.99))
     found = factors(steps, schedule=schedule, warmup_steps=warmup, min_lr_ratio=least, decay_fraction=share)
@@ -75,7 +75,7 @@ def test_the_warm_up_rises_linearly_to_the_peak():
 
 
 def test_wsd_equals_three_stages():
-    """Warm-up, constant, linear: as the demo's three stages have them."""
+    """The three stages are a warm-up, a constant rate and a linear decay, as in the demo."""
     found = factors(100, schedule="wsd", decay_fraction=0.3, min_lr_ratio=0.0)
     alone = factors(30, schedule="linear", warmup_steps=0, min_lr_ratio=0.0)
     assert found == factors(70, schedule="constant") + alone
@@ -87,7 +87,7 @@ def test_a_step_outside_the_stage_is_refused():
 
 
 def decays(steps, ends=0.0, **changes):
-    """Weight decay of each step, from 0.2."""
+    """Return the weight decay of each step, from 0.2."""
     optimizer = OptimizerConfig(weight_decay=0.2, weight_decay_end=ends)
     found = [scheduled(step, step, steps, settings(**changes), optimizer) for step in range(steps)]
     assert all(moving.keys() == {"weight_decay"} for moving in found)
@@ -126,7 +126,7 @@ def test_momentum_rises_linearly_over_the_steps_of_the_run():
 
 
 def by_clock(settings, pace, *, steps=None):
-    """Rates of a whole stage of which step n takes ``pace(n)`` seconds, and the seconds it took."""
+    """Return the rates and the seconds of a stage whose step n takes ``pace(n)`` seconds."""
     rates, spent, end = [], 0.0, steps
     while end is None or len(rates) < end:
         rates.append(lr_factor(len(rates), end, settings))
@@ -148,7 +148,7 @@ def test_max_hours_includes_the_whole_decay(fraction, warmup, seconds, noise):
     assume((1 - fraction) * 3600 > (warmup + 1) * 2 * seconds)
     rates, spent = by_clock(hour, lambda n: seconds * (1 + noise * (-1) ** n))
     assert spent == pytest.approx(3600, abs=4 * seconds / (1 - fraction))
-    # From outside it is the schedule of a stage that had this many steps from the start.
+    # The rates are those of a stage that had this number of steps from the start.
     assert rates == [lr_factor(step, len(rates), hour) for step in range(len(rates))]
 
 
@@ -183,7 +183,7 @@ def test_max_hours_within_the_warm_up_takes_effect_after_it():
 
 
 class Thousand:
-    """A model of a thousand parameters and ten FLOPs a byte, more by each loop and byte of the window."""
+    """A model of 1,000 parameters with 10 FLOPs per byte and loop at a window of 16, linear in the window."""
 
     def scaling_parameters(self):
         return 1000

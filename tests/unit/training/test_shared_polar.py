@@ -1,4 +1,4 @@
-"""Processes share Muon's polar factors: real `torchrun`, real gloo, two of them."""
+"""Two processes share Muon's polar factors, with the real `torchrun` and the real gloo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_STACKS = {**dict.fromkeys(WAYS, 6), LONE: 0}
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """What `shared_polar` leaves of each way and kind, by rank."""
+    """Return the results of `shared_polar` for each way and kind, by rank."""
     folder = tmp_path_factory.mktemp("shared")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
@@ -40,7 +40,7 @@ def together(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_reach_the_weights_of_one(together, way, kind):
-    """In bf16 what differs in the last bit of a gradient may differ by 1/256 of an update."""
+    """A difference in the last bit of a gradient may change an update in bf16 by 1/256."""
     alone = shared_polar.train(way, kind)
     assert alone["computed"] == [MATRICES[way]] * STEPS
     for found in together[way, kind]:
@@ -54,7 +54,7 @@ def test_two_processes_reach_the_weights_of_one(together, way, kind):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("way", WAYS)
 def test_each_of_two_processes_computes_half_of_the_polar_factors(together, way, kind):
-    """But of stacks under FSDP, of whose three matrices the first process holds two, and of a single one."""
+    """A single matrix has one owner. Under FSDP the first process owns two of the three matrices of a stack."""
     counts = [set(found["computed"]) for found in together[way, kind]]
     alone = IN_STACKS[way] if kind == "fsdp" else 0
     shared = MATRICES[way] - alone

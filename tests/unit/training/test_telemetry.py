@@ -1,4 +1,4 @@
-"""What a training says of itself: rows, lines, and the bar on a terminal."""
+"""Reports of a running training: rows, lines, and the bar on a terminal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_remaining_time_includes_a_pause_for_each_step():
 
 
 def test_the_remaining_time_includes_checkpoints_and_validations(tmp_path, make_spec, shards, monkeypatch):
-    """A save that takes at least 0.2 s after every step is at least so much of what is left."""
+    """A save of at least 0.2 s after every step adds at least that time to each remaining step."""
     start = Saver.start
 
     def slowly(saver, *state):
@@ -133,7 +133,7 @@ def test_an_unknown_peak_gives_an_unknown_mfu(caplog):
     caplog.set_level("INFO")
     row = make_row()
     assert "train/mfu" not in row
-    assert caplog.messages == ["mfu: unknown, there is no peak FLOP/s on record for fp32 on cpu"]
+    assert caplog.messages == ["mfu: unknown, the peak FLOP/s of fp32 on cpu is not on record"]
     assert "mfu unknown" in line(row, 10, 20, {})
 
 
@@ -153,8 +153,8 @@ def test_a_model_with_every_part_logs_every_metric(tmp_path, make_spec, shards, 
     assert {f"train/{name}" for name in EVERYWHERE | PARTS | {"muon_lr"}} <= set(row)
     assert row["train/muon_lr"] == 4 * row["train/lr"]
     assert row["system/rss_mb"] > 50 and 1 <= row["train/halt_depth"] <= 2
-    said = [m for m in caplog.messages if m.startswith("step 6/6")]
-    assert len(said) == 1
+    lines = [m for m in caplog.messages if m.startswith("step 6/6")]
+    assert len(lines) == 1
     for figure in (
         f"bpb {row['train/bpb']:.3f}  loss {row['train/loss']:.3f}",
         f"lr {row['train/lr']:.2e}  muon {row['train/muon_lr']:.2e}  grad {row['train/grad_norm']:.3g}",
@@ -166,7 +166,7 @@ def test_a_model_with_every_part_logs_every_metric(tmp_path, make_spec, shards, 
         f"depth {row['train/halt_depth']:.2f} loops",
         "eta 0:00:00",
     ):
-        assert figure in said[0]
+        assert figure in lines[0]
 
 
 def test_a_dense_model_logs_no_metrics_of_missing_parts(tmp_path, make_spec, shards, caplog):
@@ -217,8 +217,8 @@ def test_the_log_names_the_model_and_each_checkpoint(tmp_path, make_spec, shards
     path = tmp_path / "checkpoints/step-00000005"
     size = sum(file.stat().st_size for file in path.iterdir())
     (checkpoint,) = (m for m in caplog.messages if m.startswith("checkpoint saved: "))
-    told = re.fullmatch(r"checkpoint saved: (.+), ([\d.]+) MB, ([\d.]+) s", checkpoint)
-    assert told and told[1] == str(path) and float(told[2]) == pytest.approx(size / 1e6, abs=0.06)
+    match = re.fullmatch(r"checkpoint saved: (.+), ([\d.]+) MB, ([\d.]+) s", checkpoint)
+    assert match and match[1] == str(path) and float(match[2]) == pytest.approx(size / 1e6, abs=0.06)
 
 
 def test_the_log_counts_the_layers_in_fp8(make_spec):
@@ -250,8 +250,8 @@ train(StageSpec.model_validate(spec), Path(folder), Path(data), on_step=warn)
 
 def command(tmp_path, make_spec, shards):
     spec = make_spec(model=DENSE, max_steps=6).model_dump(mode="json")
-    given = json.dumps([spec, str(tmp_path / "stage"), str(shards)])
-    return [sys.executable, "-c", _CHILD, given, str(tmp_path / "train.log")]
+    arguments = json.dumps([spec, str(tmp_path / "stage"), str(shards)])
+    return [sys.executable, "-c", _CHILD, arguments, str(tmp_path / "train.log")]
 
 
 def test_without_a_terminal_the_log_has_lines_and_no_bar(tmp_path, make_spec, shards):
@@ -276,7 +276,7 @@ def test_on_a_terminal_a_bar_replaces_the_lines_which_stay_in_the_log_file(tmp_p
     while True:
         try:
             piece = os.read(here, 4096)
-        except OSError:  # how a terminal tells that its last user has gone
+        except OSError:  # the terminal is closed
             break
         if not piece:
             break

@@ -1,4 +1,4 @@
-"""Training on a tokenizer's ids: what is counted are bytes, and a checkpoint holds what its ids stand for."""
+"""Training on tokens: figures count bytes, and a checkpoint holds its tokenizer."""
 
 import random
 import signal
@@ -29,7 +29,7 @@ SETTINGS = dataset(validation=0.1)
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The same text in tokenizers of so many ids, each learned from so many bytes of it."""
+    """Return a function that encodes one text by a tokenizer of a size, learned from a number of bytes."""
     root = tmp_path_factory.mktemp("data")
     table = pa.table({"text": texts(200), "id": [str(i) for i in range(200)]})
     pq.write_table(table, root / "000.parquet")
@@ -80,7 +80,7 @@ def test_data_of_another_tokenizer_is_refused(written, tmp_path):
 
 
 def test_the_error_for_another_tokenizer_names_both(written, tmp_path):
-    """By digest, and bytes by their name, on either side."""
+    """Tokenizers are named by digest, and bytes as ``bytes``."""
     train(spec(), tmp_path / "tokens", written(300, 10**6))
     one, other = (read_tokens(written(300, size) / "tokenizer.json") for size in (10**6, 4000))
     for tokens, named in ((other, other.digest), (BYTES, "bytes")):

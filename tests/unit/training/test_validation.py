@@ -1,4 +1,4 @@
-"""Validation on the way: it finds what the evaluation would, decides nothing, and the best is kept."""
+"""Periodic validation: it equals the evaluation, does not change training, and keeps the best checkpoint."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ EMA = {"decay": 0.5, "start_step": 2}
 
 
 def curve(folder):
-    """Of the rows that have one, by step."""
+    """Return the validation curve by step."""
     return {r["step"]: b for r in rows(folder) if (b := r["metrics"].get("val/bpb")) is not None}
 
 
 def measured(spec, folder, data):
-    """By the evaluation's own way."""
+    """Return the bits per byte of the final checkpoint by the evaluation."""
     model = Checkpoint.at(folder).model()
     tokens_N, _ = validation_stream(data, spec.evaluation.max_bytes, model.tokens)
     reading = spec.evaluation.model_dump(include={"overlap", "batch"})
@@ -48,13 +48,13 @@ def measured(spec, folder, data):
 
 
 def evaluated(spec, **changes):
-    asked = EvaluationConfig(**{**spec.evaluation.model_dump(), **changes})
-    return spec.model_copy(update={"evaluation": asked})
+    evaluation = EvaluationConfig(**{**spec.evaluation.model_dump(), **changes})
+    return spec.model_copy(update={"evaluation": evaluation})
 
 
 @pytest.fixture(scope="module")
 def validated(tmp_path_factory, make_spec, shards):
-    """A stage that averages its weights, validated on all there is, every 5 steps of 20."""
+    """Train a stage of 20 steps with averaged weights, validated every 5 steps on the whole text."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("validated")
     spec = evaluated(make_spec(val_every=5, val_bytes=ALL, ema=EMA), max_bytes=800)
@@ -70,7 +70,7 @@ def test_validation_of_the_whole_text_equals_the_evaluation_of_the_averaged_weig
     found = curve(folder)
     assert list(found) == [5, 10, 15, 20]
     assert found[20] == pytest.approx(measured(spec, folder, shards), rel=1e-6)
-    # A row of its own where no other is due, and one with it where one is.
+    # A validation joins the row of its step, or gets its own.
     assert [(r["step"], "train/loss" in r["metrics"]) for r in rows(folder)] == [
         *((3, True), (5, False), (6, True), (9, True), (10, False)),
         *((12, True), (15, True), (18, True), (20, True)),
@@ -78,7 +78,7 @@ def test_validation_of_the_whole_text_equals_the_evaluation_of_the_averaged_weig
 
 
 def test_validation_scores_tokens_in_bits_per_byte(tmp_path, talk, talk_spec):
-    """Of a GPT on packed conversations."""
+    """The model is a GPT on packed conversations."""
     settings = talk_spec.settings.model_copy(update={"val_every": 12, "val_bytes": ALL})
     spec = talk_spec.model_copy(update={"settings": settings})
     train(spec, tmp_path, talk)
@@ -90,11 +90,11 @@ def test_the_validated_windows_are_spread_over_the_whole_text(tmp_path, make_spe
     validation.tokens_N = text_N = np.random.default_rng(0).integers(0, 256, 3001).astype(np.uint16)
     validation._load_batches()
     text = text_N.tobytes()
-    read = [row.numpy().astype(np.uint16) for one in validation._batches for row in one.inputs_BT]
-    places = [text.index(row.tobytes()) // 2 for row in read]
-    assert len(places) == validation.windows and 250 < validation.bytes < 600
-    apart = np.diff([0, *places, 3000])
-    assert (apart >= 0).all() and apart.max() < 2 * 3000 / len(places)
+    rows_read = [row.numpy().astype(np.uint16) for batch in validation._batches for row in batch.inputs_BT]
+    positions = [text.index(row.tobytes()) // 2 for row in rows_read]
+    assert len(positions) == validation.windows and 250 < validation.bytes < 600
+    apart = np.diff([0, *positions, 3000])
+    assert (apart >= 0).all() and apart.max() < 2 * 3000 / len(positions)
 
 
 # ----------------------------------------------------------------------------------------- decides nothing
@@ -131,7 +131,7 @@ def test_a_resumed_training_has_the_same_validation_curve_and_best_checkpoint(
 
 
 def test_validation_compiles_no_second_graph(tmp_path, shards, monkeypatch):
-    """By dynamo, whose graphs are then run as they are."""
+    """Dynamo captures the graphs, and the backend runs them uncompiled."""
     monkeypatch.setattr(loop, "compile_forward", partial(compile_forward, backend="eager"))
     stages = [{"name": "a", "max_steps": 10}]
     settings = {"seq_len": 32, "micro_batch": 4, "ckpt_every": 5, "val_bytes": 300}
@@ -186,8 +186,8 @@ def test_a_short_stage_is_not_validated_and_timed_checkpoints_are(tmp_path, make
 
 
 @dataclass
-class Told:
-    """What validations are told to find, in their order."""
+class Scores:
+    """Return the given scores as results of successive validations."""
 
     bpb: list[float]
 
@@ -197,20 +197,20 @@ class Told:
 
 
 def test_the_best_checkpoint_is_linked_kept_and_listed(tmp_path, make_spec, shards, monkeypatch, caplog):
-    told = Told([3.0, 1.0, 2.0, float("nan"), 2.5, 2.25])
-    monkeypatch.setattr(Validation, "_score", lambda self: told(self))
+    scores = Scores([3.0, 1.0, 2.0, float("nan"), 2.5, 2.25])
+    monkeypatch.setattr(Validation, "_score", lambda self: scores(self))
     spec, root = make_spec(val_every=5, max_steps=30), tmp_path / "checkpoints"
     train(spec, tmp_path, shards)
     assert [path.name[-2:] for path in steps(root)] == ["10", "25", "30"]
     assert Checkpoint.at(root / "best").manifest.step == 10 and os.readlink(root / "best") == "step-00000010"
     assert list(curve(tmp_path)) == [5, 10, 15, 25, 30] and "loss of the held-out text is not" in caplog.text
-    assert Checkpoint.at(tmp_path).manifest.step == 30  # as ever
+    assert Checkpoint.at(tmp_path).manifest.step == 30
     wide = CliRunner(env={"COLUMNS": "200"})
-    said = wide.invoke(cli, ["checkpoint", "ls", str(tmp_path)]).output.splitlines()
-    assert [line.rstrip().endswith("best") for line in said[2:]] == [True, False, False]
-    assert said[2].split()[-3:] == ["1.0000", "good,", "best"]
+    lines = wide.invoke(cli, ["checkpoint", "ls", str(tmp_path)]).output.splitlines()
+    assert [line.rstrip().endswith("best") for line in lines[2:]] == [True, False, False]
+    assert lines[2].split()[-3:] == ["1.0000", "good,", "best"]
 
-    # A kill may have come before the link, and what is damaged is the best no longer.
+    # A kill may come before the link, and a damaged checkpoint loses its place.
     (root / "best").unlink()
     train(spec, tmp_path, shards)
     assert os.readlink(root / "best") == "step-00000010"
@@ -223,12 +223,12 @@ def test_the_best_checkpoint_is_linked_kept_and_listed(tmp_path, make_spec, shar
 def test_validations_of_different_texts_are_not_compared(tmp_path, make_spec, shards, monkeypatch):
     found = iter([("a", 1.0), ("b", 3.0), ("b", 2.0), ("b", 2.5)])
 
-    def told(validation):
+    def score_of(validation):
         validation.bytes = 1
         validation.digest, bpb = next(found)
         return bpb
 
-    monkeypatch.setattr(Validation, "_score", told)
+    monkeypatch.setattr(Validation, "_score", score_of)
     train(make_spec(val_every=5, keep_every=5), tmp_path, shards)
     assert [path.name[-2:] for path in steps(tmp_path / "checkpoints")] == ["05", "10", "15", "20"]
     assert os.readlink(tmp_path / "checkpoints/best") == "step-00000015"
@@ -257,7 +257,7 @@ def test_val_every_without_a_window_of_held_out_text_is_an_error(tmp_path, make_
 
 
 @pytest.mark.parametrize(
-    ("stage", "said"),
+    ("stage", "message"),
     [
         ({"val_every": 30}, "val_every: must be a multiple or a divisor of ckpt_every"),
         ({"val_every": 25, "data": "crawl"}, "val_every: crawl is a stream and has no validation split"),
@@ -266,14 +266,14 @@ def test_val_every_without_a_window_of_held_out_text_is_an_error(tmp_path, make_
         ({"val_bytes": 0}, "val_bytes: must be positive"),
     ],
 )
-def test_val_every_for_a_stream_is_refused_before_training(stage, said):
+def test_val_every_without_held_out_text_is_a_configuration_error(stage, message):
     crawl = {"source": {"kind": "stream", "repo": "a/b", "revision": "0" * 40, "files": ["a.parquet"]}}
     data = {"toy": {"source": {"kind": "pydocs"}}, "crawl": crawl}
     data["bare"] = {"source": {"kind": "mock"}, "validation": 0.0}
     run = {"data": "toy", "model": "tiny", "stages": [{"name": "a", "max_steps": 9, **stage}]}
     with pytest.raises(ConfigError) as refused:
         load_config({"datasets": data, "runs": {"r": run}})
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     if "data" in stage:
         stage = {"name": "a", "max_steps": 9, "data": stage["data"]}
         load_config({"datasets": data, "runs": {"r": {**run, "stages": [stage]}}})

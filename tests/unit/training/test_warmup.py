@@ -38,14 +38,14 @@ def test_the_warm_up_times_every_distinct_product_and_selects_a_precision(tmp_pa
     up = dict(build_model(spec.model).named_modules())["prelude.0.ffn.up"]
     assert (4 * 32, up.in_features, up.out_features) in shapes
     for product in record.gemms:
-        assert set(product.ms) == {"fp32", "bf16"}  # there is no fp8 here that could be chosen
+        assert set(product.ms) == {"fp32", "bf16"}  # a CPU does not support fp8
         assert min(product.ms.values()) > 0 and product.fastest in product.ms
         assert product.uses >= len(product.layers)
 
 
 @pytest.fixture
 def emulated(monkeypatch):
-    """A device that claims to have fp8, and to group it; both are emulated."""
+    """Emulate a device with fp8 and grouped fp8 products."""
     converted = []
 
     def swap(model, recipe, layers, **options):
@@ -76,18 +76,18 @@ def test_products_and_experts_are_timed_in_the_runs_fp8_recipe(tmp_path, make_sp
 def test_small_products_are_not_timed_in_fp8_and_the_log_lists_them(
     tmp_path, make_spec, quick, emulated, monkeypatch, caplog
 ):
-    """Each costs a compilation, and casts cost more than they can gain."""
+    """Their casts cost more than fp8 gains, and timing costs a compilation."""
     caplog.set_level("INFO")
     monkeypatch.setattr(warmup, "_FP8_LEAST", 64)
     record = warm_up(make_spec(precision="bf16", fp8_recipe="rowwise"), tmp_path / "warmup.json")
     for product in record.gemms:
         assert ("fp8" in product.ms) <= (min(product.m, product.k, product.n) >= 64)
     assert not emulated
-    assert re.search(r"not timed in fp8, being below 64 in M, K or N: .*128 x 32 x 128", caplog.text)
+    assert re.search(r"not timed in fp8, because M, K or N is below 64: .*128 x 32 x 128", caplog.text)
 
 
 def test_experts_are_timed_with_the_expected_number_of_patches(make_spec):
-    """Slots that nothing fills cost their product nothing, and would make it look slow."""
+    """Empty slots cost no product and would make the layer look slow."""
     changes = {"boundary": {"capacity": 0.5, "rate": 0.25}}
     model = build_model(make_spec(model=changes).model)
     own = model.fp8_parts()
@@ -114,14 +114,14 @@ def test_a_record_of_another_format_is_refused(tmp_path):
 
 
 def test_the_reason_states_the_cost_of_each_candidate(tmp_path, make_spec, quick):
-    said = {
+    reasons = {
         asked: warm_up(make_spec(precision=asked), tmp_path / "warmup.json").reason
         for asked in ("auto", "bf16")
     }
     cost = r"\d+ ms, \d\.\d\d GB"
     step = "measured on cpu, a step of one micro-batch: "
-    assert re.fullmatch(f"{step}fp32 {cost}; bf16 {cost}", said["auto"])
-    assert re.fullmatch(f"asked for, {step}bf16 {cost}", said["bf16"])
+    assert re.fullmatch(f"{step}fp32 {cost}; bf16 {cost}", reasons["auto"])
+    assert re.fullmatch(f"configured, {step}bf16 {cost}", reasons["bf16"])
 
 
 def test_peak_memory_is_measured_for_each_candidate_alone():
@@ -136,7 +136,7 @@ def test_peak_memory_is_measured_for_each_candidate_alone():
 
 
 def test_the_plan_has_the_layers_whose_products_are_all_fastest_in_fp8(make_spec):
-    """Three layers, of which one may not and one computes a product that lost."""
+    """There are three layers: the router is not eligible, and one product of ``b`` is slower in fp8."""
     products = {(8, 16, 16): ["a", "router"], (8, 16, 32): ["b"], (4, 16, 32): ["b"]}
     gemms = [
         Product(m=m, k=k, n=n, uses=1, ms={}, fastest="bf16" if m == 4 else "fp8", layers=layers)
@@ -189,7 +189,7 @@ def test_an_unsupported_precision_or_kernel_stops_the_warm_up(tmp_path, make_spe
 def test_a_gpu_without_bf16_warms_up_and_trains_uncompiled(
     tmp_path, make_spec, shards, quick, monkeypatch, asked
 ):
-    """Grouped experts compile in bf16 only, and there is nothing else to fall back to."""
+    """Grouped experts compile only in bf16, which this GPU lacks."""
     spec, on = make_spec(precision=asked, max_steps=2), StageSpec.compiled_on
     monkeypatch.setattr(StageSpec, "compiled_on", lambda self, device, kind: on(self, "cuda", kind))
     monkeypatch.setattr(warmup, "_candidates", lambda *_: ["fp32"])
@@ -200,7 +200,7 @@ def test_a_gpu_without_bf16_warms_up_and_trains_uncompiled(
 
 def test_compile_with_a_precision_that_cannot_be_compiled_is_refused(tmp_path, make_spec, shards, quick):
     spec = make_spec(precision="auto", compile=True)
-    with pytest.raises(TrainingError, match=r"precision: auto comes to fp32 on cpu, and compile: .* bf16"):
+    with pytest.raises(TrainingError, match=r"precision: auto selects fp32 on cpu, and compile: .* bf16"):
         train(spec, tmp_path / "a", shards)
     assert warmup._candidates(spec, torch.device("cpu"), []) == ["bf16"]
 
