@@ -54,7 +54,7 @@ def test_two_processes_reach_the_weights_of_one(together, way, kind):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("way", WAYS)
 def test_each_of_two_processes_computes_half_of_the_polar_factors(together, way, kind):
-    """A single matrix has one owner. Under FSDP the first process owns two of the three matrices of a stack."""
+    """A single matrix has one owner. Under FSDP the first process owns two of a stack's three matrices."""
     counts = [set(found["computed"]) for found in together[way, kind]]
     alone = IN_STACKS[way] if kind == "fsdp" else 0
     shared = MATRICES[way] - alone
