@@ -61,15 +61,17 @@ POLAR_EXPRESS = (
     (3.3184196573706015, -2.488488024314874, 0.51004894012372),
     (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
 )
-#: bf16 rounding may lift a singular value above 1, where the polynomials grow fast: start this much lower.
+#: The polynomials grow fast above 1, and bf16 rounding may lift a singular value above it: start lower.
 _SAFETY = 1.01
 _SCRATCH_NUMEL = 1 << 26
 _SMALLEST_MOMENT, _SMALLEST_BLOCK = 4096, 32
 
 
 def polar(g_Nrc: Tensor) -> Tensor:
-    """Approximate polar factor of each of N matrices, in their dtype: ``U V^T`` where ``g = U S V^T``. Its
-    singular values are within about 0.1 of 1."""
+    """Approximate the polar factor ``U V^T`` of each of N matrices ``g = U S V^T``, in their dtype.
+
+    Its singular values are within about 0.1 of 1.
+    """
     tall = g_Nrc.size(-2) > g_Nrc.size(-1)
     x = g_Nrc.mT if tall else g_Nrc
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * _SAFETY + 1e-7)
@@ -81,13 +83,15 @@ def polar(g_Nrc: Tensor) -> Tensor:
 
 
 class Optimizer:
-    """AdamW for groups marked ``muon: False``, Muon for the others. A group carries its ``peak_lr``.
+    """AdamW for groups with ``muon: False``, Muon for the others. A group carries its ``peak_lr``.
 
-    It is none of torch's: those import the compiler, which takes seconds, also where nothing is compiled.
+    It does not derive from torch's optimizers, because importing them imports the compiler, which takes
+    seconds.
     """
 
     def __init__(self, groups: list[dict[str, Any]], world: World = ALONE) -> None:
-        self.param_groups, self.world = groups, world
+        self.param_groups = groups
+        self.world = world
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         for group in self.param_groups:
             group["lr"] = group["peak_lr"]
@@ -104,7 +108,7 @@ class Optimizer:
             group["lr"] = group["peak_lr"] * factor
 
     def set_scheduled(self, *, weight_decay: float | None = None, muon_momentum: float | None = None) -> None:
-        """What else changes from step to step (`spider.training.schedule.scheduled`)."""
+        """Set what `spider.training.schedule.scheduled` returns for a step."""
         for group in self.param_groups:
             if weight_decay is not None and group["decayed"]:
                 group["weight_decay"] = weight_decay
@@ -112,7 +116,7 @@ class Optimizer:
                 group["momentum"] = muon_momentum
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """The live state as ``{parameter name}.{state name}``: save it, or copy a saved one into it."""
+        """Return the live state as ``{parameter name}.{state name}``, to save it or to load a saved one into it."""
         named = model.named_parameters()
         return {f"{name}.{key}": t for name, p in named for key, t in self.state.get(p, {}).items()}
 
@@ -125,7 +129,10 @@ class Optimizer:
     def step(self) -> None:
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            (self._muon if group["muon"] else self._adamw)(group, params)
+            if group["muon"]:
+                self._muon(group, params)
+            else:
+                self._adamw(group, params)
 
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
         params = [p for p in params if local(p).numel()]
@@ -157,35 +164,40 @@ class Optimizer:
                 first += len(batch) * batch[0].shape[:-2].numel()
 
     def _rounds(self, params: list[Tensor]) -> list[list[list[Tensor]]]:
-        """What is computed at once, as batches of parameters of one shape: several where it is shared, to
-        exchange them together."""
+        """Group parameters into batches of one shape, and batches into rounds.
+
+        The polar factors of a round are computed at once. Several processes exchange all batches of a round
+        in one message; a single process has one batch a round. `_SCRATCH_NUMEL` bounds the values of both.
+        """
         by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
         for p in params:
             by_shape[p.shape].append(p)
         rounds: list[list[list[Tensor]]] = []
-        room = 0
+        left = 0
         for shape, same in by_shape.items():
             per_batch = max(1, _SCRATCH_NUMEL // shape.numel())
-            if len(shape) == 2:  # no process is to wait while others compute
+            if len(shape) == 2:  # give all processes equally many matrices
                 per_batch = math.ceil(per_batch / self.world.size) * self.world.size
             for i in range(0, len(same), per_batch):
                 batch = same[i : i + per_batch]
-                room -= len(batch) * shape.numel()
-                if room < 0 or self.world.size == 1:
+                left -= len(batch) * shape.numel()
+                if left < 0 or self.world.size == 1:
                     rounds.append([])
-                    room = _SCRATCH_NUMEL - len(batch) * shape.numel()
+                    left = _SCRATCH_NUMEL - len(batch) * shape.numel()
                 rounds[-1].append(batch)
         return rounds
 
     def _steps(self, group: dict[str, Any], params: list[Tensor]) -> Tensor:
-        """Nesterov's momenta of parameters of one shape, a matrix each, or E of a stack."""
+        """Return Nesterov's momenta of parameters of one shape: one matrix each, or E of a stack."""
         grads = [g.float() for g in _gradients(params)]
         momenta = [local(self.state[p]["momentum"]) for p in params]
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         steps = torch._foreach_lerp(grads, momenta, group["momentum"])
         if params[0].ndim == 3:
             return _even_rows(torch.stack(steps).flatten(0, 1), -2, group)
-        return _even_rows(torch.stack(steps, 1).transpose(0, 1), -1, group)  # by row, as they may be cut
+        return _even_rows(
+            torch.stack(steps, 1).transpose(0, 1), -1, group
+        )  # rows first, because they may be sharded
 
     def _apply(self, group: dict[str, Any], params: list[Tensor], u_Nrc: Tensor) -> None:
         """Move parameters of one shape against their polar factors."""
@@ -196,17 +208,21 @@ class Optimizer:
         if group.get("beta2") is not None:
             moments = [local(self.state[p]["second_moment"]) for p in params]
             u_Nrc = even_out(u_Nrc, moments, group["beta2"], pattern)
-        lr, decay = group["lr"], group["weight_decay"]
+        lr = group["lr"]
+        decay = group["weight_decay"]
         updates = u_Nrc.view(len(params), *local(pattern).shape).unbind()
         for p, u in zip(map(local, params), updates, strict=True):
             if decay:
-                p.sub_(p * (u * p > 0) if group.get("cautious", True) else p, alpha=lr * decay)
+                decayed = p * (u * p > 0) if group.get("cautious", True) else p
+                p.sub_(decayed, alpha=lr * decay)
             p.sub_(u, alpha=lr * gain)
 
 
 def _even_rows(x_Nrc: Tensor, axis: int, group: dict[str, Any]) -> Tensor:
-    """Of a group with ``rows``, what each output's weights move by at one length; ``axis`` is that of what
-    enters."""
+    """Scale the momentum of each output's weights to length 1, for a group with ``rows``.
+
+    ``axis`` is the axis of the inputs.
+    """
     if not group.get("rows"):
         return x_Nrc
     return x_Nrc / x_Nrc.norm(dim=axis, keepdim=True).clamp(min=1e-12)
@@ -219,29 +235,32 @@ def _gradients(params: list[Tensor]) -> list[Tensor]:
 class LowBitAdamW:
     """`Optimizer`'s interface around ``torchao.optim.AdamW8bit``.
 
-    A moment is kept in blocks of 256 values, as codes into a fixed table of values and one fp32 scale a block
-    (Dettmers et al., arXiv:2110.02861). An update reads it into fp32, computes there, and quantizes it again.
-    Against fp32 moments that saves 6 bytes a parameter. A block never reaches from one row of a parameter
-    into the next (of a stack, from one matrix into the next), so any number of processes can share the rows.
-    A row that is not a multiple of 256 values has smaller blocks. Moments of fewer than 4,096 values, and of
-    blocks of fewer than 32, stay fp32.
-    torchao compiles its update for each shape of parameter, on a CPU in 15 to 25 seconds: it is ``compiled``
-    only where the model is.
+    A moment is stored in blocks of 256 values, as codes into a fixed table of values and one fp32 scale a
+    block (Dettmers et al., arXiv:2110.02861). An update reads it into fp32, computes there, and quantizes it
+    again. This saves 6 bytes a parameter compared with fp32 moments.
+
+    A block lies within one row of a parameter (within one matrix of a stack), so any number of processes can
+    share the rows. A row that is not a multiple of 256 values has smaller blocks. Moments of fewer than 4,096
+    values, or with blocks of fewer than 32, stay fp32.
+
+    Torchao compiles its update for each shape of parameter, which takes 15 to 25 seconds on a CPU. It is
+    therefore ``compiled`` only if the model is.
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, compiled: bool = False) -> None:
         with quiet_torchao():
             from torchao.optim import AdamW8bit
-        # What torchao's optimizer sees: this process's slices, of a parameter that is not cut all of it.
+        # Torchao's optimizer gets this process's slice of each parameter.
         self._slices = {p: nn.Parameter(local(p.detach())) for group in groups for p in group["params"]}
         self.compiled = compiled
         inner = [{**g, "lr": g["peak_lr"], "params": [self._slices[p] for p in g["params"]]} for g in groups]
-        # Where weights are fp32 there is nothing to round and this says nothing.
-        self._inner = AdamW8bit(inner, bf16_stochastic_round=True)
-        dealt = zip(self._inner.param_groups, groups, strict=True)
-        self.param_groups = [{**theirs, "params": group["params"]} for theirs, group in dealt]
+        self._inner = AdamW8bit(inner, bf16_stochastic_round=True)  # fp32 weights are not rounded
+        self.param_groups = [
+            {**inner_group, "params": group["params"]}
+            for inner_group, group in zip(self._inner.param_groups, groups, strict=True)
+        ]
         for p, slice_ in self._slices.items():
-            # As torchao does in its first step; a checkpoint is loaded before that.
+            # Torchao creates the state in its first step, but a checkpoint is loaded before.
             self._inner.state[slice_] = {
                 "step": torch.tensor(0.0),
                 "exp_avg": self._moment(p, signed=True),
@@ -257,13 +276,15 @@ class LowBitAdamW:
 
     def set_lr(self, factor: float) -> None:
         for group in self.param_groups:
-            group["lr"].fill_(group["peak_lr"] * factor)  # one tensor with torchao's own group
+            group["lr"].fill_(group["peak_lr"] * factor)  # torchao's group shares this tensor
 
     def set_scheduled(self, *, weight_decay: float | None = None, muon_momentum: None = None) -> None:
-        """As `Optimizer.set_scheduled`; there is no Muon here."""
+        """Set the scheduled weight decay. This optimizer does not use Muon."""
         assert muon_momentum is None
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            if weight_decay is not None and group["decayed"]:  # a tensor: no update is compiled anew for it
+            if (
+                weight_decay is not None and group["decayed"]
+            ):  # a tensor, so that the update is not recompiled
                 inner["weight_decay"] = torch.tensor(weight_decay, dtype=torch.float32)
 
     def zero_grad(self) -> None:
@@ -271,8 +292,10 @@ class LowBitAdamW:
             p.grad = slice_.grad = None
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """The live state as plain tensors, ``{parameter name}.{state name}``, of a quantized moment
-        ``{parameter name}.{state name}.8bit.{codes, scale or qmap}``."""
+        """Return the live state as plain tensors, named ``{parameter name}.{state name}``.
+
+        A quantized moment has several: ``{parameter name}.{state name}.8bit.{codes, scale or qmap}``.
+        """
         named: dict[str, Tensor] = {}
         for name, p in model.named_parameters():
             state = self._inner.state[self._slices[p]] if p in self._slices else {}
@@ -281,16 +304,16 @@ class LowBitAdamW:
         return named
 
     def _parts(self, p: Tensor, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-        if not hasattr(value, "__tensor_flatten__"):  # it is not quantized
+        if not hasattr(value, "__tensor_flatten__"):  # not quantized
             yield "", dtensor_like(value, p) if value.ndim else value
             return
         parts, _ = value.__tensor_flatten__()
         for part in parts:
-            held: Tensor = getattr(value, part)
-            if part != "qmap":  # codes and scales, by the parameter's rows
+            tensor: Tensor = getattr(value, part)
+            if part != "qmap":  # codes and scales are sharded by the parameter's rows
                 rows = len(local(p))
-                held = dtensor_like(held.view(rows, held.numel() // max(1, rows)), p)
-            yield f".8bit.{part}", held
+                tensor = dtensor_like(tensor.view(rows, tensor.numel() // max(1, rows)), p)
+            yield f".8bit.{part}", tensor
 
     def step(self) -> None:
         for p, slice_ in self._slices.items():
