@@ -116,7 +116,7 @@ class Optimizer:
                 group["momentum"] = muon_momentum
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the live state as ``{parameter name}.{state name}``, to save it or to load a saved one into it."""
+        """Return the live state as ``{parameter name}.{state name}``, to save it or to load one into it."""
         named = model.named_parameters()
         return {f"{name}.{key}": t for name, p in named for key, t in self.state.get(p, {}).items()}
 
