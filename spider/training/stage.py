@@ -59,7 +59,7 @@ class Plan(NamedTuple):
     """Folders of the n-gram indexes without and with the training text; None for a model that reads none."""
 
 
-def plan(config: Config, changed: Config, run: str, stage: str, places: Places) -> Plan:
+def plan(config: Config, changed: Config, run: str, stage: str, options: Places) -> Plan:
     """Plan one training. The only thing that this writes is the mock data, if requested.
 
     Args:
@@ -67,21 +67,21 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         changed: the configuration with the command line's settings.
 
     Raises:
-        ConfigError: the places contradict each other, or the stage before is not trained.
+        ConfigError: the options contradict each other, or the stage before is not trained.
         ValueError: ``data_dir`` does not hold an encoded dataset.
         CheckpointError: ``resume`` does not lead to a checkpoint.
     """
-    start, ckpt_dir = places.resume, places.ckpt_dir
-    if places.mock_data and places.data_dir:
+    start, ckpt_dir = options.resume, options.ckpt_dir
+    if options.mock_data and options.data_dir:
         raise ConfigError("give --mock_data or --data_dir, not both")
-    if places.reset_steps and not start:
+    if options.reset_steps and not start:
         raise ConfigError("--reset_steps: needs --resume, it says what to take from there")
     spec, results = changed.stage(run, stage), Results(Path(config.results))
     data = results.shards(spec.data)
     other_data = None
-    dataset = MOCK if places.mock_data else None  # of a name that the configuration does not define
-    if places.data_dir is not None and places.data_dir.resolve() != data.resolve():
-        data = other_data = places.data_dir
+    dataset = MOCK if options.mock_data else None  # of a name that the configuration does not define
+    if options.data_dir is not None and options.data_dir.resolve() != data.resolve():
+        data = other_data = options.data_dir
         dataset = load_metadata(data).dataset
     if dataset:
         settings = spec.settings.model_copy(update={"data": dataset})
@@ -97,12 +97,12 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
                 "train that first, or name a checkpoint to start from with --resume"
             )
 
-    if places.mock_data and spec.model.vocab_size is not None:
+    if options.mock_data and spec.model.vocab_size is not None:
         raise ConfigError("--mock_data: holds bytes, but this run has a tokenizer; train it on its own data")
     starts = [str(path.resolve()) if path else None for path in (other_data, start)]
-    differs = spec.identity != config.stage(run, stage).identity or any(starts) or places.mock_data
+    differs = spec.identity != config.stage(run, stage).identity or any(starts) or options.mock_data
     if differs and ckpt_dir is None:
-        digest = files.digest([spec.identity, *starts, places.reset_steps])[:8]
+        digest = files.digest([spec.identity, *starts, options.reset_steps])[:8]
         spec = spec.model_copy(update={"run": f"{run}-{digest}"})
     folder = ckpt_dir or results.stage(spec.run, stage).path
     resume = Checkpoint.at(start, quick=True).path if start else None
@@ -111,11 +111,11 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
             f"--resume {resume}: is in this training's own folder, {folder}. Leave --resume out to continue "
             "that training, or name another folder with --ckpt_dir to start a new training from it"
         )
-    if places.mock_data:
+    if options.mock_data:
         data = folder / "mock_data"
         make_mock_data(data, 0.5 if spec.model.ngram else 0.0)
-    indexes = _index_folders(results, MOCK if places.mock_data else config.run(run).data, spec)
-    if places.mock_data and indexes and spec.model.ngram:
+    indexes = _index_folders(results, MOCK if options.mock_data else config.run(run).data, spec)
+    if options.mock_data and indexes and spec.model.ngram:
         from spider.ngram.store import build_indexes  # numba: half a second of each start
 
         build_indexes(data, spec.model.ngram, *indexes)
@@ -125,7 +125,7 @@ def plan(config: Config, changed: Config, run: str, stage: str, places: Places) 
         data=data,
         previous=previous,
         resume=resume,
-        reset_steps=places.reset_steps,
+        reset_steps=options.reset_steps,
         warmup=warmup if warmup.exists() else None,
         indexes=indexes,
     )
