@@ -1,36 +1,37 @@
 """AdamW and Muon in one optimizer, and torchao's AdamW of 8 bits behind the same interface.
 
-AdamW (Loshchilov and Hutter, arXiv:1711.05101) trains whatever is not a matrix: embeddings, norms, biases,
-tables; with ``kind: adamw`` it trains everything. Muon (Jordan, 2024) replaces the momentum of a hidden
-matrix by the nearest semi-orthogonal one, so that all directions of a layer learn at one speed:
+AdamW (Loshchilov and Hutter, arXiv:1711.05101) trains embeddings, norms, biases and tables; with ``kind:
+adamw`` it trains everything. Muon (Jordan, 2024) trains hidden matrices. It replaces the momentum of a matrix
+by the nearest semi-orthogonal one, so that all directions of a layer learn at one speed:
 
     m <- mu m + (1 - mu) g;   u = (1 - mu) g + mu m  (Nesterov);   W <- W - lr max(1, out/in)^1/2 polar(u)
 
-Its learning rate is ``muon_lr_ratio`` times the stage's ``lr``, so that one rate governs a stage. A ratio of
+Its learning rate is ``muon_lr_ratio`` times the stage's ``lr``, so that one rate scales a stage. A ratio of
 0.2 width^1/2 makes the updates of square matrices as large as AdamW's (Liu et al., arXiv:2502.16982).
 
 The polar factor comes from Polar Express (Amsel et al., arXiv:2505.16932): five quintic polynomials ``a X +
-(b A + c A^2) X`` with ``A = X X^T``, each the best for the singular values that the ones before it leave.
-Matrix products only, so they run in bf16 wherever the run's own products do. All matrices of one shape, a
-stack of experts (E, in, out) as E of them, go through it as one batch, cut to bound the scratch memory.
+(b A + c A^2) X`` with ``A = X X^T``. Each is optimal for the singular values that the previous ones leave.
+They consist of matrix products, so they run in bf16 if the run's own products do. All matrices of one shape
+form one batch, which is split to bound the scratch memory. A stack of experts (E, in, out) counts as E
+matrices.
 
-Weight decay is decoupled, for Muon's matrices also cautious (Chen et al., arXiv:2510.12402): only where it
-pulls the same way as the update, unless ``cautious_decay: false``. Vectors are not decayed, and tables, of
-which a batch touches few rows, only with ``decay_embeddings``.
+Weight decay is decoupled. For Muon's matrices it is also cautious (Chen et al., arXiv:2510.12402): it acts
+only where it pulls in the direction of the update, unless ``cautious_decay: false``. Vectors are not decayed.
+Tables are decayed only with ``decay_embeddings``, because a batch touches few of their rows.
 
-With ``muon_rows`` the rows of a momentum, its outputs, come to one length before the polar factor (MuonEq,
-arXiv:2603.28254). With ``muon_beta2`` polar factors are evened out as in NorMuon (Li et al.,
+With ``muon_rows`` the rows of a momentum, its outputs, are scaled to one length before the polar factor
+(MuonEq, arXiv:2603.28254). With ``muon_beta2`` polar factors are normalised as in NorMuon (Li et al.,
 arXiv:2510.05491): `even_out`. A parameter that a model marks ``_lr_scale`` trains at that multiple of its
 kind's rate.
 
-State is fp32 (but `LowBitAdamW`'s), and named in a checkpoint by the parameter's own name. Of parameters that
-are cut over processes (`spider.processes.parallel`) each process updates its slice. Polar factors are shared:
-of W processes each computes those of every W-th matrix, and is given the others' (`distribute`).
+State is fp32 (except `LowBitAdamW`'s), and a checkpoint names it by the parameter. Each process updates its
+slice of a sharded parameter (`spider.processes.parallel`). Of W processes, each computes the polar factors of
+every W-th matrix and receives the others (`distribute`).
 
 Under ``master_weights: bf16`` weights and gradients take 2 bytes a value less each. bf16 has 8 bits of
-precision, so rounding to nearest would drop every update below 1/256 of the weight; torchao rounds at random
-instead, up with the probability of the part that is cut off, which is right on average. Only matrices become
-bf16: what is not multiplied under autocast (tables, norms, the recurrence's vectors) makes up the fp32
+precision, so rounding to nearest would drop every update below 1/256 of the weight. Torchao rounds at random
+instead: up with the probability of the fraction that is cut off, which is right on average. Only matrices
+become bf16. Tables, norms and the recurrence's vectors are not multiplied under autocast and form the fp32
 residual stream. The random numbers come from torch's generator, which the training loop seeds at every step.
 """
 
