@@ -28,7 +28,7 @@ State is fp32 (except `LowBitAdamW`'s), and a checkpoint names it by the paramet
 slice of a sharded parameter (`spider.processes.parallel`). Of W processes, each computes the polar factors of
 every W-th matrix and receives the others (`distribute`).
 
-Under ``master_weights: bf16`` weights and gradients take 2 bytes a value less each. bf16 has 8 bits of
+Under ``master_weights: bf16`` weights and gradients take 2 bytes a value less each. Bf16 has 8 bits of
 precision, so rounding to nearest would drop every update below 1/256 of the weight. Torchao rounds at random
 instead: up with the probability of the fraction that is cut off, which is right on average. Only matrices
 become bf16. Tables, norms and the recurrence's vectors are not multiplied under autocast and form the fp32
