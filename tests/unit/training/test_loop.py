@@ -45,6 +45,16 @@ def undisturbed(tmp_path_factory, shards):
     return run
 
 
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory, make_spec, shards):
+    """Train the default spec once until it crashes after step 11; copy the folder for a test."""
+    folder = tmp_path_factory.mktemp("crashed") / "a"
+    torch.set_num_threads(1)
+    with pytest.raises(Stop):
+        train(make_spec(), folder, shards, on_step=crash_at(11))
+    return lambda copy: shutil.copytree(folder, copy, symlinks=True)
+
+
 # ------------------------------------------------------------------------------------------------- resume
 
 
@@ -131,27 +141,25 @@ def truncate(file):
     ],
 )
 def test_a_damaged_newest_checkpoint_is_named_and_the_previous_one_is_used(
-    tmp_path, make_spec, shards, undisturbed, caplog, damage, name
+    tmp_path, make_spec, shards, crashed, undisturbed, caplog, damage, name
 ):
-    spec = make_spec()
-    with pytest.raises(Stop):
-        train(spec, tmp_path, shards, on_step=crash_at(11))
-    newest = steps(tmp_path / "checkpoints")[-1]
+    folder = crashed(tmp_path / "a")
+    newest = steps(folder / "checkpoints")[-1]
     damage(newest / name)
-    train(spec, tmp_path, shards)
+    train(make_spec(), folder, shards)
     assert f"damaged checkpoint, trying the one before it: {newest / name}" in caplog.text
-    assert outcome(tmp_path) == undisturbed(spec)
+    assert outcome(folder) == undisturbed(make_spec())
 
 
-def test_a_stage_with_only_damaged_checkpoints_starts_again(tmp_path, make_spec, shards, undisturbed, caplog):
-    spec = make_spec()
-    with pytest.raises(Stop):
-        train(spec, tmp_path, shards, on_step=crash_at(11))
-    for path in steps(tmp_path / "checkpoints"):
+def test_a_stage_with_only_damaged_checkpoints_starts_again(
+    tmp_path, make_spec, shards, crashed, undisturbed, caplog
+):
+    folder = crashed(tmp_path / "a")
+    for path in steps(folder / "checkpoints"):
         truncate(path / "model-00002-of-00002.safetensors")
-    train(spec, tmp_path, shards)
+    train(make_spec(), folder, shards)
     assert "starting at the beginning of the stage" in caplog.text
-    assert outcome(tmp_path) == undisturbed(spec)
+    assert outcome(folder) == undisturbed(make_spec())
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -311,24 +319,22 @@ def test_a_changed_default_setting_is_named_with_its_default(tmp_path, make_spec
 
 
 def test_resuming_an_unfinished_training_under_another_spec_names_the_changed_fields(
-    tmp_path, make_spec, shards
+    tmp_path, make_spec, shards, crashed
 ):
-    with pytest.raises(Stop):
-        train(make_spec(), tmp_path, shards, on_step=crash_at(6))
+    folder = crashed(tmp_path / "a")
     with pytest.raises(
         TrainingError, match=r"settings.seq_len: 32 -> 16\n  settings.lr: 0.003 -> 0.002\nRestore"
     ) as e:
-        train(make_spec(lr=2e-3, seq_len=16), tmp_path, shards)
-    assert "step-00000005" in str(e.value)
-    assert len(steps(tmp_path / "checkpoints")) == 1
+        train(make_spec(lr=2e-3, seq_len=16), folder, shards)
+    assert "step-00000010" in str(e.value)
+    assert len(steps(folder / "checkpoints")) == 2
 
 
-def test_checkpoint_settings_may_change_on_resume(tmp_path, make_spec, shards, undisturbed):
-    with pytest.raises(Stop):
-        train(make_spec(), tmp_path, shards, on_step=crash_at(6))
-    train(make_spec(ckpt_every=3, keep_last=3), tmp_path, shards)
-    assert outcome(tmp_path)["tensors"] == undisturbed(make_spec())["tensors"]
-    assert [p.name[-2:] for p in steps(tmp_path / "checkpoints")] == ["15", "18", "20"]
+def test_checkpoint_settings_may_change_on_resume(tmp_path, make_spec, shards, crashed, undisturbed):
+    folder = crashed(tmp_path / "a")
+    train(make_spec(ckpt_every=3, keep_last=3), folder, shards)
+    assert outcome(folder)["tensors"] == undisturbed(make_spec())["tensors"]
+    assert [p.name[-2:] for p in steps(folder / "checkpoints")] == ["15", "18", "20"]
 
 
 def test_ckpt_minutes_saves_by_the_clock_and_changes_no_byte(
