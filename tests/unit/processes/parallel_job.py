@@ -2,12 +2,12 @@
 
     torchrun --nproc-per-node N parallel_job.py JOBS.json
 
-A job is ``{"spec", "folder", "data", "stop"}``. After ``stop`` steps only the last process gets a SIGTERM. A
-spec with fp8 computes it emulated.
+A job is ``{"spec", "folder", "data", "stop", "record"}``. After ``stop`` steps only the last process gets a
+SIGTERM. A spec with fp8 computes it emulated.
 
-Process r of N writes two files. ``seen-N-r.npy`` has the windows of its steps. ``record-N-r.json`` has the
-number of parameter values that it holds (``held``) and of all (``all``). Its ``alike`` lists, for two
-micro-batches, whether the gradients of all processes were equal afterwards.
+Process r of N writes ``seen-N-r.npy``, the windows of its steps. Unless ``record`` is false, it also writes
+``record-N-r.json``: the number of parameter values that it holds (``held``) and of all (``all``). Its
+``alike`` lists, for two micro-batches, whether the gradients of all processes were equal afterwards.
 """
 
 from __future__ import annotations
@@ -53,22 +53,24 @@ def train_one(job: dict[str, Any], world: World) -> None:
         train(spec, folder, Path(job["data"]), on_step=on_step, world=world)
     name = f"{world.size}-{world.rank}"
     np.save(folder / f"seen-{name}.npy", np.stack(seen))
-    (folder / f"record-{name}.json").write_text(json.dumps(look(spec, world)))
+    if job.get("record", True):
+        (folder / f"record-{name}.json").write_text(json.dumps(inspect(spec, world)))
 
 
-def look(spec: StageSpec, world: World) -> dict[str, Any]:
+def inspect(spec: StageSpec, world: World) -> dict[str, Any]:
+    """Return what ``record-N-r.json`` holds."""
     torch.manual_seed(0)
     model = build_model(spec.model).train()
     if spec.parallel == "fsdp":
         shard(model, world)
-    called = model if spec.parallel == "fsdp" else replicate(model, world)
+    wrapped = model if spec.parallel == "fsdp" else replicate(model, world)
     sizes = {"held": sum(local(p).numel() for p in model.parameters()), "all": model.num_parameters()}
     alike = []
     torch.manual_seed(world.rank)
     for last in (False, True):
         x = torch.randint(32, 127, (1, 33))
-        with exchange_gradients(called, last):
-            called(x[:, :-1], x[:, 1:]).loss.backward()
+        with exchange_gradients(wrapped, last):
+            wrapped(x[:, :-1], x[:, 1:]).loss.backward()
         gradients = [full_tensor(p.grad) for p in model.parameters() if p.grad is not None]
         mine = torch.stack([g.norm() for g in gradients]) if gradients else torch.full((1,), world.rank + 0.5)
         theirs = [torch.empty_like(mine) for _ in range(world.size)]

@@ -86,10 +86,12 @@ def trained(tmp_path_factory, shards, specs, talk, talk_spec):
         with pytest.raises(Stop):
             stage.train(talk_spec, root / name, talk, on_step=crash_at(4))
     whole = [
-        job(root, spec, f"{name}-{kind}", kind, shards) for name, spec in specs.items() for kind in KINDS
+        job(root, spec, f"{name}-{kind}", kind, shards, record=name == "muon")
+        for name, spec in specs.items()
+        for kind in KINDS
     ]
     moved = [(root, specs["muon"], f"moved-{kind}", kind, shards) for kind in KINDS]
-    stopped = [*(job(*m, stop=2) for m in moved), *(job(*t, stop=8) for t in talks)]
+    stopped = [*(job(*m, stop=2) for m in moved), *(job(*t, stop=8, record=False) for t in talks)]
     run_together(2, [*whole, *stopped], root)
     run_together(4, [job(*m, stop=4) for m in moved], root)
     for _, spec, name, _, data in [*moved, *talks]:

@@ -67,6 +67,7 @@ from spider.processes.wait_policy import set_wait_policy
 set_wait_policy()
 import torch
 governor = next(thread for thread in threading.enumerate() if thread.name == "governor")
+print("ready", flush=True)
 values, until = torch.zeros(1 << 18), time.monotonic() + 60
 while not governor.asleep and time.monotonic() < until:
     values.add_(1)
@@ -75,19 +76,19 @@ print(governor.asleep)
 
 
 def test_threads_sleep_beside_processes_that_never_pause():
-    spin = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(spin, start_new_session=True) for _ in range(len(os.sched_getaffinity(0)))]
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    try:
-        command = [sys.executable, "-c", CHILD]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=True
-        )
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-    assert done.stdout.strip() == "True"
+    command = [sys.executable, "-c", CHILD]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "ready\n"
+        spin = [sys.executable, "-c", "while True: pass"]
+        others = [subprocess.Popen(spin, start_new_session=True) for _ in os.sched_getaffinity(0)]
+        try:
+            output = child.stdout.read()  # the child ends by itself within 60 s
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+    assert child.returncode == 0 and output == "True\n"
 
 
 @pytest.mark.parametrize("name", VARIABLES)

@@ -1,9 +1,8 @@
 """Process groups: errors that end a process with another one, ranks, and a single process."""
 
+import multiprocessing
 import os
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch.distributed as dist
@@ -57,32 +56,36 @@ def test_a_single_process_joins_no_group(monkeypatch, environment):
         assert world.first and world.total(3, 4) == [3, 4] and world.from_first(lambda: "made") == "made"
 
 
-def test_a_process_group_has_ranks_and_a_process_that_dies_ends_the_other(tmp_path):
-    """Start two real processes; the second exits before the last exchange."""
-    script = tmp_path / "two.py"
-    script.write_text(
-        "import os, sys\n"
-        "from spider.errors import Ended\n"
-        "from spider.processes.world import join\n"
-        "with join() as world:\n"
-        "    seen = [world.rank, world.size, world.local_rank, world.local_size]\n"
-        "    assert seen == [int(os.environ[name]) for name in sys.argv[1:]], seen\n"
-        "    assert world.total(world.rank + 1, 10) == [3, 20] and world.highest(world.rank) == 1\n"
-        "    if world.rank == 1:\n"
-        "        os._exit(0)\n"
-        "    try:\n"
-        "        world.total(1)\n"
-        "    except Ended:\n"
-        "        os._exit(42)\n"
-    )
+def member(environment: dict[str, str]) -> None:
+    """Join a group of two; the second process exits before the last exchange."""
+    os.environ.update(environment)
+    with join() as world:
+        ranks = [world.rank, world.size, world.local_rank, world.local_size]
+        assert ranks == [int(environment[name]) for name in VARIABLES], ranks
+        assert world.total(world.rank + 1, 10) == [3, 20] and world.highest(world.rank) == 1
+        if world.rank == 1:
+            os._exit(0)
+        try:
+            world.total(1)
+        except Ended:
+            os._exit(42)
+
+
+def test_a_process_group_has_ranks_and_a_process_that_dies_ends_the_other():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     # They are the third and the second of four on the machine, so all numbers differ.
     numbers = [(str(rank), "2", str(2 - rank), "4") for rank in (0, 1)]
-    command = [sys.executable, script, *VARIABLES]
-    started = [
-        subprocess.Popen(command, env=environment | dict(zip(VARIABLES, own, strict=True))) for own in numbers
+    forks = multiprocessing.get_context("forkserver")  # which imports torch once
+    forks.set_forkserver_preload(["spider.training.stage"])
+    processes = [
+        forks.Process(target=member, args=({**address, **dict(zip(VARIABLES, own, strict=True))},))
+        for own in numbers
     ]
-    assert [process.wait(timeout=120) for process in started] == [42, 0]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [42, 0]
