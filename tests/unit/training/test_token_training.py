@@ -86,7 +86,7 @@ def test_the_error_for_another_tokenizer_names_both(written, tmp_path):
     for tokens, named in ((other, other.digest), (BYTES, "bytes")):
         with pytest.raises(TrainingError) as error:
             read_parent(spec("b"), tmp_path / "tokens", tokens)
-        assert f"of another tokenizer ({one.digest}) than the data's ({named});" in str(error.value)
+        assert f"with another tokenizer ({one.digest}) than the data's ({named});" in str(error.value)
     assert read_parent(spec("b"), tmp_path / "tokens", one).tokens.digest == one.digest
 
     of_bytes = spec().model_copy(update={"model": spec().model.model_copy(update={"vocab_size": None})})
@@ -96,7 +96,7 @@ def test_the_error_for_another_tokenizer_names_both(written, tmp_path):
     train(of_bytes, tmp_path / "bytes", root)
     with pytest.raises(TrainingError) as error:
         read_parent(of_bytes, tmp_path / "bytes", one)
-    assert f"of another tokenizer (bytes) than the data's ({one.digest});" in str(error.value)
+    assert f"with another tokenizer (bytes) than the data's ({one.digest});" in str(error.value)
     assert read_parent(of_bytes, tmp_path / "bytes", BYTES).tokens is BYTES
 
 
