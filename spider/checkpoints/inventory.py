@@ -60,12 +60,15 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
         val_bpb, best  bits per byte in its validation, and whether they are the lowest of the stage
         problems       what is wrong with its files, and ``good`` if nothing is
     """
+    compressed = path.suffix == COMPRESSED
     manifest: Manifest | Exported | None = None
+    problems: list[str] = []
     try:
-        if path.suffix == COMPRESSED:
-            return _examine_compressed(path)
-        manifest = read_manifest(path)
-        problems = damage(path, manifest.files, quick=quick) + _damage_of_index(path, manifest, quick)
+        if compressed:
+            manifest = Checkpoint.at(path).manifest  # reads and checks every byte
+        else:
+            manifest = read_manifest(path)
+            problems = damage(path, manifest.files, quick=quick) + _damage_of_index(path, manifest, quick)
     except CheckpointError as error:
         problems = [str(error)]
     folder = path.resolve() if Exported.lies_in(path) else path.resolve().parents[1]
@@ -73,36 +76,19 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
     step = known.get("global_step")
     validated = known.get("validated")
     chosen = best(path.resolve().parent) if validated else None
+    files = [path] if compressed else path.glob("*")
     return {
         "path": str(path),
-        "stage": "/".join(folder.parts[-2:]),
+        "stage": "/".join(folder.parts[-2:]) + (", compressed" if compressed else ""),
         "step": known.get("step") if step is None else step,
         "bytes": known.get("bytes"),
-        "size": sum(file.stat().st_size for file in path.glob("*") if file.is_file()),
-        "final": bool(known.get("final")),
+        "size": sum(file.stat().st_size for file in files if file.is_file()),
+        "final": compressed or bool(known.get("final")),
         "best_loss": known.get("best_loss"),
         "val_bpb": validated.bpb if validated else None,
         "best": chosen is not None and chosen[0] == path.resolve(),
         "problems": problems,
         "good": not problems,
-    }
-
-
-def _examine_compressed(path: Path) -> dict[str, Any]:
-    """Return the same for a compressed model; opening it reads and checks every byte."""
-    known = vars(Checkpoint.at(path).manifest)
-    return {
-        "path": str(path),
-        "stage": f"{known['run']}/{known['stage']}, compressed",
-        "step": known["global_step"],
-        "bytes": None,
-        "size": path.stat().st_size,
-        "final": True,
-        "best_loss": None,
-        "val_bpb": None,
-        "best": False,
-        "problems": [],
-        "good": True,
     }
 
 
