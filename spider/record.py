@@ -25,7 +25,7 @@ class Record(BaseModel):
     WHAT: ClassVar[str]
     """Name of the file in messages, such as ``a receipt``."""
     REMEDY: ClassVar[str]
-    """What to do about a bad file, such as ``train that stage again``."""
+    """Remedy for a bad file, such as ``train that stage again``."""
     ERROR: ClassVar[type[ValueError]] = ValueError
 
     format: int

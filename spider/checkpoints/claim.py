@@ -1,14 +1,14 @@
 """Decide who may train in a stage's folder: one process at a time, and only the spec that began it.
 
 ``origin.json`` is written before the first step. It identifies the training that the folder's checkpoints and
-metrics belong to: its spec, the digest of its data, and the digest of its initial weights. A stage that
-starts with another origin
+metrics belong to: its spec, the digest of its data, and the digest of its initial weights. What happens to a
+stage that starts with another origin depends on the old training:
 
-- moves the old checkpoints and metrics to ``superseded-{identity}-{n}/`` and starts at its beginning, if the
-  old training *finished*: the user changed the configuration and requested the run again;
-- is refused, with the name of each field that differs, if the old training is *unfinished* and has
-  checkpoints: a typo must not discard days of work;
-- starts at its beginning if the old training has no checkpoint, because there is nothing to lose.
+- It *finished*: its checkpoints and metrics are moved to ``superseded-{identity}-{n}/``, and the stage starts
+  at its beginning. The user changed the configuration and requested the run again.
+- It is *unfinished* and has checkpoints: the stage is refused, and each field that differs is named. A typo
+  must not discard days of work.
+- It lacks a checkpoint: the stage starts at its beginning, because nothing is lost.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Checkpoint:
                 found by the contents of its files.
 
         Raises:
-            CheckpointError: there is no checkpoint, or some of its files differ. The message names them.
+            CheckpointError: a checkpoint is missing, or some of its files differ. The message names them.
         """
         if path.is_file() and path.suffix == COMPRESSED:
             return cls._verified(path)
@@ -164,7 +164,7 @@ class Checkpoint:
         """Return the architecture of its model.
 
         Raises:
-            CheckpointError: this version of Spider has no such architecture.
+            CheckpointError: this version of Spider lacks this architecture.
         """
         try:
             return family_block(self.manifest.model)

@@ -163,7 +163,7 @@ class Manifest(Trained):
 class Exported(Record):
     """``config.json`` of an exported folder, or the header of a compressed model.
 
-    People may edit the file, so it has no digest.
+    People may edit the file, so it lacks a digest.
     """
 
     FORMAT, WHAT, REMEDY, ERROR = Manifest.FORMAT, "an exported folder", Manifest.REMEDY, CheckpointError

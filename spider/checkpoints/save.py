@@ -202,7 +202,7 @@ def space_needed(tensors: Mapping[str, Tensor], folder: Path) -> str:
 def retain(root: Path, keep_last: int, keep_every: int | None = None, began: int = 0) -> None:
     """Delete checkpoints; keep the newest ``keep_last``, the best, and those of each ``keep_every``-th step.
 
-    ``began`` is the run's step at which the stage began. Steps count from there, as for saving.
+    Steps count from ``began``, the run's step at the beginning of the stage, as for saving.
     """
     kept = link_best(root)
     for path in steps(root)[:-keep_last]:

@@ -2,12 +2,12 @@
 
 Weights, their names and logits are the same to the bit. The interface follows transformers:
 
-- ``labels`` are the ids themselves, and the model shifts them. A label of -100 does not count.
-- Spider's models have no padding. Rows with padding at the end are read with it, because no position depends
-  on a later one. Any other batch with padding is read row by row, without the padding. The outputs at padding
-  have no meaning.
-- In training mode ``loss`` is the training loss, which a family may add terms to, and there are no logits. In
-  evaluation mode there are logits, and ``loss`` is the cross entropy of the labels.
+- ``labels`` are the ids themselves, and the model shifts them. A label of -100 does not count. - Spider's
+models do not use padding. Rows with padding at the end are read with it, because no position depends
+  on a later one. Any other batch with padding is read row by row, without the padding. Ignore the
+  outputs at padding.
+- In training mode ``loss`` is the training loss, which a family may add terms to, without
+  logits. In evaluation mode there are logits, and ``loss`` is the cross entropy of the labels.
 
 Shapes: B rows, T ids of a row, V ids of the vocabulary, W bytes of a candidate.
 """

@@ -34,8 +34,8 @@ class SpiderTokenizer(PreTrainedTokenizer):
     Args:
         vocab_file: the ``tokenizer.json`` of an exported folder with a learned vocabulary.
         learned: the digest of that file, or None for bytes.
-        conversations: the dataset of conversations that the model was trained on. Without it there is no chat
-            template.
+        conversations: the dataset of conversations that the model was trained on. Without it a chat
+            template is refused.
 
     Raises:
         ValueError: the file is missing, damaged, or has another digest.
@@ -122,7 +122,7 @@ class SpiderTokenizer(PreTrainedTokenizer):
     ) -> Any:
         """Return the ids of a conversation, as `spider.tokens.turns` defines them.
 
-        There is no text template, so no message can pretend to be a turn of another speaker.
+        The ids are built without a text template, so a message cannot pretend to be another turn.
 
         Raises:
             ValueError: the model was not trained on conversations, a message is malformed, or an option is

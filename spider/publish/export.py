@@ -48,7 +48,7 @@ def export(source: Path, output: Path) -> Checkpoint:
     """Write the model of a checkpoint (or stage folder, receipt, exported folder) into the folder ``output``.
 
     Raises:
-        CheckpointError: there is no good checkpoint, or ``output`` holds other files or cannot be written.
+        CheckpointError: a good checkpoint is missing, or ``output`` holds other files or cannot be written.
     """
     output = output.resolve()
     _check_replaceable(output)

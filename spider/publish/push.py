@@ -85,7 +85,7 @@ def push(
         revision: the branch to commit to, created if it does not exist (default: main).
 
     Raises:
-        CheckpointError: there is no good checkpoint, ``repo`` is not a name, the hub refuses or cannot be
+        CheckpointError: a good checkpoint is missing, ``repo`` is not a name, the hub refuses or cannot be
             reached, or the repository is public without ``public``.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
@@ -195,7 +195,7 @@ _AGAIN = "run the same command again; uploaded data are not sent again"
 
 
 def _status(error: Exception) -> int:
-    """Return the HTTP status of the hub's response, or 0 if there was no response."""
+    """Return the HTTP status of the hub's response, or 0 without a response."""
     found = re.search(r"HTTP status \w+ error \((\d{3})", str(error))
     return int(found[1]) if found else status_of(error)
 

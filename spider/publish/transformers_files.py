@@ -49,7 +49,7 @@ def files_beside(tokenizer: bytes | None, window: int | None, conversations: str
         "learned": None if tokenizer is None else json.loads(tokenizer)["digest"],
         "conversations": conversations,
         **special_tokens(),
-        # transformers would read these from tokenizer.json, but that file has another format.
+        # transformers expects these in tokenizer.json, whose format differs here.
         "added_tokens_decoder": {str(i): _added(name) for i, name in named().items()},
         **({} if window is None else {"model_max_length": window}),
     }

@@ -43,7 +43,7 @@ class Sampler:
         self._process.cpu_percent()  # starts the measurement of the first row
         psutil.cpu_percent()
         self._gpus: list[Any] = []
-        with contextlib.suppress(pynvml.NVMLError):  # there is no driver
+        with contextlib.suppress(pynvml.NVMLError):  # the driver is missing
             pynvml.nvmlInit()
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # positions or UUIDs
             names = map(str, range(pynvml.nvmlDeviceGetCount())) if visible is None else visible.split(",")

@@ -156,7 +156,7 @@ class Predictor:
         return "".join(stream_text(ids, self.model.tokens))
 
     def _scored(self, text: str, each: bool) -> dict[str, Any]:
-        """Score a text as the evaluation of its stage does; an empty text has no bits per byte."""
+        """Score a text like the evaluation of its stage; the bits per byte of an empty text are NaN."""
         from spider.evaluation.bpb import score
 
         ids_N = self.model.tokens.encode(text.encode())[:-1]  # without the end of the document

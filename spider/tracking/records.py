@@ -27,9 +27,9 @@ from spider.version import VERSION
 
 log = logging.getLogger(__name__)
 
-#: Bytes up to which hashing a file takes a negligible time.
+#: Size of the largest file whose hashing takes a negligible time, in bytes.
 HASH_LIMIT = 1 << 20
-#: Bytes up to which a file is uploaded as an artifact.
+#: Size of the largest file that is uploaded as an artifact, in bytes.
 ARTIFACT_LIMIT = 10 << 20
 
 Status = Literal["running", "finished", "failed", "killed"]

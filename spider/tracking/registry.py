@@ -99,7 +99,7 @@ class Registry:
             self.client.update_registered_model(name, description)
 
     def _make_loadable(self, version: Version, model: LoggedModel) -> None:
-        """Log the file from which MLflow loads the checkpoint, and a copy of the weights if that is set."""
+        """Log the ``MLmodel`` of the checkpoint, and a copy of the weights with ``copy_weights``."""
         path = (self.store.results / version.record.params["path"]).resolve()
         config = {
             "model": f"{version.run}/{version.stage}",
@@ -131,7 +131,7 @@ class Registry:
         """
         from mlflow.exceptions import MlflowException
 
-        plain = f"{prefix()}{run}".replace("/", ".")  # MLflow allows no slash; names of runs have no dot
+        plain = f"{prefix()}{run}".replace("/", ".")  # MLflow forbids slashes, and names of runs lack dots
         names = (plain, f"{plain}-{self.store.folder[:6]}")
         tags = {_IDENTITY: self._identity(run), "spider.run": run}
         for name in names:

@@ -316,7 +316,7 @@ def log_scores(
         curves: pairs of step and value whose steps are not training steps, shown as ``val/{name}/{stage}``.
 
     Raises:
-        ValueError: the stage has no receipt (``train.json``).
+        ValueError: the stage lacks a receipt (``train.json``).
     """
     if not target.enabled():
         return

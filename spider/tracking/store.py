@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 #: The folder beside a database that holds its artifacts.
 _ARTIFACTS = "mlartifacts"
-#: Metrics that rank checkpoints; they have no prefix.
+#: Metrics that rank checkpoints, without a prefix.
 RANKING = ("bpb", "bpb_strict")
 EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"}
 #: The tag that MLflow shows as a description.
@@ -384,7 +384,7 @@ class Store:
         """Log the scores of a checkpoint for its model, with the dataset.
 
         Metrics of a model also appear on its run, at the last step of the stage. MLflow groups charts by the
-        part of the name before the slash. The ranking scores have no slash and come first. A curve whose
+        part of the name before the slash. The ranking scores lack a slash and come first. A curve whose
         steps are not training steps has the stage in its name, so that the curves of a run's stages stay
         apart.
         """
@@ -409,7 +409,7 @@ class Store:
 
 
 def _origin(name: str, tags: dict[str, str], kind: str = "training") -> dict[str, str]:
-    """Return the tags from which MLflow's pages show the user, the command and the commit."""
+    """Return the tags for the user, the command and the commit on MLflow's pages."""
     name = name.replace("/", " ")  # MLflow shows only the part after the last slash
     made_by = {"workflow": "snakemake", "job": f"spider {name}", "training": f"spider train {name}"}
     shown = {"mlflow.user": tags.get("spider.user"), "mlflow.source.name": made_by[kind]}

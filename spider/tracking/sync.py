@@ -1,9 +1,9 @@
 """Send the records of the spool that an MLflow store lacks.
 
-``tracking/sent.json`` holds for each store the state in which each record was last sent, and the byte up to
-which each ``metrics.jsonl`` was sent. It only saves work: without it all records are sent again, which
-changes nothing. One process sends at a time (``tracking/.sync.lock``). A second one waits for a moment, and
-then leaves the records to the first one or to a later sync.
+``tracking/sent.json`` holds for each store the state in which each record was last sent, and how many bytes
+of each ``metrics.jsonl`` were sent. It only saves work: without it all records are sent again, which changes
+nothing. One process sends at a time (``tracking/.sync.lock``). A second one waits for a moment, and then
+leaves the records to the first one or to a later sync.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def _unsent(results: Path, known: Sent) -> list[Item]:
 
 
 def _registry_state(results: Path) -> str | None:
-    """Return the state of the records about registered models, or None if there are no such records."""
+    """Return the state of the records about registered models, or None without such records."""
     states = [_state(path) for _, path in spool.records(results, ("models", "evaluations", "choices"))]
     return digest([states, copies_weights()]) if states else None
 
@@ -293,7 +293,7 @@ def _state(path: Path) -> list[int]:
 
 
 def _offset(item: Item, known: Sent) -> int:
-    """Return the byte up to which a curve was sent, or 0 for another training run or a replaced file."""
+    """Return how many bytes of a curve were sent; 0 for another training run or a replaced file."""
     curve = known.curves.get(item.name)
     if curve and (curve.key, curve.head) == (item.key, _head(item.path)):
         return curve.offset if curve.offset <= item.path.stat().st_size else 0

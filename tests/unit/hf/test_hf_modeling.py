@@ -246,7 +246,7 @@ def test_a_config_of_another_architecture_is_refused(exports, tmp_path, change, 
 
 
 def test_weights_of_another_model_without_digests_are_refused(exports, tmp_path):
-    """A model that transformers saves has no digests."""
+    """Transformers saves a model without digests."""
     AutoModelForCausalLM.from_pretrained(exports["gpt"][1]).save_pretrained(tmp_path / "out")
     file = tmp_path / "out/model.safetensors"
     named = load_file(file)

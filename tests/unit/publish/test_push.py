@@ -208,7 +208,7 @@ def test_refused_front_matter_is_reported_before_the_upload(hub, folder):
     ],
 )
 def test_a_refused_push_is_continued_by_the_next_one(hub, folder, path, status, reason, message):
-    """The folder is unchanged, the repository has no partial commit, and uploaded files stay."""
+    """The folder stays unchanged, the repository lacks a partial commit, and uploaded files stay."""
     before, first = content(folder), sorted(folder.glob("*.safetensors"))[0]
     hub.fails = {f"/lfs/{files.sha256(first)}" if path == "PUT" else path: [(status, reason)] * 40}
     assert message in fails(folder)

@@ -106,7 +106,7 @@ def test_a_large_file_is_identified_by_its_content(tmp_path):
     assert before == content(large)
     os.utime(large, (1, 1))
     assert file_digest(large) == before
-    write_json(large.with_suffix(".json"), {"documents": 3})  # the file has no hash
+    write_json(large.with_suffix(".json"), {"documents": 3})  # without a hash
     assert file_digest(large) == before
     write_json(large.with_suffix(".json"), {"bytes": large.stat().st_size, "sha256": "ab" * 32})
     assert file_digest(large) == "sha256:" + "ab" * 32  # the noted hash

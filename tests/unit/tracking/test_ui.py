@@ -1,4 +1,4 @@
-"""Cases in which MLflow's pages are not started; tests/browser starts them."""
+"""MLflow's pages are not started here; tests/browser starts them."""
 
 from __future__ import annotations
 
