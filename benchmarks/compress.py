@@ -59,10 +59,10 @@ def coders(folder: Path) -> list[list[str]]:
     compressed = format.read(folder / "model.spider")
     symbols = compressed._symbols(_shapes(compressed)).values()
     raw = b"".join(matrix.tobytes() for matrix in symbols)
-    entropy = sum(rans.bits(np.bincount(matrix.ravel())) for matrix in symbols) / 8
-    ours = sum(len(compressed.sections[part]) for part in ("stream", "tables", "classes"))
+    entropy = sum(rans.entropy_bits(np.bincount(matrix.ravel())) for matrix in symbols) / 8
+    ours = sum(len(compressed.sections[part]) for part in ("stream", "tables", "clusters"))
     sizes = {
-        "ours, tables and classes included": ours,
+        "ours, tables and clusters included": ours,
         "brotli -q 11": len(brotli.compress(raw, quality=11)),
         "xz -9e": len(lzma.compress(raw, preset=9 | lzma.PRESET_EXTREME)),
         "zlib -9": len(zlib.compress(raw, 9)),

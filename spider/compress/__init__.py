@@ -1,15 +1,15 @@
-"""A trained model compressed into one small file, and read back: any family, any alphabet.
+"""Compress a trained model into one small file, and read it back. Works for any family and any vocabulary.
 
-    calibrate   what enters each matrix, on training text
-    gptq        weights to small integers: rounded, or rounded so that what a matrix makes stays close
-    rans        small integers to bytes, near their entropy
-    classes     rows alike, which share a table
-    format      the file: what is in it, and read; reading needs these three and the model
-    writer      the same, written
-    code        the source that a process needs to read one, counted with it
-    parts       a model's tensors, split into what becomes integers and what stays
-    fit         the coarsest step whose file is no larger than it may be
-    compress       all of that, for one checkpoint
+    calibrate   collect the inputs of each matrix on training text
+    gptq        quantize weights to small integers, by rounding or by GPTQ
+    parts       split a model into tensors that are quantized and tensors that are stored exactly
+    clusters    cluster the rows of a tensor, so that similar rows share a frequency table
+    rans        entropy-code small integers
+    format      read the file; reading needs `rans`, this module and the model
+    writer      write the file
+    code        measure the source code that a process needs to read a file
+    pipeline    compress one checkpoint, with the finest step whose file fits the cap
+    predict     estimate the size of a run's file before it is trained
 
-Importing a module of this package, but `rans`, imports torch.
+Importing any module of this package except `rans` and `clusters` imports torch.
 """

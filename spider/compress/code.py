@@ -1,7 +1,8 @@
-"""The source code that a process needs to read a compressed model and predict with it.
+"""Measure the source code that a process needs to read a compressed model and predict with it.
 
-A fresh process reads the file, predicts once, and says which of our modules it imported. Those of libraries
-are not counted, as a decompressor's C library is not. Of a model that is yet to be trained, it builds one.
+A fresh process reads the file, predicts once and prints which modules of this project it imported. Libraries
+are not counted, like the C library of any decompressor. For a model that is not yet trained, the process
+builds one instead.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from pathlib import Path
 
 from spider.config.imports import allowed_imports
 
-#: Allow the families that this process may import; read a file and predict, or build a model where there is
-#: no file; list the modules that are ours.
 _ALLOW = """
 import json, sys
 from spider.config.imports import allow_import
@@ -46,31 +45,31 @@ print(json.dumps({name: file for name, file in loaded.items() if file and name.p
 
 
 def needed(path: Path) -> dict[str, Path]:
-    """The modules that reading the file at ``path`` imports, by name, and where their source lies."""
+    """Return the modules that reading the file at ``path`` imports: the path of each, by name."""
     return _imported(_READ, str(path.resolve()))
 
 
 def needed_by(config: str) -> dict[str, Path]:
-    """Those that building a model of this configuration, in JSON, imports."""
+    """Return the modules that building a model of this configuration (JSON) imports."""
     return _imported(_BUILD, config)
 
 
-def _imported(program: str, given: str) -> dict[str, Path]:
+def _imported(program: str, argument: str) -> dict[str, Path]:
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-c", _ALLOW + program + _LIST, given, json.dumps(allowed_imports())],
+    process = subprocess.run(
+        [sys.executable, "-c", _ALLOW + program + _LIST, argument, json.dumps(allowed_imports())],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
-    if done.returncode:
-        raise ValueError(f"a fresh process cannot read {given}:\n{done.stderr.strip()}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        raise ValueError(f"a fresh process cannot read {argument}:\n{process.stderr.strip()}")
+    found = json.loads(process.stdout.splitlines()[-1])
     return {name: Path(found[name]) for name in sorted(found)}
 
 
 def size(modules: dict[str, Path]) -> int:
-    """Bytes of their source, one behind the other, by xz at its strongest."""
+    """Return the size of the modules' concatenated source, packed by the strongest preset of xz."""
     source = b"".join(path.read_bytes() for path in modules.values())
     return len(lzma.compress(source, preset=9 | lzma.PRESET_EXTREME))

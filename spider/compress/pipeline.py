@@ -1,34 +1,36 @@
 """Compress the last checkpoint of a stage into ``compressed/model.spider``, with a receipt beside it.
 
-Averaged weights are compressed where there are any, because the evaluation scores them. GPTQ needs the inputs
-of each matrix: they come from training text, at the window and depth of the evaluation, in fp32. The same
+Averaged weights are compressed if there are any, because the evaluation scores them. GPTQ needs the inputs of
+each matrix: they come from training text, at the window and depth of the evaluation, in fp32. The same
 checkpoint, settings, threads and device give the same file.
+
+Unless the clipping range is given, the smallest one is searched whose file fits the cap. The size of the file
+falls by one bit per weight whenever the range doubles.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spider import files
-from spider.checkpoints.compressed import CompressedReceipt, CompressedRecord, MatrixRecord
+from spider.checkpoints.compressed import CompressedReceipt, CompressedRecord
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
 from spider.compress import code
-from spider.compress.calibrate import inputs
-from spider.compress.fit import MOST, fill
-from spider.compress.format import Quantized
+from spider.compress.calibrate import input_sums
 from spider.compress.format import read as read_compressed
-from spider.compress.parts import Part, quantized, split
+from spider.compress.parts import Part, QuantizedPart, quantize, split
 from spider.compress.writer import compressed
 from spider.config import StageSpec
 from spider.config.run import CompressConfig
@@ -39,78 +41,112 @@ from spider.version import VERSION
 
 log = logging.getLogger(__name__)
 
-#: Windows read at once, and where the sizes of a file's parts are first looked at.
-_BATCH, _FIRST_CLIP = 8, 12.85
+#: A file may be smaller than its cap by this share; the search aims at the middle.
+SLACK = 0.003
+#: Limits of the clipping range. The least cuts only a row's largest weights; at the most, nearly all weights
+#: of a row are zero.
+LEAST_CLIP, MOST_CLIP = 4.0, 96.0
+#: Clipping range of the first file, which gives the size of everything but the matrices.
+_FIRST_CLIP = 12.85
+_TRIES = 4
+#: Windows per batch of calibration.
+_BATCH = 8
+
+
+class File(NamedTuple):
+    """The bytes of a compressed file and the size of each of its sections, by name."""
+
+    content: bytes
+    sections: dict[str, int]
 
 
 class Compressor:
-    """A model, ready to be compressed at any clip; what was made last is kept."""
+    """A model that can be compressed at any clipping range; the latest result is in ``quantized``."""
 
     def __init__(
-        self, model: Model, asked: CompressConfig, about: Mapping[str, Any], tokenizer: bytes,
+        self,
+        model: Model,
+        config: CompressConfig,
+        about: Mapping[str, Any],
+        tokenizer: bytes,
         sums: Mapping[tuple[str, int], Tensor],
-    ) -> None:  # fmt: skip
-        self.asked, self.about, self.tokenizer, self.sums = asked, about, tokenizer, sums
+    ) -> None:
+        self.config = config
+        self.about = about
+        self.tokenizer = tokenizer
+        self.sums = sums
         self.tensors = model_tensors(model, "")
-        parameters = dict(model.named_parameters())
-        tables = {name for name, p in parameters.items() if getattr(p, "_is_embedding", False)}
-        self.parts, self.exact = split(self.tensors, tables, asked)
-        self.done: dict[str, tuple[Quantized, MatrixRecord, list[str]]] = {}
+        self.parts, self.exact = split(model, config)
+        self.matrices = [part for part in self.parts if part.clip is None]
+        self.quantized: dict[str, QuantizedPart] = {}
         for part in self.parts:
             if part.clip is not None:
-                self.done[part.name] = self._quantized(part, part.clip)
+                self.quantized[part.name] = self._quantize(part, part.clip)
 
-    @property
-    def matrices(self) -> list[Part]:
-        """Those that the clip decides."""
-        return [part for part in self.parts if part.clip is None]
+    def file(self, clip: float) -> File:
+        """Return the file at a clipping range."""
+        for part in self.matrices:
+            self.quantized[part.name] = self._quantize(part, clip)
+        tensors = {part.name: self.quantized[part.name].tensor for part in self.parts}
+        return File(*compressed(self.about, self.tokenizer, self.tensors, tensors, self.exact))
 
-    def file(self, clip: float) -> tuple[bytes, dict[str, int]]:
-        """The file at a clip, and the bytes of its parts."""
-        self.done |= {part.name: self._quantized(part, clip) for part in self.matrices}
-        made = {part.name: self.done[part.name][0] for part in self.parts}
-        return compressed(self.about, self.tokenizer, self.tensors, made, self.exact)
+    def entropy_bytes(self, clip: float) -> float:
+        """Estimate the bytes of the matrices' integers by rounding them, or a sample of a matrix's rows."""
+        bits = 0.0
+        for part in self.matrices:
+            sample = part.sampled()
+            share = sample.w_EOI.numel() / part.w_EOI.numel()
+            bits += sample.entropy_bits(sample.nearest(clip)) / share
+        return bits / 8
 
-    def entropy(self, clip: float) -> float:
-        """Bytes of the matrices' integers, rounded to the nearest; of large ones by some of their rows."""
-        samples = ((part, part.sampled()) for part in self.matrices)
-        bits = (
-            one.entropy(one.nearest(clip)) * part.w_EOI.numel() / one.w_EOI.numel() for part, one in samples
-        )
-        return sum(bits) / 8
+    def modules(self) -> dict[str, Path]:
+        """Return the modules that reading this model's file imports, at any clipping range."""
+        plain = {part.name: part.nearest(_FIRST_CLIP) for part in self.parts}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.spider"
+            path.write_bytes(compressed(self.about, self.tokenizer, self.tensors, plain, self.exact)[0])
+            return code.needed(path)
 
-    def _quantized(self, part: Part, clip: float) -> tuple[Quantized, MatrixRecord, list[str]]:
-        return quantized(part, clip, self.sums, self.asked.damping)
+    def _quantize(self, part: Part, clip: float) -> QuantizedPart:
+        return quantize(part, clip, self.sums, self.config.damping)
 
 
 def compress(
-    receipt: Path, spec: StageSpec, asked: CompressConfig, data: Path, output: Path, device: str | None = None
+    receipt: Path,
+    spec: StageSpec,
+    config: CompressConfig,
+    data: Path,
+    output: Path,
+    device: str | None = None,
 ) -> CompressedReceipt:
     """Compress the checkpoint of a receipt into the folder ``output``.
 
     Args:
         spec: the stage.
-        data: shards folder of what it was trained on, whose train split is read to see what enters.
-        device: where to compute (default: the GPU where there is one).
+        data: shards folder of the training data; its train split is read for calibration.
+        device: where to compute (default: the GPU, if there is one).
 
     Raises:
-        ValueError: a model that reads an index, weights that are not finite, no training text, a cap that no
-            step reaches, or one given that the file is over. Nothing is left behind.
+        ValueError: the model reads an n-gram index, or has weights that are not finite; there is no training
+            text; or the file exceeds the cap at the given clipping range, or at any. Nothing is left behind.
     """
-    began, trained, checkpoint = time.perf_counter(), Receipt.read(receipt), Checkpoint.at(receipt)
+    began = time.perf_counter()
+    trained = Receipt.read(receipt)
+    checkpoint = Checkpoint.at(receipt)
     where = f"runs.{spec.run}.compress"
     if checkpoint.config.ngram is not None:
         raise ValueError(
-            f"{where}: the model reads an n-gram index, which is many times as large as any file it would be "
-            "compressed into; train a run without one (model.ngram: null)"
+            f"{where}: the model reads an n-gram index, which is many times larger than the compressed file; "
+            "train a run without one (model.ngram: null)"
         )
     model = checkpoint.model(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    tokens, sums = 0, dict[tuple[str, int], Tensor]()
-    if asked.method == "gptq":
-        windows_NT = _windows(data, spec.window, asked.windows)
-        log.info("reading %d windows of %d ids of training text", *windows_NT.shape)
+    tokens = 0
+    sums: dict[tuple[str, int], Tensor] = {}
+    if config.method == "gptq":
+        windows_NT = _windows(data, spec.window, config.windows)
+        log.info("calibration reads %d windows of %d tokens of training text", *windows_NT.shape)
         n_loops = spec.evaluation.n_loops or spec.loops
-        sums = inputs(model, _batches(windows_NT), dict(model.named_parameters()), n_loops)
+        sums = input_sums(model, _batches(windows_NT), dict(model.named_parameters()), n_loops)
         tokens = windows_NT.size
     about = {
         "spider": VERSION,
@@ -119,81 +155,132 @@ def compress(
         "window": spec.window,
         "conversations": checkpoint.manifest.conversations,
     }
-    made = Compressor(model, asked, about, checkpoint.tokenizer or b"", sums)
+    compressor = Compressor(model, config, about, checkpoint.tokenizer or b"", sums)
+    modules = compressor.modules()
+    code_bytes = code.size(modules)
+    clip, (content, sections) = _fitted(compressor, code_bytes, where)
     folder = CompressedFolder(output)
-    modules = _modules(made)
-    counted = code.size(modules)
-    clip, content, parts = _fitted(made, counted, where)
-    with files.replacing(folder.model) as beside:
-        beside.write_bytes(content)
-    rounded = [name for _, _, names in made.done.values() for name in names]
+    with files.replacing(folder.model) as temporary:
+        temporary.write_bytes(content)
+    rounded = [name for part in compressor.quantized.values() for name in part.rounded]
     record = CompressedRecord(
         bytes=len(content),
-        code_bytes=counted,
-        total_bytes=len(content) + counted,
-        cap=asked.cap,
+        code_bytes=code_bytes,
+        total_bytes=len(content) + code_bytes,
+        cap=config.cap,
         clip=clip,
-        settings=asked.model_dump(mode="json"),
-        parts=parts,
-        matrices={name: record for name, (_, record, _) in made.done.items()},
+        settings=config.model_dump(mode="json"),
+        parts=sections,
+        matrices={name: part.record for name, part in compressor.quantized.items()},
         rounded=rounded,
         modules=list(modules),
-        windows=asked.windows if sums else 0,
+        windows=config.windows if sums else 0,
         tokens=tokens,
         sha256=hashlib.sha256(content).hexdigest(),
         seconds=time.perf_counter() - began,
     )
     if sums and rounded:
-        log.info("nothing entered %d of its matrices: rounded to the nearest", len(rounded))
+        log.info("%d matrices had no inputs and were rounded to the nearest", len(rounded))
     weights = read_compressed(folder.model).header["weights"]
     changed = {"checkpoint": folder.model.name, "weights": weights, "averaged_weights": None}
     return CompressedReceipt(**dict(trained) | changed, compressed=record).write(folder.receipt)
 
 
-def _fitted(made: Compressor, counted: int, where: str) -> tuple[float, bytes, dict[str, int]]:
-    """The clip, the file and its parts, with the code within the cap; `ValueError` where it is not."""
-    asked, last = made.asked, dict[float, tuple[bytes, dict[str, int]]]()
+def _fitted(compressor: Compressor, code_bytes: int, where: str) -> tuple[float, File]:
+    """Return the clipping range and the file, which fits the cap together with its code.
+
+    Raises `ValueError` if there is none.
+    """
+    config = compressor.config
+    if config.cap <= code_bytes:
+        raise ValueError(f"{where}.cap: the code alone is {code_bytes:,} bytes")
+    weights = sum(part.w_EOI.numel() for part in compressor.matrices)
+    if config.clip is not None:
+        file = compressor.file(config.clip)
+        over = code_bytes + len(file.content) - config.cap
+        if over > 0:
+            fitting = config.clip * 2 ** min(99.0, over * 8 / weights)
+            remedy = f"clip {fitting:.3g} would fit" if fitting < MOST_CLIP else "no clip makes it fit"
+            raise ValueError(f"{where}.clip: {config.cap + over:,} bytes, {over:,} over cap; {remedy}")
+        return config.clip, file
+
+    file = compressor.file(_FIRST_CLIP)
+    fixed = code_bytes + len(file.content) - compressor.entropy_bytes(_FIRST_CLIP)
 
     def total(clip: float) -> int:
-        last.clear()
-        last[clip] = made.file(clip)
-        return counted + len(last[clip][0])
+        nonlocal file
+        file = compressor.file(clip)
+        return code_bytes + len(file.content)
 
-    if asked.cap <= counted:
-        raise ValueError(f"{where}.cap: the code alone is {counted:,} bytes")
-    weights = sum(part.w_EOI.numel() for part in made.matrices)
-    if asked.clip is not None:
-        if (over := total(asked.clip) - asked.cap) > 0:
-            what = f"{asked.cap + over:,} bytes, {over:,} over cap"
-            fitting = asked.clip * 2 ** min(99.0, over * 8 / weights)
-            remedy = f"at clip {fitting:.3g} it would fit" if fitting < MOST else "no clip makes it so small"
-            raise ValueError(f"{where}.clip: {what}; {remedy}")
-        return asked.clip, *last[asked.clip]
-    first = total(_FIRST_CLIP)
-    fixed = first - made.entropy(_FIRST_CLIP)
-    clip, _ = fill(asked.cap, weights, lambda clip: fixed + made.entropy(clip), total)
-    return clip, *last[clip]
+    clip, _ = fit_cap(config.cap, weights, lambda clip: fixed + compressor.entropy_bytes(clip), total)
+    return clip, file
 
 
-def _modules(made: Compressor) -> dict[str, Path]:
-    """Found by a file of this model's, whatever its clip."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.spider"
-        plain = {part.name: part.nearest(_FIRST_CLIP) for part in made.parts}
-        path.write_bytes(compressed(made.about, made.tokenizer, made.tensors, plain, made.exact)[0])
-        return code.needed(path)
+def first_clip(cap: int, estimate: Callable[[float], float]) -> float:
+    """Return the clipping range whose estimated bytes hit the target, at least `LEAST_CLIP`.
+
+    Raises `ValueError` if not even the coarsest step fits the cap.
+    """
+    target = cap * (1 - SLACK / 2)
+    coarsest = estimate(MOST_CLIP)
+    if coarsest > cap:
+        raise ValueError(
+            f"compress: {coarsest:,.0f} bytes even at clip {MOST_CLIP:g}, cap is {cap:,}; use fewer "
+            "parameters, fewer bits or a larger cap"
+        )
+    low, high = math.log(LEAST_CLIP), math.log(MOST_CLIP)
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        if estimate(math.exp(middle)) > target:
+            low = middle
+        else:
+            high = middle
+    return math.exp(high) if high > math.log(LEAST_CLIP) + 2e-4 else LEAST_CLIP
+
+
+def fit_cap(
+    cap: int, weights: int, estimate: Callable[[float], float], total: Callable[[float], int]
+) -> tuple[float, int]:
+    """Return the clipping range whose file has between ``(1 - SLACK) cap`` and ``cap`` bytes, and its bytes.
+
+    The file may be smaller at `LEAST_CLIP`.
+
+    Args:
+        weights: Number of weights that the clipping range concerns.
+        estimate: Total bytes at a clipping range, by the entropy of rounded weights.
+        total: Function that compresses at a clipping range and returns the total bytes; its last call is for the range that is
+            returned.
+
+    Raises:
+        ValueError: not even the coarsest step fits.
+    """
+    target = cap * (1 - SLACK / 2)
+    fitting: list[tuple[float, int]] = []
+    clip = first_clip(cap, estimate)
+    for _ in range(_TRIES):
+        size = total(clip)
+        if size <= cap:
+            fitting.append((clip, size))
+            if size >= cap * (1 - SLACK) or clip == LEAST_CLIP:
+                return clip, size
+        # Bytes change by weights/8 log2 of the clip.
+        clip = max(LEAST_CLIP, clip * 2 ** ((size - target) * 8 / weights))
+    if not fitting:
+        raise ValueError(f"compress: no clip near {clip:.3g} gives a file of {cap:,} bytes; raise cap")
+    clip, _ = max(fitting, key=lambda pair: pair[1])
+    return clip, total(clip)
 
 
 def _windows(data: Path, length: int, count: int) -> np.ndarray:
-    """Windows of the train split, drawn by a seed of its digest, (N, T) uint16."""
+    """Return random windows of the train split, (N, T) uint16; the seed is derived from its digest."""
     shards = Shards(data, "train")
     if not shards.tokens:
-        raise ValueError(f"{data}: has no training text to see what enters the matrices")
-    draw = np.random.default_rng(int(files.digest(["calibration", shards.digest]), 16))
-    starts = draw.integers(0, shards.tokens, min(count, -(-shards.tokens // length)))
+        raise ValueError(f"{data}: has no training text to calibrate with")
+    rng = np.random.default_rng(int(files.digest(["calibration", shards.digest]), 16))
+    starts = rng.integers(0, shards.tokens, min(count, -(-shards.tokens // length)))
     return shards.gather(np.sort(starts), length)
 
 
 def _batches(windows_NT: np.ndarray) -> Iterator[np.ndarray]:
-    for at in range(0, len(windows_NT), _BATCH):
-        yield windows_NT[at : at + _BATCH].astype(np.int64)
+    for start in range(0, len(windows_NT), _BATCH):
+        yield windows_NT[start : start + _BATCH].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Writes what `spider.compress.format` reads, and is no part of the source that reading needs."""
+"""Write the file that `spider.compress.format` reads. Reading does not need this module."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ import torch
 from torch import Tensor
 
 from spider.compress import rans
-from spider.compress.classes import dealt, less, split
+from spider.compress.clusters import assign_clusters, split, subtract_base
 from spider.compress.format import FORMAT, MAGIC, SECTIONS, Quantized, restored
+from spider.compress.gptq import largest
 from spider.model.interface import weights_digest
-
-
-def narrowed(tensor: Tensor) -> Tensor:
-    """What is no matrix, as it is kept: of more than 64 numbers in float16."""
-    return tensor.half() if tensor.is_floating_point() and tensor.numel() > 64 else tensor
 
 
 def compressed(
@@ -31,23 +27,26 @@ def compressed(
     quantized: Mapping[str, Quantized],
     exact: Mapping[str, Tensor],
 ) -> tuple[bytes, dict[str, int]]:
-    """The file's bytes, and how many each part of it takes.
+    """Return the file's bytes, and the size of each of its sections.
 
     Args:
-        about: what the header says of the model, in plain JSON.
-        tokenizer: its ``tokenizer.json``; empty for bytes.
-        expected: the model's tensors, which say names, shapes and types.
+        about: Description of the model in the header, as plain JSON.
+        tokenizer: Content of the model's ``tokenizer.json``; empty for bytes.
+        expected: The model's tensors, for their names, shapes and types.
+        quantized: Tensors in small integers.
+        exact: Tensors that are stored as they are.
     """
-    coded = {name: _Coded.of(one) for name, one in quantized.items()}
-    runs = [run for one in coded.values() for run in one.runs]
-    tables = [table for one in coded.values() for table in one.tables]
+    coded = {name: _coded(tensor) for name, tensor in quantized.items()}
+    runs = [run for tensor in coded.values() for run in tensor.runs]
+    tables = [table for tensor in coded.values() for table in tensor.tables]
+    steps = [tensor.step_EO1.cpu().numpy().astype("<f2") for tensor in quantized.values()]
     lanes = rans.lanes_for(sum(map(len, runs)))
     sections = {
         "tokenizer": lzma.compress(tokenizer, preset=9) if tokenizer else b"",
-        "classes": zlib.compress(b"".join(one.classes for one in coded.values()), 9),
-        "tables": zlib.compress(b"".join(one.astype("<u2").tobytes() for one in tables), 9),
-        "steps": b"".join(one.step_EO1.cpu().numpy().astype("<f2").tobytes() for one in quantized.values()),
-        "exact": b"".join(one.cpu().contiguous().numpy().tobytes() for one in exact.values()),
+        "clusters": zlib.compress(b"".join(tensor.clusters for tensor in coded.values()), 9),
+        "tables": zlib.compress(b"".join(table.astype("<u2").tobytes() for table in tables), 9),
+        "steps": b"".join(step.tobytes() for step in steps),
+        "exact": b"".join(tensor.cpu().contiguous().numpy().tobytes() for tensor in exact.values()),
         "stream": rans.encode(runs, tables, lanes) if runs else b"",
     }
     rest = b"".join(sections.values())
@@ -57,9 +56,10 @@ def compressed(
         **about,
         "weights": weights_digest(tensors),
         "quantized": [
-            [n, one.bits, one.step_EO1.shape[1], len(coded[n].runs)] for n, one in quantized.items()
+            [name, tensor.bits, tensor.step_EO1.shape[1], len(coded[name].runs)]
+            for name, tensor in quantized.items()
         ],
-        "exact": [[name, str(one.dtype).removeprefix("torch.")] for name, one in exact.items()],
+        "exact": [[name, str(tensor.dtype).removeprefix("torch.")] for name, tensor in exact.items()],
         "lanes": lanes,
         "sections": [len(sections[name]) for name in SECTIONS],
         "sha256": hashlib.sha256(rest).hexdigest(),
@@ -70,18 +70,19 @@ def compressed(
 
 
 class _Coded(NamedTuple):
-    """A tensor's integers as what is coded: a run and a table for each class of its rows."""
+    """A tensor's integers with a run and a table for each cluster of its rows."""
 
-    classes: bytes
-    """Of each row, and what those of the first are coded against; empty where there is but one."""
+    clusters: bytes
+    """The cluster of each row, then the base row; empty if there is one cluster."""
     runs: list[np.ndarray]
     tables: list[np.ndarray]
 
-    @classmethod
-    def of(cls, one: Quantized) -> _Coded:
-        reach = (1 << one.bits - 1) - 1
-        symbol_RI = (one.q_EOI.cpu().flatten(0, 1).to(torch.int16) + reach).to(torch.uint8).numpy()
-        class_R, base_I = dealt(symbol_RI, reach)
-        runs = split(less(symbol_RI, class_R, base_I, reach), class_R)
-        tables = [rans.table(np.bincount(run, minlength=2 * reach + 1)) for run in runs]
-        return cls(class_R.tobytes() + base_I.tobytes() if len(runs) > 1 else b"", runs, tables)
+
+def _coded(tensor: Quantized) -> _Coded:
+    zero = largest(tensor.bits)
+    symbol_RI = (tensor.q_EOI.cpu().flatten(0, 1).to(torch.int16) + zero).to(torch.uint8).numpy()
+    cluster_R, base_I = assign_clusters(symbol_RI, zero)
+    runs = split(subtract_base(symbol_RI, cluster_R, base_I, zero), cluster_R)
+    tables = [rans.table(np.bincount(run, minlength=2 * zero + 1)) for run in runs]
+    clusters = cluster_R.tobytes() + base_I.tobytes() if len(runs) > 1 else b""
+    return _Coded(clusters, runs, tables)

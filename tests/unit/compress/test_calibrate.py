@@ -1,10 +1,10 @@
-"""The sums that calibration takes, against the inputs of each expert, on every device that we know."""
+"""Compare the sums of calibration with the inputs of each expert, on every kind of device."""
 
 import pytest
 import torch
 
 from kernels import grouped_mm
-from spider.compress.calibrate import Inputs, inputs
+from spider.compress.calibrate import InputSums, input_sums
 from spider.config.model import family_block
 from spider.model import build_model
 from spider.model.spider import moe as experts
@@ -33,15 +33,16 @@ def model():
 
 @pytest.mark.parametrize("masks", [False, True], ids=["gradients are right", "gradients are masked"])
 @pytest.mark.parametrize("ops", [False, True], ids=["torch", "ops"])
-def test_every_expert_is_seen_on_every_device(model, masks, ops, monkeypatch):
+def test_the_inputs_of_every_expert_are_summed_on_every_device(model, masks, ops, monkeypatch):
     """The gradient of an expert without rows is masked on compute capability 10. Calibration takes no
-    gradient, so the sums there are those of any other device."""
+    gradient, so its sums are the same there as on any other device."""
     monkeypatch.setattr(grouped_mm, "_is_wrong_where_empty", lambda device: masks)
     monkeypatch.setattr(experts, "use_triton", lambda x: ops)
     text = torch.arange(200).reshape(2, 100).numpy()
-    layer, entered = model.core.layers[0].ffn, []
-    layer.register_forward_pre_hook(lambda _, given: entered.append(given[0]))
-    sums = inputs(model, [text], dict(model.named_parameters()), None)
+    layer = model.core.layers[0].ffn
+    entered = []
+    layer.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+    sums = input_sums(model, [text], dict(model.named_parameters()), None)
     x_ND = entered[0].flatten(0, -2)
     chosen_NK = (x_ND @ layer.router.weight.T).softmax(-1).add(layer.balance_bias).topk(2).indices
     for expert in range(4):
@@ -56,9 +57,9 @@ def test_tokens_that_are_not_valid_enter_no_expert(model):
     x_ND = torch.randn(50, 32)
     valid_N = torch.arange(50) % 3 > 0
     stacks = dict(layer.experts.named_parameters())
-    with torch.no_grad(), Inputs(stacks) as watched:
+    with torch.no_grad(), InputSums(stacks) as watched:
         layer(x_ND, valid_N)
-    with torch.no_grad(), Inputs(stacks) as alone:
+    with torch.no_grad(), InputSums(stacks) as alone:
         layer(x_ND[valid_N], valid_N[valid_N])
     assert watched.sums.keys() == alone.sums.keys()
     for key, sum_II in alone.sums.items():

@@ -1,4 +1,4 @@
-"""Rounding: where inputs tell nothing it is to the nearest, of two columns it is the best there is."""
+"""GPTQ rounds to the nearest where inputs are uncorrelated, and is optimal for two columns."""
 
 import pytest
 import torch
@@ -19,15 +19,15 @@ def problem(rows=48, columns=300, seed=0):
     return torch.randn(rows, columns, generator=generator), (x.mT @ x).double()
 
 
-def test_inputs_that_have_nothing_in_common_leave_it_to_the_nearest():
+def test_uncorrelated_inputs_are_rounded_to_the_nearest():
     w, _ = problem()
     step = steps_of(w)
     found = it.gptq(w, 3.0 * torch.eye(300, dtype=torch.float64), step, BITS, 0.01)
     assert torch.equal(found, it.nearest(w, step, BITS))
 
 
-def test_of_two_columns_none_is_better():
-    """With the first column at its nearest, the second is the best that there is for it."""
+def test_the_second_of_two_columns_is_optimal():
+    """The first column is rounded to the nearest, and no other value of the second has a smaller error."""
     w, h = problem(rows=20, columns=2)
     step = steps_of(w)
     found = it.gptq(w, h, step, BITS, 1e-9)
@@ -42,19 +42,21 @@ def test_of_two_columns_none_is_better():
         )
 
 
-def test_blocks_change_nothing_and_it_is_better_than_rounding(monkeypatch):
+def test_the_block_size_changes_nothing_and_gptq_beats_rounding(monkeypatch):
     w, h = problem()
     step = steps_of(w)
-    found, plain = it.gptq(w, h, step, BITS, 0.01), it.nearest(w, step, BITS)
+    found = it.gptq(w, h, step, BITS, 0.01)
+    plain = it.nearest(w, step, BITS)
     monkeypatch.setattr(it, "_BLOCK", 7)
     again = it.gptq(w, h, step, BITS, 0.01)
-    assert (found != again).float().mean() < 1e-3, "only where a sum's last bit decides"
+    assert (found != again).float().mean() < 1e-3, "they differ only where the last bit of a sum decides"
     assert it.error(w, found, step, h) < 0.6 * it.error(w, plain, step, h)
 
 
-def test_what_never_enters_and_what_never_moves():
+def test_inputs_and_rows_of_zeros_give_weights_of_zero():
     w, h = problem(columns=80)
-    h[3], h[:, 3] = 0, 0
+    h[3] = 0
+    h[:, 3] = 0
     w[5] = 0
     step = steps_of(w)
     found = it.gptq(w, h, step, BITS, 0.01)
@@ -65,13 +67,15 @@ def test_what_never_enters_and_what_never_moves():
 @pytest.mark.parametrize(
     "columns, shared, shape", [(300, False, (48, 1)), (300, True, (1, 1)), (32, False, (1, 1))]
 )
-def test_rows_share_a_step_where_it_is_asked_or_they_are_short(columns, shared, shape):
+def test_rows_share_a_step_if_configured_or_if_they_are_short(columns, shared, shape):
     step = it.steps(torch.randn(48, columns), 12.85, BITS, shared=shared)
     assert step.shape == shape and step.dtype == torch.float16
 
 
-def test_more_bits_and_a_smaller_clip_are_a_finer_step():
+def test_more_bits_and_a_smaller_clip_give_a_finer_step():
     w, _ = problem()
     sizes = [float(it.steps(w, clip, bits, shared=True)) for clip, bits in ((12, 5), (12, 6), (6, 6))]
     assert sizes == sorted(sizes, reverse=True)
-    assert it.steps(torch.full((2, 80), 1e-9), 6, 6, shared=False).count_nonzero() == 0, "underflow is zeros"
+    assert it.steps(torch.full((2, 80), 1e-9), 6, 6, shared=False).count_nonzero() == 0, (
+        "steps that underflow are zeros"
+    )

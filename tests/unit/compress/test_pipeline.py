@@ -1,4 +1,4 @@
-"""A trained model becomes a file that another process reads to the bit, as large as asked."""
+"""A trained model becomes a file of the requested size, which another process reads bit by bit."""
 
 import hashlib
 import json
@@ -24,8 +24,7 @@ from spider.checkpoints.inventory import below, examine
 from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
 from spider.compress import code, format
-from spider.compress.fit import LEAST, SLACK, fill, first_clip
-from spider.compress.pipeline import compress
+from spider.compress.pipeline import LEAST_CLIP, SLACK, compress, first_clip, fit_cap
 from spider.compress.predict import predict
 from spider.config import CompressConfig
 from spider.config.model import family_block, merged, presets
@@ -46,54 +45,58 @@ PLENTY = 10**6
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, shards, make_spec, talk, talk_spec):
-    """A stage of each family: experts, tables and loops over bytes; skips, loops and values over tokens."""
-    made = {}
+    """Train a stage of each family: experts, tables and loops on bytes; skips, loops and values on tokens."""
+    stages = {}
     for family, spec, data in (("spider", make_spec(max_steps=6), shards), ("gpt", talk_spec, talk)):
-        train(spec, folder := tmp_path_factory.mktemp(family) / "a", data)
-        made[family] = StageFolder(folder), spec, data
-    return made
+        folder = tmp_path_factory.mktemp(family) / "a"
+        train(spec, folder, data)
+        stages[family] = StageFolder(folder), spec, data
+    return stages
 
 
 @pytest.fixture(autouse=True, scope="session")
-def counted_once():
-    """Which modules a family needs costs a process that imports torch, and packing them half a second: each
-    is done once."""
-    kept, ask, ask_by, measure = {}, code.needed, code.needed_by, code.size
+def cached_code():
+    """Measure each family's code once: finding its modules starts a process that imports torch, and packing
+    them takes half a second. Yields the uncached `code.needed_by`."""
+    cache = {}
+    original_needed, original_needed_by, original_size = code.needed, code.needed_by, code.size
 
     def needed(path):
         family = format.read(path).header["model"]["family"]
-        return kept.get(family) or kept.setdefault(family, ask(path))
+        return cache.get(family) or cache.setdefault(family, original_needed(path))
 
     def size(modules):
         names = tuple(modules)
-        return kept.get(names) or kept.setdefault(names, measure(modules))
+        return cache.get(names) or cache.setdefault(names, original_size(modules))
 
-    code.needed, code.size = needed, size
-    code.needed_by = lambda config: kept[json.loads(config)["family"]]
-    yield ask_by
-    code.needed, code.needed_by, code.size = ask, ask_by, measure
+    code.needed = needed
+    code.size = size
+    code.needed_by = lambda config: cache[json.loads(config)["family"]]
+    yield original_needed_by
+    code.needed = original_needed
+    code.needed_by = original_needed_by
+    code.size = original_size
 
 
-def compressed(trained, family, output, **asked):
+def compressed(trained, family, output, **settings):
     folder, spec, data = trained[family]
-    return compress(
-        folder.receipt, spec, CompressConfig(**{"cap": PLENTY, "windows": 8, **asked}), data, output
-    )
+    config = CompressConfig(**{"cap": PLENTY, "windows": 8, **settings})
+    return compress(folder.receipt, spec, config, data, output)
 
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory, trained):
-    made = {}
+    folders = {}
     for family in trained:
         output = tmp_path_factory.mktemp(f"compressed-{family}")
-        made[family] = CompressedFolder(output), compressed(trained, family, output, clip=8.0)
-    return made
+        folders[family] = CompressedFolder(output), compressed(trained, family, output, clip=8.0)
+    return folders
 
 
 FAMILIES = pytest.mark.parametrize("family", ["spider", "gpt"])
 
-#: A process that for each file forks one that may import no module of ours but those that were counted, and
-#: prints a digest of logits.
+#: A program that forks for each file, allows the child only the counted modules of this project, and prints a
+#: digest of logits.
 _STRICT = """
 import hashlib, os, sys
 from importlib.abc import MetaPathFinder
@@ -121,18 +124,16 @@ for path, names in zip(sys.argv[1::2], sys.argv[2::2]):
 
 @pytest.fixture(scope="session")
 def read_elsewhere(files):
-    """Digests of the logits that other processes with no more than the counted source have, by family."""
-    given = [(str(folder.model), ",".join(receipt.compressed.modules)) for folder, receipt in files.values()]
-    command = [sys.executable, "-c", _STRICT, *chain.from_iterable(given)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(files, done.stdout.split(), strict=True))
+    """Return digests of the logits in processes that have only the counted source, by family."""
+    pairs = [(str(folder.model), ",".join(receipt.compressed.modules)) for folder, receipt in files.values()]
+    command = [sys.executable, "-c", _STRICT, *chain.from_iterable(pairs)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return dict(zip(files, process.stdout.split(), strict=True))
 
 
 @FAMILIES
-def test_a_process_with_no_more_than_the_counted_source_reads_it_to_the_bit(
-    files, trained, read_elsewhere, family
-):
+def test_a_process_with_only_the_counted_source_reads_the_same_bits(files, trained, read_elsewhere, family):
     folder, receipt = files[family]
     model, config = load_model(folder.receipt)
     with torch.no_grad():
@@ -144,30 +145,37 @@ def test_a_process_with_no_more_than_the_counted_source_reads_it_to_the_bit(
     assert model.tokens.digest == whole.tokens.digest
     with torch.no_grad():
         change = (logits - whole.model()(torch.arange(40)[None]).logits).abs().max()
-    assert 0 < change < 1.0, "close to what it was compressed from, and not that"
-    unneeded = {"spider.config.schema", "spider.compress.writer", "spider.tokens.sentencepiece"}
-    assert not unneeded & set(receipt.compressed.modules), "what only configures or writes is not counted"
+    assert 0 < change < 1.0, "the logits are close to the original model's, and differ"
+    unneeded = {
+        "spider.config.schema",
+        "spider.compress.clusters",
+        "spider.compress.writer",
+        "spider.tokens.sentencepiece",
+    }
+    assert not unneeded & set(receipt.compressed.modules), (
+        "modules that only configure or write are not counted"
+    )
 
 
 @FAMILIES
-def test_weights_are_steps_times_small_integers_weighed_by_what_enters(files, trained, family):
+def test_weights_are_steps_times_small_integers_and_gptq_lowers_the_error(files, trained, family):
     folder, receipt = files[family]
     whole = model_tensors(Checkpoint.at(trained[family][0].receipt).model(), "")
     read = model_tensors(load_model(folder.receipt)[0], "")
     assert read.keys() == whole.keys()
     for name, record in receipt.compressed.matrices.items():
         w = format.matrices(read[name])
-        assert all(len(row.unique()) <= 255 for one in w for row in one), name
+        assert all(len(row.unique()) <= 255 for row in w.flatten(0, 1)), name
         assert (w - format.matrices(whole[name])).abs().mean() < 0.2 * whole[name].float().std() + 1e-6
         if record.error is not None:
             assert record.error <= record.error_nearest * 1.0001 + 1e-12, name
     tables = [name for name in receipt.compressed.rounded if "[" not in name]
     expected = {"spider": ["core.layers.0.engram.tables.weight"], "gpt": ["embedding"]}[family]
-    assert set(tables) >= set(expected), "what is looked up is entered by nothing"
+    assert set(tables) >= set(expected), "embeddings that are only looked up have no inputs"
     assert not [name for name in tables if name.endswith(("q.weight", "down.weight", "head.weight"))]
 
 
-def test_experts_are_weighed_by_their_own_rows(files):
+def test_an_experts_error_is_weighed_by_its_own_inputs(files):
     records = files["spider"][1].compressed.matrices
     assert any("experts" in name and one.error is not None for name, one in records.items())
 
@@ -182,7 +190,7 @@ def test_the_same_run_gives_the_same_file(files, trained, family, tmp_path):
 # ------------------------------------------------------------------------------------------------ the size
 
 
-def test_the_clip_is_found_that_fills_the_cap(files, trained, tmp_path):
+def test_the_clip_that_fits_the_cap_is_found(files, trained, tmp_path):
     large = files["gpt"][1].compressed
     small = compressed(trained, "gpt", tmp_path, clip=20.0, method="nearest").compressed
     assert small.total_bytes < large.total_bytes
@@ -193,45 +201,43 @@ def test_the_clip_is_found_that_fills_the_cap(files, trained, tmp_path):
     assert sum(found.parts.values()) == found.bytes
 
 
-def test_a_cap_that_cannot_be_is_said_and_nothing_is_left(files, trained, tmp_path):
+def test_an_impossible_cap_is_an_error_and_nothing_is_left(files, trained, tmp_path):
     one = files["gpt"][1].compressed
-    for said, asked in (
+    for message, settings in (
         (r"runs.r.compress.cap: the code alone is [\d,]+ bytes", {"cap": 1000}),
-        (r"[\d,]+ bytes even at clip 96; cap is .*fewer parameters", {"cap": one.code_bytes + 2000}),
-        (r"compress.clip: [\d,]+ bytes, [\d,]+ over cap; at clip [\d.]+ it",
+        (r"[\d,]+ bytes even at clip 96, cap is .*fewer parameters", {"cap": one.code_bytes + 2000}),
+        (r"compress.clip: [\d,]+ bytes, [\d,]+ over cap; clip [\d.]+ would fit",
          {"cap": one.total_bytes - 500, "clip": 8.0}),
-        (r"compress.clip: .* over cap; no clip makes it so small",
+        (r"compress.clip: .* over cap; no clip makes it fit",
          {"cap": one.code_bytes + 2000, "clip": 8.0}),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=said):
-            compressed(trained, "gpt", tmp_path, method="nearest", **asked)
+        with pytest.raises(ValueError, match=message):
+            compressed(trained, "gpt", tmp_path, method="nearest", **settings)
     assert not list(tmp_path.iterdir())
 
 
-def test_its_size_is_foretold(files, trained):
-    """The tables of toys, most of whose rows were never read, are far from Gaussian: hence a tenth."""
+def test_the_size_is_predicted(files, trained):
+    """The tolerance is 10%, because most rows of the toys' embeddings were never read and are not Gaussian."""
     for family, (_, receipt) in files.items():
         with torch.device("meta"):
             model = build_model(trained[family][1].model)
-        told = receipt.compressed
+        record = receipt.compressed
         found = predict(model, CompressConfig(cap=PLENTY, clip=8.0))
         assert found["clip"] == 8.0 and found["total_bytes"] == sum(found["bytes"].values())
-        assert found["total_bytes"] == pytest.approx(told.total_bytes, rel=0.1)
-    asked = CompressConfig(cap=told.total_bytes)
-    assert predict(model, asked)["total_bytes"] == pytest.approx(told.total_bytes, rel=0.003)
-    none = predict(model, asked.model_copy(update={"cap": 40_000}))
+        assert found["total_bytes"] == pytest.approx(record.total_bytes, rel=0.1)
+    config = CompressConfig(cap=record.total_bytes)
+    assert predict(model, config)["total_bytes"] == pytest.approx(record.total_bytes, rel=0.003)
+    none = predict(model, config.model_copy(update={"cap": 40_000}))
     assert none["clip"] is None and none["total_bytes"] > 40_000
 
 
-def test_the_code_is_known_before_there_is_a_file(files, trained, counted_once):
-    found, needed = (
-        counted_once(trained["gpt"][1].model.model_dump_json()),
-        files["gpt"][1].compressed.modules,
-    )
+def test_the_code_is_known_before_there_is_a_file(files, trained, cached_code):
+    found = cached_code(trained["gpt"][1].model.model_dump_json())
+    needed = files["gpt"][1].compressed.modules
     assert set(found) <= set(needed) and len(needed) - len(found) <= 2
 
 
-def test_a_records_shape_is_foretold_as_the_record_came_out(files):
+def test_the_size_of_a_published_record_is_predicted(files):
     """parameter-golf #1394: 35,943,512 parameters, 15.98 MB with brotli."""
     block = {"preset": "golf-16mb", "vocab_size": 8192, "recurrence": {"first": 4, "last": 5, "loops": 3}}
     with torch.device("meta"):
@@ -240,28 +246,28 @@ def test_a_records_shape_is_foretold_as_the_record_came_out(files):
     assert predict(model, CompressConfig(clip=12.85))["total_bytes"] == pytest.approx(15.85e6, rel=0.005)
 
 
-def test_the_search_ends_within_its_slack_or_at_the_finest_step():
+def test_the_search_ends_within_its_slack_or_at_the_least_clip():
     def size(clip, off=0.0):
         return 50_000 + 10_000 * (8 - torch.tensor(clip).log2().item()) * (1 + off)
 
     for off in (-0.02, 0.0, 0.02):
-        clip, total = fill(100_000, 80_000, size, lambda clip, off=off: round(size(clip, off)))
-        assert 99_700 <= total <= 100_000 and LEAST < clip < 96
+        clip, total = fit_cap(100_000, 80_000, size, lambda clip, off=off: round(size(clip, off)))
+        assert 99_700 <= total <= 100_000 and LEAST_CLIP < clip < 96
     for cap in (84_000, 100_000, 109_000):
         clip = first_clip(cap, size)
-        assert clip > LEAST and size(clip) == pytest.approx(cap * (1 - SLACK / 2), abs=5)
-    assert fill(10**6, 80_000, size, lambda clip: round(size(clip)))[0] == LEAST
+        assert clip > LEAST_CLIP and size(clip) == pytest.approx(cap * (1 - SLACK / 2), abs=5)
+    assert fit_cap(10**6, 80_000, size, lambda clip: round(size(clip)))[0] == LEAST_CLIP
     with pytest.raises(ValueError, match=r"even at clip 96"):
-        fill(50_000, 80_000, size, lambda clip: round(size(clip)))
+        fit_cap(50_000, 80_000, size, lambda clip: round(size(clip)))
 
 
-# ------------------------------------------------------------------------------------------- what is damaged
+# -------------------------------------------------------------------------------------------- damaged files
 
 
-def test_any_byte_that_differs_is_an_error(files, tmp_path):
-    data, path = files["gpt"][0].model.read_bytes(), tmp_path / "model.spider"
-    places = [*range(0, 400, 3), *range(400, len(data), len(data) // 40), len(data) - 1]
-    for at in places:
+def test_any_changed_byte_is_an_error(files, tmp_path):
+    data = files["gpt"][0].model.read_bytes()
+    path = tmp_path / "model.spider"
+    for at in [*range(0, 400, 3), *range(400, len(data), len(data) // 40), len(data) - 1]:
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(CheckpointError, match=r"model.spider: "):
             format.read(path)
@@ -271,14 +277,17 @@ def test_any_byte_that_differs_is_an_error(files, tmp_path):
             format.read(path)
 
 
-def lying(data, path, **changes):
-    """The file with another header, whole by its digests; ``classes`` are what that section holds."""
+def with_header(data, path, **changes):
+    """Write the file with a changed header and digests that match; ``clusters`` replaces that section."""
     length = int.from_bytes(data[8:12], "little")
-    header, rest = json.loads(zlib.decompress(data[20 : 20 + length])), data[20 + length :]
-    if (classes := changes.pop("classes", None)) is not None:
-        begin, sizes = header["sections"][0], header["sections"]
-        end, packed = begin + sizes[1], zlib.compress(classes)
-        rest = rest[:begin] + packed + rest[end:]
+    header = json.loads(zlib.decompress(data[20 : 20 + length]))
+    rest = data[20 + length :]
+    clusters = changes.pop("clusters", None)
+    if clusters is not None:
+        sizes = header["sections"]
+        begin = sizes[0]
+        packed = zlib.compress(clusters)
+        rest = rest[:begin] + packed + rest[begin + sizes[1] :]
         header["sections"] = [sizes[0], len(packed), *sizes[2:]]
         header["sha256"] = hashlib.sha256(rest).hexdigest()
     packed = zlib.compress(json.dumps(header | changes).encode())
@@ -287,41 +296,49 @@ def lying(data, path, **changes):
     return path
 
 
-def test_a_header_that_lies_is_refused_before_anything_is_made(files, tmp_path):
-    data, path = files["gpt"][0].model.read_bytes(), tmp_path / "model.spider"
-    whole = format.read(files["gpt"][0].model)
-    header, classes = whole.header, zlib.decompress(whole.sections["classes"])
+def test_a_header_that_contradicts_the_file_is_an_error(files, tmp_path):
+    path = tmp_path / "model.spider"
+    data = files["gpt"][0].model.read_bytes()
+    valid = format.read(files["gpt"][0].model)
+    header = valid.header
     model = header["model"]
-    for changes, said in (
+    clusters = zlib.decompress(valid.sections["clusters"])
+    for changes, message in (
         ({"format": 1}, r"of format 1, this Spider reads 2"),
         ({"sections": [2**40, 0, 0, 0, 0]}, r"does not match its SHA-256"),
         ({"quantized": header["quantized"][1:]}, r"tensors are not those of its architecture"),
-        ({"quantized": [[n, 3, *m] for n, _, *m in header["quantized"]]}, r"tables are not of its"),
-        ({"quantized": [[*m, 10**9] for *m, _ in header["quantized"]]}, r"classes of its rows are not those"),
-        ({"classes": classes[:-1]}, r"classes of its rows are not those"),
-        ({"classes": classes + bytes(10**6)}, r"classes of its rows are not those"),
-        ({"classes": bytes([99]) + classes[1:]}, r"\S+ has rows of a class that there is not"),
+        ({"quantized": [[n, 3, *m] for n, _, *m in header["quantized"]]}, r"tables do not match its bits"),
+        ({"quantized": [[*m, 10**9] for *m, _ in header["quantized"]]}, r"clusters of its rows do not match"),
+        ({"clusters": clusters[:-1]}, r"clusters of its rows do not match"),
+        ({"clusters": clusters + bytes(10**6)}, r"clusters of its rows do not match"),
+        ({"classes": bytes([99]) + clusters[1:]}, r"\S+ has rows of a cluster that does not exist"),
         ({"model": model | {"layers": 5}}, r"tensors are not those of its architecture"),
         ({"model": model | {"hidden": 2**20, "heads": 2**14}}, r"too small for the model"),
-        ({"weights": "0" * 16}, r"weights are not those of its digest"),
-        ({"quantized": [[n, 10**9, *m] for n, _, *m in header["quantized"]]}, r"not of 2 to 8 bits"),
-        ({"exact": [[n, "float99"] for n, _ in header["exact"]]}, r"of float99 is not there whole"),
-        ({"exact": [[n, "float64"] for n, _ in header["exact"]]}, r"of float64 is not there whole"),
-        ({"quantized": [[n, 1, *m] for n, _, *m in header["quantized"]]}, r"not of 2 to 8 bits"),
+        ({"weights": "0" * 16}, r"weights do not match their digest"),
+        (
+            {"quantized": [[n, 10**9, *m] for n, _, *m in header["quantized"]]},
+            r"do not have 2 to 8 bits",
+        ),
+        ({"exact": [[n, "float99"] for n, _ in header["exact"]]}, r"of type float99, is incomplete"),
+        ({"exact": [[n, "float64"] for n, _ in header["exact"]]}, r"of type float64, is incomplete"),
+        (
+            {"quantized": [[n, 1, *m] for n, _, *m in header["quantized"]]},
+            r"do not have 2 to 8 bits",
+        ),
         ({"exact": []}, r"tensors are not those of its architecture"),
         ({"model": {"family": "nobody"}}, r"header is of another version, or wrong .*nobody"),
         ({"lanes": None}, r"header is of another version, or wrong"),
         ({"lanes": 10**9}, r"too few for 1000000000 lanes"),
     ):
-        with pytest.raises(CheckpointError, match=said):
-            format.read(lying(data, path, **changes)).model()
+        with pytest.raises(CheckpointError, match=message):
+            format.read(with_header(data, path, **changes)).model()
     path.write_bytes(pickle.dumps({"weights": [1, 2]}))
     with pytest.raises(CheckpointError, match=r"not a compressed model of this version"):
         format.read(path)
 
 
 def wide_window(packed):
-    """An xz stream that asks for a window of 4 GiB to be unpacked."""
+    """Return an xz stream that needs a window of 4 GiB to be unpacked."""
     header = bytearray(packed[12 : 12 + 4 * (packed[12] + 1)])
     assert header[2:4] == bytes([0x21, 1]), "an LZMA2 filter with one byte of properties"
     header[4] = 40
@@ -334,22 +351,20 @@ def wide_window(packed):
     [lzma.compress(bytes(40 << 20), preset=0), wide_window(lzma.compress(b"{}")), lzma.compress(b"{}")[:-9]],
     ids=["40 MB of zeros", "a window of 4 GiB", "cut short"],
 )
-def test_a_tokenizer_is_not_unpacked_beyond_a_bound(packed, tmp_path):
-    lies = format.CompressedModel(tmp_path / "model.spider", {}, {"tokenizer": packed})
+def test_a_tokenizer_is_unpacked_only_up_to_a_limit(packed, tmp_path):
+    damaged = format.CompressedModel(tmp_path / "model.spider", {}, {"tokenizer": packed})
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError, match=r"model.spider: its tokenizer cannot be unpacked"):
-            lies.tokenizer  # noqa: B018
+            damaged.tokenizer  # noqa: B018
         assert tracemalloc.get_traced_memory()[1] < 70 << 20
     finally:
         tracemalloc.stop()
-    whole = format.CompressedModel(
-        tmp_path / "model.spider", {}, {"tokenizer": lzma.compress(b"{}", preset=9)}
-    )
-    assert whole.tokenizer == b"{}"
+    packed = lzma.compress(b"{}", preset=9)
+    assert format.CompressedModel(tmp_path / "model.spider", {}, {"tokenizer": packed}).tokenizer == b"{}"
 
 
-def test_what_cannot_be_pressed_says_why(trained, tmp_path, monkeypatch):
+def test_weights_that_are_not_finite_are_an_error(trained, tmp_path, monkeypatch):
     model = Checkpoint.at(trained["gpt"][0].receipt).model()
     with torch.no_grad():
         model.blocks[0].attention.q.weight[0, 0] = float("nan")
@@ -359,19 +374,19 @@ def test_what_cannot_be_pressed_says_why(trained, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_without_training_text_nothing_is_known_to_enter(trained, tmp_path):
+def test_calibration_without_training_text_is_an_error(trained, tmp_path):
     (tmp_path / "out").mkdir()
     pq.write_table(pa.table({"text": ["held out"], "id": ["0"]}), tmp_path / "000.parquet")
     settings = dataset(validation=0.999)
     encode_part(tmp_path / "000.parquet", data := tmp_path / "shards", "000", settings)
     build_metadata(data, "toy", settings, source={}, parts=["000"])
     folder, spec, _ = trained["spider"]
-    with pytest.raises(ValueError, match=r"has no training text to see what enters the matrices"):
+    with pytest.raises(ValueError, match=r"has no training text to calibrate with"):
         compress(folder.receipt, spec, CompressConfig(), data, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
-# ------------------------------------------------------------------------------- as any other checkpoint
+# ------------------------------------------------------------------------------ like any other checkpoint
 
 
 @FAMILIES
@@ -384,17 +399,17 @@ def test_it_is_evaluated_listed_verified_generated_from_and_exported(files, trai
     runner = CliRunner()
     assert "good" in runner.invoke(cli, ["checkpoint", "verify", str(folder.model)]).output
     assert runner.invoke(cli, ["generate", str(folder.model), "--bytes", "5"]).exit_code == 0
-    made = export(folder.model, tmp_path / "exported")
-    assert made.manifest.weights == receipt.weights
-    assert made.tokens.digest == Checkpoint.at(folder.model).tokens.digest
+    exported = export(folder.model, tmp_path / "exported")
+    assert exported.manifest.weights == receipt.weights
+    assert exported.tokens.digest == Checkpoint.at(folder.model).tokens.digest
     assert CompressedReceipt.read(folder.receipt) == receipt
     with pytest.raises(CheckpointError, match=r"a compressed model, from which training cannot continue"):
         Checkpoint.at(folder.model).load_into({})
 
 
 @pytest.mark.parametrize("named", ["compress.json", "model.spider"])
-def test_answers_to_standard_tasks_are_recorded_as_its_own(files, trained, tmp_path, named):
-    """MLflow shows them on the training as ``compressed/...``, and on a model of their own."""
+def test_scores_of_standard_tasks_are_recorded_for_the_compressed_model(files, trained, tmp_path, named):
+    """MLflow shows them on the training run as ``compressed/...``, and on a model of their own."""
     pytest.importorskip("lm_eval")
     results = Results(tmp_path / "results")
     stage = results.stage("r", "a")
@@ -418,15 +433,15 @@ def test_answers_to_standard_tasks_are_recorded_as_its_own(files, trained, tmp_p
     output = stage.compressed / "harness.json"
     offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
     environment = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "SPIDER_TRACKING": "", **offline}
-    done = CliRunner(env={**environment, "TOKENIZERS_PARALLELISM": "false"}).invoke(
+    result = CliRunner(env={**environment, "TOKENIZERS_PARALLELISM": "false"}).invoke(
         cli,
         ["harness", str(stage.compressed / named), "--tasks", "choose", "--include", str(tmp_path),
          "--output", str(output)],
         catch_exceptions=False,
     )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    told = json.loads(output.read_text())
-    (row,) = told["result"]["rows"]
-    assert told["weights"] == files["gpt"][1].weights and row["columns"]["items"]["value"] == 4
+    assert result.exit_code == 0, result.output
+    scores = json.loads(output.read_text())
+    (row,) = scores["result"]["rows"]
+    assert scores["weights"] == files["gpt"][1].weights and row["columns"]["items"]["value"] == 4
     records = [json.loads(path.read_text()) for path in results.root.glob("tracking/evaluations/*.json")]
     assert [record["metrics"] for record in records] == [{"compressed/harness/choose/acc": row["value"]}]
