@@ -248,8 +248,8 @@ def fit_cap(
     Args:
         weights: Number of weights that the clipping range concerns.
         estimate: Total bytes at a clipping range, by the entropy of rounded weights.
-        total: Function that compresses at a clipping range and returns the total bytes; its last call is for the range that is
-            returned.
+        total: Function that compresses at a clipping range and returns the total bytes. Its last call is for
+            the range that is returned.
 
     Raises:
         ValueError: not even the coarsest step fits.

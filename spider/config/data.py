@@ -254,10 +254,10 @@ class SplitBy(Block):
 def checked_vocab_size(vocab_size: int) -> int:
     """Return the size of a vocabulary. Raise `ValueError` where it is too small or too large."""
     from spider.tokens import BYTES  # numpy, which a configuration without a tokenizer does not import
-    from spider.tokens.texts import MOST
+    from spider.tokens.bytes import MAX_TOKENS
 
-    if not BYTES.size <= vocab_size <= MOST:
-        bounds = f"at least {BYTES.size}, the ids of bytes, and at most {MOST:,}, shards are uint16"
+    if not BYTES.size <= vocab_size <= MAX_TOKENS:
+        bounds = f"at least {BYTES.size}, the ids of bytes, and at most {MAX_TOKENS:,}, shards are uint16"
         raise ValueError(f"must be {bounds} (got {vocab_size:,})")
     return vocab_size
 

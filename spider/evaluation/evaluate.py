@@ -35,7 +35,7 @@ from spider.evaluation.training_text import LearnedFrom
 from spider.model import choose_kernels
 from spider.results import StageFolder
 from spider.tokens import Tokens
-from spider.tokens.turns import learned
+from spider.tokens.turns import assistant_mask
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,6 @@ def _measure(subject: Subject) -> dict[str, Result]:
 
 def _of_answers(scored: Score, tokens_N: np.ndarray, tokens: Tokens) -> float | None:
     """Return bits per byte of the assistant's answers; None for a text without any."""
-    bytes_S = tokens.bytes_of[tokens_N[1:]] * learned(tokens_N)[1:]
+    bytes_S = tokens.bytes_of[tokens_N[1:]] * assistant_mask(tokens_N)[1:]
     nats = float(scored.by_target_S[bytes_S > 0].sum(dtype=np.float64))
     return nats / (math.log(2) * float(bytes_S.sum())) if bytes_S.any() else None

@@ -1,13 +1,15 @@
-"""Vocabularies: what an id stands for, which ids are special, how text becomes ids. Nothing else knows.
+"""Vocabularies: the bytes that a token stands for, special tokens, and the encoding of text.
 
-    bytes           every byte its own id
-    bpe             the same, and an id for each of the pairs of bytes that were learned from a text
-    sentencepiece   the same, and an id for each of the pieces of text of a model that others have trained
-    stored          the file in which a learned one lies beside what is written in it
+    bytes           a token for each byte; the base class of the other vocabularies
+    bpe             the same, and a token for each pair of bytes that was learned from a text
+    sentencepiece   the same, and a token for each piece of a SentencePiece model
+    stored          `tokenizer.json`, which lies in every folder that holds its tokens
+    turns           special tokens of conversations
 
-Ask whatever has an vocabulary: a model (``model.tokens``), a dataset
-(`spider.data.shards.Shards.vocabulary`). So "targets that are bytes" is ``tokens.bytes_of[labels].sum()``, in
-any vocabulary."""
+A model (``model.tokens``) and a dataset (`spider.data.shards.Shards.vocabulary`) have a vocabulary. So the
+number of bytes of the targets is ``tokens.bytes_of[labels].sum()``, in any vocabulary. Only this package
+knows which token ids are bytes and which are special.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,16 @@ IGNORED = -100
 
 
 class Tokens(Protocol):
-    """An vocabulary. A document is BOS, its ids, EOS; ids are stored as uint16."""
+    """A vocabulary. A document is BOS, its tokens, EOS; token ids are stored as uint16."""
 
     @property
     def size(self) -> int:
-        """V: ids are 0 to V - 1."""
+        """Number of token ids, V: 0 to V - 1."""
         ...
 
     @property
     def specials(self) -> Mapping[str, int]:
-        """Ids that stand for no text, by name."""
+        """Ids of the tokens that stand for no text, by name."""
         ...
 
     @property
@@ -48,27 +50,27 @@ class Tokens(Protocol):
 
     @property
     def digest(self) -> str | None:
-        """Of what was learned; None: nothing, these are bytes."""
+        """Digest of the merges or pieces; None for bytes."""
         ...
 
     @property
     def lossless(self) -> bool:
-        """Whether what is written in it elsewhere reads as it was; what is encoded here always does."""
+        """Whether published tokens of this vocabulary keep their text. Text that is encoded here always is."""
         ...
 
     @property
     def bytes_of(self) -> np.ndarray:
-        """(V,) uint8: how many bytes of text each id stands for, 0 for a special one."""
+        """Bytes of text that each token stands for, (V,) uint8; 0 for a special token."""
         ...
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Ids of a document, BOS and EOS around it: (n,) uint16."""
+        """Return the token ids of a document, with BOS and EOS: (n,) uint16."""
         ...
 
     def raw(self, ids: Iterable[int]) -> bytes:
-        """The bytes that ids stand for, in order; special ids stand for none."""
+        """Return the bytes that token ids stand for; special tokens stand for none."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The same as text, malformed UTF-8 as U+FFFD."""
+        """Return the same as text, with U+FFFD for malformed UTF-8."""
         ...

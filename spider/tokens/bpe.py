@@ -1,16 +1,16 @@
-"""Byte pair encoding over bytes: the byte vocabulary, and after it an id for each pair that was merged.
+"""Byte pair encoding: the byte vocabulary, and a token for each merge of two tokens.
 
-    ids    0 .. 255   the bytes, as they are       (`spider.tokens.bytes`)
-           256 .. 271 the special ids, as they are
-           272 ..     merges, in the order in which they were learned
+    0 .. 255     the bytes                  (`spider.tokens.bytes`)
+    256 .. 271   special tokens
+    272 ..       merges, in the order of learning
 
-Each merge joins two ids of text that come before it, and stands for the bytes of both. So every byte string
-has ids, the ids of a text are the bytes of exactly that text, and an vocabulary without merges is the bytes'.
+A merge joins two earlier tokens of text and stands for the bytes of both. So every byte string can be
+encoded, the tokens of a text stand for exactly its bytes, and a vocabulary without merges is that of bytes.
 
-A text is first cut into words (`PATTERN`); in each, the pair that was learned first is merged, again and
-again (Sennrich, Haddow and Birch, "Neural Machine Translation of Rare Words with Subword Units", 2016).
-tiktoken does that. It wants text, so bytes that are not UTF-8 pass it by and become their own ids; and it
-knows of no special id, so no text can make one.
+A text is first split into words (`PATTERN`). In each word the earliest learned pair is merged, repeatedly
+(Sennrich, Haddow and Birch, "Neural Machine Translation of Rare Words with Subword Units", 2016). tiktoken
+does that. It accepts only text, so bytes that are not UTF-8 are encoded here, as themselves. It is given no
+special tokens, so no text can produce one.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spider.files import digest
-from spider.tokens.bytes import BYTES
-from spider.tokens.texts import LONGEST, TextTokens
+from spider.tokens.bytes import BYTES, MAX_TOKEN_BYTES, TextTokens
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
-#: Where words end, after GPT-4's: contractions; letters, with one other character before them; digits in
-#: pairs; other signs; blanks. Runs of blanks are bounded, for the libraries' regular expressions give up on a
-#: million of them.
+#: Split of a text into words, after GPT-4's pattern: contractions; letters, with one other character before
+#: them; digits in pairs; other characters; whitespace. Runs of whitespace are bounded, because the libraries'
+#: regular expressions fail on a million of them.
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s{0,255}[\r\n]|\s{1,255}(?!\S)|\s{1,255}"
 )
 
-_RAW = int(np.count_nonzero(BYTES.bytes_of))
+_BYTE_TOKENS = int(np.count_nonzero(BYTES.bytes_of))
 _NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
 
 
@@ -45,12 +44,12 @@ class BpeTokens(TextTokens):
     """See `spider.tokens.Tokens`.
 
     Args:
-        merges: the two ids that each joins.
-        pattern: where words end.
+        merges: The two token ids of each merge.
+        pattern: Regular expression of words.
 
     Raises:
-        ValueError: a merge of what is no text or comes later, of more than `LONGEST` bytes, of bytes that
-            have an id already; or more ids than shards hold.
+        ValueError: A merge is of special or later tokens, has more than `MAX_TOKEN_BYTES` bytes, or has the
+            same bytes as another token; or there are more tokens than shards hold.
     """
 
     def __init__(self, merges: Sequence[tuple[int, int]], pattern: str = PATTERN) -> None:
@@ -58,12 +57,14 @@ class BpeTokens(TextTokens):
         texts = [BYTES.raw([i]) for i in range(BYTES.size)]
         known = set(texts)
         for number, (left, right) in enumerate(merges):
-            of = f"merge {number:,}, of {left} and {right}"
+            merge = f"merge {number:,}, of {left} and {right}"
             if not all(0 <= i < len(texts) and texts[i] for i in (left, right)):
-                raise ValueError(f"{of}: not two ids of text that come before it")
-            if (text := texts[left] + texts[right]) in known or len(text) > LONGEST:
-                why = f"more than {LONGEST} bytes" if len(text) > LONGEST else "which have an id already"
-                raise ValueError(f"{of}: its bytes are {text[:20]!r}, {why}")
+                raise ValueError(f"{merge}: both must be earlier tokens of text")
+            text = texts[left] + texts[right]
+            if len(text) > MAX_TOKEN_BYTES:
+                raise ValueError(f"{merge}: {text[:20]!r}... has more than {MAX_TOKEN_BYTES} bytes")
+            if text in known:
+                raise ValueError(f"{merge}: another token has the same bytes, {text[:20]!r}")
             known.add(text)
             texts.append(text)
         super().__init__(texts[BYTES.size :])
@@ -78,17 +79,18 @@ class BpeTokens(TextTokens):
         ranks = {text: rank for rank, text in enumerate(texts)}
         return Encoding("bpe", pat_str=self.pattern, mergeable_ranks=ranks, special_tokens={})
 
-    def _of_text(self, text: str) -> np.ndarray:
+    def _encode_text(self, text: str) -> np.ndarray:
         ranks = self._encoding.encode_to_numpy(text, disallowed_special=())
-        return ranks.astype(np.uint16) + np.uint16(BYTES.size - _RAW) * (ranks >= _RAW)
+        return ranks.astype(np.uint16) + np.uint16(BYTES.size - _BYTE_TOKENS) * (ranks >= _BYTE_TOKENS)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         raw = text.encode("utf-8") if isinstance(text, str) else text
-        runs = _NOT_UTF8.split(raw.decode("utf-8", "surrogateescape"))
-        pieces = [
-            np.frombuffer(run.encode("utf-8", "surrogateescape"), np.uint8) if i % 2 else self._of_text(run)
-            for i, run in enumerate(runs)  # every other one is what was split at
-        ]
-        ids = np.concatenate([[self.bos], *pieces, [self.eos]]).astype(np.uint16)
-        assert int(self.bytes_of[ids].sum()) == len(raw), "ids stand for exactly the bytes of a text"
+        pieces = [np.array([self.bos])]
+        for i, run in enumerate(_NOT_UTF8.split(raw.decode("utf-8", "surrogateescape"))):
+            if i % 2:  # a separator of the split: bytes that are not UTF-8
+                pieces.append(np.frombuffer(run.encode("utf-8", "surrogateescape"), np.uint8))
+            else:
+                pieces.append(self._encode_text(run))
+        ids = np.concatenate([*pieces, [self.eos]]).astype(np.uint16)
+        assert int(self.bytes_of[ids].sum()) == len(raw), "the tokens stand for exactly the bytes of a text"
         return ids

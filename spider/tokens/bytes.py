@@ -1,15 +1,21 @@
-"""The byte vocabulary: 272 ids, the first 256 of which are the raw bytes themselves.
+"""The byte vocabulary of 272 tokens, and the base class of vocabularies that have tokens for longer texts.
 
-Nothing is learned and nothing is looked up: a byte is its own id, so encoding a document is a copy.
+0 .. 255     the bytes
+256 .. 271   special tokens, the same in every vocabulary
+272 ..       tokens of a `TextTokens`
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-_RAW = 256
+_BYTES = 256
+#: Bytes of the longest token.
+MAX_TOKEN_BYTES = 255
+#: Token ids that fit into a shard (uint16).
+MAX_TOKENS = 1 << 16
 
 
 class ByteTokens:
@@ -35,39 +41,80 @@ class ByteTokens:
 
     def __init__(self) -> None:
         self.bytes_of = np.zeros(self.size, np.uint8)
-        self.bytes_of[:_RAW] = 1
+        self.bytes_of[:_BYTES] = 1
         self.bytes_of.flags.writeable = False
 
     def encode(self, text: str | bytes) -> np.ndarray:
         raw = text.encode("utf-8") if isinstance(text, str) else text
         ids = np.empty(len(raw) + 2, np.uint16)
-        ids[0], ids[-1] = self.bos, self.eos
+        ids[0] = self.bos
         ids[1:-1] = np.frombuffer(raw, np.uint8)
+        ids[-1] = self.eos
         return ids
 
-    def splice(self, joined: np.ndarray, offsets: np.ndarray, room: np.ndarray) -> Iterator[np.ndarray]:
-        """`encode` of many documents, one after the other, at the speed of a memory copy.
+    def splice(self, joined: np.ndarray, offsets: np.ndarray, buffer: np.ndarray) -> Iterator[np.ndarray]:
+        """Encode many documents, at the speed of a memory copy, and yield their token ids in pieces.
 
-        ``joined`` are their bytes (uint8), with one to be overwritten before and after each, and ``offsets``
-        (documents + 1,) where each begins, and the end. They are widened a piece at a time into ``room``
-        (uint16): what is yielded lies there until the next.
+        Args:
+            joined: Bytes of all documents (uint8), each between two placeholder bytes.
+            offsets: Where each document begins, and the end of the last, (documents + 1,).
+            buffer: Memory for a piece (uint16), which is overwritten by the next one.
         """
-        first, last, total = offsets[:-1], offsets[1:] - 1, int(offsets[-1])
-        for start in range(0, total, len(room)):
-            end = min(start + len(room), total)
-            piece = room[: end - start]
+        begins = offsets[:-1]
+        ends = offsets[1:] - 1
+        total = int(offsets[-1])
+        for start in range(0, total, len(buffer)):
+            end = min(start + len(buffer), total)
+            piece = buffer[: end - start]
             piece[:] = joined[start:end]
-            for special, places in ((self.bos, first), (self.eos, last)):
-                low, high = np.searchsorted(places, (start, end))
-                piece[places[low:high] - start] = special
+            for special, positions in ((self.bos, begins), (self.eos, ends)):
+                low, high = np.searchsorted(positions, (start, end))
+                piece[positions[low:high] - start] = special
             yield piece
 
     def raw(self, ids: Iterable[int]) -> bytes:
         ids_N = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
-        return ids_N[(ids_N >= 0) & (ids_N < _RAW)].astype(np.uint8).tobytes()
+        return ids_N[(ids_N >= 0) & (ids_N < _BYTES)].astype(np.uint8).tobytes()
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.raw(ids).decode("utf-8", errors="replace")
 
 
 BYTES = ByteTokens()
+
+
+class TextTokens:
+    """Base class of vocabularies beyond bytes. Subclasses define ``encode`` and ``digest``.
+
+    Args:
+        texts: Bytes of each token after the special ones.
+
+    Raises:
+        ValueError: There are more than `MAX_TOKENS` tokens, or one has more than `MAX_TOKEN_BYTES` bytes.
+    """
+
+    pad, bos, eos = BYTES.pad, BYTES.bos, BYTES.eos
+    specials: Mapping[str, int] = BYTES.specials
+    digest: str | None
+    lossless = True
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        self.texts = [BYTES.raw([i]) for i in range(BYTES.size)] + list(texts)
+        self.size = len(self.texts)
+        if self.size > MAX_TOKENS:
+            raise ValueError(f"{self.size:,} tokens; shards hold at most {MAX_TOKENS:,} (uint16)")
+        longest = max(texts, key=len, default=b"")
+        if len(longest) > MAX_TOKEN_BYTES:
+            raise ValueError(
+                f"a token that begins with {longest[:20]!r} has {len(longest):,} bytes; the most is "
+                f"{MAX_TOKEN_BYTES}"
+            )
+        self.bytes_of = np.array([len(text) for text in self.texts], np.uint8)
+        self.bytes_of.flags.writeable = False
+
+    def raw(self, ids: Iterable[int]) -> bytes:
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        return b"".join([self.texts[i] for i in plain if 0 <= i < self.size])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.raw(ids).decode("utf-8", errors="replace")

@@ -1,15 +1,16 @@
-"""Pieces of a SentencePiece model that others have trained, for reading what they wrote in it.
+"""Vocabulary of a SentencePiece model that others trained, to read the tokens that they published.
 
-    ids    0 .. 255   byte pieces, `<0x41>`, as the bytes they are   (`spider.tokens.bytes`)
-           256 .. 271 the special ids; `<s>`, `</s>` and `<pad>` are BOS, EOS and PAD
-           272 ..     pieces of text, in the model's order
+    0 .. 255     byte pieces, `<0x41>`              (`spider.tokens.bytes`)
+    256 .. 271   special tokens; `<s>`, `</s>` and `<pad>` are BOS, EOS and PAD
+    272 ..       pieces of text, in the model's order
 
-A piece stands for its UTF-8 with a blank in the place of each `▁`. Here, text is written in pieces as it is,
-to the byte, so that what is scored is what was given: of neighbours that make a piece those of the highest
-score are joined, the first of equals, again and again (Kudo and Richardson, "SentencePiece", 2018, its BPE);
-what has no piece is written in bytes, and so is a `▁`. The library itself would first normalise the text.
-Where that takes something away, newlines or runs of blanks, the model is not ``lossless``: what others wrote
-in it reads as what it left.
+A piece stands for its UTF-8, with a blank for each `▁`. Spider encodes text without normalizing it, so that
+the scored text is exactly the given one. Of all adjacent parts that form a piece, those of the highest score
+are joined, the first of equals, repeatedly (Kudo and Richardson, "SentencePiece", 2018, its BPE). Characters
+without a piece, and `▁` itself, are encoded as bytes.
+
+The library normalizes text first. If that removes newlines or runs of blanks, the model is not ``lossless``:
+the tokens that others published stand for the normalized text.
 
 The file is a protocol buffer, `ModelProto` of `sentencepiece_model.proto`.
 """
@@ -27,18 +28,17 @@ from pathlib import Path
 import numpy as np
 
 from spider.files import digest
-from spider.tokens.bytes import BYTES
-from spider.tokens.texts import TextTokens
+from spider.tokens.bytes import BYTES, TextTokens
 
 BLANK = "▁"
 
-#: What passes pieces by: what is no UTF-8, and the sign of a blank itself.
-_APART = re.compile(f"([\udc80-\udcff{BLANK}]+)")
-_KEPT_WORDS = 1 << 16
+#: Text that is always encoded as bytes: what is not UTF-8, and the character that stands for a blank.
+_AS_BYTES = re.compile(f"([\udc80-\udcff{BLANK}]+)")
+_CACHED_WORDS = 1 << 16
 
-# Of `SentencePiece.Type` and `TrainerSpec.ModelType`.
-_NORMAL, _CONTROL, _WHOLE, _UNUSED, _BYTE = 1, 3, 4, 5, 6
-_KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+# Values of `SentencePiece.Type` and `TrainerSpec.ModelType`.
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 3, 4, 5, 6
+_MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _SPECIALS = {"<s>": BYTES.bos, "</s>": BYTES.eos, "<pad>": BYTES.pad}
 
 
@@ -46,13 +46,14 @@ class SentencePieceTokens(TextTokens):
     """See `spider.tokens.Tokens`.
 
     Args:
-        pieces: of text, in order, and the score by which each is made of two; None for one that is not made.
-        whole: those that are taken out of a text before anything is joined.
-        fallback: whether the model writes in bytes what has no piece.
-        lossless: whether it keeps a text as it is.
+        pieces: Pieces of text in order, each with the score of joining two parts to it; None for a piece that
+            is not made by joining.
+        whole: User-defined pieces, which are split off before parts are joined.
+        fallback: Whether the model has byte pieces, for text without a piece.
+        lossless: Whether the library's normalization keeps a text as it is.
 
     Raises:
-        ValueError: two equal pieces, an empty one, or what `TextTokens` refuses.
+        ValueError: Two pieces are equal, one is empty, or `TextTokens` raises.
     """
 
     kind = "sentencepiece"
@@ -66,80 +67,91 @@ class SentencePieceTokens(TextTokens):
         lossless: bool,
     ) -> None:
         super().__init__([piece.replace(BLANK, " ").encode() for piece, _ in pieces])
-        self.pieces, self.whole = tuple(pieces), tuple(whole)
-        self.fallback, self.lossless = fallback, lossless
+        self.pieces = tuple(pieces)
+        self.whole = tuple(whole)
+        self.fallback = fallback
+        self.lossless = lossless
         self._ids = {piece: BYTES.size + i for i, (piece, _) in enumerate(pieces)}
         if len(self._ids) < len(pieces) or "" in self._ids:
             raise ValueError("two equal pieces, or an empty one")
         self._scores = {piece: score for piece, score in pieces if score is not None}
-        # Nothing is joined across what begins a word, unless a piece has a blank inside: words are looked up.
+        # If no piece has a blank inside, parts are never joined across words, and words can be cached.
         inside = any(BLANK in piece.lstrip(BLANK) for piece in self._ids)
         self._words = re.compile("(?s).+" if inside else f"{BLANK}*[^{BLANK}]+|{BLANK}+")
-        self._known: dict[str, list[int]] = {}
+        self._cache: dict[str, list[int]] = {}
         self.digest = digest([self.pieces, self.whole, fallback, lossless])
 
     @cached_property
-    def _taken_out(self) -> re.Pattern[str]:
+    def _user_defined(self) -> re.Pattern[str]:
         longest_first = sorted(self.whole, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else r"(?!)()")
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """`ValueError` for a character that has no piece, of a model without byte pieces."""
+        """Encode a text; `ValueError` for a character without a piece in a model without byte pieces."""
         raw = text.encode("utf-8") if isinstance(text, str) else text
-        ids = [self.bos]
-        for i, run in enumerate(_APART.split(raw.decode("utf-8", "surrogateescape"))):
-            ids += self._in_bytes(run) if i % 2 else self._of_text(run.replace(" ", BLANK))
-        made = np.array([*ids, self.eos], np.uint16)
-        assert int(self.bytes_of[made].sum()) == len(raw), "ids stand for exactly the bytes of a text"
-        return made
+        plain = [self.bos]
+        for i, run in enumerate(_AS_BYTES.split(raw.decode("utf-8", "surrogateescape"))):
+            plain += self._encode_bytes(run) if i % 2 else self._encode_text(run.replace(" ", BLANK))
+        ids = np.array([*plain, self.eos], np.uint16)
+        assert int(self.bytes_of[ids].sum()) == len(raw), "the tokens stand for exactly the bytes of a text"
+        return ids
 
-    def _of_text(self, text: str) -> Iterator[int]:
-        for i, run in enumerate(self._taken_out.split(text)):
+    def _encode_text(self, text: str) -> Iterator[int]:
+        for i, run in enumerate(self._user_defined.split(text)):
             if i % 2:
                 yield self._ids[run]
                 continue
             for word in self._words.findall(run):
-                if (ids := self._known.get(word)) is None:
-                    ids = [id for piece in self._joined(word) for id in self._of_piece(piece)]
-                    if len(self._known) < _KEPT_WORDS:
-                        self._known[word] = ids
+                ids = self._cache.get(word)
+                if ids is None:
+                    ids = [id for part in self._join(word) for id in self._encode_part(part)]
+                    if len(self._cache) < _CACHED_WORDS:
+                        self._cache[word] = ids
                 yield from ids
 
-    def _of_piece(self, piece: str) -> list[int]:
-        own = self._ids.get(piece)
-        return [own] if own is not None else self._in_bytes(piece.replace(BLANK, " "))
+    def _encode_part(self, part: str) -> list[int]:
+        id = self._ids.get(part)
+        return [id] if id is not None else self._encode_bytes(part.replace(BLANK, " "))
 
-    def _in_bytes(self, text: str) -> list[int]:
+    def _encode_bytes(self, text: str) -> list[int]:
         if not self.fallback:
             raise ValueError(
-                f"{text[:20]!r} has no piece in this SentencePiece model, which has none of bytes either; "
+                f"{text[:20]!r} has no piece in this SentencePiece model, which has no byte pieces either; "
                 "leave it out of the text"
             )
         return list(text.encode("utf-8", "surrogateescape"))
 
-    def _joined(self, word: str) -> list[str]:
-        """The characters of a word, joined to pieces."""
-        parts, before = list(word), list(range(-1, len(word) - 1))
-        after = [*range(1, len(word)), -1]
-        found: list[tuple[float, int, int, str]] = []
+    def _join(self, word: str) -> list[str]:
+        """Join the characters of a word to pieces, the pair of the highest score first.
 
-        def look(left: int, right: int) -> Iterator[tuple[float, int, int, str]]:
-            if left >= 0 and right >= 0 and (both := parts[left] + parts[right]) in self._scores:
-                yield -self._scores[both], left, right, both
+        ``before`` and ``after`` link each part to its neighbours; a part that was joined to its left
+        neighbour is empty.
+        """
+        parts = list(word)
+        before = list(range(-1, len(word) - 1))
+        after = [*range(1, len(word)), -1]
+        queue: list[tuple[float, int, int, str]] = []
+
+        def candidates(left: int, right: int) -> Iterator[tuple[float, int, int, str]]:
+            if left >= 0 and right >= 0:
+                both = parts[left] + parts[right]
+                if both in self._scores:
+                    yield -self._scores[both], left, right, both
 
         for i in range(len(word) - 1):
-            found += look(i, i + 1)
-        heapify(found)
-        while found:
-            _, left, right, both = heappop(found)
+            queue += candidates(i, i + 1)
+        heapify(queue)
+        while queue:
+            _, left, right, both = heappop(queue)
             if parts[left] + parts[right] != both or after[left] != right:
-                continue  # one of them has been joined to another
-            parts[left], parts[right] = both, ""
+                continue  # one of them was joined to another part since
+            parts[left] = both
+            parts[right] = ""
             after[left] = after[right]
             if after[left] >= 0:
                 before[after[left]] = left
-            for pair in (*look(before[left], left), *look(left, after[left])):
-                heappush(found, pair)
+            for pair in (*candidates(before[left], left), *candidates(left, after[left])):
+                heappush(queue, pair)
         return [part for part in parts if part]
 
 
@@ -148,18 +160,21 @@ class SentencePieceTokens(TextTokens):
 
 @dataclass(frozen=True)
 class Model:
-    """What a ``.model`` holds."""
+    """The content of a ``.model`` file."""
 
     tokens: SentencePieceTokens
     names: list[str]
-    """Of its pieces, in its own order."""
+    """Names of the model's pieces, in the model's order."""
     ids_P: np.ndarray
-    """Our id of each, (P,) int32; -1 for one that stands for nothing here: `<unk>`, other control signs."""
+    """Our token id of each piece, (P,) int32; -1 for `<unk>` and other control pieces."""
 
 
 def read_model(path: Path) -> Model:
-    """A SentencePiece model, to be read with; `ValueError` where it is missing or damaged, puts a blank
-    before every text, is no BPE, or has no `<s>`."""
+    """Read a SentencePiece model.
+
+    Raises `ValueError` if it is missing or damaged, adds a blank before every text, is not BPE, or lacks
+    `<s>`.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -167,49 +182,59 @@ def read_model(path: Path) -> Model:
     try:
         return _model(raw)
     except (ValueError, IndexError, struct.error) as error:
-        raise ValueError(f"{path}: not a SentencePiece model that can be read with: {error}") from None
+        raise ValueError(f"{path}: this SentencePiece model cannot be used: {error}") from None
 
 
 def _model(raw: bytes) -> Model:
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
-    read = []
+    entries = []
     for number, value in _fields(raw):
-        if number in (1, 2, 3):
-            fields = dict(_fields(_bytes(value)))
-            if number == 1:
-                score = struct.unpack("<f", _bytes(fields.get(2, bytes(4))))[0]
-                read.append((_bytes(fields.get(1, b"")).decode(), score, fields.get(3, _NORMAL)))
-            else:
-                (trainer if number == 2 else normalizer).update(fields)
-    if not read:
+        if number not in (1, 2, 3):
+            continue
+        fields = dict(_fields(_bytes(value)))
+        if number == 1:
+            score = struct.unpack("<f", _bytes(fields.get(2, bytes(4))))[0]
+            entries.append((_bytes(fields.get(1, b"")).decode(), score, fields.get(3, _NORMAL)))
+        elif number == 2:
+            trainer.update(fields)
+        else:
+            normalizer.update(fields)
+    if not entries:
         raise ValueError("it holds no pieces")
-    if (kind := trainer.get(3, 1)) != 2:
-        raise ValueError(f"it is of type {_KINDS.get(int(kind), kind)}, and only bpe is known here")
+    model_type = int(trainer.get(3, 1))
+    if model_type != 2:
+        raise ValueError(f"it is of type {_MODEL_TYPES.get(model_type, model_type)}, only bpe is supported")
     if normalizer.get(3, 1):
-        raise ValueError("it puts a blank before every text; export it with add_dummy_prefix=False")
-    keeps = not normalizer.get(4, 1) and normalizer.get(1) == b"identity"
+        raise ValueError("it adds a blank before every text; export it with add_dummy_prefix=False")
     ids: list[int] = []
     pieces: list[tuple[str, float | None]] = []
     whole: list[str] = []
-    for name, score, sort in read:
-        ids.append(_SPECIALS.get(name, -1) if sort == _CONTROL else -1)
-        if sort == _BYTE:
-            ids[-1] = bytes.fromhex(name[3:5])[0] if re.fullmatch("<0x[0-9A-F]{2}>", name) else -1
-        elif sort in (_NORMAL, _WHOLE, _UNUSED):
-            ids[-1] = BYTES.size + len(pieces)
-            pieces.append((name, score if sort == _NORMAL else None))
-            whole += [name] if sort == _WHOLE else []
+    for name, score, piece_type in entries:
+        id = -1
+        if piece_type == _CONTROL:
+            id = _SPECIALS.get(name, -1)
+        elif piece_type == _BYTE and re.fullmatch("<0x[0-9A-F]{2}>", name):
+            id = bytes.fromhex(name[3:5])[0]
+        elif piece_type in (_NORMAL, _USER_DEFINED, _UNUSED):
+            id = BYTES.size + len(pieces)
+            pieces.append((name, score if piece_type == _NORMAL else None))
+            if piece_type == _USER_DEFINED:
+                whole.append(name)
+        ids.append(id)
     if BYTES.bos not in ids:
         raise ValueError("it has no <s>, with which documents begin")
     tokens = SentencePieceTokens(
-        pieces, whole, fallback=any(sort == _BYTE for *_, sort in read), lossless=keeps
+        pieces,
+        whole,
+        fallback=any(piece_type == _BYTE for *_, piece_type in entries),
+        lossless=not normalizer.get(4, 1) and normalizer.get(1) == b"identity",
     )
-    return Model(tokens, [name for name, *_ in read], np.array(ids, np.int32))
+    return Model(tokens, [name for name, *_ in entries], np.array(ids, np.int32))
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message, in order: a varint as it is, all else as its bytes."""
+    """Yield the number and the value of each field of a message: a varint as an integer, others as bytes."""
     at = 0
 
     def varint() -> int:
@@ -217,18 +242,20 @@ def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
         value = shift = 0
         while True:
             value |= (raw[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
+            shift += 7
+            at += 1
             if not raw[at - 1] & 0x80:
                 return value
 
     while at < len(raw):
         key = varint()
-        if (wire := key & 7) == 0:
+        wire_type = key & 7
+        if wire_type == 0:
             yield key >> 3, varint()
             continue
-        if wire not in (1, 2, 5):
-            raise ValueError(f"no protocol buffer, at byte {at}")
-        size = {1: 8, 5: 4}.get(wire) or varint()
+        if wire_type not in (1, 2, 5):
+            raise ValueError(f"it is not a protocol buffer, at byte {at}")
+        size = {1: 8, 5: 4}.get(wire_type) or varint()
         if at + size > len(raw):
             raise ValueError(f"it ends in the middle, at byte {len(raw)}")
         yield key >> 3, raw[at : at + size]
@@ -237,5 +264,5 @@ def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("no such message")
+        raise ValueError("a message is missing")
     return value

@@ -1,8 +1,7 @@
-"""``tokenizer.json``: an vocabulary that was learned, as it lies beside whatever is written in it.
+"""``tokenizer.json``: a learned vocabulary, which lies in every folder that holds its tokens.
 
-It goes where its ids go: into the folder of the shards, of every checkpoint and of every export. It holds no
-code and nothing that this machine's libraries decide, only the pairs that were merged, or the pieces and
-their scores, and a digest of them.
+The folders are those of shards, checkpoints and exports. The file is plain JSON: the merges, or the pieces
+and their scores, and a digest of them. It does not depend on this machine's libraries.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from spider.record import Record
 from spider.tokens import BYTES, Tokens
 from spider.tokens.bpe import BpeTokens
 
-if TYPE_CHECKING:  # whoever reads a tokenizer of merges needs none of it
+if TYPE_CHECKING:  # reading a tokenizer of merges does not import it
     from spider.tokens.sentencepiece import SentencePieceTokens
 
 TOKENIZER = "tokenizer.json"
 
 
 class LearnedFrom(BaseModel, frozen=True):
-    """The documents that it was learned from."""
+    """Size of the text that a tokenizer was learned from."""
 
     documents: int
     bytes: int
@@ -37,12 +36,14 @@ class _Stored(Record):
 
 
 class StoredTokens(_Stored):
+    """A tokenizer of merges."""
+
     kind: Literal["bpe"]
     pattern: str
     vocab_size: int
     learned_from: LearnedFrom
     merges: list[str]
-    """Each as the two ids that it joins, ``"104 101"``."""
+    """The two token ids of each merge, ``"104 101"``."""
     digest: str
 
     @classmethod
@@ -62,6 +63,8 @@ class StoredTokens(_Stored):
 
 
 class StoredPieces(_Stored):
+    """The pieces of a SentencePiece model."""
+
     kind: Literal["sentencepiece"]
     lossless: bool
     fallback: bool
@@ -93,8 +96,10 @@ class StoredPieces(_Stored):
 
 
 def read_tokens(path: Path) -> BpeTokens | SentencePieceTokens:
-    """The vocabulary in a ``tokenizer.json``, or of a SentencePiece model, which has another suffix;
-    `ValueError` where that is missing, damaged or edited."""
+    """Read the vocabulary of a ``tokenizer.json``, or of a SentencePiece model, which has another suffix.
+
+    Raises `ValueError` if it is missing, damaged or edited.
+    """
     if path.suffix != ".json":
         from spider.tokens.sentencepiece import read_model
 
@@ -103,46 +108,48 @@ def read_tokens(path: Path) -> BpeTokens | SentencePieceTokens:
 
 
 def tokens_of(plain: Any, path: Path) -> BpeTokens | SentencePieceTokens:
-    """The vocabulary in a mapping that was read from ``path``; `ValueError` as `read_tokens`."""
+    """Return the vocabulary of a mapping that was read from ``path``; `ValueError` as in `read_tokens`."""
     pieces = isinstance(plain, dict) and plain.get("kind") == "sentencepiece"
     stored = (StoredPieces if pieces else StoredTokens).parse(plain, path)
     try:
         tokens = stored.tokens()
     except ValueError as error:
-        raise ValueError(f"{path}: {stored.WHAT} that is damaged ({error}); {stored.REMEDY}") from None
+        raise ValueError(f"{path}: a damaged tokenizer ({error}); {stored.REMEDY}") from None
     if (tokens.digest, tokens.size) != (stored.digest, stored.vocab_size):
         raise ValueError(f"{path}: edited since it was written, its digest does not match; {stored.REMEDY}")
     return tokens
 
 
-def lay_beside(path: Path, folder: Path) -> None:
-    """A copy of what `read_tokens` reads, as ``tokenizer.json`` in a folder."""
+def copy_tokenizer(path: Path, folder: Path) -> None:
+    """Write the vocabulary that `read_tokens` reads as ``tokenizer.json`` into a folder."""
     if path.suffix != ".json":
         from spider.tokens.sentencepiece import read_model
 
         StoredPieces.of(read_model(path).tokens).write(folder / TOKENIZER)
         return
-    with replacing(folder / TOKENIZER) as beside:
-        shutil.copyfile(path, beside)
+    with replacing(folder / TOKENIZER) as temporary:
+        shutil.copyfile(path, temporary)
 
 
 def _pair(merge: str) -> tuple[int, int]:
     left, _, right = merge.partition(" ")
     if not (left.isdecimal() and right.isdecimal()):
-        raise ValueError(f"merge {merge!r} is not two ids")
+        raise ValueError(f"merge {merge!r} is not a pair of token ids")
     return int(left), int(right)
 
 
 def tokens_in(folder: Path, expected: str | None) -> Tokens:
-    """The vocabulary of what lies in a folder: bytes where no digest is ``expected``. `ValueError` where its
-    ``tokenizer.json`` is missing, damaged, or another."""
+    """Return the vocabulary of a folder, which must have the ``expected`` digest; None stands for bytes.
+
+    Raises `ValueError` if ``tokenizer.json`` is missing or damaged, or is of another vocabulary.
+    """
     if expected is None:
         return BYTES
     tokens = read_tokens(folder / TOKENIZER)
     if tokens.digest != expected:
-        remedy = "copy the whole folder from where it was made, or delete it and run the workflow again"
         raise ValueError(
-            f"{folder / TOKENIZER}: another tokenizer ({tokens.digest}) than what lies here was written with "
-            f"({expected}); {remedy}"
+            f"{folder / TOKENIZER}: its digest is {tokens.digest}, but the tokens of this folder need the "
+            f"tokenizer {expected}; copy the whole folder from where it was made, or delete it and run the "
+            "workflow again"
         )
     return tokens

@@ -217,7 +217,7 @@ def test_an_impossible_cap_is_an_error_and_nothing_is_left(files, trained, tmp_p
 
 
 def test_the_size_is_predicted(files, trained):
-    """The tolerance is 10%, because most rows of the toys' embeddings were never read and are not Gaussian."""
+    """The tolerance is 10% because most rows of the toys' embeddings were never read and are not Gaussian."""
     for family, (_, receipt) in files.items():
         with torch.device("meta"):
             model = build_model(trained[family][1].model)

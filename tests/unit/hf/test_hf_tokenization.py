@@ -13,7 +13,7 @@ from spider.data.chat import opening
 from spider.hf.tokenization import SpiderTokenizer
 from spider.tokens import BYTES
 from spider.tokens.sentencepiece import read_model
-from spider.tokens.stored import lay_beside
+from spider.tokens.stored import copy_tokenizer
 from spider.tokens.turns import ASSISTANT, TURN, USER
 from tests.unit.hf.small_exports import BPE, exported
 from tests.unit.tokens.sentencepiece_file import write_model
@@ -25,7 +25,7 @@ TEXTS = ["the cat", "of the ", "", "a\n\tb  c", "Zürich 日本 🕷", "⟨EOS�
 def pieces(tmp_path_factory):
     """Return the vocabulary of a SentencePiece model and its tokenizer."""
     folder = tmp_path_factory.mktemp("pieces")
-    lay_beside(write_model(folder / "pieces.model"), folder)
+    copy_tokenizer(write_model(folder / "pieces.model"), folder)
     tokens = read_model(folder / "pieces.model").tokens
     return tokens, SpiderTokenizer(vocab_file=str(folder / "tokenizer.json"), learned=tokens.digest)
 

@@ -113,7 +113,7 @@ def test_a_checkpoint_whose_index_is_gone_or_another_is_refused(results, tmp_pat
     root = shutil.copytree(results.root, tmp_path / "results")
     full = Results(root).ngram("toy", CONFIG.counted, "full")
     shutil.rmtree(full)
-    with pytest.raises(CheckpointError, match=rf"the model reads an index\. {full}: no index lies there"):
+    with pytest.raises(CheckpointError, match=rf"the model reads an n-gram index\. {full}: no index lies there"):
         Checkpoint.at(root / "runs/r/a").model()
     shutil.copytree(full.with_name("ngram"), full)
     with pytest.raises(

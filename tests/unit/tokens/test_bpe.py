@@ -1,4 +1,4 @@
-"""Byte pairs: any bytes come back as they were, no text makes a special id, only what was learned merges."""
+"""BPE restores any bytes, encodes no text to a special token, and merges only learned pairs."""
 
 import sys
 
@@ -24,7 +24,7 @@ def test_pairs_are_merged_in_the_order_in_which_they_were_learned():
 
 
 @given(st.binary(max_size=200) | st.text(max_size=100).map(lambda s: s.encode("utf-8", "surrogatepass")))
-def test_any_bytes_come_back_and_their_lengths_add_up(raw):
+def test_any_bytes_are_restored_and_their_lengths_add_up(raw):
     ids = TOKENS.encode(raw)
     assert TOKENS.raw(ids) == raw
     assert int(TOKENS.bytes_of[ids].sum()) == len(raw)
@@ -32,9 +32,9 @@ def test_any_bytes_come_back_and_their_lengths_add_up(raw):
 
 
 @given(st.binary(max_size=100))
-def test_without_merges_it_is_the_alphabet_of_bytes(raw):
-    none = BpeTokens([])
-    assert none.encode(raw).tolist() == BYTES.encode(raw).tolist() and none.size == BYTES.size
+def test_without_merges_it_is_the_byte_vocabulary(raw):
+    tokens = BpeTokens([])
+    assert tokens.encode(raw).tolist() == BYTES.encode(raw).tolist() and tokens.size == BYTES.size
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def test_without_merges_it_is_the_alphabet_of_bytes(raw):
     ["<|bos|> <BOS> <|endoftext|>", "\0", "▁ \u2581", "a\r\n\tb\r", "👩‍👩‍👧", " " * 1_000_000, "\n" * 300_001,
      "a" * 1_000_000, "1" * 99_999],
 )  # fmt: skip
-def test_odd_texts_come_back(text):
+def test_odd_texts_are_restored(text):
     ids = TOKENS.encode(text)
     assert TOKENS.decode(ids) == text
     assert ids.min() >= 0 and (ids[1:-1] != BYTES.bos).all()
 
 
-def test_bytes_that_are_no_utf8_are_their_own_ids_and_do_not_part_what_is():
+def test_bytes_that_are_not_utf8_are_encoded_as_themselves_between_merged_text():
     assert TOKENS.encode(b"the\xff\xfethe")[1:-1].tolist() == [THE, 0xFF, 0xFE, THE]
     assert TOKENS.encode("語".encode()[:2])[1:-1].tolist() == list("語".encode()[:2])
 
@@ -56,25 +56,25 @@ def test_bytes_that_are_no_utf8_are_their_own_ids_and_do_not_part_what_is():
 @pytest.mark.parametrize(
     ("merges", "message"),
     [
-        ([(FIRST, 97)], "merge 0, of 272 and 97: not two ids of text that come before it"),
-        ([(97, BYTES.bos)], "merge 0, of 97 and 257: not two ids of text that come before it"),
-        ([(97, -1)], "not two ids of text"),
-        ([(97, 98), (97, 98)], "merge 1, of 97 and 98: its bytes are b'ab', which have an id already"),
+        ([(FIRST, 97)], "merge 0, of 272 and 97: both must be earlier tokens of text"),
+        ([(97, BYTES.bos)], "merge 0, of 97 and 257: both must be earlier tokens of text"),
+        ([(97, -1)], "both must be earlier tokens"),
+        ([(97, 98), (97, 98)], "merge 1, of 97 and 98: another token has the same bytes, b'ab'"),
         ([(97, 97), *((i, i) for i in range(FIRST, FIRST + 8))], "more than 255 bytes"),
     ],
 )
-def test_what_cannot_be_merged_is_refused(merges, message):
+def test_impossible_merges_are_errors(merges, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         BpeTokens(merges)
 
 
-def test_ids_fit_into_a_shard():
+def test_more_tokens_than_a_shard_holds_are_an_error():
     pairs = [(i, j) for i in range(255) for j in range(256)][: 1 << 16]
-    with pytest.raises(ValueError, match="shards hold 65,536"):
+    with pytest.raises(ValueError, match="shards hold at most 65,536"):
         BpeTokens(pairs)
 
 
-def test_nothing_is_imported_before_something_is_encoded():
+def test_decoding_imports_no_tokenizer_library():
     code = (
         "import sys; from spider.tokens.bpe import BpeTokens; BpeTokens([(97, 98)]).decode([272]);"
         "assert not {'tiktoken', 'tokenizers', 'torch'} & set(sys.modules)"

@@ -21,7 +21,7 @@ def test_decoding_drops_specials_and_replaces_malformed_utf8():
     assert BYTES.decode(ids) == "hi\ufffd" and BYTES.raw(np.array(ids)) == b"hi\xff"
 
 
-def test_special_ids_are_distinct_above_the_bytes_inside_the_alphabet_and_stand_for_no_text():
+def test_special_tokens_are_distinct_follow_the_bytes_and_stand_for_no_text():
     ids = sorted(BYTES.specials.values())
     assert ids == list(range(256, BYTES.size))
     assert (BYTES.bytes_of.nonzero()[0] == np.arange(256)).all() and BYTES.bytes_of.max() == 1
@@ -29,10 +29,10 @@ def test_special_ids_are_distinct_above_the_bytes_inside_the_alphabet_and_stand_
 
 
 @given(st.lists(st.binary(min_size=1, max_size=9), max_size=6), st.integers(1, 7))
-def test_many_documents_are_spliced_as_each_is_encoded(texts, room):
+def test_splicing_many_documents_equals_encoding_each(texts, size):
     joined = np.frombuffer(b"".join(b"\0" + text + b"\0" for text in texts), np.uint8)
     offsets = np.cumsum([0, *(len(text) + 2 for text in texts)])
-    pieces = BYTES.splice(joined, offsets, np.empty(room, np.uint16))
+    pieces = BYTES.splice(joined, offsets, np.empty(size, np.uint16))
     assert [i for piece in pieces for i in piece.tolist()] == [
         i for text in texts for i in BYTES.encode(text).tolist()
     ]

@@ -1,4 +1,4 @@
-"""tokenizer.json: what is read is what was written, and what was edited or damaged is refused by name."""
+"""A tokenizer.json is read as it was written; an edited or damaged one is an error with its path."""
 
 import json
 
@@ -17,7 +17,7 @@ def path(tmp_path):
     return tmp_path / "tokenizer.json"
 
 
-def test_what_is_read_is_what_was_written(path):
+def test_a_file_is_read_as_it_was_written(path):
     tokens = read_tokens(path)
     assert tokens.merges == ((97, 98), (BYTES.size, 99))
     assert tokens.encode("abc")[1:-1].tolist() == [BYTES.size + 1]
@@ -31,20 +31,23 @@ def test_what_is_read_is_what_was_written(path):
         ({"merges": ["97 98", "272 100"]}, "edited since it was written"),
         ({"pattern": r"\S+"}, "edited since it was written"),
         ({"vocab_size": 300}, "edited since it was written"),
-        ({"merges": ["97 98", "97 98"]}, "damaged .merge 1, of 97 and 98: its bytes are b'ab'"),
-        ({"merges": ["97 98", "x 99"]}, "damaged .merge 'x 99' is not two ids"),
+        (
+            {"merges": ["97 98", "97 98"]},
+            "damaged tokenizer .merge 1, of 97 and 98: another token has the same bytes",
+        ),
+        ({"merges": ["97 98", "x 99"]}, "damaged tokenizer .merge 'x 99' is not a pair of token ids"),
         ({"merges": [[97, 98]]}, "not whole"),
         ({"kind": "unigram"}, "not whole"),
         ({"format": 2}, "of format 2, this Spider reads 1"),
     ],
 )
-def test_what_was_edited_or_damaged_is_refused(path, change, message):
+def test_an_edited_or_damaged_file_is_an_error(path, change, message):
     write_json(path, read_json(path) | change)
     with pytest.raises(ValueError, match=f"tokenizer.json: .*{message}"):
         read_tokens(path)
 
 
-def test_half_a_file_and_none_are_refused(path):
+def test_a_truncated_and_a_missing_file_are_errors(path):
     path.write_text(path.read_text()[:-20])
     with pytest.raises(ValueError, match="not valid JSON"):
         read_tokens(path)
@@ -53,11 +56,13 @@ def test_half_a_file_and_none_are_refused(path):
         tokens_in(path.parent, "0" * 16)
 
 
-def test_another_tokenizer_is_not_taken_for_that_of_a_folder(path):
-    with pytest.raises(ValueError, match=r"another tokenizer .* than what lies here was written with"):
+def test_a_tokenizer_of_another_folder_is_an_error(path):
+    with pytest.raises(
+        ValueError, match=r"its digest is \w+, but the tokens of this folder need the tokenizer 0000"
+    ):
         tokens_in(path.parent, "0" * 16)
 
 
-def test_it_is_plain_json_of_pairs(path):
+def test_it_is_plain_json(path):
     plain = json.loads(path.read_text())
     assert plain["merges"] == ["97 98", "272 99"] and plain["vocab_size"] == BYTES.size + 2

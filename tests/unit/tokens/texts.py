@@ -1,4 +1,4 @@
-"""Texts to learn pairs of bytes from, made up of few words."""
+"""Make texts of few words, to learn merges from."""
 
 import random
 
@@ -20,5 +20,5 @@ WORDS = (
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
-    draw = random.Random(seed)
-    return [" ".join(draw.choices(WORDS, k=draw.randint(5, 60))) + ".\n" for _ in range(count)]
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(5, 60))) + ".\n" for _ in range(count)]

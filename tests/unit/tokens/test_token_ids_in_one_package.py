@@ -1,4 +1,4 @@
-"""What an id stands for is known in `spider.tokens` alone, and to the families that work on bytes."""
+"""Only `spider.tokens`, and families that work on bytes, contain token ids as numbers."""
 
 import io
 import tokenize
@@ -6,8 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 IDS = {"256", "257", "258", "272"}
-#: Numbers that are no ids: words of a file's header, rows of a kernel's block.
-NO_IDS = {("spider/data/shards.py", "HEADER_INTS = 256"), ("kernels/normalize_weight.py", "ROWS = 256")}
+#: Numbers that are not token ids: integers of a file's header, rows of a kernel's block.
+OTHER = {("spider/data/shards.py", "HEADER_INTS = 256"), ("kernels/normalize_weight.py", "ROWS = 256")}
 
 
 def sources():
@@ -19,17 +19,17 @@ def sources():
                 yield path
 
 
-def test_no_file_outside_knows_an_id():
+def test_no_other_file_contains_a_token_id():
     wrong = []
     for path in sources():
         name, text = path.relative_to(ROOT).as_posix(), path.read_text()
         wrong += [name] * ("VOCAB_SIZE" in text or "spider.vocab" in text)
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             line = token.line.strip()
-            if token.type == tokenize.NUMBER and token.string in IDS and (name, line) not in NO_IDS:
+            if token.type == tokenize.NUMBER and token.string in IDS and (name, line) not in OTHER:
                 wrong.append(f"{name}: {line}")
     assert not wrong
 
 
-def test_no_file_outside_imports_a_family():
+def test_no_other_file_imports_a_family():
     assert not [path for path in sources() if "spider.model.spider" in path.read_text()]
