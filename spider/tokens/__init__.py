@@ -55,7 +55,7 @@ class Tokens(Protocol):
 
     @property
     def lossless(self) -> bool:
-        """Whether published tokens of this vocabulary keep their text. Text that is encoded here always is."""
+        """Whether published tokens keep their text. Tokens that are encoded here always keep it."""
         ...
 
     @property

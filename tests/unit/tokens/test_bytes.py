@@ -7,7 +7,7 @@ from spider.tokens import BYTES
 
 @given(st.text())
 def test_decoding_undoes_encoding_for_any_text(text):
-    text = text.encode("utf-8", "ignore").decode()  # lone surrogates have no UTF-8
+    text = text.encode("utf-8", "ignore").decode()  # lone surrogates cannot be encoded as UTF-8
     assert BYTES.decode(BYTES.encode(text)) == text
 
 

@@ -33,7 +33,7 @@ def test_a_file_is_read_as_it_was_written(path):
         ({"vocab_size": 300}, "edited since it was written"),
         (
             {"merges": ["97 98", "97 98"]},
-            "damaged tokenizer .merge 1, of 97 and 98: another token has the same bytes",
+            "damaged tokenizer .merge 1, of 97 and 98: another token has",
         ),
         ({"merges": ["97 98", "x 99"]}, "damaged tokenizer .merge 'x 99' is not a pair of token ids"),
         ({"merges": [[97, 98]]}, "not whole"),
@@ -57,9 +57,7 @@ def test_a_truncated_and_a_missing_file_are_errors(path):
 
 
 def test_a_tokenizer_of_another_folder_is_an_error(path):
-    with pytest.raises(
-        ValueError, match=r"its digest is \w+, but the tokens of this folder need the tokenizer 0000"
-    ):
+    with pytest.raises(ValueError, match=r"its digest is \w+, but .* need the tokenizer 0000"):
         tokens_in(path.parent, "0" * 16)
 
 
