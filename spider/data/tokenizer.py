@@ -18,8 +18,8 @@ from spider.data.encode import documents
 from spider.data.split import cut
 from spider.tokens import BYTES
 from spider.tokens.bpe import PATTERN, BpeTokens
+from spider.tokens.bytes import MAX_TOKEN_BYTES
 from spider.tokens.stored import LearnedFrom, StoredTokens
-from spider.tokens.texts import LONGEST
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def _merges(texts: Iterator[str], count: int) -> list[tuple[int, int]]:
         vocab_size=len(letters) + count,
         min_frequency=0,
         initial_alphabet=sorted(letters),
-        max_token_length=LONGEST,
+        max_token_length=MAX_TOKEN_BYTES,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

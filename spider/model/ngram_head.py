@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from kernels.embedding import embedding
 from spider.config.ngram import NgramConfig
 from spider.model.layers import Linear, embedding_like, wide
-from spider.ngram.layout import END, PLACES, Layout, ids_of
+from spider.ngram.layout import END, POSITIONS, Layout, ids_of
 from spider.tokens import Tokens
 
 #: What brings a quantized logarithm, 8 log2, to about one.
@@ -50,7 +50,7 @@ class NgramHead(nn.Module):
         H, S = config.hidden, config.state
         self.U, self.F = (
             2 * (layout.contexts + layout.match_orders),
-            3 * layout.contexts + PLACES * layout.match_orders,
+            3 * layout.contexts + POSITIONS * layout.match_orders,
         )
         self.of_place, self.of_state, self.mix = Linear(self.U, S), Linear(dim, S), Linear(S, S)
         self.of_candidate, self.shift, self.scale = Linear(self.F, H), Linear(S, H), Linear(S, H, std=0.0)
@@ -94,7 +94,7 @@ class NgramHead(nn.Module):
     def _priced(self, logits_V: Tensor, h_D: Tensor, candidates_W: Tensor) -> Tensor:
         there, symbols_C, totals, seen, counts_CO, places_CP = self.layout.split(candidates_W)
         totals, counts_CO = totals * _SCALE, counts_CO * _SCALE
-        bit = torch.arange(PLACES, dtype=torch.uint8, device=places_CP.device)
+        bit = torch.arange(POSITIONS, dtype=torch.uint8, device=places_CP.device)
         bits_CB = ((places_CP[..., None] >> bit) & 1).flatten(-2)
         known = [counts_CO, counts_CO - totals[..., None, :, 0], counts_CO > 0, bits_CB]
         f_CF = torch.cat([one.float() for one in known], -1)

@@ -1,11 +1,11 @@
-"""NgramIndex of a text: what followed its contexts, kept in tables, and proposed where they come again.
+"""The n-gram index of a text: what followed its contexts, counted in tables, and candidates from them.
 
-contexts.py   what stands before a place: so many symbols, or words, and hashes of them
-runs.py       arrays on disk, and runs of counts, merged
-count.py      runs of counts of one part of a text (map)
-table.py      all runs of an order as one packed table (reduce)
-store.py      the tables of a text on disk, `index.json`, and their checks
-propose.py    what tables and document propose for a place
-layout.py     the symbols of a text, and how candidates are laid out in bytes
-lookup.py   candidates for windows of shards, for streams, and for a text being written
+contexts.py     contexts of a position: the last symbols or words, and their hashes
+runs.py         count the contexts of a part of a text into sorted runs (map), and merge runs
+table.py        pack all runs of one kind of context into a table (reduce)
+store.py        an index on disk: its tables, `index.json` and their checks
+layout.py       the symbols of a text, and the bytes that describe the candidates of a position
+candidates.py   candidates of a position, from the tables and from the document so far
+lookup.py       candidates for windows of shards, for streams and during generation
+cost.py         estimated size of the index of a large text
 """

@@ -1,16 +1,17 @@
-"""Contexts: hashes of the symbols before a place.
+"""Contexts: hashes of the symbols before a position.
 
-A context of *order* o is the o symbols before a place. The beginning of the document counts as one of them,
-and a context does not reach beyond it.
+A context of *order* o is the o symbols before a position. The beginning of the document counts as one of
+them, and a context does not reach beyond it.
 
 A context of n *words* ignores line breaks and commas, which end the contexts of an order. A word consists of
 letters, digits, underscores and all bytes beyond ASCII. The *current* word is the one that began last, with
-the symbols since its end. Letters are compared without case, and white space as one blank. The context is the
-current word so far and the n words before it, if there are that many. A word that is longer than `LONG`, with
-the symbols after it, ends all contexts. So contexts are a function of the `reach` symbols before a place.
+the symbols since its end. Letters are compared without case, and whitespace as one blank. The context is the
+current word so far and the n words before it, if there are that many. A word that is longer than
+`MAX_WORD`, with the symbols after it, ends all contexts. So a context depends on the `reach` symbols before a
+position.
 
 A kind of context is a number, o or ``~n``. Hashes have 56 bits, the high ones of 64, so a key has a byte left
-for the symbol that follows. The hash is 0 where there is no such context.
+for the symbol that follows. A position without a context has the hash 0.
 """
 
 from __future__ import annotations
@@ -23,28 +24,26 @@ from numba import njit
 
 from spider.ngram.layout import BEGIN, END
 
-#: Decorator of a loop over symbols: it runs without the interpreter's lock, and its code is kept on disk.
+#: Decorator of a loop over symbols: it runs without the interpreter's lock and is cached on disk.
 compiled: Any = partial(njit, nogil=True, cache=True, no_cfunc_wrapper=True)
-#: The same for a function that only compiled functions call, which saves the time to compile a wrapper.
+#: The same for a function that only compiled functions call, which needs no wrapper for Python.
 inner: Any = partial(compiled, no_cpython_wrapper=True)
 
 #: Symbols of the longest current word.
-LONG = 32
+MAX_WORD = 32
 
 
-def _compared() -> np.ndarray:
+def _normalized() -> np.ndarray:
     table = np.arange(1 + END, dtype=np.uint8)
     table[ord("A") : ord("Z") + 1] += ord("a") - ord("A")
     table[[ord(c) for c in "\t\n\r"]] = ord(" ")
     return table
 
 
-#: The symbol that each symbol is compared as, and the symbols of words.
-_COMPARED = _compared()
+#: The symbol that each symbol is compared as, and whether it belongs to a word.
+_NORMALIZED = _normalized()
 _OF_WORD = np.array([chr(s).isalnum() or s == ord("_") if s < 128 else s < BEGIN for s in range(1 + END)])
 _NONE, _ONE = np.uint64(0), np.uint64(1)
-
-
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -77,9 +76,9 @@ def power(order: int) -> np.uint64:
 
 
 @compiled(inline="always")
-def mixed(before: np.uint64, now: np.uint64, grown: np.uint64) -> np.uint64:
+def mixed(before: np.uint64, now: np.uint64, factor: np.uint64) -> np.uint64:
     """Return the hash of the symbols between two prefixes, mixed by the finalizer of splitmix64."""
-    x = now - before * grown
+    x = now - before * factor
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -87,14 +86,16 @@ def mixed(before: np.uint64, now: np.uint64, grown: np.uint64) -> np.uint64:
 
 @compiled
 def of_order(text: np.ndarray, hashes: np.ndarray, order: int, lo: int, hi: int) -> np.ndarray:
-    """Return the contexts of one order at the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
+    """Return the contexts of one order at the positions ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
 
     ``hashes`` are the hashes of all its prefixes. Its first symbol may lie inside a document.
     """
-    contexts, grown, begin = np.zeros(hi - lo, np.uint64), power(order), 0
+    contexts = np.zeros(hi - lo, np.uint64)
+    factor = power(order)
+    begin = 0
     for i in range(max(0, lo - order), hi):
         if i >= lo and i - begin >= order:
-            contexts[i - lo] = mixed(hashes[i - order], hashes[i], grown) | _ONE
+            contexts[i - lo] = mixed(hashes[i - order], hashes[i], factor) | _ONE
         if i < len(text) and text[i] == BEGIN:
             begin = i
     return contexts
@@ -102,51 +103,60 @@ def of_order(text: np.ndarray, hashes: np.ndarray, order: int, lo: int, hi: int)
 
 @compiled
 def reach(words: int) -> int:
-    """Return the number of symbols before a place that decide its context of this many words.
+    """Return the number of symbols before a position that decide its context of this many words.
 
-    These are two more words, because the first one may be truncated.
+    They include two more words, because the first one may be truncated.
     """
-    return (words + 2) * (LONG + 1)
+    return (words + 2) * (MAX_WORD + 1)
 
 
 @compiled
 def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
-    """Return the contexts of this many words at the places ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
+    """Return the contexts of this many words at the positions ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
 
     Its first symbol may lie inside a document if ``lo`` is at least `reach`.
     """
-    contexts, before = np.zeros(hi - lo, np.uint64), np.zeros(words + 1, np.uint64)
-    # The first symbols may be the rest of a long word.
-    known, length, inside, blank = 0, LONG + 1, True, False
+    contexts = np.zeros(hi - lo, np.uint64)
+    before = np.zeros(words + 1, np.uint64)
+    known = 0
+    length = MAX_WORD + 1  # the first symbols may be the rest of a long word
+    inside = True
+    blank = False
     word = current = _NONE
     for i in range(max(0, lo - reach(words)), hi - 1):
         symbol = text[i]
         if symbol == BEGIN:
-            known, length, inside = 0, 0, False
+            known = 0
+            length = 0
+            inside = False
         elif _OF_WORD[symbol]:
             if not inside:
-                if length > LONG:
+                if length > MAX_WORD:
                     known = 0
                 elif length > 0:
                     for k in range(words, 0, -1):
                         before[k] = before[k - 1]
                     before[0] = word
                     known += 1
-                current, length, inside, blank = _NONE, 0, True, False
-            word = current = appended(current, _COMPARED[symbol])
+                current = _NONE
+                length = 0
+                inside = True
+                blank = False
+            word = current = appended(current, _NORMALIZED[symbol])
             length += 1
         elif length > 0:
-            space = _COMPARED[symbol] == 32
+            space = _NORMALIZED[symbol] == 32
             if not (space and blank):
-                current = appended(current, _COMPARED[symbol])
-            inside, blank = False, space
+                current = appended(current, _NORMALIZED[symbol])
+            inside = False
+            blank = space
             length += 1
-        if i + 1 >= lo and known >= words and 0 < length <= LONG:
-            all_of_it = current
+        if i + 1 >= lo and known >= words and 0 < length <= MAX_WORD:
+            combined = current
             for k in range(words):
-                # Mixed, because sums of polynomials are the same in any order.
-                all_of_it = appended(all_of_it, mixed(_NONE, before[k], _ONE))
-            contexts[i + 1 - lo] = mixed(_NONE, all_of_it, _ONE) | _ONE
+                # Words are mixed first, because sums of polynomials do not depend on their order.
+                combined = appended(combined, mixed(_NONE, before[k], _ONE))
+            contexts[i + 1 - lo] = mixed(_NONE, combined, _ONE) | _ONE
     return contexts
 
 
@@ -157,10 +167,10 @@ def contexts_of(text: np.ndarray, hashes: np.ndarray, kind: int, lo: int, hi: in
 
 
 def name_of(kind: int) -> str:
-    """Return the name of a kind of context in the names of files: ``12``, ``words2``."""
+    """Return the name of a kind of context, as in the names of files: ``12``, ``words2``."""
     return str(kind) if kind > 0 else f"words{~kind}"
 
 
 def kind_of(name: str) -> int:
-    """Return the kind that `name_of` gave this name."""
+    """Return the kind of context that has this name."""
     return ~int(name.removeprefix("words")) if name.startswith("words") else int(name)

@@ -1,10 +1,12 @@
-"""The symbols of a text, and the bytes that describe a place: `spider.ngram.candidates` writes these, and
-`spider.model.ngram_head` reads them.
+"""The symbols of a text, and the bytes that describe the candidates of a position.
+
+`spider.ngram.candidates` writes these bytes, and `spider.model.ngram_head` reads them.
 
 A text is a sequence of symbols: its bytes, and one symbol each for the beginning and the end of a document.
-Malformed text that holds these two values reads as if documents ended there.
+In malformed text that contains these two values, documents begin or end there.
 
-Shapes: N places, O kinds of contexts, P orders of matches and the match as the last, C candidates.
+Shapes: N positions, O kinds of contexts, P orders of document matches and the index match as the last, C
+candidates.
 """
 
 from __future__ import annotations
@@ -23,18 +25,20 @@ from spider.tokens import Tokens
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Symbols for the beginning and the end of a document; UTF-8 has no such bytes.
+#: Symbols for the beginning and the end of a document, two bytes that never occur in UTF-8.
 BEGIN, END = 0xFE, 0xFF
+#: Latest positions that are kept for each order of document matches.
+POSITIONS = 4
 
 
 def symbols_of(vocabulary: Tokens) -> np.ndarray:
-    """Return the symbol of each id: (ids,) uint8. Special ids except EOS have the symbol of BOS.
+    """Return the symbol of each token, (V,) uint8. Special tokens except EOS have the symbol of BOS.
 
     Raises:
-        ValueError: an id stands for several bytes.
+        ValueError: A token stands for several bytes.
     """
     if int(vocabulary.bytes_of.max()) > 1:
-        raise ValueError("an n-gram index is of bytes; this vocabulary has ids that stand for several")
+        raise ValueError("an n-gram index needs the byte vocabulary; this one has tokens of several bytes")
     symbols = np.full(vocabulary.size, BEGIN, np.uint8)
     for i in np.flatnonzero(vocabulary.bytes_of).tolist():
         symbols[i] = vocabulary.raw([i])[0]
@@ -43,57 +47,54 @@ def symbols_of(vocabulary: Tokens) -> np.ndarray:
 
 
 def ids_of(vocabulary: Tokens) -> np.ndarray:
-    """Return the id of each symbol: (256,) int64, the inverse of `symbols_of`."""
+    """Return the token id of each symbol, (256,) int64: the inverse of `symbols_of`."""
     symbols = symbols_of(vocabulary)
     ids = np.zeros(1 + END, np.int64)
     ids[symbols] = np.arange(len(symbols))
-    ids[BEGIN], ids[END] = vocabulary.bos, vocabulary.eos
+    ids[BEGIN] = vocabulary.bos
+    ids[END] = vocabulary.eos
     return ids
-
-
-#: Number of latest places that an order of matches keeps.
-PLACES = 4
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of the bytes of a place's candidate."""
+    """The layout of the bytes that describe the candidates of a position."""
 
     contexts: int
     """O"""
     match_orders: int
-    """P + 1, with the match as the last"""
+    """P + 1, with the index match as the last"""
     candidates: int
     """C"""
 
     @cached_property
     def parts(self) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """Return the first byte and the shape of each part.
+        """First byte and shape of each part.
 
-        ``there`` is the number of candidates, ``symbols`` are the candidates, and ``totals`` are q(T) and
-        q(D) of each context. ``seen`` has the number and the distance of the matches of each order, and
-        ``counts`` has q(count) of each candidate and context. ``places`` has a bit for each place of an order
-        that was followed by the candidate.
+        ``number`` is the number of candidates, ``symbols`` are the candidates, and ``totals`` are q(T) and
+        q(D) of each context. ``matches`` has the number and the distance of the matches of each order.
+        ``counts`` has q(count) of each candidate and context. ``bits`` has a bit for each position of an
+        order that was followed by the candidate.
         """
         shapes = {
-            "there": (1,),
+            "number": (1,),
             "symbols": (self.candidates,),
             "totals": (self.contexts, 2),
-            "seen": (self.match_orders, 2),
+            "matches": (self.match_orders, 2),
             "counts": (self.candidates, self.contexts),
-            "places": (self.candidates, self.match_orders),
+            "bits": (self.candidates, self.match_orders),
         }
         offsets = accumulate((prod(shape) for shape in shapes.values()), initial=0)
         return {name: (at, shape) for (name, shape), at in zip(shapes.items(), offsets, strict=False)}
 
     @property
     def width(self) -> int:
-        """Return the number of bytes of a place."""
-        at, shape = self.parts["places"]
+        """Number of bytes of a position."""
+        at, shape = self.parts["bits"]
         return at + prod(shape)
 
     def views(self, bytes_NW: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the parts of N places."""
+        """Return views of the parts of N positions."""
         return tuple(
             bytes_NW[:, at : at + prod(shape)].reshape(-1, *shape) for at, shape in self.parts.values()
         )

@@ -1,7 +1,7 @@
-"""Candidates for all who need them: windows of shards in training, a stream that is scored, a text written.
+"""Candidates for windows of shards (training), for streams (evaluation), and during generation.
 
-All three are the same function of a document's ids so far, wherever a window begins, so a model meets in use
-what it was trained on.
+All are the same function of a document's tokens so far, wherever a window begins. So a model reads the same
+features in training and in use.
 """
 
 from __future__ import annotations
@@ -14,48 +14,54 @@ import numpy as np
 
 from spider.config.ngram import NgramConfig
 from spider.data.shards import Shards
-from spider.ngram.candidates import BACK, Document
+from spider.ngram.candidates import HISTORY, Document
 from spider.ngram.layout import BEGIN, Layout, symbols_of
 from spider.ngram.store import NgramIndex, open_index
 from spider.tokens import Tokens
 
 
 class NgramLookup:
-    """What an n-gram index and a document propose, as bytes of `Layout`. Safe to use from several threads.
+    """Candidates from an n-gram index and the document, as bytes of `Layout`. Several threads may use it.
 
     Raises:
-        ValueError: the n-gram index was counted with other settings.
+        ValueError: The n-gram index was counted with other settings.
     """
 
     def __init__(self, index: NgramIndex, config: NgramConfig, vocabulary: Tokens) -> None:
         index.check_counted(config)
-        self.index, self.config, self.layout = index, config, Layout.of(config)
-        self.vocabulary, self.symbols = vocabulary, symbols_of(vocabulary)
+        self.index = index
+        self.config = config
+        self.layout = Layout.of(config)
+        self.vocabulary = vocabulary
+        self.symbols = symbols_of(vocabulary)
 
     @classmethod
     def of(
         cls, folder: Path, digest: str | None, config: NgramConfig, vocabulary: Tokens, remedy: str
     ) -> NgramLookup:
-        """Open the index in a folder; `ValueError` where that is missing, damaged, or another than the one of
-        this digest, ends with the ``remedy``."""
-        if (index := open_index(folder)).description.digest != digest:
+        """Open the index in a folder.
+
+        Raises `ValueError` if it is missing, damaged or has another digest, with the remedy.
+        """
+        index = open_index(folder)
+        if index.description.digest != digest:
             raise ValueError(
-                f"{folder}: another index ({index.description.digest}) than the model is to be read with "
+                f"{folder}: another n-gram index ({index.description.digest}) than the model needs "
                 f"({digest}); {remedy}"
             )
         return cls(index, config, vocabulary)
 
     def stream(self) -> Stream:
-        """Begin a stream of ids that grows, such as a text that is generated."""
+        """Begin a stream of tokens that grows, such as generated text."""
         return Stream(self)
 
     def document(self, size: int = 0) -> Document:
-        """Begin to read a document; ``size`` symbols of it, where that is known."""
+        """Begin a document of ``size`` symbols, if their number is known."""
         return Document(self.layout, self.index.tables, self.config.match_orders, size)
 
     def after(self, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:
-        """Return the candidates after each of a stream's ids ``lo`` to ``hi``: (hi - lo, width) uint8."""
-        first = max(0, lo - BACK)
+        """Return the candidates after each of a stream's tokens ``lo`` to ``hi``: (hi - lo, width) uint8."""
+        first = max(0, lo - HISTORY)
         begins = np.flatnonzero(self.symbols[tokens_N[first : lo + 1]] == BEGIN)
         if len(begins):
             first += int(begins[-1])
@@ -64,10 +70,10 @@ class NgramLookup:
         return stream.extend(tokens_N[lo:hi])
 
     def windows(self, shards: Shards, starts: np.ndarray, length: int) -> np.ndarray:
-        """Return the candidates after each id of windows (n,) of a split: (n, length, width) uint8.
+        """Return the candidates after each token of windows (n,) of a split: (n, length, width) uint8.
 
-        A document is read once for all windows in it, from its beginning or from `BACK` before the first of
-        them. Where two windows lie further apart than `BACK`, what is between them is not read.
+        A document is read once for all windows in it, from its beginning or from `HISTORY` before the first
+        of them. If two windows are farther apart than `HISTORY`, the text between them is not read.
         """
         out = np.zeros((len(starts) * length, self.layout.width), np.uint8)
         pieces = []
@@ -85,42 +91,47 @@ class NgramLookup:
     def _of_document(
         self, tokens: np.ndarray, begin: int, pieces: list[tuple[int, int, int]], out_NW: np.ndarray
     ) -> None:
-        """Write the candidates of pieces of one document, in rising order: first id, size, first row."""
-        document, known, offset = None, begin, 0
+        """Write the candidates of pieces of one document (first token, size, first row), in rising order."""
+        document = None
+        read = begin
+        offset = 0
         last = max(at + size for at, size, _ in pieces)
         for at, size, row in pieces:
-            # What an earlier piece has as well is copied; its rows are `offset` behind its ids.
-            shared = max(0, min(size, known - at))
+            # The part that an earlier piece has as well is copied; its rows are `offset` behind its tokens.
+            shared = max(0, min(size, read - at))
             out_NW[row : row + shared] = out_NW[offset + at : offset + at + shared]
             if shared == size:
                 continue
-            start, end = at + shared, at + size
-            if document is None or start > known + BACK:
-                known = max(known, start - BACK)
-                document = self.document(last - known)
-            document.read(self.symbols[tokens[known:start]])
+            start = at + shared
+            end = at + size
+            if document is None or start > read + HISTORY:
+                read = max(read, start - HISTORY)
+                document = self.document(last - read)
+            document.read(self.symbols[tokens[read:start]])
             document.read(self.symbols[tokens[start:end]], out_NW[row + shared : row + size])
-            known, offset = end, row - at
+            read = end
+            offset = row - at
 
 
 class Stream:
-    """A stream of ids that grows, and the candidates after each: an id costs the same at every place.
+    """A stream of tokens that grows, and the candidates after each; each token takes the same time.
 
-    A stream begins at a document's beginning, or at least `BACK` ids before the first whose candidates are
-    needed. A document's first id ends the document before it.
+    A stream begins at a document's beginning, or at least `HISTORY` tokens before the first one whose
+    candidates are needed. A document's first token ends the document before it.
     """
 
     def __init__(self, lookup: NgramLookup) -> None:
-        self._lookup, self._document = lookup, lookup.document()
+        self._lookup = lookup
+        self._document = lookup.document()
 
     def extend(self, tokens_N: np.ndarray) -> np.ndarray:
-        """Read more ids and return the candidates after each of them: (N, width) uint8."""
+        """Read more tokens and return the candidates after each of them: (N, width) uint8."""
         out_NW = np.zeros((len(tokens_N), self._lookup.layout.width), np.uint8)
         self._read(tokens_N, out_NW)
         return out_NW
 
     def skip(self, tokens_N: np.ndarray) -> None:
-        """Read more ids whose candidates are not needed."""
+        """Read more tokens whose candidates are not needed."""
         self._read(tokens_N, None)
 
     def _read(self, tokens_N: np.ndarray, out_NW: np.ndarray | None) -> None:

@@ -1,14 +1,15 @@
-"""Arrays on disk, and runs: sorted pairs of key and count, of which any number is merged with few files open.
+"""Runs: counts of the contexts of a text as sorted pairs of key and count, on disk and merged.
 
-An array is an ``.npy`` file. It is written whole or not at all, and read in stretches.
+Counting is the map step of a map-reduce: which symbol follows which context, and how often, in a part of a
+text. For each kind of context it writes *runs* of two files. ``*.keys.npy`` holds the keys, ``hash << 8 |
+symbol`` (uint64, rising, each once), and ``*.counts.npy`` their counts. A part is counted in pieces of
+`PIECE` symbols, with one run each, so the memory of a job is bounded for parts and documents of any size. 32
+bits hold the counts of a piece; merged counts have 64 bits.
 
-A run is two files: ``*.keys.npy`` holds keys ``hash << 8 | symbol`` (uint64, rising, each once) and
-``*.counts.npy`` how often each occurs. A run of counting covers at most `PIECE` symbols, so 32 bits hold its
-counts. Merged counts have 64 bits.
-
-Runs are merged in groups of `FAN_IN`, and the merged runs in groups again, until one group is left. Its runs
-are read side by side, each from its beginning to its end, in slices of the keys' range. So the number of open
-files and the n-gram index are bounded, and each pair is read once in each level of groups.
+A run depends on the text alone, and runs can be added in any order. They are merged in groups of `FAN_IN`,
+and the merged runs in groups again, until one group is left. The runs of a group are read side by side, each
+from its beginning to its end, in slices of the keys' range. So the number of open files and the memory are
+bounded, and each pair is read once in each level of groups.
 """
 
 from __future__ import annotations
@@ -21,36 +22,35 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from spider.files import replacing
-from spider.ngram.contexts import compiled
+from spider.ngram.contexts import compiled, contexts_of, name_of, prefix_hashes, reach
 from spider.ngram.layout import BEGIN
-from spider.requests import FAN_IN, SLICE
+from spider.requests import FAN_IN, PIECE, SLICE
 
 #: Pairs of a run that are read at a time.
 _BLOCK = 1 << 14
 
+# ------------------------------------------------------------------------------------------- arrays on disk
+
 
 def save(path: Path, array: np.ndarray) -> None:
-    """Write an array. `np.save` does not raise an error where the disk is full at the last kilobytes."""
+    """Write an array. `np.save` raises no error if the disk is full at the last kilobytes."""
     array = np.ascontiguousarray(array)
-    with replacing(path) as beside, beside.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.data)
 
 
 @contextlib.contextmanager
 def growing(path: Path, dtype: Any, *columns: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """Write an array row by row as its rows come; their number is known when the last has come."""
+    """Write an array whose rows are appended; their number is written into the header at the end."""
     dtype = np.dtype(dtype)
-    with replacing(path) as beside, beside.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         n = 0
 
-        def header() -> None:  # it has the same length for any n
-            described = {
-                "descr": np.lib.format.dtype_to_descr(dtype),
-                "fortran_order": False,
-                "shape": (n, *columns),
-            }
-            np.lib.format.write_array_header_1_0(file, described)
+        def write_header() -> None:  # numpy pads it to the same length for any n
+            descr = np.lib.format.dtype_to_descr(dtype)
+            header = {"descr": descr, "fortran_order": False, "shape": (n, *columns)}
+            np.lib.format.write_array_header_1_0(file, header)
 
         def append(rows: np.ndarray) -> None:
             nonlocal n
@@ -58,17 +58,17 @@ def growing(path: Path, dtype: Any, *columns: int) -> Iterator[Callable[[np.ndar
             file.write(np.ascontiguousarray(rows).data)
             n += len(rows)
 
-        header()
+        write_header()
         yield append
         file.seek(0)
-        header()
+        write_header()
 
 
 class Reader:
-    """An array of one dimension on disk, read without mapping it, so that what is held stays bounded.
+    """An array of one dimension on disk. It is read without mapping it, so that memory stays bounded.
 
     Raises:
-        ValueError: the file is not such an array.
+        ValueError: The file is not such an array.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +89,7 @@ class Reader:
         self._file.close()
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Return the elements ``start`` to ``stop``, or to the end; `ValueError` where the file is short."""
+        """Return the elements ``start`` to ``stop``, or to the end; `ValueError` if the file is truncated."""
         stop = min(stop, self.length)
         self._file.seek(self._first + start * self.dtype.itemsize)
         values = np.fromfile(self._file, self.dtype, max(0, stop - start))
@@ -107,6 +107,9 @@ def length_of(path: Path) -> int:
         return array.length
 
 
+# ------------------------------------------------------------------------------------------------ counting
+
+
 class Stretch(NamedTuple):
     """Consecutive symbols of a text, with some symbols before them."""
 
@@ -114,13 +117,13 @@ class Stretch(NamedTuple):
     before: int
     """Number of these symbols that stand before the stretch."""
     at: int
-    """Number of the first symbol of the stretch in the whole text."""
+    """Position of the first symbol of the stretch in the whole text."""
 
 
 def stretches(text: Path, back: int, size: int) -> Iterator[Stretch]:
-    """Divide a stored text, from the first beginning of a document on, into stretches of ``size`` symbols.
+    """Divide a stored text into stretches of ``size`` symbols, each with up to ``back`` symbols before it.
 
-    Each stretch comes with up to ``back`` symbols before it. So long documents take no more memory.
+    Text before the first beginning of a document is left out.
     """
     with Reader(text) as stored:
         first = _first_begin(stored, size)
@@ -138,14 +141,61 @@ def _first_begin(stored: Reader, size: int) -> int:
     return stored.length
 
 
-def save_run(folder: Path, name: str, keys: np.ndarray, counts: np.ndarray) -> None:
-    """Write a run into ``folder``."""
-    save(folder / f"{name}.keys.npy", keys)
-    save(_counts_of(folder / f"{name}.keys.npy"), counts)
+@compiled
+def _keys(text: np.ndarray, contexts: np.ndarray) -> np.ndarray:
+    """Return the keys of all positions that have a context."""
+    keys = np.empty(len(text), np.uint64)
+    count = 0
+    low = np.uint64(0xFF)
+    for i in range(len(text)):
+        if contexts[i] and text[i] != BEGIN:
+            keys[count] = (contexts[i] & ~low) | np.uint64(text[i])
+            count += 1
+    return keys[:count]
+
+
+@compiled
+def _run_lengths(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each of the sorted keys once, in place, and how often it occurs."""
+    counts = np.empty(len(keys), np.uint32)
+    n = -1
+    for i in range(len(keys)):
+        if i == 0 or keys[i] != keys[n]:
+            n += 1
+            keys[n] = keys[i]
+            counts[n] = 0
+        counts[n] += 1
+    return keys[: n + 1], counts[: n + 1]
+
+
+def count(text: np.ndarray, kind: int, before: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the run of one kind of context over N symbols: keys (M,) uint64, counts (M,) uint32.
+
+    The first ``before`` symbols are not counted; they are only contexts of the others.
+    """
+    keys = _keys(text[before:], contexts_of(text, prefix_hashes(text), kind, before, len(text)))
+    keys.sort()
+    return _run_lengths(keys)
+
+
+def write_runs(folder: Path, kinds: Sequence[int], piece: int = PIECE) -> None:
+    """Count the symbols of ``folder/text.npy``, and write the runs into the folder."""
+    back = max(kind if kind > 0 else reach(~kind) for kind in kinds)
+    for number, stretch in enumerate(stretches(folder / "text.npy", back, piece)):
+        for kind in kinds:
+            keys, counts = count(stretch.text, kind, stretch.before)
+            path = folder / f"{name_of(kind)}.{number:03d}.keys.npy"
+            save(path, keys)
+            save(_counts_of(path), counts)
+
+
+def runs_of(folder: Path, kind: int) -> list[Path]:
+    """Return the runs of one kind of context in a folder, as the paths of their keys."""
+    return sorted(folder.glob(f"{name_of(kind)}.*.keys.npy"))
 
 
 def pairs_in(runs: Sequence[Path]) -> int:
-    """Return the number of pairs of these runs, which are named by their files of keys."""
+    """Return the number of pairs of runs."""
     return sum(map(length_of, runs))
 
 
@@ -153,29 +203,38 @@ def _counts_of(keys: Path) -> Path:
     return keys.with_name(keys.name.removesuffix("keys.npy") + "counts.npy")
 
 
+# ------------------------------------------------------------------------------------------------- merging
+
+
 class _Run:
     """A run that is read from its beginning to its end."""
 
     def __init__(self, path: Path, files: contextlib.ExitStack) -> None:
-        self._files = [files.enter_context(Reader(one)) for one in (path, _counts_of(path))]
-        if self._files[0].length != self._files[1].length:
-            raise ValueError(f"{path}: has not as many keys as {_counts_of(path).name} has counts")
+        self._key_file = files.enter_context(Reader(path))
+        self._count_file = files.enter_context(Reader(_counts_of(path)))
+        if self._key_file.length != self._count_file.length:
+            raise ValueError(
+                f"{path}: {self._key_file.length:,} keys, but {_counts_of(path).name} has "
+                f"{self._count_file.length:,} counts; delete its folder and run the job that wrote it again"
+            )
         self._read = 0
-        self._keys, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+        self._keys = np.empty(0, np.uint64)
+        self._counts = np.empty(0, np.int64)
 
     def below(self, bound: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pairs whose keys are below ``bound`` (None: all) and that were not returned before."""
-        keys, counts = [self._keys[:0]], [self._counts[:0]]
-        while len(self._keys) or self._read < self._files[0].length:
+        """Return the next pairs whose keys are below ``bound`` (None: all the rest)."""
+        keys = [self._keys[:0]]
+        counts = [self._counts[:0]]
+        while len(self._keys) or self._read < self._key_file.length:
             if not len(self._keys):
-                self._keys, self._counts = (
-                    file.read(self._read, self._read + _BLOCK) for file in self._files
-                )
+                self._keys = self._key_file.read(self._read, self._read + _BLOCK)
+                self._counts = self._count_file.read(self._read, self._read + _BLOCK)
                 self._read += len(self._keys)
             end = len(self._keys) if bound is None else int(np.searchsorted(self._keys, np.uint64(bound)))
             keys.append(self._keys[:end])
             counts.append(self._counts[:end].astype(np.int64))
-            self._keys, self._counts = self._keys[end:], self._counts[end:]
+            self._keys = self._keys[end:]
+            self._counts = self._counts[end:]
             if len(self._keys):
                 break
         return np.concatenate(keys), np.concatenate(counts, dtype=np.int64)
@@ -183,19 +242,22 @@ class _Run:
 
 @compiled
 def _merge(keys_a, counts_a, keys_b, counts_b):  # type: ignore[no-untyped-def]
-    """Merge two runs, and add the counts of equal keys up."""
+    """Merge two runs, and add the counts of equal keys."""
     size = len(keys_a) + len(keys_b)
-    keys, counts = np.empty(size, np.uint64), np.empty(size, np.int64)
+    keys = np.empty(size, np.uint64)
+    counts = np.empty(size, np.int64)
     i = j = n = 0
     while i < len(keys_a) or j < len(keys_b):
         if j == len(keys_b) or (i < len(keys_a) and keys_a[i] <= keys_b[j]):
-            keys[n], counts[n] = keys_a[i], counts_a[i]
+            keys[n] = keys_a[i]
+            counts[n] = counts_a[i]
             if j < len(keys_b) and keys_b[j] == keys_a[i]:
                 counts[n] += counts_b[j]
                 j += 1
             i += 1
         else:
-            keys[n], counts[n] = keys_b[j], counts_b[j]
+            keys[n] = keys_b[j]
+            counts[n] = counts_b[j]
             j += 1
         n += 1
     return keys[:n], counts[:n]
@@ -227,19 +289,20 @@ def slices_for(pairs: int, size: int = SLICE) -> int:
 
 
 def combined(runs: Sequence[Path], scratch: Path, most: int = FAN_IN, size: int = SLICE) -> list[Path]:
-    """Merge stored runs in groups until at most ``most`` are left; new ones are written into ``scratch``."""
-    left, level = list(runs), 0
+    """Merge stored runs in groups until at most ``most`` are left, and write merged ones into ``scratch``."""
+    left = list(runs)
+    level = 0
     while len(left) > most:
         groups = [left[i : i + most] for i in range(0, len(left), most)]
         left = []
         for n, group in enumerate(groups):
             keys = scratch / f"{level}.{n:06d}.keys.npy"
             with growing(keys, np.uint64) as add_keys, growing(_counts_of(keys), np.int64) as add_counts:
-                for some_keys, some_counts in slices(group, slices_for(pairs_in(group), size)):
-                    add_keys(some_keys)
-                    add_counts(some_counts)
+                for slice_keys, slice_counts in slices(group, slices_for(pairs_in(group), size)):
+                    add_keys(slice_keys)
+                    add_counts(slice_counts)
             for path in group:
-                if path.parent == scratch:  # of the level before
+                if path.parent == scratch:  # written by the previous level
                     path.unlink()
                     _counts_of(path).unlink()
             left.append(keys)

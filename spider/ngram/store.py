@@ -1,9 +1,9 @@
-"""An n-gram index on disk: a folder of arrays without pickle, mapped and never loaded, and ``index.json``.
+"""An n-gram index on disk: a folder of arrays that are mapped into memory, and ``index.json``.
 
-    {kind}.first.npy, {kind}.rows.npy       the table of each kind of contexts (`spider.ngram.table`)
+    {kind}.first.npy, {kind}.rows.npy       the table of each kind of context (`spider.ngram.table`)
     text.npy                                the symbols that were counted, a byte each
-    last.npy                                where in them contexts stood last
-    index.json                             written last: of which text, what is in it, sizes and digests
+    last.npy                                the last position after each context in them
+    index.json                              description, sizes and digests; written last
 
 Opening compares sizes and costs a millisecond; `verify` reads every byte.
 """
@@ -27,9 +27,8 @@ from spider.config.ngram import NgramConfig
 from spider.data.metadata import DTYPE, Metadata, check_size, load_metadata
 from spider.ngram import table
 from spider.ngram.contexts import kind_of, name_of
-from spider.ngram.count import runs_of, write_runs
 from spider.ngram.layout import symbols_of
-from spider.ngram.runs import Reader, growing, length_of
+from spider.ngram.runs import Reader, growing, length_of, runs_of, write_runs
 from spider.record import Record
 from spider.requests import PIECE
 
@@ -37,9 +36,11 @@ MARK = "index.json"
 
 
 class ContextTable(BaseModel, frozen=True):
+    """Size of the table of one kind of context."""
+
     contexts: int
     left_out: int
-    """Contexts that occur once and are not kept."""
+    """Contexts that occur once and are left out."""
 
 
 class IndexDescription(Record):
@@ -52,11 +53,11 @@ class IndexDescription(Record):
     dataset: str
     data_digest: str
     splits: list[str]
-    """Of the dataset, whose text is in it."""
+    """Splits of the dataset whose text is counted."""
     bytes: int
-    """Symbols of that text, ends of documents among them."""
+    """Symbols of that text, including the ends of documents."""
     counted: str
-    """Digest of the settings that it was counted with."""
+    """Digest of the settings that the text was counted with."""
     contexts: dict[str, ContextTable]
     files: dict[str, sealed.SealedFile]
     digest: str
@@ -72,40 +73,40 @@ class NgramIndex:
     tables: table.Tables
 
     def check(self, data_digest: str | None, splits: Sequence[str]) -> None:
-        """Refuse, by a `ValueError`, an n-gram index of another dataset, or of other splits of it."""
+        """Raise `ValueError` if the n-gram index is of another dataset, or of other splits of it."""
         described = self.description
         if described.data_digest != data_digest:
             raise ValueError(
-                f"{self.folder}: an n-gram index of other data than is trained on ({described.dataset}, "
+                f"{self.folder}: an n-gram index of other data than the training data ({described.dataset}, "
                 f"{described.data_digest}, not {data_digest}); run its jobs again, or train on that dataset"
             )
         if described.splits != list(splits):
             raise ValueError(
                 f"{self.folder}: holds the text of {' and '.join(described.splits)}, not of "
-                f"{' and '.join(splits)}; a model may not be trained on what its index holds: delete the "
-                "folder and run its jobs again"
+                f"{' and '.join(splits)}; an index must not hold the text that its model trains on: delete "
+                "the folder and run its jobs again"
             )
 
     def check_counted(self, config: NgramConfig) -> None:
-        """Refuse, by a `ValueError`, an index that was counted with other settings than ``config`` has."""
+        """Raise `ValueError` if the index was counted with other settings than those of ``config``."""
         if self.description.counted != config.counted:
             raise ValueError(
-                f"{self.folder}: counted with other settings than model.ngram has (it has contexts of "
-                f"{', '.join(self.description.contexts)}, asked for are "
+                f"{self.folder}: counted with other settings than those of model.ngram (contexts "
+                f"{', '.join(self.description.contexts)} instead of "
                 f"{', '.join(map(name_of, config.contexts))}); run its jobs again"
             )
 
 
 def count_part(shards: Path, metadata: Metadata, part: str, config: NgramConfig, output: Path) -> None:
-    """Count one part of a dataset, each split that an n-gram index may hold, into ``output/{split}``.
+    """Count the ngram and the train split of one part of a dataset, into ``output/{split}``.
 
     Raises:
-        ValueError: there is no such part, or a shard of another size than the description says.
+        ValueError: The part does not exist, or a shard has another size than in the dataset's description.
     """
     symbols = symbols_of(metadata.vocabulary)
     for split in ("ngram", "train"):
-        described = metadata.splits[split].shards
-        shard = next((one for one in described if one.part == part), None)
+        shards_of_split = metadata.splits[split].shards
+        shard = next((shard for shard in shards_of_split if shard.part == part), None)
         if shard is None:
             raise ValueError(f"{shards}: no part {part!r} in the {split} split")
         check_size(shards / shard.file, shard.tokens * DTYPE.itemsize)
@@ -114,61 +115,67 @@ def count_part(shards: Path, metadata: Metadata, part: str, config: NgramConfig,
 
 
 def _write_symbols(shard: Path, symbols: np.ndarray, text: Path) -> None:
-    """Write the symbols of a shard's ids; `ValueError` where there are other ids."""
+    """Write the symbols of a shard's tokens; `ValueError` for a token outside the vocabulary."""
     with shard.open("rb") as file, growing(text, np.uint8) as append:
         while len(tokens := np.fromfile(file, DTYPE, PIECE)):
             if tokens.max() >= len(symbols):
-                raise ValueError(f"{shard}: holds ids outside the vocabulary; encode its part again")
+                raise ValueError(f"{shard}: holds tokens outside the vocabulary; encode its part again")
             append(symbols[tokens])
 
 
 def build(
-    counts: Sequence[Path], metadata: Metadata, splits: Sequence[str], config: NgramConfig, output: Path,
+    counts: Sequence[Path],
+    metadata: Metadata,
+    splits: Sequence[str],
+    config: NgramConfig,
+    output: Path,
     threads: int = 1,
-) -> IndexDescription:  # fmt: skip
+) -> IndexDescription:
     """Merge the counts of all parts (``part/{split}``, in the order of the parts) into an n-gram index.
 
     Raises:
-        ValueError: there is no text in these splits.
+        ValueError: The splits are empty.
     """
     if not sum(metadata.splits[split].bytes for split in splits):
         raise ValueError(
             f"datasets.{metadata.dataset}: the {splits[0]} split has no document; raise `ngram` (the share "
-            "of documents that an n-gram index is made of), or give more text"
+            "of documents for the n-gram index), or give more text"
         )
     output.mkdir(parents=True, exist_ok=True)
     (output / MARK).unlink(missing_ok=True)
     folders = [part / split for split in splits for part in counts]
     unfinished = _Unfinished(output, files.digest([metadata.digest, splits, config.counted]))
 
-    def one(kind: int) -> ContextTable:
-        if (made := unfinished.made.get(name_of(kind))) is None:
+    def build_table(kind: int) -> ContextTable:
+        name = name_of(kind)
+        if name not in unfinished.tables:
             runs = [run for folder in folders for run in runs_of(folder, kind)]
-            held, left_out = table.build(runs, kind, 1 if 0 < kind < config.rare else 2, output)
-            made = ContextTable(contexts=held, left_out=left_out)
-            unfinished.add(name_of(kind), made)
-        return made
+            least = 1 if 0 < kind < config.rare else 2
+            contexts, left_out = table.build(runs, kind, least, output)
+            unfinished.add(name, ContextTable(contexts=contexts, left_out=left_out))
+        return unfinished.tables[name]
 
     with ThreadPoolExecutor(threads) as pool:
-        made = dict(zip(map(name_of, config.contexts), pool.map(one, config.contexts), strict=True))
+        sizes = list(pool.map(build_table, config.contexts))
+    tables = {name_of(kind): size for kind, size in zip(config.contexts, sizes, strict=True)}
     with growing(output / "text.npy", np.uint8) as append:
         for folder in folders:
-            with Reader(folder / "text.npy") as part_of_text:
-                for start in range(0, part_of_text.length, PIECE):
-                    append(part_of_text.read(start, start + PIECE))
-    text = length_of(output / "text.npy")
+            with Reader(folder / "text.npy") as text:
+                for start in range(0, text.length, PIECE):
+                    append(text.read(start, start + PIECE))
+    symbols = length_of(output / "text.npy")
     with growing(output / "last.npy", np.uint32) as append:
-        for block in table.last_places(output / "text.npy", table.place_bits(text)):
+        for block in table.last_positions(output / "text.npy", table.position_bits(symbols)):
             append(block)
-    names = [f"{name}.{array}.npy" for name in made for array in ("first", "rows")]
+    names = [f"{name}.{array}.npy" for name in tables for array in ("first", "rows")]
     described = IndexDescription(
         format=IndexDescription.FORMAT,
         dataset=metadata.dataset,
         data_digest=metadata.digest,
         splits=list(splits),
-        bytes=text,
+        bytes=symbols,
         counted=config.counted,
-        contexts=made,
+        contexts=tables,
         files={name: sealed.SealedFile.of(output / name) for name in [*names, "text.npy", "last.npy"]},
         digest="",
     )
@@ -179,39 +186,41 @@ def build(
 
 
 class _Unfinished:
-    """The finished tables of an unfinished folder, from which the next attempt continues."""
+    """The finished tables of an unfinished folder, so that the next attempt continues with the others."""
 
     def __init__(self, folder: Path, counted: str) -> None:
-        self.path, self._counted, self._lock = folder / "unfinished.json", counted, Lock()
-        self.made: dict[str, ContextTable] = {}
-        with contextlib.suppress(ValueError):  # there is no such file
-            before = files.read_json(self.path)
-            if before["counted"] == counted:
-                self.made = {kind: ContextTable(**one) for kind, one in before["made"].items()}
+        self.path = folder / "unfinished.json"
+        self.tables: dict[str, ContextTable] = {}
+        self._counted = counted
+        self._lock = Lock()
+        with contextlib.suppress(ValueError):  # the file is missing or truncated
+            previous = files.read_json(self.path)
+            if previous["counted"] == counted:
+                self.tables = {name: ContextTable(**size) for name, size in previous["tables"].items()}
         self._write()
 
-    def add(self, kind: str, made: ContextTable) -> None:
-        """Note that the table of one kind of contexts is on disk."""
+    def add(self, name: str, size: ContextTable) -> None:
+        """Record that the table of one kind of context is on disk."""
         with self._lock:
-            self.made[kind] = made
+            self.tables[name] = size
             self._write()
 
     def _write(self) -> None:
-        made = {kind: one.model_dump() for kind, one in self.made.items()}
-        files.write_json(self.path, {"counted": self._counted, "made": made})
+        tables = {name: size.model_dump() for name, size in self.tables.items()}
+        files.write_json(self.path, {"counted": self._counted, "tables": tables})
 
 
 def build_indexes(shards: Path, config: NgramConfig, split: Path, full: Path) -> None:
-    """Make both n-gram indexes of a small dataset at once, without the workflow.
+    """Build both n-gram indexes of a small dataset without the workflow.
 
-    An index that is there already is kept if it is whole, and of this dataset, these splits and settings.
+    An index that exists is kept if it is complete and of this dataset, these splits and settings.
     """
     metadata = load_metadata(shards)
     for output, splits in ((split, ["ngram"]), (full, ["ngram", "train"])):
         with contextlib.suppress(ValueError):
-            made = open_index(output)
-            made.check(metadata.digest, splits)
-            made.check_counted(config)
+            existing = open_index(output)
+            existing.check(metadata.digest, splits)
+            existing.check_counted(config)
             continue
         with tempfile.TemporaryDirectory(dir=shards) as scratch:
             counts = [Path(scratch) / shard.part for shard in metadata.splits["ngram"].shards]

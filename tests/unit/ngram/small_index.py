@@ -31,11 +31,11 @@ SPLITS = {"split": ["ngram"], "full": ["ngram", "train"]}
 
 
 def make_shards(root: Path, texts: dict[str, list[str]], share: float = 0.4, validation: float = 0.1) -> Path:
-    """A dataset of parts, encoded and described; returns the shards' folder."""
+    """Encode and describe a dataset of parts; return the folder of its shards."""
     settings = dataset(validation=validation, ngram=share)
-    for part, of_part in texts.items():
-        names = pa.array([f"{part}/{i}" for i in range(len(of_part))], pa.string())
-        table = pa.table({"text": pa.array(of_part, pa.string()), "id": names})
+    for part, part_texts in texts.items():
+        names = pa.array([f"{part}/{i}" for i in range(len(part_texts))], pa.string())
+        table = pa.table({"text": pa.array(part_texts, pa.string()), "id": names})
         pq.write_table(table, root / f"{part}.parquet")
         encode_part(root / f"{part}.parquet", root / "shards", part, settings)
     source = {"kind": "local", "files": [f"{part}.parquet" for part in texts]}
@@ -46,7 +46,7 @@ def make_shards(root: Path, texts: dict[str, list[str]], share: float = 0.4, val
 def build_indexes(
     shards: Path, output: Path, config: NgramConfig = CONFIG, threads: int = 1
 ) -> dict[str, Path]:
-    """Count a dataset's parts, and make of them the n-gram index that is trained with, and the full one."""
+    """Count a dataset's parts, and build the n-gram index for training and the full one."""
     described = load_metadata(shards)
     parts = [shard.part for shard in described.splits["train"].shards]
     for part in parts:
@@ -58,14 +58,14 @@ def build_indexes(
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some hundred documents in three parts, of which the second is nearly empty."""
+    """About a hundred documents in three parts; the second part is nearly empty."""
     texts = {part: [t.decode() for t in documents(60, seed=i)] for i, part in enumerate(PARTS)}
     return make_shards(tmp_path_factory.mktemp("data"), texts | {"001": texts["001"][:8]})
 
 
 @pytest.fixture(scope="session")
 def indexes(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of the n-gram index that is trained with, and of the full one."""
+    """Folders of the n-gram index for training and of the full one."""
     return build_indexes(shards, tmp_path_factory.mktemp("ngram"))
 
 
@@ -77,7 +77,7 @@ def lookup(indexes: dict[str, Path]) -> NgramLookup:
 @pytest.fixture(scope="session")
 def make_spec() -> Callable[..., StageSpec]:
     def make(**changes: Any) -> StageSpec:
-        """A stage whose model reads an n-gram index; changes are settings of the stage."""
+        """Return a stage whose model reads an n-gram index; ``changes`` are settings of the stage."""
         run = {
             "data": "toy",
             "model": {**MODEL, "ngram": SETTINGS},
@@ -95,15 +95,15 @@ def make_spec() -> Callable[..., StageSpec]:
 def results(
     tmp_path_factory: pytest.TempPathFactory, shards: Path, make_spec: Callable[..., StageSpec]
 ) -> Results:
-    """A results folder, as the workflow makes it, with a trained stage and its indexes."""
+    """A results folder like the workflow's, with a trained stage and its indexes."""
     root = tmp_path_factory.mktemp("results") / "results"
     root.mkdir()
     write_config(root, {})
-    made = build_indexes(shards, root / "ngram/toy" / CONFIG.counted)
+    folders = build_indexes(shards, root / "ngram/toy" / CONFIG.counted)
     train(
         make_spec(max_steps=2, val_every=1, val_bytes=10**6),
         root / "runs/r/a",
         shards,
-        indexes=(made["split"], made["full"]),
+        indexes=(folders["split"], folders["full"]),
     )
     return Results(root)

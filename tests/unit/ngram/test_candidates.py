@@ -1,4 +1,4 @@
-"""Candidates against a slow reference, and what they may depend on: the document so far, and nothing else."""
+"""Candidates equal a slow reference, and depend on the document so far alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from spider.ngram import candidates as module
-from spider.ngram.candidates import BACK, HELD, LONGEST, REACH, Document
+from spider.ngram.candidates import BUFFER, HISTORY, MAX_DISTANCE, MAX_MATCH, Document
 from spider.ngram.layout import BEGIN, END, Layout
-from spider.ngram.table import MATCHED, successors
+from spider.ngram.table import MATCH_LENGTH, successors
 from tests.unit.ngram.texts import documents, followers, q, symbols, tables_of
 
 ORDERS, RARE, MATCH_ORDERS = [1, 2, 3, 5, 9], 9, [2, 3, 6, 11]
@@ -20,7 +20,7 @@ TEXTS = documents(40, seed=2)
 TABLES = tables_of(TEXTS, ORDERS, RARE)
 
 
-def proposed(document: np.ndarray, candidates: int = 16) -> tuple[np.ndarray, Layout]:
+def candidates_of(document: np.ndarray, candidates: int = 16) -> tuple[np.ndarray, Layout]:
     """Return the candidates after each symbol of a document that is read at once, and their layout."""
     layout = Layout(len(ORDERS), len(MATCH_ORDERS) + 1, candidates)
     out = np.zeros((len(document), layout.width), np.uint8)
@@ -31,123 +31,128 @@ def proposed(document: np.ndarray, candidates: int = 16) -> tuple[np.ndarray, La
 # --------------------------------------------------------------------------------------------- the reference
 
 
-KNOWN = {order: followers(TEXTS, order) for order in ORDERS}
-NGRAM = symbols(TEXTS).tobytes()
+FOLLOWERS = {order: followers(TEXTS, order) for order in ORDERS}
+INDEXED = symbols(TEXTS).tobytes()
 
 
-def likeliest(context: bytes, order: int) -> list[tuple[int, int]]:
-    """Of a context in the n-gram index: its successors and how often, the likeliest first."""
-    found = KNOWN[order].get(context)
+def successors_of(context: bytes, order: int) -> list[tuple[int, int]]:
+    """Return the successors of a context in the n-gram index and their counts, the most frequent first."""
+    found = FOLLOWERS[order].get(context)
     if not found or found.total() < (2 if order >= RARE else 1):
         return []
-    return sorted(found.items(), key=lambda one: (-one[1], one[0]))[: successors(order)]
+    return sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))[: successors(order)]
 
 
-def places_of(document: bytes, i: int, order: int) -> list[int]:
-    """The four latest places before i of a document after the same symbols, the newest first."""
+def positions_of(document: bytes, i: int, order: int) -> list[int]:
+    """Return the four latest positions before i of a document after the same symbols, the newest first."""
     context = document[i - order : i] if i >= order else None
     return [j for j in range(i - 1, order - 1, -1) if document[j - order : j] == context][:4]
 
 
 def match_of(document: bytes, i: int) -> tuple[int, int]:
-    """What followed the last place of the index's text after the same `MATCHED` symbols, and how many are
-    the same; a beginning where there is none."""
-    context = document[i - MATCHED : i]
-    ends = [j for j in range(MATCHED, len(NGRAM)) if NGRAM[j - MATCHED : j] == context and NGRAM[j] != BEGIN]
-    if i < MATCHED or not ends:
+    """Return the symbol of the index match and the number of equal symbols, or `BEGIN` and 0."""
+    context = document[i - MATCH_LENGTH : i]
+    ends = [
+        j
+        for j in range(MATCH_LENGTH, len(INDEXED))
+        if INDEXED[j - MATCH_LENGTH : j] == context and INDEXED[j] != BEGIN
+    ]
+    if i < MATCH_LENGTH or not ends:
         return BEGIN, 0
-    place, length = ends[-1], 0
-    while length < min(LONGEST, i, place) and NGRAM[place - 1 - length] == document[i - 1 - length]:
+    position, length = ends[-1], 0
+    while length < min(MAX_MATCH, i, position) and INDEXED[position - 1 - length] == document[i - 1 - length]:
         length += 1
-    return NGRAM[place], length
+    return INDEXED[position], length
 
 
 def reference(document: bytes, i: int, candidates: int) -> dict[str, Any]:
-    """All that is to be proposed after ``document[:i]``."""
-    rows = [likeliest(document[i - o : i], o) if i >= o else [] for o in ORDERS]
-    places = [places_of(document, i, order) for order in MATCH_ORDERS]
+    """Return the candidates after ``document[:i]`` and their features."""
+    rows = [successors_of(document[i - o : i], o) if i >= o else [] for o in ORDERS]
+    positions = [positions_of(document, i, order) for order in MATCH_ORDERS]
     symbol, length = match_of(document, i)
     wanted = [symbol]
-    wanted += [document[found[0]] for found in reversed(places) if found]
+    wanted += [document[found[0]] for found in reversed(positions) if found]
     wanted += [s for row in reversed(rows) for s, _ in row[:2]]
-    wanted += [document[found[k]] for k in (1, 2, 3) for found in reversed(places) if len(found) > k]
+    wanted += [document[found[k]] for k in (1, 2, 3) for found in reversed(positions) if len(found) > k]
     wanted += [s for row in reversed(rows) for s, _ in row[2:]]
     chosen = list(dict.fromkeys(s for s in wanted if s != BEGIN))[:candidates]
-    totals = [KNOWN[o][document[i - o : i]] if row else {} for o, row in zip(ORDERS, rows, strict=True)]
+    totals = [FOLLOWERS[o][document[i - o : i]] if row else {} for o, row in zip(ORDERS, rows, strict=True)]
     return {
         "symbols": chosen,
         "totals": [[q(sum(t.values())), q(len(t))] for t in totals],
-        "seen": [[len(found), q(i - found[0]) if found else 0] for found in places]
+        "matches": [[len(found), q(i - found[0]) if found else 0] for found in positions]
         + [[int(length > 0), q(length)]],
         "counts": [[q(dict(row).get(s, 0)) for row in rows] for s in chosen],
-        "places": [
-            [sum((document[j] == s) << k for k, j in enumerate(found)) for found in places]
+        "bits": [
+            [sum((document[j] == s) << k for k, j in enumerate(found)) for found in positions]
             + [int(length > 0 and s == symbol)]
             for s in chosen
         ],
     }
 
 
-def said(row_W: np.ndarray, layout: Layout) -> dict[str, Any]:
-    """What is proposed in the words of the reference."""
-    there, chosen, totals, seen, counts, places = (part[0] for part in layout.views(row_W[None]))
-    n = int(there[0])
-    assert not chosen[n:].any() and not counts[n:].any() and not places[n:].any()
+def features(row_W: np.ndarray, layout: Layout) -> dict[str, Any]:
+    """Return the candidates of a position in the form of the reference."""
+    number, chosen, totals, matches, counts, bits = (part[0] for part in layout.views(row_W[None]))
+    n = int(number[0])
+    assert not chosen[n:].any() and not counts[n:].any() and not bits[n:].any()
     return {
         "symbols": chosen[:n].tolist(),
         "totals": totals.tolist(),
-        "seen": seen.tolist(),
+        "matches": matches.tolist(),
         "counts": counts[:n].tolist(),
-        "places": places[:n].tolist(),
+        "bits": bits[:n].tolist(),
     }
 
 
 def new_document(seed: int, words: int = 60) -> np.ndarray:
-    """A document that shares much with the n-gram index and with itself, and holds what is in neither."""
-    draw = random.Random(seed)
-    of_index = b" ".join(draw.sample(TEXTS, 4))
+    """Return a document that shares text with the n-gram index and with itself, and has text of its own."""
+    rng = random.Random(seed)
+    of_index = b" ".join(rng.sample(TEXTS, 4))
     own = documents(1, seed + 100, words)[0]
     return symbols([of_index[:200] + own + b" qqq zz " + own[: len(own) // 2] + of_index[50:150]])
 
 
 @pytest.mark.parametrize("candidates", [16, 3, 1])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_candidates_and_all_that_is_said_of_them_are_those_of_the_reference(seed, candidates):
+def test_candidates_and_their_features_are_those_of_the_reference(seed, candidates):
     document = new_document(seed)
-    found, layout = proposed(document, candidates)
+    found, layout = candidates_of(document, candidates)
     matched = 0
     for i in range(1, len(document)):
         expected = reference(document.tobytes(), i, candidates)
-        assert said(found[i - 1], layout) == expected, (i, document[:i].tobytes()[-20:])
-        matched += expected["seen"][-1][0]
+        assert features(found[i - 1], layout) == expected, (i, document[:i].tobytes()[-20:])
+        matched += expected["matches"][-1][0]
     assert matched > 50 and len(document) > 300
 
 
 def test_nothing_follows_a_documents_end():
     document = new_document(2)
-    found, _ = proposed(document)
+    found, _ = candidates_of(document)
     assert document[-1] == END and not found[-1].any() and found[:-1].any(1).mean() > 0.9
 
 
-def test_a_match_is_the_last_of_several_and_is_compared_up_to_64_symbols_back():
+def test_an_index_match_is_the_last_of_several_and_measures_up_to_64_symbols():
     tables = tables_of([b"0123456789abcdefX", b"0123456789abcdefY", b"z" * 200], [1], 9)
     layout = Layout(1, 2, 4)
     for text, symbol, length in [(b"0123456789abcdef", b"Y", 17), (b"z" * 150, b"\xff", 64)]:
         document = np.frombuffer(bytes([BEGIN]) + text, np.uint8)
         out = np.zeros((len(document), layout.width), np.uint8)
         Document(layout, tables, [3]).read(document, out)
-        last = said(out[-1], layout)
-        assert last["symbols"][0] == symbol[0] and last["seen"][-1] == [1, q(length)]
-        assert last["places"][0][-1] == 1
+        last = features(out[-1], layout)
+        assert last["symbols"][0] == symbol[0] and last["matches"][-1] == [1, q(length)]
+        assert last["bits"][0][-1] == 1
 
 
 def test_no_scratch_buffer_is_written_outside_its_bounds(monkeypatch):
     """The buffers stand between guard bytes, because compiled code does not check the bounds of an array."""
-    guard, guarded, made = 0xA5, [], module._scratch
+    guard = 0xA5
+    guarded = []
+    scratch = module._scratch
 
     def between_guards(*arguments):
         inner = []
-        for array in made(*arguments):
+        for array in scratch(*arguments):
             whole = np.full(array.nbytes + 2 * 256, guard, np.uint8)
             inner.append(whole[256:-256].view(array.dtype).reshape(array.shape))
             inner[-1][...] = array
@@ -170,23 +175,24 @@ def test_no_scratch_buffer_is_written_outside_its_bounds(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_comes_later_changes_nothing(seed):
-    document, rng = new_document(seed), np.random.default_rng(seed)
-    whole, _ = proposed(document)
+def test_later_symbols_change_no_earlier_candidates(seed):
+    document = new_document(seed)
+    rng = np.random.default_rng(seed)
+    whole, _ = candidates_of(document)
     for t in [1, 2, 13, len(document) // 2, len(document) - 1]:
         changed = document.copy()
         changed[t:] = rng.integers(1, 250, len(document) - t)
-        after, _ = proposed(changed)
+        after, _ = candidates_of(changed)
         assert np.array_equal(after[:t], whole[:t]), t
-        assert np.array_equal(proposed(document[:t])[0], whole[:t])
+        assert np.array_equal(candidates_of(document[:t])[0], whole[:t])
         assert not np.array_equal(after[t:], whole[t:]) or t == len(document) - 1
 
 
-def test_a_document_that_is_read_in_pieces_has_the_candidates_of_one_that_is_read_at_once():
-    """Also with pieces that are skipped, of one symbol, or longer than are looked up at a time."""
+def test_a_document_read_in_pieces_has_the_same_candidates():
+    """Pieces may be skipped, have one symbol, or be longer than a block."""
     document = np.concatenate([new_document(seed)[:-1] if seed < 3 else new_document(3) for seed in range(4)])
     document[1:][document[1:] == BEGIN] = ord(" ")
-    whole, layout = proposed(document)
+    whole, layout = candidates_of(document)
     borders = [0, 1, 2, 3, 40, 41, 100, 700, 900, len(document)]
     for skipped in ([], [0], [3, 5], range(0, 9, 2)):
         read = Document(layout, TABLES, MATCH_ORDERS)
@@ -205,54 +211,65 @@ def test_a_document_that_is_read_in_pieces_has_the_candidates_of_one_that_is_rea
 
 @pytest.fixture(scope="module")
 def long_text() -> np.ndarray:
-    """More symbols than are held; most places have several earlier places near and far."""
+    """A text longer than the buffer. Most of its contexts occurred before, near and far."""
     words = [text + b" " for text in documents(3000, seed=5) if text]
-    draw = random.Random(6)
-    text = b"".join(draw.choices(words, k=2 * HELD // 60))
-    return np.frombuffer(bytes([BEGIN]) + text, np.uint8)[: HELD + 200_000]
+    rng = random.Random(6)
+    text = b"".join(rng.choices(words, k=2 * BUFFER // 60))
+    return np.frombuffer(bytes([BEGIN]) + text, np.uint8)[: BUFFER + 200_000]
 
 
-def test_a_long_document_keeps_the_candidates_of_its_last_symbols_alone(long_text):
-    """Matches beyond `REACH` are never followed, so a reader that begins `BACK` symbols before a place must
-    find the same there as one that read everything."""
+def test_candidates_of_a_long_document_depend_on_its_last_symbols_alone(long_text):
+    """A reader that begins `HISTORY` symbols before a position finds the same there as one that read all."""
     layout = Layout(len(ORDERS), len(MATCH_ORDERS) + 1, 16)
-    read, at = Document(layout, TABLES, MATCH_ORDERS), 0
-    stops = [HELD // 2, HELD - 100, HELD - 20, HELD + 3000, 2 * HELD - BACK + 5, len(long_text) - 40]
+    read = Document(layout, TABLES, MATCH_ORDERS)
+    at = 0
+    stops = [
+        BUFFER // 2,
+        BUFFER - 100,
+        BUFFER - 20,
+        BUFFER + 3000,
+        2 * BUFFER - HISTORY + 5,
+        len(long_text) - 40,
+    ]
     for stop in stops:
         read.read(long_text[at:stop])
         at = stop + 40
         found, alone = np.zeros((2, 40, layout.width), np.uint8)
         read.read(long_text[stop:at], found)
         fresh = Document(layout, TABLES, MATCH_ORDERS)
-        fresh.read(long_text[stop - BACK : stop])
+        fresh.read(long_text[stop - HISTORY : stop])
         fresh.read(long_text[stop:at], alone)
         assert np.array_equal(found, alone), stop
         before = long_text[:stop].tobytes()
-        for order, (count, distance) in zip(MATCH_ORDERS, said(found[0], layout)["seen"], strict=False):
-            # The symbol at `stop` was read as well: its place looks back on what ends with it.
+        for order, (count, distance) in zip(
+            MATCH_ORDERS, features(found[0], layout)["matches"], strict=False
+        ):
+            # The symbol at `stop` was read as well, so contexts end with it.
             context = before[len(before) - order + 1 :] + long_text[stop : stop + 1].tobytes()
-            last = before.rfind(context, max(0, stop + 1 - REACH - order))
+            last = before.rfind(context, max(0, stop + 1 - MAX_DISTANCE - order))
             assert (count > 0) == (last >= 0), (stop, order)
             assert distance == (q(stop + 1 - last - order) if last >= 0 else 0), (stop, order)
-    assert len(long_text) > 2 * HELD - BACK + 45
+    assert len(long_text) > 2 * BUFFER - HISTORY + 45
 
 
 def test_the_work_for_a_symbol_does_not_grow_with_the_document(long_text, monkeypatch):
-    """Work is the number of symbols that are indexed; held memory is counted as well."""
-    indexed, real = [], module._index
+    """Work is the number of symbols that are added to the chains. The size of all arrays is bounded too."""
+    added = []
+    extend_chains = module._extend_chains
 
     def counted(*arguments):
-        indexed.append(arguments[-1] - arguments[-2])
-        return real(*arguments)
+        added.append(arguments[-1] - arguments[-2])
+        return extend_chains(*arguments)
 
-    monkeypatch.setattr(module, "_index", counted)
+    monkeypatch.setattr(module, "_extend_chains", counted)
     layout = Layout(len(ORDERS), len(MATCH_ORDERS) + 1, 16)
-    read, out = Document(layout, TABLES, MATCH_ORDERS), np.zeros((1, layout.width), np.uint8)
+    read = Document(layout, TABLES, MATCH_ORDERS)
+    out = np.zeros((1, layout.width), np.uint8)
     piece = 509
     for at in range(0, len(long_text), piece):
         read.read(long_text[at : at + piece - 1])
         read.read(long_text[at + piece - 1 : at + piece], out[: len(long_text[at + piece - 1 : at + piece])])
-    assert sum(indexed) < 2.5 * len(long_text)
-    again = [number for number in indexed if number > piece]
-    assert len(again) < 12, "a text is indexed again only when its size has doubled, or `HELD` is reached"
-    assert sum(value.nbytes for value in vars(read).values() if isinstance(value, np.ndarray)) < 160 * HELD
+    assert sum(added) < 2.5 * len(long_text)
+    again = [number for number in added if number > piece]
+    assert len(again) < 12, "chains are built again only if the text has doubled, or the buffer is full"
+    assert sum(value.nbytes for value in vars(read).values() if isinstance(value, np.ndarray)) < 160 * BUFFER

@@ -1,4 +1,4 @@
-"""What an index of a large text is said to cost: what was measured at the size of that, and sane beyond."""
+"""The estimated cost of an index equals the measured one at the measured size, and is plausible beyond."""
 
 import shutil
 
@@ -14,13 +14,13 @@ from spider.report.formatting import quantity
 from spider.requests import PIECE
 
 
-def test_it_is_what_was_measured_at_the_size_of_the_default_corpus():
+def test_the_estimate_is_the_measured_cost_at_the_size_of_the_default_corpus():
     slim = NgramConfig.model_validate(PRESETS["slim"]["ngram"])
-    assert cost(slim, 23_708_035).disk == pytest.approx(357.3e6, rel=0.01)  # its memory on disk (docs/LOG.md)
+    assert cost(slim, 23_708_035).disk == pytest.approx(357.3e6, rel=0.01)  # measured (docs/LOG.md)
     assert cost(NgramConfig(), 23_708_035).disk == pytest.approx(339.9e6, rel=0.01)
 
 
-def test_more_text_and_more_contexts_cost_more_and_no_text_has_more_contexts_than_places():
+def test_more_text_and_more_contexts_cost_more_and_contexts_are_at_most_positions():
     config = NgramConfig(orders=[1, 8, 14, 40], words=[1, 5])
     sizes = [1e5, 1e7, 1e9, 1e12]
     disks = [cost(config, size).disk for size in sizes]
@@ -30,12 +30,12 @@ def test_more_text_and_more_contexts_cost_more_and_no_text_has_more_contexts_tha
         more = cost(config.model_copy(update={"orders": [1, 8, 14, 20, 40]}), size)
         assert more.disk > disk and more.look_up > cost(config, size).look_up
         assert more.seconds == pytest.approx(cost(config, size).seconds * 7 / 6)
-    often = config.model_copy(update={"rare": 40})
-    assert cost(often, 1e9).disk > cost(config, 1e9).disk
+    common = config.model_copy(update={"rare": 40})
+    assert cost(common, 1e9).disk > cost(config, 1e9).disk
 
 
-def test_runs_on_disk_are_what_was_measured_and_grow_by_the_piece():
-    """Each kind's pairs are 12 bytes on disk; more pieces than are merged at a time are written once more."""
+def test_runs_on_disk_have_the_measured_size_and_grow_by_the_piece():
+    """A pair takes 12 bytes on disk, and many pieces are written once more when they are merged in groups."""
     slim = NgramConfig.model_validate(PRESETS["slim"]["ngram"])
     assert cost(slim, 24.06e6).runs == pytest.approx(24.06e6 + 12 * 70.3e6, rel=0.01)  # (docs/LOG.md)
     piece = cost(slim, PIECE).runs
@@ -43,7 +43,7 @@ def test_runs_on_disk_are_what_was_measured_and_grow_by_the_piece():
     assert 1000 * piece < cost(slim, 1000 * PIECE).runs < 1000 * (piece + 2 * 16 * PIECE)
 
 
-def test_a_description_says_it_of_the_runs_own_text_once_that_is_encoded(shards, tmp_path, capsys):
+def test_describe_estimates_from_the_runs_own_text_once_it_is_encoded(shards, tmp_path, capsys):
     shutil.copytree(shards, tmp_path / "shards/toy")
     splits = load_metadata(shards).splits
     run = {"data": "toy", "model": "slim", "stages": [{"name": "a", "max_steps": 1}]}
@@ -58,7 +58,7 @@ def test_a_description_says_it_of_the_runs_own_text_once_that_is_encoded(shards,
     )
 
 
-def test_a_description_says_it_of_a_run_with_an_index(capsys):
+def test_describe_estimates_the_index_of_a_run(capsys):
     data = {"d": {"source": {"kind": "pydocs"}, "ngram": 0.5}}
     run = {"data": "d", "stages": [{"name": "a", "max_steps": 1}]}
     run["defaults"] = {"seq_len": 64, "micro_batch": 4}

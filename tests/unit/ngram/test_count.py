@@ -1,4 +1,4 @@
-"""Counts against a dictionary, and tables that do not depend on how a text was cut."""
+"""Counts equal those of a dictionary, and tables do not depend on how a text was cut."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from spider.ngram import table
-from spider.ngram.candidates import _look_up, _shift
+from spider.ngram.candidates import _read_rows, _shift
 from spider.ngram.contexts import contexts_of, mixed, power, prefix_hashes, reach
-from spider.ngram.count import count, runs_of, write_runs
 from spider.ngram.layout import BEGIN, END
-from spider.ngram.runs import merge, stretches
+from spider.ngram.runs import count, merge, runs_of, stretches, write_runs
 from tests.unit.ngram.texts import (
     built_of,
     documents,
@@ -34,25 +33,26 @@ TEXTS = documents(60, seed=1)
 
 
 def hash_of(context: bytes) -> int:
-    """Of a context alone, whatever stood before it: 56 bits."""
+    """Return the hash of a context, 56 bits."""
     hashes = prefix_hashes(np.frombuffer(context, np.uint8))
     return int(mixed(hashes[0], hashes[-1], np.uint64(power(len(context))))) >> 8
 
 
 def look_up(texts: list[bytes], order: int, built: tuple[np.ndarray, np.ndarray]) -> dict[int, list[int]]:
-    """By place of the documents in a row: what the table says of the context before it."""
-    text, (first, rows) = symbols(texts), built
+    """Return the row of the context before each position of the concatenated documents."""
+    text = symbols(texts)
+    first, rows = built
     found = np.zeros((len(text), 1, rows.shape[1] - 2), np.uint8)
     contexts = contexts_of(text, prefix_hashes(text), order, 1, len(text) + 1)
     bounds = np.zeros((len(text), 2), np.int64)
-    _look_up(contexts, _shift(len(first) - 1), first, rows, found, 0, bounds)
+    _read_rows(contexts, _shift(len(first) - 1), first, rows, found, 0, bounds)
     return {i + 1: row.tolist() for i, row in enumerate(found[:, 0])}
 
 
 def row_of(successors: Counter[int], per: int) -> list[int]:
-    """What a table has to say of a context."""
-    likely = sorted(successors.items(), key=lambda one: (-one[1], one[0]))[:per]
-    pairs = [value for symbol, times in likely for value in (symbol, q(times))]
+    """Return the row that a table must have for a context."""
+    frequent = sorted(successors.items(), key=lambda pair: (-pair[1], pair[0]))[:per]
+    pairs = [value for symbol, times in frequent for value in (symbol, q(times))]
     return [q(successors.total()), q(len(successors)), *pairs, *[0] * (2 * per - len(pairs))]
 
 
@@ -82,25 +82,25 @@ def test_counts_of_words_are_those_of_a_dictionary(words):
     assert sorted(counts.tolist()) == sorted(expected) and len(expected) > 100
 
 
-def test_contexts_of_words_are_equal_where_the_words_are():
+def test_contexts_of_words_are_equal_if_the_words_are():
     text = symbols([b"The cat, \n sat on a mat. the  cat\tsat_on a dog " + b"y" * 33 + b" the cat sat"])
     whole = text.tobytes()
     for words in (0, 1, 2):
         hashed = contexts_of(text, prefix_hashes(text), ~words, 0, len(text))
-        told = [words_before(whole[:i], words) if i else None for i in range(len(text))]
-        assert [known is None for known in told] == [one == 0 for one in hashed.tolist()]
+        contexts = [words_before(whole[:i], words) if i else None for i in range(len(text))]
+        assert [context is None for context in contexts] == [value == 0 for value in hashed.tolist()]
         by_context = {}
-        for known, one in zip(told, hashed.tolist(), strict=True):
-            assert by_context.setdefault(known, one) == one, known
+        for context, value in zip(contexts, hashed.tolist(), strict=True):
+            assert by_context.setdefault(context, value) == value, context
         assert len(set(by_context.values())) == len(by_context)
 
 
 @pytest.mark.parametrize("words", [0, 1, 3])
-def test_contexts_of_words_depend_on_no_more_than_they_reach(words):
-    draw = np.random.default_rng(words)
+def test_contexts_of_words_depend_on_the_symbols_within_their_reach(words):
+    rng = np.random.default_rng(words)
     letters = np.frombuffer(b"ab cd,\n", np.uint8)
     text = np.concatenate(
-        [symbols([draw.choice(letters, 2000).tobytes() + b"z" * 50]), *[draw.choice(letters, 500)]]
+        [symbols([rng.choice(letters, 2000).tobytes() + b"z" * 50]), *[rng.choice(letters, 500)]]
     )
     whole = contexts_of(text, prefix_hashes(text), ~words, 0, len(text))
     for lo in (0, 1, 500, 1990, 2060, 2100):
@@ -112,7 +112,7 @@ def test_contexts_of_words_depend_on_no_more_than_they_reach(words):
 
 
 def counted(folder, text, kinds, piece):
-    """Return the runs of a text on disk by kind of contexts, as arrays."""
+    """Count a text on disk and return its runs as arrays, by kind of context."""
     folder.mkdir()
     np.save(folder / "text.npy", text)
     write_runs(folder, kinds, piece)
@@ -120,8 +120,8 @@ def counted(folder, text, kinds, piece):
     return {kind: [(np.load(run), np.load(counts(run))) for run in runs_of(folder, kind)] for kind in kinds}
 
 
-def test_nothing_is_counted_before_the_first_document_and_nothing_of_no_text(tmp_path):
-    """A part may be empty, and text before the first beginning of a document is not counted."""
+def test_an_empty_text_and_text_before_the_first_document_are_not_counted(tmp_path):
+    """A part may be empty, and may begin in the middle of a document."""
     assert counted(tmp_path / "none", np.zeros(0, np.uint8), [3], 100) == {3: []}
     tail = np.frombuffer(b"a tail of another", np.uint8)
     assert counted(tmp_path / "tail", tail, [3], 5) == {3: []}
@@ -134,20 +134,20 @@ def test_nothing_is_counted_before_the_first_document_and_nothing_of_no_text(tmp
 
 @pytest.mark.parametrize("back", [0, 3, 400])
 @pytest.mark.parametrize("size", [1, 50, 300, 10**6])
-def test_stretches_are_the_text_cut_anywhere_with_what_stands_before(tmp_path, size, back):
+def test_stretches_join_to_the_text_and_carry_the_symbols_before_them(tmp_path, size, back):
     text = symbols(TEXTS)
     np.save(tmp_path / "text.npy", text)
     cut = list(stretches(tmp_path / "text.npy", back, size))
-    assert np.array_equal(np.concatenate([one.text[one.before :] for one in cut]), text)
-    for one in cut:
-        assert one.before == min(back, one.at) and len(one.text) <= back + size
-        assert np.array_equal(one.text, text[one.at - one.before : one.at + size])
+    assert np.array_equal(np.concatenate([stretch.text[stretch.before :] for stretch in cut]), text)
+    for stretch in cut:
+        assert stretch.before == min(back, stretch.at) and len(stretch.text) <= back + size
+        assert np.array_equal(stretch.text, text[stretch.at - stretch.before : stretch.at + size])
 
 
 @pytest.mark.parametrize("order", [1, 2, 4, 9, 16, ~1, ~8])
 @pytest.mark.parametrize("parts", [2, 5])
-def test_tables_of_a_text_in_parts_pieces_and_slices_are_those_of_it_whole(tmp_path, order, parts):
-    """Pieces end inside documents, and more runs than are merged at a time are merged in groups."""
+def test_tables_do_not_depend_on_parts_pieces_and_slices(tmp_path, order, parts):
+    """Pieces end inside documents, and many runs are merged in groups."""
     least = 2 if order >= 9 else 1
     whole = built_of([count(symbols(TEXTS), order)], order, least)
     for piece, slice_, most in [(40, 16, 3), (100, 64, 8), (700, 1 << 24, 2), (1 << 20, 8, 64)]:
@@ -165,13 +165,14 @@ def test_tables_of_a_text_in_parts_pieces_and_slices_are_those_of_it_whole(tmp_p
         assert left_out == whole[2]
         assert first.tobytes() == whole[0].tobytes() and rows.tobytes() == whole[1].tobytes()
         again = built_of(runs[::-1], order, least, size=slice_, most=most)
-        assert again[1].tobytes() == rows.tobytes(), "runs are added up in any order"
+        assert again[1].tobytes() == rows.tobytes(), "runs can be added in any order"
 
 
 @pytest.fixture
 def opened():
-    """The names of the files that are opened while a test runs, and how often each."""
-    names, on = Counter(), [True]
+    """Count how often each file is opened while a test runs, by its name."""
+    names = Counter()
+    on = [True]
 
     def note(event, arguments):
         if on and event == "open":
@@ -179,10 +180,10 @@ def opened():
 
     sys.addaudithook(note)
     yield names
-    on.clear()  # a hook stays for as long as the process lives
+    on.clear()  # a hook cannot be removed
 
 
-def test_each_run_is_opened_a_few_times_and_few_at_once_however_many_slices_there_are(tmp_path, opened):
+def test_many_slices_open_each_run_a_few_times_and_few_at_once(tmp_path, opened):
     runs = counted(tmp_path / "runs", symbols(TEXTS), [5], 40)[5]
     assert len(runs) > 60
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -202,7 +203,7 @@ def test_each_run_is_opened_a_few_times_and_few_at_once_however_many_slices_ther
 
 
 def test_a_table_of_no_runs_is_empty():
-    """It still has buckets to look into: two, with no row."""
+    """It has two empty buckets."""
     for kind in (1, 12, ~0):
         first, rows, left_out = built_of([], kind, 1)
         assert (first.tolist(), first.dtype, left_out) == ([0, 0, 0], np.uint32, 0)
@@ -214,33 +215,34 @@ def test_a_table_of_no_runs_is_empty():
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4, 5, 8, 9, 12, 22])
 @pytest.mark.parametrize("least", [1, 2])
-def test_a_table_has_each_context_its_likeliest_successors_in_order_and_all_else_left_out(order, least):
-    known = followers(TEXTS, order)
+def test_a_table_has_the_most_frequent_successors_of_each_context_in_order(order, least):
+    expected = followers(TEXTS, order)
     first, rows, left_out = built_of([count(symbols(TEXTS), order)], order, least)
-    often = {context for context, found in known.items() if found.total() >= least}
-    assert (len(rows), left_out) == (len(often), len(known) - len(often)) and first[-1] == len(rows)
-    text, found = symbols(TEXTS).tobytes(), look_up(TEXTS, order, (first, rows))
+    often = {context for context, found in expected.items() if found.total() >= least}
+    assert (len(rows), left_out) == (len(often), len(expected) - len(often)) and first[-1] == len(rows)
+    text = symbols(TEXTS).tobytes()
+    found = look_up(TEXTS, order, (first, rows))
     kept = absent = noise = 0
     for i in range(order, len(text)):
         context = text[i - order : i]
         if context in often:
             kept += 1
-            assert found[i] == row_of(known[context], table.successors(order)), context
+            assert found[i] == row_of(expected[context], table.successors(order)), context
         else:
             absent += 1
             noise += any(found[i])
     assert kept and noise <= 1 + absent / 1000
 
 
-def test_a_context_that_does_not_occur_is_nearly_never_found():
-    others = [bytes(draw) for draw in np.random.default_rng(0).integers(1, 250, (20, 1000), np.uint8)]
+def test_a_context_that_does_not_occur_is_hardly_ever_found():
+    others = [bytes(values) for values in np.random.default_rng(0).integers(1, 250, (20, 1000), np.uint8)]
     built = built_of([count(symbols(TEXTS), 5)], 5, 1)
     found = look_up(others, 5, built[:2])
     taken = np.mean([any(row) for row in found.values()])
     assert taken < 4 * 8 / 65536
 
 
-def test_equals_stand_in_the_order_of_their_symbols_and_counts_are_of_all():
+def test_equal_counts_are_in_the_order_of_their_symbols_and_totals_count_all():
     texts = [b"x" + bytes([symbol]) for symbol in b"qponmlkjihgfedcba"] + [b"xz", b"xz"]
     found = look_up(texts, 5, built_of([count(symbols(texts), 5)], 5, 1)[:2])
     assert not any(any(row) for row in found.values()), "no document is so long"
@@ -250,19 +252,21 @@ def test_equals_stand_in_the_order_of_their_symbols_and_counts_are_of_all():
     assert order_2[2][:4] == [q(19), q(18), ord("z"), q(2)]
 
 
-# ------------------------------------------------------------------------------------------ last places
+# --------------------------------------------------------------------------------------- last positions
 
 
 def test_last_places_are_the_last_after_the_same_symbols():
-    """However many entries are filled at a time, and wherever the text is cut."""
-    last, expected, at = last_of(symbols(TEXTS), 12), {}, 0
+    """They do not depend on the size of blocks and pieces."""
+    last = last_of(symbols(TEXTS), 12)
+    expected = {}
+    at = 0
     for text in TEXTS:
         document = bytes([BEGIN, *text, END])
-        for i in range(table.MATCHED, len(document)):
-            # Who shares the top bits of a hash with an earlier one takes its place.
-            expected[hash_of(document[i - table.MATCHED : i]) >> (56 - 12)] = at + i + 1
+        for i in range(table.MATCH_LENGTH, len(document)):
+            # A later position replaces an earlier one with the same top bits of the hash.
+            expected[hash_of(document[i - table.MATCH_LENGTH : i]) >> (56 - 12)] = at + i + 1
         at += len(document)
-    assert {bucket: place for bucket, place in enumerate(last.tolist()) if place} == expected
+    assert {entry: position for entry, position in enumerate(last.tolist()) if position} == expected
     assert 1000 < len(expected) < 4096
     for size, piece in [(1 << 10, 1 << 20), (1 << 12, 5), (1 << 11, 100)]:
         assert np.array_equal(last_of(symbols(TEXTS), 12, size=size, piece=piece), last)

@@ -1,4 +1,4 @@
-"""Generation with an n-gram index: a byte costs the same work wherever it stands in its document."""
+"""Generating a byte with an n-gram index takes the same work at every position of a document."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.unit.ngram.texts import WORDS
 
 
 class Newest(Reader):
-    """Reads new ids alone, which is exact for a model whose logits depend on one position."""
+    """Read new tokens alone, which is exact for a model whose logits depend on one position."""
 
     def read(self, N: int) -> torch.Tensor:
-        proposals_1NW = self.candidates_NW[None, -N:]
-        return self.model(torch.tensor([self.ids[-N:]]), candidates_BTW=proposals_1NW).logits[0]
+        candidates_1NW = self.candidates_NW[None, -N:]
+        return self.model(torch.tensor([self.ids[-N:]]), candidates_BTW=candidates_1NW).logits[0]
 
 
 class Positional(Toy):
@@ -49,69 +49,73 @@ def model(lookup) -> Positional:
 
 
 def prompt_of(size: int) -> bytes:
-    draw = random.Random(0)
-    return " ".join(itertools.islice(iter(lambda: draw.choice(WORDS), None), size)).encode()[:size]
+    rng = random.Random(0)
+    return " ".join(rng.choices(WORDS, k=size)).encode()[:size]
 
 
 class Elements(TorchDispatchMode):
-    """Counts the elements that torch operations write; a view writes none."""
+    """Count the elements that torch operations write; a view writes none."""
 
     written = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
-            self.written += sum(one.numel() for one in tree_leaves(result) if isinstance(one, torch.Tensor))
+            self.written += sum(
+                leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)
+            )
         return result
 
 
 def work_of_a_byte(model: Positional, before: int, monkeypatch) -> dict[str, float]:
-    """Return the median work of the 16 bytes after so many, of three kinds."""
-    indexed, real = [0], candidates._index
+    """Return the median work of each of the 16 bytes after so many, in three measures."""
+    added = [0]
+    extend_chains = candidates._extend_chains
 
     def counted(*arguments):
-        indexed[0] += arguments[-1] - arguments[-2]
-        return real(*arguments)
+        added[0] += arguments[-1] - arguments[-2]
+        return extend_chains(*arguments)
 
     rows = []
     with monkeypatch.context() as patched, Elements() as elements:
-        patched.setattr(candidates, "_index", counted)
+        patched.setattr(candidates, "_extend_chains", counted)
         written = generate(model, prompt_of(before), max_bytes=50, seed=0, context=70_000, top_k=40)
         next(written)
         tracemalloc.start()
         for _ in range(16):
-            indexed[0] = elements.written = 0
+            added[0] = 0
+            elements.written = 0
             tracemalloc.reset_peak()
             held, _ = tracemalloc.get_traced_memory()
             next(written)
-            rows.append((indexed[0], elements.written, tracemalloc.get_traced_memory()[1] - held))
+            rows.append((added[0], elements.written, tracemalloc.get_traced_memory()[1] - held))
         tracemalloc.stop()
-    names = "symbols indexed", "elements written", "bytes allocated"
+    names = "symbols added", "elements written", "bytes allocated"
     return dict(zip(names, map(median, zip(*rows, strict=True)), strict=True))
 
 
-def test_a_byte_costs_the_same_work_after_1000_and_after_60000(model, monkeypatch):
+def test_a_byte_takes_the_same_work_after_1000_and_after_60000(model, monkeypatch):
     near, far = (work_of_a_byte(model, before, monkeypatch) for before in (1000, 60_000))
-    assert near["symbols indexed"] == far["symbols indexed"] == 1
+    assert near["symbols added"] == far["symbols added"] == 1
     for what, amount in far.items():
         assert amount <= 1.3 * near[what], (what, near, far)
 
 
 @pytest.mark.parametrize("sizes", [[1], [7, 1, 300], [5000]])
 def test_a_reader_keeps_all_candidates_in_order(model, sizes):
-    """The base reader reads its whole stream again, with all candidates that it was given."""
+    """The base reader reads its whole stream again, with all candidates."""
     ids = BYTES.encode(prompt_of(700))[:-1]
-    known = torch.from_numpy(model.lookup.after(ids, 0, len(ids)))
-    reader, at = Reader(model, context=701), 0
+    candidates_NW = torch.from_numpy(model.lookup.after(ids, 0, len(ids)))
+    reader = Reader(model, context=701)
+    at = 0
     for size in itertools.cycle(sizes):
         piece = ids[at : at + size].tolist()
-        logits = reader.extend(piece, known[at : at + size])
+        logits = reader.extend(piece, candidates_NW[at : at + size])
         at += len(piece)
-        assert torch.equal(reader.candidates_NW, known[:at])
+        assert torch.equal(reader.candidates_NW, candidates_NW[:at])
         with torch.no_grad():
-            whole = model(
-                torch.tensor(ids[None, :at].astype(np.int64)), candidates_BTW=known[None, :at]
-            ).logits
+            stream = torch.tensor(ids[None, :at].astype(np.int64))
+            whole = model(stream, candidates_BTW=candidates_NW[None, :at]).logits
         torch.testing.assert_close(logits, whole[0, at - len(piece) :])
         if at == len(ids):
             break

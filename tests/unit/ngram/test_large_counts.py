@@ -1,4 +1,4 @@
-"""Tables of texts far larger than a test can count: the counts are made up, and what is stored is exact."""
+"""Tables of texts far larger than a test can count, from made-up counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from spider.ngram.count import count
+from spider.ngram.runs import count
 from spider.ngram.table import quantized, write_first
 from tests.unit.ngram.test_count import look_up
 from tests.unit.ngram.texts import built_of, documents, symbols
@@ -17,7 +17,7 @@ MOST = 2**32 - 1
 
 
 def stored(count: int) -> int:
-    """Return the byte that a table has for a count: 8 log2(1 + count), rounded, and 255 for all above."""
+    """Return the byte that a table has for a count: 8 log2(1 + count), rounded, at most 255."""
     return min(255, round(8 * math.log2(1 + count)))
 
 
@@ -36,8 +36,8 @@ def test_a_count_of_any_size_fits_its_byte(count):
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3, 7])
-def test_counts_of_many_runs_are_added_up_without_wrapping(runs):
-    """Two runs of 2^31 would be none in 32 bits, and so would a total of 8.4e9 in a byte (264 - 256 = 8)."""
+def test_counts_of_many_runs_are_added_without_overflow(runs):
+    """Two runs of 2^31 would add to 0 in 32 bits, and a total of 8.4e9 would be 8 in a byte (264 - 256)."""
     counts = {b"a": 2**31, b"b": 5, b"c": 2**31 - 1}
     first, rows, left_out = built_of([run_of(counts)] * runs, 5, 1)
     total = runs * sum(counts.values())
@@ -47,13 +47,13 @@ def test_counts_of_many_runs_are_added_up_without_wrapping(runs):
     assert rows[0, 2 : 2 + len(expected)].tolist() == expected
 
 
-def test_the_more_frequent_successor_comes_first_where_both_are_beyond_a_byte_and_32_bits():
+def test_the_more_frequent_successor_comes_first_though_both_exceed_32_bits():
     runs = [run_of({b"a": MOST, b"z": MOST}), run_of({b"a": 1, b"z": 2})]
     _, rows, _ = built_of(runs, 5, 1)
     assert rows[0, 2:8].tolist() == [255, stored(2), ord("z"), 255, ord("a"), 255]
 
 
-def test_counts_do_not_wrap_where_runs_are_merged_in_groups():
+def test_counts_do_not_overflow_if_runs_are_merged_in_groups():
     runs = [run_of({b"a": MOST, b"b": MOST - 1}) for _ in range(9)]
     _, rows, _ = built_of(runs, 5, 1, most=2)
     assert rows[0, 2:8].tolist() == [255, stored(2), ord("a"), 255, ord("b"), 255]
@@ -61,7 +61,7 @@ def test_counts_do_not_wrap_where_runs_are_merged_in_groups():
 
 @pytest.mark.parametrize("last", [2, 3])
 def test_rows_are_numbered_in_as_many_bits_as_they_need(tmp_path, last):
-    """Buckets of two thousand million rows: 32 bits hold the number 2^32 - 1, and no more."""
+    """Buckets have two thousand million rows, and 32 bits hold numbers up to 2^32 - 1."""
     buckets = [2**31, 2**31 - 3, 0, last]
     for block in (1, 3, 4):
         blocks = (np.array(buckets[i : i + block], np.int64) for i in range(0, 4, block))
@@ -71,7 +71,7 @@ def test_rows_are_numbered_in_as_many_bits_as_they_need(tmp_path, last):
         assert first.dtype == (np.uint32 if last == 2 else np.int64)
 
 
-def test_rows_that_are_numbered_in_64_bits_are_found_as_others_are():
+def test_rows_that_are_numbered_in_64_bits_are_found_like_others():
     texts = documents(30, seed=4)
     first, rows, _ = built_of([count(symbols(texts), 3)], 3, 1)
     assert look_up(texts, 3, (first.astype(np.int64), rows)) == look_up(texts, 3, (first, rows))

@@ -1,4 +1,4 @@
-"""Windows, streams and texts being written are proposed the same, wherever they begin."""
+"""Windows, streams and generated texts have the same candidates, wherever they begin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from spider.data.loader import Loader
 from spider.data.shards import Shards
 from spider.ngram import candidates
-from spider.ngram.candidates import BACK, REACH
+from spider.ngram.candidates import HISTORY, MAX_DISTANCE
 from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import open_index
 from spider.tokens import BYTES
@@ -28,7 +28,7 @@ def train(shards) -> Shards:
 
 @pytest.fixture(scope="module")
 def whole(train, lookup) -> np.ndarray:
-    """Of the whole ring, at once."""
+    """The candidates of the whole split, read at once."""
     return lookup.after(train.read(0, train.tokens), 0, train.tokens)
 
 
@@ -36,23 +36,26 @@ def ring(array: np.ndarray, start: int, length: int) -> np.ndarray:
     return array[np.arange(start, start + length) % len(array)]
 
 
-def test_a_stream_is_proposed_piece_by_piece_as_at_once(train, whole, lookup):
+def test_a_stream_in_pieces_has_the_candidates_of_the_whole(train, whole, lookup):
     tokens = train.read(0, train.tokens)
-    rng, lo = random.Random(0), 0
+    rng = random.Random(0)
+    lo = 0
     while lo < len(tokens):
         hi = min(len(tokens), lo + rng.choice([1, 2, 7, 60, 300]))
         assert np.array_equal(lookup.after(tokens, lo, hi), whole[lo:hi])
-        assert np.array_equal(lookup.after(tokens[:hi], lo, hi), whole[lo:hi]), "what comes later is not read"
+        assert np.array_equal(lookup.after(tokens[:hi], lo, hi), whole[lo:hi]), "later tokens are not read"
         lo = hi
     assert whole.any(1).mean() > 0.9
 
 
 @pytest.mark.parametrize("largest", [1, 30, 2000])
-def test_a_stream_that_grows_has_the_candidates_of_the_whole_pass(train, whole, lookup, largest):
-    """With pieces that hold several documents, and with some that are skipped."""
-    tokens, rng = train.read(0, train.tokens), random.Random(largest)
+def test_a_growing_stream_has_the_candidates_of_the_whole(train, whole, lookup, largest):
+    """Pieces may hold several documents, and may be skipped."""
+    tokens = train.read(0, train.tokens)
+    rng = random.Random(largest)
     for skipped in (0.0, 0.5):
-        stream, lo = lookup.stream(), 0
+        stream = lookup.stream()
+        lo = 0
         while lo < len(tokens):
             hi = min(len(tokens), lo + rng.randint(0, largest))
             if rng.random() < skipped:
@@ -63,7 +66,7 @@ def test_a_stream_that_grows_has_the_candidates_of_the_whole_pass(train, whole, 
 
 
 @pytest.mark.parametrize("length", [1, 16, 500])
-def test_windows_are_the_stream_in_any_order_over_borders_and_the_end_of_the_ring(
+def test_windows_in_any_order_have_the_streams_candidates_across_borders_and_the_end(
     train, whole, lookup, length
 ):
     borders = [*train.borders.tolist(), train.tokens - 1, train.tokens - length // 2]
@@ -73,15 +76,15 @@ def test_windows_are_the_stream_in_any_order_over_borders_and_the_end_of_the_rin
     )
     starts = rng.permutation(starts % train.tokens)
     found = lookup.windows(train, starts, length)
-    for start, one in zip(starts.tolist(), found, strict=True):
-        assert np.array_equal(one, ring(whole, start, length)), start
-        assert np.array_equal(lookup.windows(train, np.array([start]), length)[0], one), (
-            "alone as with others"
-        )
+    for start, window in zip(starts.tolist(), found, strict=True):
+        assert np.array_equal(window, ring(whole, start, length)), start
+        alone = lookup.windows(train, np.array([start]), length)[0]
+        assert np.array_equal(alone, window), "other windows change nothing"
 
 
-def test_what_comes_later_changes_no_proposal_before(train, whole, lookup):
-    tokens, rng = train.read(0, train.tokens).copy(), np.random.default_rng(0)
+def test_later_tokens_change_no_earlier_candidates(train, whole, lookup):
+    tokens = train.read(0, train.tokens).copy()
+    rng = np.random.default_rng(0)
     for t in [1, 50, 777, len(tokens) - 2]:
         changed = tokens.copy()
         changed[t:] = rng.integers(0, BYTES.size, len(tokens) - t)
@@ -89,7 +92,7 @@ def test_what_comes_later_changes_no_proposal_before(train, whole, lookup):
         assert np.array_equal(after[:t], whole[:t]) and not np.array_equal(after[t:], whole[t:])
 
 
-def test_a_document_knows_nothing_of_those_before_it(train, whole, lookup):
+def test_candidates_do_not_depend_on_earlier_documents(train, whole, lookup):
     tokens = train.read(0, train.tokens)
     begins = np.flatnonzero(tokens == BYTES.bos)
     for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(tokens)], strict=True):
@@ -98,12 +101,10 @@ def test_a_document_knows_nothing_of_those_before_it(train, whole, lookup):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_loader_gives_each_row_its_proposals_and_the_rows_that_it_would_give_without(
-    train, whole, lookup, rank
-):
-    """In every one of several processes."""
+def test_the_loader_adds_candidates_and_gives_the_same_rows_as_without(train, whole, lookup, rank):
+    """This holds in each of several processes."""
     share = {"seq_len": 32, "rows": 3, "seed": 5, "rank": rank, "world": 2}
-    both = [Loader(train, lookup=one, **share) for one in (lookup, None)]
+    both = [Loader(train, lookup=either, **share) for either in (lookup, None)]
     for step in range(4):
         batch, plain = next(both[0]), next(both[1])
         assert np.array_equal(batch.rows_BT1, plain.rows_BT1) and plain.candidates_BTW is None
@@ -114,7 +115,7 @@ def test_the_loader_gives_each_row_its_proposals_and_the_rows_that_it_would_give
         loader.close()
 
 
-def test_without_an_index_of_documents_it_is_named_and_what_to_do(shards, lookup, tmp_path):
+def test_a_missing_index_of_documents_is_an_error_with_its_remedy(shards, lookup, tmp_path):
     own = shutil.copytree(shards, tmp_path / "shards")
     (own / "train/000.idx").unlink()
     with pytest.raises(
@@ -123,13 +124,13 @@ def test_without_an_index_of_documents_it_is_named_and_what_to_do(shards, lookup
         lookup.windows(Shards(own, "train"), np.array([3]), 8)
 
 
-def test_a_view_of_shards_is_let_go_though_its_documents_were_looked_at(shards, lookup):
+def test_shards_are_freed_after_their_documents_were_read(shards, lookup):
     view = Shards(shards, "train")
     lookup.windows(view, np.array([3]), 8)
-    known = weakref.ref(view)
+    reference = weakref.ref(view)
     del view
     gc.collect()
-    assert known() is None
+    assert reference() is None
 
 
 # ---------------------------------------------------------------------------------------- a long document
@@ -137,51 +138,63 @@ def test_a_view_of_shards_is_let_go_though_its_documents_were_looked_at(shards, 
 
 @pytest.fixture(scope="module")
 def long_document(tmp_path_factory) -> Shards:
-    """One in which every symbol stood `REACH` before as well, and some of them nearer or farther by one."""
-    draw = random.Random(3)
-    block = "".join(draw.choices("abcdefghij ", k=REACH))
+    """Each symbol at its end also stands `MAX_DISTANCE` before, some of them one nearer or farther."""
+    rng = random.Random(3)
+    block = "".join(rng.choices("abcdefghij ", k=MAX_DISTANCE))
     text = block + block[:500] + "-" + block[500:1000] + block[1001:1500]
     shards = make_shards(tmp_path_factory.mktemp("long"), {"0": [text] * 3, "1": ["short " * 9] * 20}, 0.01)
     return Shards(shards, "train")
 
 
-def test_a_pointer_reaches_so_far_and_no_farther_wherever_the_window_begins(long_document, lookup):
+def test_a_document_match_reaches_to_the_largest_distance_wherever_the_window_begins(long_document, lookup):
     tokens = long_document.read(0, long_document.tokens)
     begins = [*np.flatnonzero(tokens == BYTES.bos).tolist(), len(tokens)]
     begin = begins[int(np.argmax(np.diff(begins)))]
-    size = REACH + 1500
+    size = MAX_DISTANCE + 1500
     whole = lookup.after(tokens[begin:], 0, size)
-    for lo in (0, REACH - 3, REACH, REACH + 1, REACH + 2, REACH + 7, REACH + 13, REACH + 490, REACH + 1400):
+    for lo in (
+        0,
+        MAX_DISTANCE - 3,
+        MAX_DISTANCE,
+        MAX_DISTANCE + 1,
+        MAX_DISTANCE + 2,
+        MAX_DISTANCE + 7,
+        MAX_DISTANCE + 13,
+        MAX_DISTANCE + 490,
+        MAX_DISTANCE + 1400,
+    ):
         assert np.array_equal(lookup.after(tokens[begin:], lo, lo + 40), whole[lo : lo + 40]), lo
         window = lookup.windows(long_document, np.array([begin + lo]), 40)[0]
         assert np.array_equal(window, whole[lo : lo + 40]), lo
-    seen = lookup.layout.views(whole)[3][:, -2]  # of the longest order
-    far = [(REACH + at) for at in (100, 300, 700, 1200)]
-    assert seen[far, 0].tolist() == [1, 1, 0, 1] and seen[far[0], 1] == 128
+    matches = lookup.layout.views(whole)[3][:, -2]  # of the longest order
+    far = [(MAX_DISTANCE + at) for at in (100, 300, 700, 1200)]
+    assert matches[far, 0].tolist() == [1, 1, 0, 1] and matches[far[0], 1] == 128
 
 
-def test_what_lies_between_windows_far_apart_is_not_read(tmp_path, lookup, monkeypatch):
-    """Windows of one giant document: the symbols that are indexed and the index that is held are counted."""
-    draw = random.Random(4)
+def test_text_between_windows_that_are_far_apart_is_not_read(tmp_path, lookup, monkeypatch):
+    """The test counts the symbols that are added to the chains of a giant document, and the chains' bytes."""
+    rng = random.Random(4)
     words = [text.decode() + " " for text in documents(500, seed=8) if text]
-    giant = "".join(draw.choices(words, k=60_000))
+    giant = "".join(rng.choices(words, k=60_000))
     shards = make_shards(tmp_path, {"0": [giant], "1": ["short " * 9] * 20}, 0.01)
     view = Shards(shards, "train")
     begins = view.begins(0)
     begin = int(begins[np.argmax(np.diff([*begins.tolist(), len(view.maps[0])]))])
-    indexed, held, real = [], [], candidates._index
+    added = []
+    held = []
+    extend_chains = candidates._extend_chains
 
     def counted(*arguments):
-        indexed.append(arguments[-1] - arguments[-2])
-        held.append(sum(one.nbytes for one in arguments if isinstance(one, np.ndarray)))
-        return real(*arguments)
+        added.append(arguments[-1] - arguments[-2])
+        held.append(sum(array.nbytes for array in arguments if isinstance(array, np.ndarray)))
+        return extend_chains(*arguments)
 
-    monkeypatch.setattr(candidates, "_index", counted)
-    at = [9, 300_000, 300_060, 300_000 + BACK, 900_000, 900_040, 900_040]
+    monkeypatch.setattr(candidates, "_extend_chains", counted)
+    at = [9, 300_000, 300_060, 300_000 + HISTORY, 900_000, 900_040, 900_040]
     found = lookup.windows(view, begin + np.array(at), 60)
     assert len(giant) > 1_500_000
-    assert sum(indexed) < 69 + (BACK + 60 + BACK + 60) + (BACK + 100) + 1
-    assert max(held) < 300 * (2 * BACK + 120)
+    assert sum(added) < 69 + (HISTORY + 60 + HISTORY + 60) + (HISTORY + 100) + 1
+    assert max(held) < 300 * (2 * HISTORY + 120)
     tokens = view.read(begin, 1_000_000)
     for start, window in zip(at, found, strict=True):
         assert np.array_equal(window, lookup.after(tokens, start, start + 60)), start
@@ -190,16 +203,13 @@ def test_what_lies_between_windows_far_apart_is_not_read(tmp_path, lookup, monke
 # ----------------------------------------------------------------------------------------------- settings
 
 
-def test_an_index_of_other_settings_is_refused(indexes):
+def test_an_index_of_other_settings_is_an_error(indexes):
     other = CONFIG.model_copy(update={"orders": [1, 2, 3]})
     with pytest.raises(
-        ValueError, match=r"ngram: counted with other settings than model\.ngram has"
+        ValueError, match=r"split: counted with other settings than those of model\.ngram"
     ) as error:
         NgramLookup(open_index(indexes["split"]), other, BYTES)
-    assert "it has contexts of 1, 2, 3, 5, 9, words0, words2, asked for are 1, 2, 3, words0, words2" in str(
-        error.value
-    )
+    assert "contexts 1, 2, 3, 5, 9, words0, words2 instead of 1, 2, 3, words0, words2" in str(error.value)
     assert "run its jobs again" in str(error.value)
-    NgramLookup(
-        open_index(indexes["split"]), CONFIG.model_copy(update={"match_orders": [3], "hidden": 99}), BYTES
-    )
+    same = CONFIG.model_copy(update={"match_orders": [3], "hidden": 99})
+    NgramLookup(open_index(indexes["split"]), same, BYTES)

@@ -1,4 +1,4 @@
-"""Which source had each byte that came: shares add up, and a source that must have had it is named."""
+"""Each byte is attributed to the source that predicted it, and shares add up."""
 
 import numpy as np
 import pytest
@@ -17,30 +17,43 @@ def test_shares_sum_to_one_and_costs_to_the_whole(shards, lookup):
     assert sum(row.value * (row.columns[BITS].value or 0) for row in rows) == pytest.approx(bits.mean())
 
 
-def test_each_source_is_named_for_what_it_alone_knows(shards, lookup):
+def test_bytes_that_only_one_source_predicts_are_attributed_to_it(shards, lookup):
     counted = BYTES.raw(Shards(shards, "ngram").read(1, 60))  # the beginning of a document in the index
-    # Bytes that no document has, the second time known from the first.
+    # Bytes that are in no other document; the second time they follow from the first.
     strange = bytes(range(1, 9)) * 2 + b"!"
     tokens = np.concatenate([BYTES.encode(counted), BYTES.encode(strange)])
-    document, match, counts, nobody = (
+    document, match, counts, unseen = (
         by_source(lookup, part, np.ones(int(BYTES.bytes_of[part[1:]].sum())))
         for part in (BYTES.encode(strange), tokens[:61], tokens[:8], BYTES.encode(strange[:8]))
     )
-    assert document[0].value == pytest.approx(6 / 17)  # all after the first two of the second time
+    assert document[0].value == pytest.approx(6 / 17)  # all but the first two bytes of the repetition
     assert match[1].value > 0.1 and match[3].value < 0.2
     assert counts[2].value > 0.5
-    assert nobody[3].value == 1 and nobody[3].columns[BITS].value == 1
-    assert nobody[0].columns[BITS].value is None
+    assert unseen[3].value == 1 and unseen[3].columns[BITS].value == 1
+    assert unseen[0].columns[BITS].value is None
 
 
-def test_bytes_are_shown_with_their_source_and_what_else_was_proposed(lookup):
+def test_bytes_are_shown_with_their_source_and_the_other_candidates(lookup):
     strange = "ab\n\x01ab\né".encode()
-    tokens, bits = BYTES.encode(strange), np.arange(len(strange), dtype=float)
+    tokens = BYTES.encode(strange)
+    bits = np.arange(len(strange), dtype=float)
     shown = byte_by_byte(lookup, tokens, bits).text
-    assert [float(one.tooltip.split()[-2]) for one in shown] == bits.tolist()
-    assert [one.pieces[0].text for one in shown] == ["a", "b", "↵", "\\x01", "a", "b", "↵", "\\xc3", "\\xa9"]
-    assert shown[6].colour == 0 and shown[6].tooltip.startswith("proposed: ↵"), "the document has had it"
+    assert [float(segment.tooltip.split()[-2]) for segment in shown] == bits.tolist()
+    assert [segment.pieces[0].text for segment in shown] == [
+        "a",
+        "b",
+        "↵",
+        "\\x01",
+        "a",
+        "b",
+        "↵",
+        "\\xc3",
+        "\\xa9",
+    ]
+    assert shown[6].colour == 0 and shown[6].tooltip.startswith("proposed: ↵"), (
+        "the document has this byte before"
+    )
     assert shown[3].colour == 3 and "\\x01" not in shown[3].tooltip
     rows = by_source(lookup, tokens, bits)
     for number, row in enumerate(rows):
-        assert row.value == pytest.approx(np.mean([one.colour == number for one in shown]))
+        assert row.value == pytest.approx(np.mean([segment.colour == number for segment in shown]))

@@ -1,4 +1,4 @@
-"""An n-gram index on disk: the same bytes however it was made, and whatever is wrong with it named."""
+"""An n-gram index on disk has the same bytes however it was built, and damage is an error with its path."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.unit.ngram.texts import documents
 
 
 @pytest.fixture
-def memory(indexes, tmp_path):
-    """One of its own, to be damaged."""
+def copied(indexes, tmp_path):
+    """A copy of an index that a test may damage."""
     return shutil.copytree(indexes["split"], tmp_path / "ngram")
 
 
@@ -34,7 +34,7 @@ def flip(path, at: int = -1) -> None:
     path.write_bytes(content)
 
 
-# -------------------------------------------------------------------------------------------------- made
+# ----------------------------------------------------------------------------------------------- content
 
 
 def test_an_index_holds_the_text_of_its_splits_and_no_other(indexes, shards):
@@ -50,47 +50,45 @@ def test_an_index_holds_the_text_of_its_splits_and_no_other(indexes, shards):
         assert list(described.contexts) == ["1", "2", "3", "5", "9", "words0", "words2"]
         assert described.counted == CONFIG.counted
         assert described.data_digest == load_metadata(shards).digest
-        for kind, about in described.contexts.items():
+        for kind, size in described.contexts.items():
             rows = np.load(indexes[name] / f"{kind}.rows.npy")
-            assert about.contexts == len(rows) > 0 and (about.left_out > 0) == (kind in ("9", "words2"))
+            assert size.contexts == len(rows) > 0 and (size.left_out > 0) == (kind in ("9", "words2"))
         verify(indexes[name])
     train = symbols_of(BYTES)[Shards(shards, "train").read(0, Shards(shards, "train").tokens)].tobytes()
     longest = max(train.split(bytes([BEGIN])), key=len)
-    assert len(longest) > 60 and longest in held["full"] and longest not in held["ngram"]
+    assert len(longest) > 60 and longest in held["full"] and longest not in held["split"]
     whole = load_metadata(shards).splits
     assert len(held["full"]) == whole["ngram"].tokens + whole["train"].tokens
     assert whole["validation"].tokens > 0
 
 
-def test_an_index_is_the_same_to_the_byte_with_any_number_of_threads_and_made_again(
-    indexes, shards, tmp_path
-):
+def test_an_index_built_again_with_other_threads_has_the_same_bytes(indexes, shards, tmp_path):
     again = build_indexes(shards, tmp_path, threads=3)
     for name in SPLITS:
-        before, after = (
-            {f.name: f.read_bytes() for f in path.iterdir()} for path in (indexes[name], again[name])
-        )
-        assert before == after
+        before = {path.name: path.read_bytes() for path in indexes[name].iterdir()}
+        assert before == {path.name: path.read_bytes() for path in again[name].iterdir()}
 
 
-def test_the_tables_of_a_text_do_not_depend_on_the_parts_it_came_in(tmp_path):
-    """All documents are counted, full; which of them were kept is decided for each by its name."""
-    texts, made = [text.decode() + "." for text in documents(50, seed=9)], {}
+def test_the_tables_of_a_text_do_not_depend_on_its_parts(tmp_path):
+    """The full index counts all documents. The ids of documents, and so their splits, depend on the parts."""
+    texts = [text.decode() + "." for text in documents(50, seed=9)]
+    built = {}
     for number in (1, 2, 5):
-        root, size = tmp_path / f"{number}", len(texts) // number
+        root = tmp_path / f"{number}"
+        size = len(texts) // number
         root.mkdir()
         parts = {f"{i}": texts[i * size : (i + 1) * size] for i in range(number)}
         folder = build_indexes(make_shards(root, parts, validation=0.0), root)["full"]
         tables = [
             folder / f"{name_of(kind)}.{array}.npy" for kind in CONFIG.contexts for array in ("first", "rows")
         ]
-        made[number] = [table.read_bytes() for table in tables]
-    assert made[1] == made[2] == made[5]
+        built[number] = [table.read_bytes() for table in tables]
+    assert built[1] == built[2] == built[5]
 
 
-def test_a_part_that_is_not_there_or_damaged_is_named(shards, tmp_path):
+def test_a_missing_or_damaged_part_is_an_error_with_its_path(shards, tmp_path):
     described = load_metadata(shards)
-    with pytest.raises(ValueError, match="no part '007' in the n-gram index split"):
+    with pytest.raises(ValueError, match="no part '007' in the ngram split"):
         count_part(shards, described, "007", CONFIG, tmp_path / "a")
     own = shutil.copytree(shards, tmp_path / "shards")
     shard = own / "ngram/000.bin"
@@ -100,65 +98,64 @@ def test_a_part_that_is_not_there_or_damaged_is_named(shards, tmp_path):
         count_part(own, described, "000", CONFIG, tmp_path / "b")
     shard.write_bytes(whole[:-2] + b"\xff\xff")
     with pytest.raises(
-        ValueError, match=rf"{shard}: holds ids outside the vocabulary; encode its part again"
+        ValueError, match=rf"{shard}: holds tokens outside the vocabulary; encode its part again"
     ):
         count_part(own, described, "000", CONFIG, tmp_path / "c")
 
 
-def test_a_split_without_a_document_makes_no_index(shards, indexes, tmp_path):
+def test_a_split_without_documents_is_an_error(shards, indexes, tmp_path):
     described = load_metadata(shards)
     empty = described.splits["ngram"].model_copy(update={"bytes": 0})
     nothing = described.model_copy(update={"splits": described.splits | {"ngram": empty}})
     counts = [indexes["split"].parent / "counts" / part for part in PARTS]
     with pytest.raises(
-        ValueError, match=r"datasets\.toy: the n-gram index split has no document; raise `ngram` \(the"
+        ValueError, match=r"datasets\.toy: the ngram split has no document; raise `ngram` \(the"
     ):
         build(counts, nothing, ["ngram"], CONFIG, tmp_path / "ngram")
     assert not (tmp_path / "ngram").exists()
 
 
-def test_one_that_was_not_finished_is_none(indexes, shards, tmp_path):
-    """It is marked last, and the old mark goes before anything is written."""
-    again = build_indexes(shards, tmp_path)["ngram"]
+def test_an_unfinished_index_cannot_be_opened(indexes, shards, tmp_path):
+    """The description is written last, and an old one is removed before anything else is written."""
+    again = build_indexes(shards, tmp_path)["split"]
     (tmp_path / "counts" / PARTS[0] / "ngram/text.npy").unlink()
     with pytest.raises(FileNotFoundError):
         build([tmp_path / "counts" / part for part in PARTS], load_metadata(shards), ["ngram"], CONFIG, again)
     with pytest.raises(
-        ValueError, match=rf"{again}: no index lies there \(no index\.json\); run its jobs again"
+        ValueError, match=rf"{again}: no n-gram index lies there \(no index\.json\); run its jobs again"
     ):
         open_index(again)
 
 
-def test_a_merge_that_failed_goes_on_with_the_tables_that_are_finished(indexes, shards, tmp_path):
-    """A table of other data that lies there is not taken for a finished one."""
-    metadata, parts = load_metadata(shards), [tmp_path / "counts" / part for part in PARTS]
-    again = build_indexes(shards, tmp_path)["ngram"]
+def test_a_merge_that_failed_continues_after_its_finished_tables(indexes, shards, tmp_path):
+    """A finished table of other data is built again."""
+    metadata = load_metadata(shards)
+    parts = [tmp_path / "counts" / part for part in PARTS]
+    again = build_indexes(shards, tmp_path)["split"]
     (again / MARK).unlink()
     other = metadata.model_copy(update={"digest": "another"})
     run = parts[0] / "ngram/words2.000.counts.npy"  # of the last table
     whole = run.read_bytes()
     run.write_bytes(whole[:-4])
-    says = (
-        rf"{run}: ends after [\d,]+ of [\d,]+ elements; delete its folder and run the job that wrote it again"
-    )
+    message = rf"{run}: ends after [\d,]+ of [\d,]+ elements; delete its folder and run the job that wrote it"
     for described in (other, metadata):
         before = (again / "1.rows.npy").stat().st_mtime_ns
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             build(parts, described, ["ngram"], CONFIG, again)
         assert (again / "1.rows.npy").stat().st_mtime_ns > before
     run.write_bytes(whole)
     before = {path: path.stat().st_mtime_ns for path in again.glob("*.rows.npy")}
     build(parts, metadata, ["ngram"], CONFIG, again)
-    made_now = {path.name for path, time in before.items() if path.stat().st_mtime_ns > time}
-    assert made_now == {"words2.rows.npy"}
+    rebuilt = {path.name for path, time in before.items() if path.stat().st_mtime_ns > time}
+    assert rebuilt == {"words2.rows.npy"}
     expected = {path.name: path.read_bytes() for path in indexes["split"].iterdir()}
     assert {path.name: path.read_bytes() for path in again.iterdir()} == expected
 
 
-def test_indexes_of_mock_data_are_made_again_for_other_settings_and_kept_for_the_same(shards, tmp_path):
-    """Also where the folder is the same."""
-    data, both = shutil.copytree(shards, tmp_path / "shards"), (tmp_path / "ngram", tmp_path / "full")
-    made = {}
+def test_indexes_of_a_small_dataset_are_built_again_only_for_other_settings(shards, tmp_path):
+    data = shutil.copytree(shards, tmp_path / "shards")
+    both = (tmp_path / "split", tmp_path / "full")
+    times = {}
     for orders in ([1, 2], [1, 2], [1, 3]):
         config = CONFIG.model_copy(update={"orders": orders})
         store.build_indexes(data, config, *both)
@@ -166,82 +163,83 @@ def test_indexes_of_mock_data_are_made_again_for_other_settings_and_kept_for_the
             description = open_index(folder).description
             assert (description.counted, list(description.contexts)[1]) == (config.counted, str(orders[1]))
             NgramLookup(open_index(folder), config, BYTES)
-            made.setdefault(folder, []).append((folder / MARK).stat().st_mtime_ns)
-    for first, second, third in made.values():
+            times.setdefault(folder, []).append((folder / MARK).stat().st_mtime_ns)
+    for first, second, third in times.values():
         assert first == second < third
 
 
-# ---------------------------------------------------------------------------------------------- what is wrong
+# ------------------------------------------------------------------------------------------------ damage
 
 
-def test_a_flipped_byte_in_any_file_is_found(memory):
-    names = sorted(f.name for f in memory.iterdir() if f.name != MARK)
+def test_a_flipped_byte_in_any_file_is_found(copied):
+    names = sorted(f.name for f in copied.iterdir() if f.name != MARK)
     assert len(names) == 2 * len(CONFIG.contexts) + 2
     for name in names:
-        flip(memory / name)
-        open_index(memory)
+        flip(copied / name)
+        open_index(copied)
         with pytest.raises(
-            ValueError, match=rf"^{memory / name}: SHA-256 differs from the manifest\n"
+            ValueError, match=rf"^{copied / name}: SHA-256 differs from the manifest\n"
         ) as error:
-            verify(memory)
-        assert str(error.value).endswith(f"delete {memory} and run again, the index is counted anew")
-        flip(memory / name)
-    verify(memory)
+            verify(copied)
+        assert str(error.value).endswith(f"delete {copied} and run again, the index is counted anew")
+        flip(copied / name)
+    verify(copied)
 
 
-def test_a_file_that_is_missing_or_cut_is_named_as_it_is_opened(memory):
-    rows = memory / "5.rows.npy"
+def test_opening_an_index_with_a_missing_or_truncated_file_is_an_error(copied):
+    rows = copied / "5.rows.npy"
     whole = rows.read_bytes()
     rows.write_bytes(whole[:-1])
-    says = rf"{rows}: {len(whole) - 1:,} bytes instead of {len(whole):,}\ndelete {memory} and run again"
-    with pytest.raises(ValueError, match=says):
-        open_index(memory)
+    message = rf"{rows}: {len(whole) - 1:,} bytes instead of {len(whole):,}\ndelete {copied} and run again"
+    with pytest.raises(ValueError, match=message):
+        open_index(copied)
     rows.unlink()
     with pytest.raises(
-        ValueError, match=rf"{rows}: missing\ndelete {memory} and run again, the index is counted anew"
+        ValueError, match=rf"{rows}: missing\ndelete {copied} and run again, the index is counted anew"
     ):
-        open_index(memory)
+        open_index(copied)
 
 
-def test_a_description_that_was_edited_is_found(memory):
-    plain = files.read_json(memory / MARK)
-    files.write_json(memory / MARK, plain | {"splits": ["ngram", "train"]})
+def test_a_description_that_was_edited_is_found(copied):
+    plain = files.read_json(copied / MARK)
+    files.write_json(copied / MARK, plain | {"splits": ["ngram", "train"]})
     with pytest.raises(
         ValueError, match=r"index\.json: edited since it was written, its digest does not match"
     ):
-        verify(memory)
-    files.write_json(memory / MARK, {key: value for key, value in plain.items() if key != "bytes"})
+        verify(copied)
+    files.write_json(copied / MARK, {key: value for key, value in plain.items() if key != "bytes"})
     with pytest.raises(ValueError, match=r"index\.json.*delete its folder and run again"):
-        open_index(memory)
-    (memory / MARK).write_text("{")
-    with pytest.raises(ValueError, match=re.escape(str(memory / MARK))):
-        open_index(memory)
+        open_index(copied)
+    (copied / MARK).write_text("{")
+    with pytest.raises(ValueError, match=re.escape(str(copied / MARK))):
+        open_index(copied)
 
 
-def test_an_index_of_other_data_or_with_the_text_that_is_trained_on_is_refused(indexes):
+def test_an_index_of_other_data_or_of_the_training_text_is_an_error(indexes):
     full = open_index(indexes["full"])
     digest = full.description.data_digest
     full.check(digest, ["ngram", "train"])
     with pytest.raises(
-        ValueError, match=r"full: an n-gram index of other data than is trained on \(toy, .*not abc\); run"
+        ValueError,
+        match=r"full: an n-gram index of other data than the training data \(toy, .*not abc\); run",
     ):
         full.check("abc", ["ngram", "train"])
     with pytest.raises(
-        ValueError, match=r"full: holds the text of ngram and train, not of ngram; a model may n"
+        ValueError, match=r"full: holds the text of ngram and train, not of ngram; an index must n"
     ):
         full.check(digest, ["ngram"])
 
 
-def test_an_alphabet_of_more_than_bytes_has_no_index():
+def test_a_vocabulary_beyond_bytes_is_an_error():
     from tests.unit.evaluation.toys import Pairs
 
     with pytest.raises(
-        ValueError, match="an n-gram index is of bytes; this vocabulary has ids that stand for several"
+        ValueError, match="an n-gram index needs the byte vocabulary; this one has tokens of several bytes"
     ):
         symbols_of(Pairs())
 
 
-def test_an_array_that_does_not_fit_on_the_disk_is_an_error_and_leaves_nothing(tmp_path):
+def test_an_array_that_does_not_fit_on_the_disk_is_an_error_and_leaves_no_file(tmp_path):
     array = np.arange(6000, dtype=np.uint8)
     runs.save(tmp_path / "whole.npy", array)
     np.save(tmp_path / "numpy.npy", array)

@@ -1,4 +1,4 @@
-"""A training that reads an index: on after a stop as if there had been none, and only with the right one."""
+"""A training that reads an index resumes exactly, and accepts only the right index."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def both(indexes):
     return indexes["split"], indexes["full"]
 
 
-def test_a_training_that_crashed_and_goes_on_makes_the_bytes_of_one_that_did_not(
-    tmp_path, shards, both, make_spec
-):
+def test_a_training_that_crashed_and_resumed_writes_the_same_bytes(tmp_path, shards, both, make_spec):
     spec = make_spec(max_steps=12)
     receipt = train(spec, tmp_path / "undisturbed", shards, indexes=both)
     with pytest.raises(Stop):
@@ -50,8 +48,7 @@ def test_a_training_that_crashed_and_goes_on_makes_the_bytes_of_one_that_did_not
         assert manifest[name] == open_index(folder).description.digest
 
 
-def test_a_training_learns_what_its_index_is_worth(tmp_path, shards, both, make_spec):
-    """The head's weights have left their zeros."""
+def test_training_changes_all_weights_of_the_head(tmp_path, shards, both, make_spec):
     train(make_spec(max_steps=4), tmp_path / "a", shards, indexes=both)
     saved = Checkpoint.at(tmp_path / "a")
     model = build_model(saved.config)
@@ -59,17 +56,12 @@ def test_a_training_learns_what_its_index_is_worth(tmp_path, shards, both, make_
     assert all(p.abs().sum() > 0 for p in model.ngram.parameters())
 
 
-@pytest.mark.parametrize("wrong", ["swapped", "full twice", "of other data"])
-def test_only_the_index_of_its_own_data_and_without_its_own_text_is_trained_with(
-    tmp_path, shards, both, make_spec, wrong
-):
-    given, says = {
-        "swapped": (
-            both[::-1],
-            "holds the text of ngram and train, not of ngram; a model may not be trained",
-        ),
-        "full twice": ((both[0], both[0]), "holds the text of ngram, not of ngram and train"),
-        "of other data": (both, "an n-gram index of other data than is trained on (toy, "),
+@pytest.mark.parametrize("wrong", ["swapped", "split twice", "of other data"])
+def test_an_index_of_other_data_or_splits_is_an_error(tmp_path, shards, both, make_spec, wrong):
+    indexes, message = {
+        "swapped": (both[::-1], "holds the text of ngram and train, not of ngram; an index must not hold"),
+        "split twice": ((both[0], both[0]), "holds the text of ngram, not of ngram and train"),
+        "of other data": (both, "an n-gram index of other data than the training data (toy, "),
     }[wrong]
     data = shards
     if wrong == "of other data":
@@ -79,23 +71,24 @@ def test_only_the_index_of_its_own_data_and_without_its_own_text_is_trained_with
         described["digest"] = files.digest({k: v for k, v in described.items() if k != "digest"})
         files.write_json(data / "metadata.json", described)
     with pytest.raises(ValueError, match="run its jobs again") as error:
-        train(make_spec(), tmp_path / "a", data, indexes=given)
-    assert says in str(error.value) and str(given[0 if wrong != "full twice" else 1]) in str(error.value)
+        train(make_spec(), tmp_path / "a", data, indexes=indexes)
+    assert message in str(error.value)
+    assert str(indexes[0 if wrong != "split twice" else 1]) in str(error.value)
     assert not list(tmp_path.glob("a/checkpoints/*"))
 
 
-def test_a_shape_is_measured_without_any_index_on_disk(tmp_path, make_spec, monkeypatch):
+def test_warm_up_measures_without_an_index_on_disk(tmp_path, make_spec, monkeypatch):
     monkeypatch.setattr(warmup, "_GEMM_SECONDS", 0.02)
     monkeypatch.setattr(warmup, "_STEP_SECONDS", 0.02)
     assert warmup.warm_up(make_spec(), tmp_path / "warmup.json").step
 
 
-# ----------------------------------------------------------------------------------- what was trained is read
+# ------------------------------------------------------------------------------- reading a trained model
 
 
 @pytest.fixture(scope="module")
 def model(results):
-    """Two steps teach a head little: its weights are drawn, so that what is proposed matters."""
+    """A trained model whose head has random weights, because two steps change it little."""
     loaded = Checkpoint.at(results.root / "runs/r/a").model()
     torch.manual_seed(0)
     with torch.no_grad():
@@ -104,18 +97,18 @@ def model(results):
     return loaded
 
 
-def test_a_checkpoint_is_read_with_the_folded_index_of_its_results(results, model):
+def test_a_checkpoint_is_read_with_the_full_index_of_its_results(results, model):
     assert model.lookup.index.folder == results.ngram("toy", CONFIG.counted, "full")
     assert model.lookup.index.description.splits == ["ngram", "train"]
 
 
-def test_a_checkpoint_whose_index_is_gone_or_another_is_refused(results, tmp_path):
+def test_a_checkpoint_whose_index_is_missing_or_another_is_an_error(results, tmp_path):
     root = shutil.copytree(results.root, tmp_path / "results")
     full = Results(root).ngram("toy", CONFIG.counted, "full")
     shutil.rmtree(full)
-    with pytest.raises(CheckpointError, match=rf"the model reads an n-gram index\. {full}: no index lies there"):
+    with pytest.raises(CheckpointError, match=rf"reads an n-gram index\. {full}: no n-gram index lies there"):
         Checkpoint.at(root / "runs/r/a").model()
-    shutil.copytree(full.with_name("ngram"), full)
+    shutil.copytree(full.with_name("split"), full)
     with pytest.raises(
         CheckpointError, match=rf"{full}: another n-gram index .* run the workflow again, or name"
     ):
@@ -125,18 +118,20 @@ def test_a_checkpoint_whose_index_is_gone_or_another_is_refused(results, tmp_pat
         Checkpoint.at(tmp_path / "elsewhere/r/a").model()
 
 
-def test_a_text_is_written_with_the_probabilities_that_it_is_scored_with(model, shards):
-    """Each byte as scored with the ids before it."""
+def test_generation_uses_the_probabilities_of_scoring(model, shards):
+    """Each generated byte has the probability that scoring gives it after the tokens before it."""
     prompt = "the cat sat on a mat and then the cat sat "
-    heard = []
-    whole = model.incremental
+    recorded = []
+    original = model.incremental
 
     def incremental(context, n_loops=None):
-        reader = whole(context, n_loops)
+        reader = original(context, n_loops)
         inner = reader.extend
 
         def extend(ids, candidates_NW=None):
-            heard.append((len(reader.ids) + len(ids), logits := inner(ids, candidates_NW)))
+            length = len(reader.ids) + len(ids)
+            logits = inner(ids, candidates_NW)
+            recorded.append((length, logits))
             return logits
 
         reader.extend = extend
@@ -150,22 +145,23 @@ def test_a_text_is_written_with_the_probabilities_that_it_is_scored_with(model, 
     tokens = np.array([*BYTES.encode(prompt)[:-1], *written], np.uint16)
     scored = score(model, tokens, seq_len=len(tokens) - 1, overlap=0.0).by_target_S
     assert len(written) > 5
-    for drawn, (length, logits) in zip(written, heard, strict=False):
+    for drawn, (length, logits) in zip(written, recorded, strict=False):
         nats = -logits[-1].double().log_softmax(-1)[drawn].item()
         assert nats == pytest.approx(float(scored[length - 1]), rel=2e-3, abs=2e-4), length
 
 
-def test_a_text_longer_than_the_context_is_proposed_by_the_whole_of_its_document(model):
-    """Where the model begins a new context, its memory still knows what stood before."""
-    prompt, given = "the cat sat on ", []
-    whole = model.incremental
+def test_candidates_of_a_text_beyond_the_context_depend_on_its_whole_document(model):
+    """When the model begins a new context, the candidates still depend on the text before it."""
+    prompt = "the cat sat on "
+    recorded = []
+    original = model.incremental
 
     def incremental(context, n_loops=None):
-        reader = whole(context, n_loops)
+        reader = original(context, n_loops)
         inner = reader.extend
 
         def extend(ids, candidates_NW=None):
-            given.append((list(ids), candidates_NW.numpy()))
+            recorded.append((list(ids), candidates_NW.numpy()))
             return inner(ids, candidates_NW)
 
         reader.extend = extend
@@ -177,17 +173,17 @@ def test_a_text_longer_than_the_context_is_proposed_by_the_whole_of_its_document
     finally:
         del model.incremental
     tokens = np.array([*BYTES.encode(prompt)[:-1], *written])
-    known, end = model.lookup.after(tokens, 0, len(tokens)), 0
-    for turn, (ids, proposed) in enumerate(given):
+    expected = model.lookup.after(tokens, 0, len(tokens))
+    for turn, (ids, found) in enumerate(recorded):
         end = len(BYTES.encode(prompt)) - 1 + turn
         assert tokens[end - len(ids) : end].tolist() == ids
-        assert np.array_equal(proposed, known[end - len(ids) : end])
-    assert len(written) > 20 and sum(len(ids) > 1 for ids, _ in given) > 2
+        assert np.array_equal(found, expected[end - len(ids) : end])
+    assert len(written) > 20 and sum(len(ids) > 1 for ids, _ in recorded) > 2
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5])
-def test_scores_are_those_of_proposals_from_each_documents_beginning(model, shards, overlap, monkeypatch):
-    """However windows and batches fall, padding among them, and however far is looked ahead."""
+def test_scores_use_candidates_from_the_beginning_of_each_document(model, shards, overlap, monkeypatch):
+    """Scores do not depend on windows, batches, padding and the number of tokens looked ahead."""
     tokens = Shards(shards, "validation").read(0, Shards(shards, "validation").tokens)[:300]
     found = []
     for batch, ahead in ((1, 1 << 16), (3, 1 << 16), (16, 1 << 16), (1, 100), (2, 1)):
@@ -196,52 +192,45 @@ def test_scores_are_those_of_proposals_from_each_documents_beginning(model, shar
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-3, atol=1e-4)
     ids = torch.from_numpy(tokens.astype(np.int64))
-    proposed = torch.from_numpy(model.lookup.after(tokens, 0, len(tokens)))
+    candidates = torch.from_numpy(model.lookup.after(tokens, 0, len(tokens)))
     with torch.no_grad():
-        first = model(ids[None, :64], ids[None, 1:65], reduction="none", candidates_BTW=proposed[None, :64])
+        first = model(ids[None, :64], ids[None, 1:65], reduction="none", candidates_BTW=candidates[None, :64])
     np.testing.assert_allclose(found[0][:64], first.loss[0].numpy(), rtol=1e-3, atol=1e-4)
-    without, model.lookup = (
-        model.lookup,
-        NgramLookup(open_index(model.lookup.index.folder.with_name("ngram")), CONFIG, BYTES),
-    )
-    try:
-        assert not np.allclose(
-            score(model, tokens, seq_len=64, overlap=overlap).by_target_S, found[0], rtol=1e-5
-        )
-    finally:
-        model.lookup = without
+    smaller = open_index(model.lookup.index.folder.with_name("split"))
+    monkeypatch.setattr(model, "lookup", NgramLookup(smaller, CONFIG, BYTES))
+    others = score(model, tokens, seq_len=64, overlap=overlap).by_target_S
+    assert not np.allclose(others, found[0], rtol=1e-5)
 
 
-def test_what_is_learned_from_while_scoring_has_the_proposals_that_it_is_scored_with(
-    model, shards, monkeypatch
-):
-    """However often a chunk is read again, and however little is looked ahead."""
+def test_test_time_training_uses_the_candidates_of_scoring(model, shards, monkeypatch):
+    """This holds for each epoch of a chunk, and for any number of tokens looked ahead."""
     tokens = Shards(shards, "validation").read(0, Shards(shards, "validation").tokens)[:300]
-    known, given = model.lookup.after(tokens, 0, len(tokens)), []
+    expected = model.lookup.after(tokens, 0, len(tokens))
+    recorded = []
     forward = model.forward
 
-    def heard(ids_BT, labels_BT, *, candidates_BTW, **how):
+    def recording(ids_BT, labels_BT, *, candidates_BTW, **options):
         if torch.is_grad_enabled():
-            given.append((ids_BT[0].numpy(), candidates_BTW[0].numpy()))
-        return forward(ids_BT, labels_BT, candidates_BTW=candidates_BTW, **how)
+            recorded.append((ids_BT[0].numpy(), candidates_BTW[0].numpy()))
+        return forward(ids_BT, labels_BT, candidates_BTW=candidates_BTW, **options)
 
-    monkeypatch.setattr(model, "forward", heard)
+    monkeypatch.setattr(model, "forward", recording)
     monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", 40)
     plain = score(model, tokens, seq_len=64)
-    nothing, learned = (
-        adapt(model, tokens, TTTConfig(chunk=96, epochs=2, lr=lr), seq_len=64) for lr in (0, 0.05)
-    )
-    assert np.array_equal(nothing.by_target_S, plain.by_target_S) and learned.bpb != plain.bpb
+    unchanged = adapt(model, tokens, TTTConfig(chunk=96, epochs=2, lr=0), seq_len=64)
+    adapted = adapt(model, tokens, TTTConfig(chunk=96, epochs=2, lr=0.05), seq_len=64)
+    assert np.array_equal(unchanged.by_target_S, plain.by_target_S) and adapted.bpb != plain.bpb
     starts = [begin + at for begin in (0, 96, 192) for _ in range(2) for at in (0, 64)] * 2
-    for start, (ids, proposed) in zip(starts, given, strict=True):
+    for start, (ids, found) in zip(starts, recorded, strict=True):
         size = min(64, 96 - start % 96)
         assert np.array_equal(ids[:size], tokens[start : start + size])
-        assert np.array_equal(proposed[:size], known[start : start + size])
+        assert np.array_equal(found[:size], expected[start : start + size])
 
 
-def test_on_the_way_it_is_validated_with_the_index_that_it_is_evaluated_with(results, shards, make_spec):
-    """The one in which the training text is full, by the document before each window."""
-    spec, stage = make_spec(), results.stage("r", "a")
+def test_validation_during_training_uses_the_index_of_the_evaluation(results, shards, make_spec):
+    """Both read the full index, and the document before each window."""
+    spec = make_spec()
+    stage = results.stage("r", "a")
     model = Checkpoint.at(stage.path).model()
     tokens_N, _ = validation_stream(shards, spec.evaluation.max_bytes)
     reading = spec.evaluation.model_dump(include={"overlap", "batch"}) | {"n_loops": spec.loops}

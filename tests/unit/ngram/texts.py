@@ -1,4 +1,4 @@
-"""Small texts, and what is to be known of them, in plain Python: what the tests of memory compare with."""
+"""Small texts, and reference counts in plain Python for the tests of the n-gram index."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from typing import Any
 import numpy as np
 
 from spider.ngram import table
-from spider.ngram.contexts import LONG, name_of
-from spider.ngram.count import count, runs_of
+from spider.ngram.contexts import MAX_WORD, name_of
 from spider.ngram.layout import BEGIN, END
+from spider.ngram.runs import count, runs_of
 
 WORDS = ["the", "then", "there", "a", "an", "and", "cat", "cats", "sat", "on", "mat", "é", "in", "of", "12"]
 
 
 def documents(number: int, seed: int, words: int = 30) -> list[bytes]:
-    """Texts of few words, so that contexts come again; some are empty, some the same."""
-    draw = random.Random(seed)
-    made = [" ".join(draw.choices(WORDS, k=draw.randrange(words))).encode() for _ in range(number)]
-    return [draw.choice(made) if draw.random() < 0.1 else text for text in made]
+    """Make texts of few words, so that contexts repeat. Some are empty, some equal."""
+    rng = random.Random(seed)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randrange(words))).encode() for _ in range(number)]
+    return [rng.choice(texts) if rng.random() < 0.1 else text for text in texts]
 
 
 def symbols(texts: list[bytes]) -> np.ndarray:
-    """Documents back to back, as memory reads them."""
+    """Return the symbols of documents back to back, as the n-gram index reads them."""
     return np.frombuffer(b"".join(bytes([BEGIN]) + text + bytes([END]) for text in texts), np.uint8).copy()
 
 
 def followers(texts: list[bytes], order: int) -> dict[bytes, Counter[int]]:
-    """What follows each context of so many symbols inside a document, and how often."""
+    """Count what follows each context of so many symbols inside a document."""
     return _followers(texts, lambda document, i: document[i - order : i] if i >= order else None)
 
 
 def followers_of_words(texts: list[bytes], words: int) -> dict[tuple[bytes, ...], Counter[int]]:
-    """The same of the contexts of so many words."""
+    """Count what follows each context of so many words."""
     return _followers(texts, lambda document, i: words_before(document[:i], words))
 
 
@@ -48,15 +48,16 @@ def _followers(texts: list[bytes], context: Callable[[bytes, int], Any]) -> dict
     for text in texts:
         document = bytes([BEGIN]) + text + bytes([END])
         for i in range(1, len(document)):
-            if (known := context(document, i)) is not None:
-                found[known][document[i]] += 1
+            before = context(document, i)
+            if before is not None:
+                found[before][document[i]] += 1
     return found
 
 
 def words_before(before: bytes, words: int) -> tuple[bytes, ...] | None:
-    """What a context of words knows of a document so far: the current word, and others before it."""
+    """Return the context of words after a document so far: the current word, then those before it."""
     stretches = re.findall(rb"[A-Za-z0-9_\x80-\xfd]+[^A-Za-z0-9_\x80-\xfd]*", before[1:])
-    usable = list(takewhile(lambda stretch: len(stretch) <= LONG, reversed(stretches)))
+    usable = list(takewhile(lambda stretch: len(stretch) <= MAX_WORD, reversed(stretches)))
     if len(usable) <= words:
         return None
     current = re.sub(rb"[ \t\n\r]+", b" ", usable[0]).lower()
@@ -69,29 +70,29 @@ def q(number: int) -> int:
 
 
 def tables_of(texts: list[bytes], orders: list[int], rare: int, bits: int = 20) -> table.Tables:
-    """Tables of a text; ``bits``: so many that hardly two of its contexts share a place in ``last``."""
+    """Build the tables of a text; with so many ``bits``, contexts hardly ever share an entry of ``last``."""
     text = symbols(texts)
     built = [built_of([count(text, order)], order, 2 if order >= rare else 1)[:2] for order in orders]
     return table.Tables(orders, built, last_of(text, bits), text)
 
 
 def last_of(text: np.ndarray, bits: int, **sizes: int) -> np.ndarray:
-    """Return ``last`` of a text, as it is made of the text on disk."""
+    """Return ``last`` of a text, built from the text on disk."""
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "text.npy", text)
-        return np.concatenate(list(table.last_places(Path(folder) / "text.npy", bits, **sizes)))
+        return np.concatenate(list(table.last_positions(Path(folder) / "text.npy", bits, **sizes)))
 
 
 def built_of(
     runs: list[tuple[np.ndarray, np.ndarray]], kind: int, least: int, **sizes: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """``first``, rows and the number of contexts left out of the table that runs make."""
+    """Build a table from runs; return ``first``, the rows and the number of contexts that were left out."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number, (keys, counts) in enumerate(runs):
             np.save(folder / f"{name_of(kind)}.{number:03d}.keys.npy", keys)
             np.save(folder / f"{name_of(kind)}.{number:03d}.counts.npy", counts)
-        held, left_out = table.build(runs_of(folder, kind), kind, least, folder, **sizes)
+        contexts, left_out = table.build(runs_of(folder, kind), kind, least, folder, **sizes)
         first, rows = (np.load(folder / f"{name_of(kind)}.{array}.npy") for array in ("first", "rows"))
-        assert held == len(rows) == first[-1]
+        assert contexts == len(rows) == first[-1]
         return first, rows, left_out
