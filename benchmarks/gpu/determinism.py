@@ -48,7 +48,7 @@ from trainings import (
 
 from spider.checkpoints import records
 from spider.config import StageSpec
-from spider.data.loader import Loader, beside, to_device
+from spider.data.loader import Loader, model_arguments, to_device
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.files import read_json
@@ -169,7 +169,7 @@ def gradients(spec: StageSpec) -> dict[str, Any]:
     batch = next(loader)
     loader.close()
     tokens_BT, labels_BT = to_device(batch, device, model.tokens.pad)
-    packed = beside(batch, device, settings.attend == "document")
+    packed = model_arguments(batch, device, settings.attend == "document")
 
     def once() -> dict[str, torch.Tensor]:
         torch.manual_seed(0)

@@ -1,34 +1,38 @@
-"""One parquet file to uint16 shards: of bytes, a memory copy.
+"""Encode one parquet file into uint16 shards. For bytes this is a memory copy.
 
-Arrow hands us a batch of documents as one contiguous UTF-8 buffer and an array of offsets. The shard is that
-buffer widened to uint16 with BOS and EOS spliced around every document:
+Arrow gives a batch of documents as one contiguous UTF-8 buffer and an array of offsets. The shard is that
+buffer widened to uint16, with BOS and EOS spliced around every document:
 
     texts    |T h e   c a t|A   d o g|          one uint8 buffer, offsets [0, 7, 12]
     joined   |. T h e   c a t .|. A   d o g .|  Arrow puts a placeholder byte before and after each document
-    tokens   |B T h e   c a t E|B A   d o g E|  widened in one pass; the ids are stored at the joined offsets
+    tokens   |B T h e   c a t E|B A   d o g E|  widened in one pass; BOS and EOS replace the placeholders
 
-With a tokenizer (`spider.tokens.bpe`), and in conversations (`spider.data.chat`), each document is encoded by
-itself, at a small part of that speed. Of bytes, nothing is done per document in Python but hashing its id for
-the split, and cutting it where it is too long.
+With a tokenizer (`spider.tokens.bpe`), and in conversations (`spider.data.chat`), each document is encoded
+separately, which is much slower. For bytes, Python handles single documents only to hash their ids for the
+split, and to truncate long ones.
 
 Memory is constant: about a megabyte of text is decoded at a time, then widened in pieces that stay in the
-cache; only a single document larger than that takes more (about four times its size).
+cache. Only a single document larger than that takes more (about four times its size).
 
-What happens to odd rows: null and empty documents are skipped and counted; a document longer than
-``max_document_bytes`` is cut at a UTF-8 boundary and counted; a repeated id is kept (every copy falls into
-the same split), counted and warned of; where the id is missing, null or empty the text is hashed instead.
-Text is copied, never decoded, so malformed UTF-8 inside a parquet survives as it is.
+Odd rows: null and empty documents are skipped and counted. A document longer than ``max_document_bytes`` is
+truncated at a UTF-8 boundary and counted. A repeated id is kept (every copy falls into the same split),
+counted and reported by a warning. If the id is missing, null or empty, the text is hashed instead. Text is
+copied without decoding, so malformed UTF-8 inside a parquet file is kept as it is.
 
-Trade-off: a shard's SHA-256 is taken by the index job (`spider.data.metadata.build_metadata`), not here. One
-core hashes 0.9 GB/s of text where all the rest of this module does 0.4 GB/s, so it would cost a third of the
-speed of every encode job; there it is one parallel pass over finished files.
+Trade-off: the index job hashes the shards (`spider.data.metadata.build_metadata`), not this module. One core
+hashes 0.9 GB/s of text and the rest of this module processes 0.4 GB/s, so hashing here would cost a third of
+the speed of every encode job. There it is one parallel pass over finished files.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,53 +44,60 @@ import pyarrow.parquet as pq
 
 from spider.config import Dataset
 from spider.data import chat
-from spider.data.split import cut, group_key, hash_keys, split_masks
-from spider.data.writing import ShardWriter, writing
+from spider.data.metadata import COUNTS, DTYPE
+from spider.data.split import group_key, hash_keys, split_masks, truncate
+from spider.files import replacing, write_json
 from spider.tokens import BYTES, Tokens
 
 logger = logging.getLogger(__name__)
 
+FORMAT = 1
 BATCH_BYTES = 1 << 20
-"""Text to decode at a time: small enough for the second-level cache, large enough to hide the call."""
-REMEMBERED_ROWS = 1 << 24
-"""Repeated ids are looked for among the first so many rows of a part (8 bytes each)."""
+"""Text decoded at a time: it fits the second-level cache, and is large enough to hide the cost of a call."""
+DUPLICATE_ROWS = 1 << 24
+"""Rows at the beginning of a part that are searched for repeated ids (8 bytes each)."""
+PIECE = 1 << 18
+"""Bytes widened and written at a time."""
+FLUSH_BYTES = 1 << 23
+"""Written bytes after which the kernel is asked to write them to disk."""
 
 
 def encode_part(
     parquet: Path, folder: Path, part: str, dataset: Dataset, tokens: Tokens = BYTES
 ) -> dict[str, Any]:
-    """Encode one parquet file into ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``, for each of the
-    dataset's splits: train and validation, and ngram where that has a share.
+    """Encode one parquet file into ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``.
 
-    The JSON records are renamed into place last, so that a part whose records stand is whole; what an encode
-    with an index left is removed by one without. Returns the records by split: file, part, tokens, documents,
-    bytes, the settings, and counts of the rows read.
+    The splits are those of the dataset: train and validation, and ngram if it has a share.
 
-    Raises `ValueError` where the file is missing, not a whole parquet file, or lacks a text column of
-    strings, and `OSError` with the remedy where the shards cannot be written.
+    Returns the records by split: file, part, tokens, documents, bytes, the settings, and counts of the rows.
+
+    Raises `ValueError` if the file is missing, incomplete, or lacks a text column of strings, and `OSError`
+    with the remedy if the shards cannot be written.
     """
-    rows = _no_rows()
-    seen = [np.empty(0, np.uint64)]
-    to_ids: Callable[[bytes], np.ndarray] | None = None if tokens is BYTES else tokens.encode
+    rows = _row_counts()
+    hashes = [np.empty(0, np.uint64)]
+    encode: Callable[[bytes], np.ndarray] | None = None if tokens is BYTES else tokens.encode
     if dataset.format == "chat":
-        to_ids = partial(chat.ids_of, tokens=tokens)
-    with writing(folder, part, dataset, tokens) as made:
-        for texts, masks in _split(parquet, dataset, rows, seen):
-            for split, writer in made.writers.items():
-                _append(writer, texts.filter(pa.array(masks[split])), to_ids)
-        ids_seen = np.concatenate(seen)
-        rows["duplicates"] = repeated = len(ids_seen) - len(np.unique(ids_seen))
-        if repeated:
-            logger.warning("%s: %d documents repeat an earlier id; they are kept", parquet, repeated)
-        made.said["rows"] = rows
-    return made.records
+        encode = partial(chat.ids_of, tokens=tokens)
+    with writing(folder, part, dataset, tokens) as shards:
+        for texts, masks in _split(parquet, dataset, rows, hashes):
+            for split, writer in shards.writers.items():
+                _append(writer, texts.filter(pa.array(masks[split])), encode)
+        all_hashes = np.concatenate(hashes)
+        rows["duplicates"] = len(all_hashes) - len(np.unique(all_hashes))
+        if rows["duplicates"]:
+            logger.warning(
+                "%s: %d documents repeat an earlier id; they are kept", parquet, rows["duplicates"]
+            )
+        shards.extra["rows"] = rows
+    return shards.records
 
 
 def documents(parquet: Path, dataset: Dataset) -> Iterator[bytes]:
-    """The text of a part's documents that are not held out; raises as `encode_part`."""
-    for texts, masks in _split(parquet, dataset, _no_rows(), []):
-        kept = _bytes(texts.filter(pa.array(~masks["validation"])))
-        yield from kept if dataset.format == "text" else map(chat.plain, kept)
+    """Yield the text of a part's documents that are not held out; raises like `encode_part`."""
+    for texts, masks in _split(parquet, dataset, _row_counts(), []):
+        chosen = _bytes(texts.filter(pa.array(~masks["validation"])))
+        yield from chosen if dataset.format == "text" else map(chat.plain, chosen)
 
 
 # ----------------------------------------------------------------------------------------------- reading
@@ -97,78 +108,82 @@ def _check_chat(texts: pa.Array, parquet: Path, before: int) -> None:
         try:
             chat.parse(text or "[]")
         except ValueError as error:
-            raise ValueError(f"{parquet}: row {row} is no conversation: {error}") from None
+            raise ValueError(f"{parquet}: row {row} is not a conversation: {error}") from None
 
 
-def _no_rows() -> dict[str, int]:
+def _row_counts() -> dict[str, int]:
     return {"read": 0, "null": 0, "empty": 0, "truncated": 0, "duplicates": 0}
 
 
 def _split(
-    parquet: Path, dataset: Dataset, rows: dict[str, int], seen: list[np.ndarray]
+    parquet: Path, dataset: Dataset, rows: dict[str, int], id_hashes: list[np.ndarray]
 ) -> Iterator[tuple[pa.Array, dict[str, np.ndarray]]]:
-    """Batches of documents, and which are in each split; counts rows and keeps hashes of their ids."""
-    for texts, ids, kin in _batches(parquet, dataset):
+    """Yield batches of documents and a mask for each split; count rows and collect hashes of their ids."""
+    for texts, ids, groups in _batches(parquet, dataset):
         if dataset.format == "chat":
             _check_chat(texts, parquet, rows["read"])
         rows["read"] += len(texts)
-        texts, ids, kin = _drop_blank(texts, ids, kin, rows)
+        texts, ids, groups = _drop_blank(texts, ids, groups, rows)
         keys = _keys(texts, ids)
         hashes = hash_keys(keys)
-        if rows["read"] <= REMEMBERED_ROWS:
-            seen.append(hashes)
+        if rows["read"] <= DUPLICATE_ROWS:
+            id_hashes.append(hashes)
         if dataset.split_by:
             pattern = re.compile(dataset.split_by.pattern)
-            groups = zip(kin.to_pylist(), keys, strict=True)
-            hashes = hash_keys(group_key(value, pattern, key) for value, key in groups)
+            pairs = zip(groups.to_pylist(), keys, strict=True)
+            hashes = hash_keys(group_key(value, pattern, key) for value, key in pairs)
         masks = split_masks(hashes, dataset.validation, dataset.ngram)
         yield _truncate(texts, dataset.max_document_bytes, rows), masks
 
 
 def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
-    """Batches of texts, ids and what ``split_by`` reads, as large_string; null where there is no column."""
-    row_group, by = 0, dataset.split_by
+    """Yield batches of texts, ids and values of ``split_by.column``, as large_string.
+
+    A column that does not exist is null.
+    """
+    row_group = 0
     wanted = {"text_column": dataset.text_column, "id_column": dataset.id_column}
-    wanted |= {"split_by.column": by.column} if by else {}
+    if dataset.split_by:
+        wanted["split_by.column"] = dataset.split_by.column
     try:
         with pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20) as file:
             if dataset.id_column not in file.schema_arrow.names:
-                instead = "" if by else ", the text itself decides the split"
+                instead = "" if dataset.split_by else ", the text itself decides the split"
                 logger.warning("%s: no column %r%s", parquet, wanted.pop("id_column"), instead)
             for setting, column in wanted.items():
                 _require(file.schema_arrow, parquet, setting, column)
+            columns = sorted(set(wanted.values()))
             for row_group in range(file.num_row_groups):
-                size = _rows_a_batch(file.metadata.row_group(row_group), dataset.text_column)
-                columns = sorted(set(wanted.values()))
+                size = _rows_per_batch(file.metadata.row_group(row_group), dataset.text_column)
                 for batch in file.iter_batches(size, [row_group], columns, use_threads=False):
-                    nothing = pa.nulls(len(batch), pa.large_string())
+                    nulls = pa.nulls(len(batch), pa.large_string())
                     yield tuple(
-                        batch[wanted[setting]].cast(pa.large_string()) if setting in wanted else nothing
+                        batch[wanted[setting]].cast(pa.large_string()) if setting in wanted else nulls
                         for setting in ("text_column", "id_column", "split_by.column")
                     )
     except FileNotFoundError:
         raise ValueError(f"{parquet}: no such file; download it first") from None
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{parquet}: not a whole parquet file (row group {row_group}: {str(error).splitlines()[0]}); "
+            f"{parquet}: not a complete parquet file (row group {row_group}: {str(error).splitlines()[0]}); "
             "delete it and download it again"
         ) from None
 
 
-def _rows_a_batch(group: pq.RowGroupMetaData, column: str) -> int:
-    """Rows that hold about `BATCH_BYTES` of text, by the row group's average."""
+def _rows_per_batch(group: pq.RowGroupMetaData, column: str) -> int:
+    """Return the number of rows that hold about `BATCH_BYTES` of text, by the row group's average."""
     sizes = [group.column(i) for i in range(group.num_columns)]
     size = next(c.total_uncompressed_size for c in sizes if c.path_in_schema == column)
     return max(1, min(group.num_rows, BATCH_BYTES * group.num_rows // max(1, size)))
 
 
 def _require(schema: pa.Schema, parquet: Path, setting: str, column: str) -> None:
-    """Refuse a file whose ``column`` is absent or holds no strings (an id may also be an integer)."""
+    """Raise `ValueError` if a column is absent or does not hold strings (an id may also be an integer)."""
     if column not in schema.names:
-        there = ", ".join(schema.names) or "none"
+        columns = ", ".join(schema.names) or "none"
         remedy = f"set {setting} to one of them"
         remedy += ", or leave split_by out" if setting == "split_by.column" else ""
-        raise ValueError(f"{parquet}: no column {column!r} (there are: {there}); {remedy}")
+        raise ValueError(f"{parquet}: no column {column!r} (there are: {columns}); {remedy}")
     kind = schema.field(column).type
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     kinds = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null]
@@ -187,18 +202,20 @@ def _bytes(strings: pa.Array) -> list[bytes]:
 
 
 def _drop_blank(
-    texts: pa.Array, ids: pa.Array, kin: pa.Array, rows: dict[str, int]
+    texts: pa.Array, ids: pa.Array, groups: pa.Array, rows: dict[str, int]
 ) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Leave out null and empty documents, and count them."""
     keep = pc.greater(pc.binary_length(texts), 0).fill_null(False)
-    blank, nulls = len(texts) - keep.true_count, texts.null_count
-    rows["null"] += nulls
-    rows["empty"] += blank - nulls
-    return (texts.filter(keep), ids.filter(keep), kin.filter(keep)) if blank else (texts, ids, kin)
+    blank = len(texts) - keep.true_count
+    rows["null"] += texts.null_count
+    rows["empty"] += blank - texts.null_count
+    if not blank:
+        return texts, ids, groups
+    return texts.filter(keep), ids.filter(keep), groups.filter(keep)
 
 
 def _keys(texts: pa.Array, ids: pa.Array) -> list[bytes]:
-    """What decides each document's split: its id, or its text where it has none."""
+    """Return the key that decides each document's split: its id, or its text if the id is empty."""
     keys = _bytes(ids.fill_null(""))
     if b"" in keys:
         keys = [key or text for key, text in zip(keys, _bytes(texts), strict=True)]
@@ -206,29 +223,113 @@ def _keys(texts: pa.Array, ids: pa.Array) -> list[bytes]:
 
 
 def _truncate(texts: pa.Array, limit: int | None, rows: dict[str, int]) -> pa.Array:
-    """Cut the documents that are longer than ``limit`` bytes, and count them."""
-    long = pc.greater(pc.binary_length(texts), limit)  # null where there is no limit
+    """Truncate documents that are longer than ``limit`` bytes, and count them."""
+    long = pc.greater(pc.binary_length(texts), limit)  # null without a limit
     if not long.true_count:
         return texts
     rows["truncated"] += long.true_count
-    heads = [cut(text, limit) for text in _bytes(texts.filter(long))]
+    heads = [truncate(text, limit) for text in _bytes(texts.filter(long))]
     return pc.replace_with_mask(texts, long, pa.array(heads, pa.large_binary()).view(texts.type))
 
 
 # ----------------------------------------------------------------------------------------------- writing
 
 
-def _append(writer: ShardWriter, texts: pa.Array, to_ids: Callable[[bytes], np.ndarray] | None) -> None:
-    """Write the documents that ``texts`` are, none of them null, as the ids that are made of each; None: as
-    their bytes, copied."""
+class ShardWriter:
+    """Append documents to a split's ``.bin`` and ``.idx``, which are renamed into place when ``files`` closes."""
+
+    def __init__(self, name: Path, files: contextlib.ExitStack, vocabulary: Tokens) -> None:
+        self.tokens = 0
+        self.documents = 0
+        self.bytes = 0
+        self._vocabulary = vocabulary
+        temporary = [files.enter_context(replacing(name.with_suffix(suffix))) for suffix in (".bin", ".idx")]
+        self._tokens_file, self._index_file = (files.enter_context(path.open("wb")) for path in temporary)
+        self._piece = np.empty(PIECE, DTYPE)
+        self._flushed = 0
+
+    def write(self, ids: np.ndarray, begins: np.ndarray) -> None:
+        """Append tokens, among which documents begin at the given positions."""
+        self._tokens_file.write(ids.astype(DTYPE, copy=False).data)
+        self._count(len(ids), begins, int(self._vocabulary.bytes_of[ids].sum()))
+
+    def splice(self, joined: np.ndarray, offsets: np.ndarray) -> None:
+        """Append documents as bytes, with the arguments of `ByteTokens.splice`."""
+        for piece in BYTES.splice(joined, offsets, self._piece):
+            self._tokens_file.write(piece.data)
+        self._count(int(offsets[-1]), offsets[:-1], int(offsets[-1]) - 2 * (len(offsets) - 1))
+
+    def _count(self, tokens: int, begins: np.ndarray, size: int) -> None:
+        first = (begins + self.tokens).astype("<u8")
+        self._index_file.write((first * np.uint64(DTYPE.itemsize)).data)
+        self.tokens += tokens
+        self.documents += len(begins)
+        self.bytes += size
+        # The kernel writes new pages to disk while we decode, so that the final fsync finds few. DONTNEED
+        # makes Linux start on dirty pages at once; being dirty, they also stay in the cache.
+        ready = self.tokens * DTYPE.itemsize - self._flushed
+        if ready >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._tokens_file.fileno(), self._flushed, ready, os.POSIX_FADV_DONTNEED)
+            self._flushed += ready
+
+
+@dataclass
+class PartShards:
+    """The shards of a part while they are written."""
+
+    writers: dict[str, ShardWriter]
+    """Writers by split."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Fields of the records beside the counts and settings."""
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Records by split, filled when the shards are complete."""
+
+
+@contextlib.contextmanager
+def writing(folder: Path, part: str, dataset: Dataset, tokens: Tokens) -> Iterator[PartShards]:
+    """Write ``folder/{split}/{part}.bin``, ``.idx`` and ``.json`` for each of a dataset's splits.
+
+    The JSON records are renamed into place last, so a part with records is complete. An encode without an
+    ngram share removes the ngram shards of an earlier one. Raises `OSError` with the remedy if the shards
+    cannot be written.
+    """
+    names = {split: folder / split / part for split in dataset.splits}
+    try:
+        with contextlib.ExitStack() as files:
+            shards = PartShards({split: ShardWriter(name, files, tokens) for split, name in names.items()})
+            yield shards
+            for name in names.values():  # a record of an earlier encode must not describe the new shard
+                name.with_suffix(".json").unlink(missing_ok=True)
+            if not dataset.ngram:
+                for suffix in (".json", ".bin", ".idx"):
+                    (folder / "ngram" / part).with_suffix(suffix).unlink(missing_ok=True)
+        for split, writer in shards.writers.items():
+            record = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part}
+            record |= {name: getattr(writer, name) for name in COUNTS}
+            record |= {**dataset.encoding(), **shards.extra}
+            if tokens.digest:
+                record["tokenizer"] = tokens.digest
+            shards.records[split] = record
+            write_json(names[split].with_suffix(".json"), record)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "free space (a shard is twice the size of its text)" if full else "make the folder writable"
+        raise OSError(
+            f"{folder}: cannot write the shards of part {part} ({error.strerror}); {remedy} and run again, "
+            "no incomplete shard was kept"
+        ) from error
+
+
+def _append(writer: ShardWriter, texts: pa.Array, encode: Callable[[bytes], np.ndarray] | None) -> None:
+    """Write documents, none of them null, by their encoding; None copies their bytes."""
     if not len(texts):
         return
-    if to_ids is None:
-        nothing, room = pa.scalar("", texts.type), pa.scalar("\0", texts.type)
-        _, offsets, joined = pc.binary_join_element_wise(nothing, texts, nothing, room).buffers()
-        offsets, joined = np.frombuffer(offsets, np.int64, len(texts) + 1), np.frombuffer(joined, np.uint8)
-        writer.splice(joined, offsets)
+    if encode is None:
+        empty = pa.scalar("", texts.type)
+        placeholder = pa.scalar("\0", texts.type)
+        _, offsets, joined = pc.binary_join_element_wise(empty, texts, empty, placeholder).buffers()
+        writer.splice(np.frombuffer(joined, np.uint8), np.frombuffer(offsets, np.int64, len(texts) + 1))
         return
-    ids = [to_ids(text) for text in _bytes(texts)]
+    ids = [encode(text) for text in _bytes(texts)]
     lengths = np.array([len(document) for document in ids])
     writer.write(np.concatenate(ids), np.cumsum(lengths) - lengths)

@@ -1,16 +1,15 @@
-"""Files of a Hugging Face dataset repository, whole and checked, however often the way there breaks.
+"""Download files of a Hugging Face dataset repository, with retries, resume and a check of the content.
 
-The library retries a request but not a download. A new process starts from zero, and corrupt bytes of the
-right length are accepted. A call gives up on the first 503, or waits for as long as the server asks. So this
-module reads a file in ranges, by the library's session, into a partial file beside its final name. A small
-JSON beside it holds the hash of the content. A killed process continues where it stopped, and content of
-another hash is discarded. After about two minutes of errors alone the download stops (`Patience`). The
-finished file is checked against the hash that the hub states (SHA-256 for large files, the git blob id for
-small ones), flushed and renamed.
+The library retries a request but not a download: a new process starts from zero, and corrupt bytes of the
+right length are accepted. A call fails at the first 503, or waits as long as the server demands. So this
+module reads a file in ranges, with the library's session, into a partial file beside its final name. A small
+JSON file holds the hash of the content. A killed process continues where it stopped, and content of another
+hash is discarded. After about two minutes of errors the download fails (`Patience`). The finished file is
+compared with the hash that the hub states (SHA-256 for large files, the git blob id for small ones), flushed
+and renamed.
 
 Every failure is a `DownloadError` of one line that names the file, ``repo@revision`` and the remedy. The
-library's own settings count: ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` (then a file in its cache is
-used).
+library's own settings apply: ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` (a file in its cache is used).
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ from spider.files import fsync, read_json, replacing, sha256, write_json
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: What an error of the library, and what was asked for, come to.
-Refused = Callable[[Exception, Any], ValueError]
+#: Turns an error of the library, and the name of the request, into the error that is raised.
+ErrorOf = Callable[[Exception, Any], ValueError]
 CHUNK_BYTES = 16 << 20
-"""Bytes a request; what a killed process loses at most."""
+"""Bytes per request, and the most that a killed process loses."""
 RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
 MAX_WAIT = 30.0
 
 
 class DownloadError(ValueError):
-    """A file could not be had; the message names it, the repository and the remedy."""
+    """A download failed; the message names the file, the repository and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,18 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Patience:
-    """How often to try without success, and the first wait in seconds (doubled, jittered, capped): with these
-    about two minutes."""
+    """Failed attempts until an error is raised, and the first wait in seconds (doubled, jittered, capped).
+
+    The defaults wait about two minutes in all.
+    """
 
     attempts: int = 9
     backoff: float = 1.0
 
-    def call(self, what: Any, attempt: Callable[[], T], refused: Refused | None = None) -> T:
-        """Run ``attempt`` until it succeeds; an error of the network or the server is retried.
+    def call(self, what: Any, attempt: Callable[[], T], error_of: ErrorOf | None = None) -> T:
+        """Run ``attempt`` until it succeeds; errors of the network and the server are retried.
 
-        Raises `DownloadError`, or what ``refused`` makes of the error, where that did not help, or cannot.
+        Raises `DownloadError`, or the error that ``error_of`` returns, if retries fail or cannot help.
         """
         failures = 0
         while True:
@@ -91,11 +92,11 @@ class Patience:
             except (HTTPError, HFValidationError, FileNotFoundError, ConnectionError, TimeoutError) as error:
                 cause = cause_of(error)
                 hopeless = isinstance(cause, (HFValidationError, FileNotFoundError))
-                if status := status_of(cause):
-                    hopeless = status not in RETRIED_STATUS
+                if status_of(cause):
+                    hopeless = status_of(cause) not in RETRIED_STATUS
                 failures += 1
                 if hopeless or failures >= self.attempts:
-                    raise (refused or _refused)(cause, what) from None
+                    raise (error_of or _download_error)(cause, what) from None
                 wait = min(MAX_WAIT, self.backoff * 2 ** (failures - 1)) * random.uniform(0.5, 1.0)
                 log.warning("%s: %s; trying again in %.1f s", what, brief(cause), wait)
                 time.sleep(wait)
@@ -105,21 +106,24 @@ PATIENCE = Patience()
 
 
 def download_file(file: HubFile, output: Path, patience: Patience = PATIENCE) -> None:
-    """Download one file of a dataset repository to ``output``. A file that is whole there is not transferred.
+    """Download one file of a dataset repository to ``output``, unless the complete file exists.
 
-    A second process waits, then finds it whole. Raises `DownloadError`: missing file, revision or repository;
-    no access; no network; server down; wrong hash twice; no space or no right to write.
+    A second process waits for the first. Raises `DownloadError`: missing file, revision or repository; no
+    access; no network; server down; wrong hash twice; disk full or not writable.
     """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(output.with_name(f".{output.name}.lock"))
         try:
-            held = lock.acquire(blocking=False)
+            acquired = lock.acquire(blocking=False)
         except Timeout:
             log.info("%s: another process is downloading it; waiting", file)
-            held = lock.acquire()
-        with held:
-            (_from_cache if constants.HF_HUB_OFFLINE else _from_hub)(file, output, patience)
+            acquired = lock.acquire()
+        with acquired:
+            if constants.HF_HUB_OFFLINE:
+                _from_cache(file, output, patience)
+            else:
+                _from_hub(file, output, patience)
     except OSError as error:
         wrong = f"cannot write {output} ({error.strerror or error}); check the folder and its permissions"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -131,10 +135,11 @@ def _from_hub(file: HubFile, output: Path, patience: Patience) -> None:
     size, expected = look_up(file, patience)
     if output.exists():
         if _hash_like(expected, output) == expected:
-            log.info("%s: already here, whole", file)
+            log.info("%s: already downloaded", file)
             return
-        log.warning("%s: %s has another content; it will be replaced", file, output)
-    partial, state = (output.with_name(f".{output.name}.partial{end}") for end in ("", ".json"))
+        log.warning("%s: %s has other content; it will be replaced", file, output)
+    partial = output.with_name(f".{output.name}.partial")
+    state = output.with_name(f".{output.name}.partial.json")
     for corrupt_before in (False, True):
         if partial.exists() and (not state.exists() or read_json(state).get("hash") != expected):
             log.warning("%s: discarding a partial download of other content", file)
@@ -151,15 +156,18 @@ def _from_hub(file: HubFile, output: Path, patience: Patience) -> None:
                 f"{file}: corrupt twice, expected {expected} but got {got}; nothing was kept, "
                 "check the proxy or mirror (HF_ENDPOINT) and run again"
             )
-        log.warning("%s: corrupt, expected %s but got %s; fetching it once more", file, expected, got)
+        log.warning("%s: corrupt, expected %s but got %s; downloading it once more", file, expected, got)
     os.replace(partial, output)
     fsync(output.parent)
     state.unlink()
 
 
 def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
-    """Size and hash of a file in the hub's own words: ``sha256:...`` where it is in large-file storage,
-    ``git:...`` (SHA-1 of the blob) for any other. Raises `DownloadError`."""
+    """Return the size and the hash of a file as the hub states them. Raises `DownloadError`.
+
+    The hash is ``sha256:...`` for a file in large-file storage, and ``git:...`` (SHA-1 of the blob)
+    otherwise.
+    """
     api = HfApi()
     where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision}
     infos = patience.call(file, lambda: api.get_paths_info(file.repo, [file.name], **where))
@@ -167,10 +175,10 @@ def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
         try:
             names = api.list_repo_files(file.repo, **where)
         except (HTTPError, OSError):
-            raise DownloadError(f"{file}: no such file in the repository; look at its file list") from None
+            raise DownloadError(f"{file}: no such file in the repository; see its file list") from None
         close = difflib.get_close_matches(file.name, names, n=3)
         close += [name for name in names if Path(name).name == Path(file.name).name and name not in close]
-        hint = f"; did you mean {', '.join(close[:3])}?" if close else f" (it holds {len(names)} others)"
+        hint = f"; did you mean {', '.join(close[:3])}?" if close else f" (it has {len(names)} others)"
         raise DownloadError(f"{file}: no such file in the repository{hint}")
     if isinstance(infos[0], RepoFolder):
         raise DownloadError(f"{file}: is a folder; name the files in it")
@@ -181,7 +189,7 @@ def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
 def _transfer(file: HubFile, size: int, partial: Path, patience: Patience) -> None:
     """Append to the partial file until it has ``size`` bytes, then flush it to disk.
 
-    A terminal shows a bar, a log a line every ten seconds.
+    A terminal shows a progress bar, a log file a line every ten seconds.
     """
     url = hf_hub_url(file.repo, file.name, repo_type="dataset", revision=file.revision)
     with open(partial, "ab") as out:
@@ -199,10 +207,10 @@ def _transfer(file: HubFile, size: int, partial: Path, patience: Patience) -> No
             hf_raise_for_status(answer)
             data: bytes = answer.content
             if len(data) != end - done:
-                raise ConnectionError(f"asked for a range of the file, got {len(data)} bytes")
+                raise ConnectionError(f"requested {end - done} bytes of the file, got {len(data)}")
             return data
 
-        began = spoke = time.monotonic()
+        began = logged = time.monotonic()
         with tqdm(total=size, initial=done, unit="B", unit_scale=True, desc=file.name, disable=None) as bar:
             while done < size:
                 data = patience.call(file, read)
@@ -210,9 +218,9 @@ def _transfer(file: HubFile, size: int, partial: Path, patience: Patience) -> No
                 out.flush()
                 done += len(data)
                 bar.update(len(data))
-                if bar.disable and time.monotonic() - spoke >= 10:
-                    spoke = time.monotonic()
-                    rate = (done - at_start) / (spoke - began) / 1e6
+                if bar.disable and time.monotonic() - logged >= 10:
+                    logged = time.monotonic()
+                    rate = (done - at_start) / (logged - began) / 1e6
                     log.info("%s: %.0f of %.0f MB, %.1f MB/s", file, done / 1e6, size / 1e6, rate)
         os.fsync(out.fileno())
 
@@ -222,31 +230,33 @@ def _from_cache(file: HubFile, output: Path, patience: Patience) -> None:
         return
     where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision, "local_files_only": True}
     blob = Path(patience.call(file, lambda: hf_hub_download(file.repo, file.name, **where))).resolve()
-    # A blob's name is the hash of its content, where the cache's file system has links.
+    # A blob's name is the hash of its content, if the cache's file system supports links.
     expected = f"{ {40: 'git', 64: 'sha256'}.get(len(blob.name)) }:{blob.name}"
-    with replacing(output) as beside:
-        shutil.copyfile(blob, beside)
-        if len(blob.name) in (40, 64) and (got := _hash_like(expected, beside)) != expected:
-            raise DownloadError(
-                f"{file}: the cached copy {blob} is corrupt, expected {expected} but got {got}; "
-                "delete it and fetch it again with a network"
-            )
+    with replacing(output) as temporary:
+        shutil.copyfile(blob, temporary)
+        if len(blob.name) in (40, 64):
+            got = _hash_like(expected, temporary)
+            if got != expected:
+                raise DownloadError(
+                    f"{file}: the cached copy {blob} is corrupt, expected {expected} but got {got}; delete "
+                    "it and download it again with a network"
+                )
 
 
 def _hash_like(expected: str, path: Path) -> str:
-    """A file's hash, of the kind that ``expected`` is."""
+    """Return a file's hash of the kind of ``expected``."""
     if expected.startswith("sha256:"):
         return f"sha256:{sha256(path)}"
-    begun = hashlib.sha1(f"blob {path.stat().st_size}\0".encode())
-    with open(path, "rb") as f:
-        return f"git:{hashlib.file_digest(f, lambda: begun).hexdigest()}"
+    sha1 = hashlib.sha1(f"blob {path.stat().st_size}\0".encode())
+    with open(path, "rb") as content:
+        return f"git:{hashlib.file_digest(content, lambda: sha1).hexdigest()}"
 
 
 # ------------------------------------------------------------------------------------------------ errors
 
 
 def cause_of(error: Exception) -> Exception:
-    """The hub's answer, where libraries made another error of it."""
+    """Return the hub's response, if a library wrapped it in another error."""
     inner = error.__cause__
     return inner if isinstance(inner, HTTPError) and not isinstance(error, HTTPError) else error
 
@@ -257,17 +267,18 @@ def status_of(error: Exception) -> int:
 
 def brief(error: Exception) -> str:
     if status_of(error):
-        return f"the hub answers {status_of(error)}"
+        return f"the hub responds {status_of(error)}"
     return f"{type(error).__name__}: {(str(error).strip() or 'no details').splitlines()[0]}"
 
 
-def _refused(error: Exception, file: HubFile) -> DownloadError:
+def _download_error(error: Exception, file: HubFile) -> DownloadError:
     return DownloadError(explain(error, file))
 
 
 def explain(error: Exception, file: HubFile) -> str:
-    """One line on an error of the library: the file, what is wrong, the remedy."""
-    page, status = f"{constants.ENDPOINT}/datasets/{file.repo}", status_of(error)
+    """Describe an error of the library in one line: the file, what is wrong, the remedy."""
+    page = f"{constants.ENDPOINT}/datasets/{file.repo}"
+    status = status_of(error)
     if isinstance(error, GatedRepoError) or status == 403:
         wrong = f"access is gated ({status}); accept the terms at {page} and set HF_TOKEN to your token"
     elif isinstance(error, RepositoryNotFoundError):
@@ -276,7 +287,7 @@ def explain(error: Exception, file: HubFile) -> str:
             "and set HF_TOKEN if it is private"
         )
     elif status == 401:
-        wrong = "the hub refuses the token (401); check HF_TOKEN"
+        wrong = "the hub rejects the token (401); check HF_TOKEN"
     elif isinstance(error, RevisionNotFoundError):
         wrong = f"no such revision; take a commit from {page}/commits/main"
     elif isinstance(error, HFValidationError):
@@ -284,15 +295,15 @@ def explain(error: Exception, file: HubFile) -> str:
     elif constants.HF_HUB_OFFLINE:
         wrong = (
             f"HF_HUB_OFFLINE is set and the file is not in the cache {constants.HF_HUB_CACHE}; unset it, "
-            "or fill that cache where there is a network"
+            "or fill that cache with a network"
         )
     elif isinstance(error, (EntryNotFoundError, FileNotFoundError)):
-        wrong = f"no such file in the repository; look at {page}/tree/{file.revision}"
+        wrong = f"no such file in the repository; see {page}/tree/{file.revision}"
     elif status:
-        wrong = f"the hub still answers {status}; run again later, what is here so far is kept"
+        wrong = f"the hub still responds {status}; run again later to resume"
     else:
         wrong = (
             f"cannot reach {constants.ENDPOINT} ({brief(error)}); check the network, the proxy and "
-            "HF_ENDPOINT, then run again: what is here so far is kept"
+            "HF_ENDPOINT, then run again to resume"
         )
     return f"{file}: {wrong}"

@@ -20,7 +20,7 @@ from spider.record import Record
 from spider.sealed import content_digest
 from spider.tokens import BYTES, Tokens
 from spider.tokens.sentencepiece import SentencePieceTokens
-from spider.tokens.stored import lay_beside, read_tokens, tokens_in
+from spider.tokens.stored import copy_tokenizer, read_tokens, tokens_in
 
 DTYPE = np.dtype("<u2")
 COUNTS = ("tokens", "documents", "bytes")
@@ -50,6 +50,8 @@ class Shard(BaseModel, frozen=True):
 
 
 class Split(BaseModel, frozen=True):
+    """A split of a dataset; its counts are the sums over its shards."""
+
     tokens: int
     documents: int
     bytes: int
@@ -70,16 +72,16 @@ class Metadata(Record):
     text_column: str | None = None
     id_column: str | None = None
     validation: float | None = None
-    """Share of documents held out; None for published shards, as are the columns."""
+    """Share of documents held out. For published shards this and the columns are None."""
     ngram: float = 0.0
     split_by: dict[str, str] | None = None
     max_document_bytes: int | None = None
     written_as: str = "text"
     """``chat``: conversations (`spider.data.chat`)."""
     tokenizer: str | None = None
-    """Digest of the ``tokenizer.json`` beside this file; None: bytes."""
+    """Digest of the ``tokenizer.json`` in the same folder; None: bytes."""
     tokenizer_kind: str | None = None
-    """``sentencepiece``; None: bytes, or pairs of bytes."""
+    """``sentencepiece``; None: bytes or BPE."""
     lossless: bool = True
     """Whether decoding gives the text back; a published tokenizer may have changed it."""
     splits: dict[str, Split]
@@ -92,25 +94,31 @@ class Metadata(Record):
 
     @property
     def vocabulary(self) -> Tokens:
-        """Return the tokenizer of its ids."""
+        """The vocabulary of its tokens."""
         return self._vocabulary
 
     @property
     def imported(self) -> bool:
-        """Return whether its shards were made from token ids instead of rows of text."""
+        """Whether its shards were made from published tokens instead of text."""
         return self.text_column is None
 
 
 def build_metadata(
-    folder: Path, name: str, dataset: Dataset, *, source: dict[str, Any], parts: Sequence[str],
-    tokenizer: Path | None = None, threads: int = 1,
-) -> Metadata:  # fmt: skip
-    """Write ``folder/metadata.json`` for the encoded ``parts``, with a copy of their ``tokenizer`` beside it.
+    folder: Path,
+    name: str,
+    dataset: Dataset,
+    *,
+    source: dict[str, Any],
+    parts: Sequence[str],
+    tokenizer: Path | None = None,
+    threads: int = 1,
+) -> Metadata:
+    """Write ``folder/metadata.json`` for the encoded ``parts``, and copy their ``tokenizer`` into the folder.
 
-    ``source`` describes where their text is from. Each thread hashes one shard at a time.
+    ``source`` describes the origin of their text. Each thread hashes one shard at a time.
 
     Raises:
-        ValueError: a part is missing, was encoded under other settings, or its files do not have the sizes in
+        ValueError: A part is missing, was encoded with other settings, or its files have other sizes than in
             its record.
     """
     tokens = read_tokens(tokenizer) if tokenizer else BYTES
@@ -135,7 +143,7 @@ def build_metadata(
         splits=splits,
     )
     if tokenizer:
-        lay_beside(tokenizer, folder)
+        copy_tokenizer(tokenizer, folder)
     content = content_digest(metadata.plain())
     return metadata.model_copy(update={"digest": content}).write(folder / "metadata.json")
 
@@ -159,7 +167,7 @@ def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any
 
 
 def check_size(path: Path, expected: int) -> None:
-    """Raise `ValueError` where a file is missing or does not have the expected number of bytes."""
+    """Raise `ValueError` if a file is missing or has another size than expected."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -173,7 +181,7 @@ def load_metadata(folder: Path) -> Metadata:
     """Read the description of a dataset.
 
     Raises:
-        ValueError: the description is missing, or has another format or vocabulary.
+        ValueError: The description is missing, or has another format or vocabulary.
     """
     path = folder / "metadata.json"
     if not path.exists():
@@ -184,7 +192,7 @@ def load_metadata(folder: Path) -> Metadata:
     metadata._vocabulary = tokens_in(folder, metadata.tokenizer)
     if metadata.dtype != DTYPE.str or metadata.vocab_size != metadata.vocabulary.size:
         raise ValueError(
-            f"{path}: tokens are {metadata.dtype} of {metadata.vocab_size} ids, "
-            f"this Spider reads {DTYPE.str} of {metadata.vocabulary.size}; encode the dataset again"
+            f"{path}: the tokens are {metadata.dtype} of a vocabulary of {metadata.vocab_size}, this Spider "
+            f"reads {DTYPE.str} of {metadata.vocabulary.size}; encode the dataset again"
         )
     return metadata

@@ -1,22 +1,22 @@
-"""Documents packed into rows that begin with a document: nothing is lost, and almost nothing is padding.
+"""Pack documents into rows that begin with a document, without losing text and with little padding.
 
-The ring of `spider.data.loader` cuts the text wherever a window ends. Here a row of S + 1 slots holds whole
-documents, as far as they fit. One of more than S + 1 ids is cut into pieces that overlap by one id, which is
-the last target of one and the first input of the next; so every id but a document's first is a target exactly
-once, and only the ends of rows are padding.
+The ring of `spider.data.loader` divides the text at any token. Here a row of S + 1 slots holds whole
+documents. A document of more than S + 1 tokens is cut into pieces that overlap by one token, which is the
+last target of a piece and the first input of the next. So every token except a document's first is a target
+exactly once, and only the ends of rows are padding.
 
-Pieces are placed the longest first, each into the fullest row with room for it (best-fit decreasing: Johnson,
-"Near-optimal bin packing algorithms", 1973; for documents: Ding et al., "Fewer Truncations Improve Language
-Modeling", 2024). Lengths are small numbers and pieces many, so pieces of one length go at once into rows that
-have the same room. Among pieces of one length, chance decides which goes where.
+Pieces are placed the longest first, each into the fullest row that has space for it (best-fit decreasing:
+Johnson, "Near-optimal bin packing algorithms", 1973; for documents: Ding et al., "Fewer Truncations Improve
+Language Modeling", 2024). There are few lengths and many pieces, so all pieces of one length go at once into
+rows with the same free space. Pieces of one length are shuffled first.
 
-The plan is made once, by a job, and lies beside the shards; what a row holds is known by its number, so the
-order of rows is shuffled and entered anywhere like that of windows. Best-fit puts one long piece and the
-short ones that fill its row together: take rows in a shuffled order only.
+A job makes the plan once, and stores it beside the shards. A row is identified by its number, so rows are
+shuffled and resumed like windows. Best-fit puts a long piece and the short ones that fill its row together,
+so rows must be read in a shuffled order.
 
-    packed-2048.json    what it was made of, and its counts
-    packed-2048.pieces  of each piece its first token in the split (uint64) and its ids (uint32), row by row
-    packed-2048.rows    of each row its first piece (uint64), and the number of pieces
+    packed-2048.json    description and counts
+    packed-2048.pieces  first token in the split (uint64) and length (uint32) of each piece, row by row
+    packed-2048.rows    first piece of each row (uint64), and the number of pieces
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from spider.data.metadata import DTYPE, check_size
 from spider.data.shards import Shards
 from spider.files import digest, replacing
 from spider.record import Record
-from spider.tokens.turns import answering, learned
+from spider.tokens.turns import assistant_mask, ends_inside_answer
 
-#: Of which piece of a length goes where.
+#: Seed of the shuffle of pieces of one length.
 SEED = 0
 PIECE = np.dtype([("first", "<u8"), ("length", "<u4")])
 
@@ -50,10 +50,10 @@ class Packing(Record):
     rows: int
     pieces: int
     most_pieces: int
-    """Of a row."""
+    """Most pieces in a row."""
     targets: int
     filled: float
-    """Share of the slots that hold an id."""
+    """Share of the slots that hold a token."""
 
     @property
     def digest(self) -> str:
@@ -61,16 +61,16 @@ class Packing(Record):
 
 
 class Plan(NamedTuple):
-    """Which piece lies in which row."""
+    """The pieces of each row."""
 
     pieces: np.ndarray
-    """`PIECE`, row by row: (pieces,)."""
+    """Pieces row by row, (pieces,) of `PIECE`."""
     rows: np.ndarray
     """First piece of each row, and the number of pieces: (rows + 1,) int64."""
 
 
 def cut(begins_D: np.ndarray, tokens: int, seq_len: int) -> np.ndarray:
-    """Return, in order, the pieces of documents that begin at these tokens; the last ends at ``tokens``."""
+    """Return the pieces of documents that begin at the given tokens; the last document ends at ``tokens``."""
     targets_D = np.diff(np.append(begins_D, tokens)) - 1
     count_D = np.maximum(1, -(-targets_D // seq_len))
     pieces = np.empty(int(count_D.sum()), PIECE)
@@ -87,9 +87,9 @@ def cut(begins_D: np.ndarray, tokens: int, seq_len: int) -> np.ndarray:
 
 
 def plan(pieces: np.ndarray, seq_len: int) -> Plan:
-    """Place pieces of at most ``seq_len`` + 1 ids into rows of so many slots.
+    """Place pieces of at most ``seq_len`` + 1 tokens into rows of so many slots.
 
-    Some 45 bytes a piece are held, those of ``pieces`` among them (`spider.requests.packing`).
+    This takes about 45 bytes of memory per piece, including ``pieces`` (`spider.requests.packing`).
     """
     slots = seq_len + 1
     number = np.uint32 if len(pieces) <= np.iinfo(np.uint32).max else np.int64
@@ -99,52 +99,59 @@ def plan(pieces: np.ndarray, seq_len: int) -> Plan:
     order_P = order_P[np.argsort(shorter_P, kind="stable")]
     del shorter_P
     row_P = np.empty(len(pieces), number)
-    by_room: dict[int, list[np.ndarray]] = defaultdict(list)
-    there = np.zeros(slots + 1, bool)
-    made = placed = 0
+    rows_by_space: dict[int, list[np.ndarray]] = defaultdict(list)
+    has_rows = np.zeros(slots + 1, bool)
+    total = 0
+    placed = 0
     for length, count in zip(*_falling(pieces["length"]), strict=True):
         end = placed + count
         while placed < end:
-            room = length + int(np.argmax(there[length:]))
-            if not there[room]:
+            space = length + int(np.argmax(has_rows[length:]))
+            if not has_rows[space]:
                 new = -(-(end - placed) // (slots // length))
-                by_room[slots].append(np.arange(made, made + new, dtype=number))
-                made, room = made + new, slots
-            rows = by_room[room].pop()
+                space = slots
+                rows_by_space[space].append(np.arange(total, total + new, dtype=number))
+                total += new
+            rows = rows_by_space[space].pop()
             taken, left = np.split(rows, [min(len(rows), end - placed)])
             if len(left):
-                by_room[room].append(left)
+                rows_by_space[space].append(left)
             row_P[order_P[placed : placed + len(taken)]] = taken
             placed += len(taken)
-            by_room[room - length].append(taken)
-            there[room], there[room - length] = bool(by_room[room]), True
-    del order_P, by_room
-    first = np.zeros(made + 1, np.int64)
-    np.cumsum(np.bincount(row_P, minlength=made), out=first[1:])
+            rows_by_space[space - length].append(taken)
+            has_rows[space] = bool(rows_by_space[space])
+            has_rows[space - length] = True
+    del order_P, rows_by_space
+    first = np.zeros(total + 1, np.int64)
+    np.cumsum(np.bincount(row_P, minlength=total), out=first[1:])
     return Plan(pieces[np.argsort(row_P, kind="stable")], first)
 
 
 def _falling(length_P: np.ndarray) -> tuple[list[int], list[int]]:
-    """Return the lengths that occur, the longest first, and how many pieces have each."""
+    """Return the lengths that occur, the longest first, and the number of pieces of each."""
     counts = np.bincount(length_P)
     lengths = np.flatnonzero(counts)[::-1]
     return lengths.tolist(), counts[lengths].tolist()
 
 
 def pack(folder: Path, seq_len: int) -> Packing:
-    """Plan the training split of an encoded dataset and lay the plan beside its shards; `ValueError` where
-    there is no text."""
+    """Pack the training split of an encoded dataset and store the plan beside its shards.
+
+    Raises `ValueError` if the split is empty.
+    """
     shards = Shards(folder, "train")
     if not shards.tokens:
         raise ValueError(f"{shards.name}: holds no text to pack; lower `validation` and encode again")
     pieces, rows = plan(cut(_begins(shards), shards.tokens, seq_len), seq_len)
     held = int(pieces["length"].sum())
     name = _name(folder, seq_len)
-    name.with_suffix(".json").unlink(missing_ok=True)  # an earlier plan's must not vouch for these rows
+    name.with_suffix(".json").unlink(
+        missing_ok=True
+    )  # the description of an earlier plan must not describe these rows
     for suffix, values in ((".pieces", pieces), (".rows", rows.astype("<u8"))):
-        with replacing(name.with_suffix(suffix)) as beside:
-            beside.write_bytes(values.data)  # `tofile` does not notice that its last kilobytes find no room
-    made = Packing(
+        with replacing(name.with_suffix(suffix)) as temporary:
+            temporary.write_bytes(values.data)  # `tofile` raises no error if the disk is full at the end
+    packing = Packing(
         format=Packing.FORMAT,
         data=shards.digest,
         seq_len=seq_len,
@@ -154,7 +161,7 @@ def pack(folder: Path, seq_len: int) -> Packing:
         targets=held - len(pieces),
         filled=held / ((len(rows) - 1) * (seq_len + 1)),
     )
-    return made.write(name.with_suffix(".json"))
+    return packing.write(name.with_suffix(".json"))
 
 
 def _begins(shards: Shards) -> np.ndarray:
@@ -168,22 +175,24 @@ def _name(folder: Path, seq_len: int) -> Path:
 
 
 class PackedRows:
-    """The rows of a plan, read from the shards that it was made of. Safe to use from several threads."""
+    """The rows of a plan, read from its shards. Several threads may use it."""
 
     def __init__(self, shards: Shards, pieces: np.ndarray, rows: np.ndarray, packing: Packing) -> None:
-        self.shards, self.packing = shards, packing
-        self.pieces, self.first = pieces, rows
+        self.shards = shards
+        self.packing = packing
+        self.pieces = pieces
+        self.first = rows
 
     @classmethod
     def open(cls, folder: Path, shards: Shards, seq_len: int) -> Self:
-        """The plan of a dataset's training split; `ValueError` where there is none, or of another."""
+        """Open the plan of a dataset's training split; `ValueError` if it is missing or of other text."""
         name = _name(folder, seq_len)
         remedy = f"run `spider pack {folder.name} {seq_len}`"
         if not name.with_suffix(".json").exists():
             raise ValueError(f"{name}.json: the dataset is not packed into rows of {seq_len}; {remedy}")
         packing = Packing.read(name.with_suffix(".json"))
         if packing.data != shards.digest or packing.seq_len != seq_len:
-            raise ValueError(f"{name}.json: a plan of other text than lies there; {remedy}")
+            raise ValueError(f"{name}.json: the plan is of other text than the shards; {remedy}")
         maps: list[np.ndarray] = []
         for suffix, kind, count in ((".pieces", PIECE, packing.pieces), (".rows", "<u8", packing.rows + 1)):
             try:
@@ -198,35 +207,41 @@ class PackedRows:
         return self.packing.rows
 
     def answers(self, numbers: np.ndarray, ids_BT1: np.ndarray) -> np.ndarray:
-        """Which targets of these rows an assistant says (`spider.tokens.turns`): (n, seq_len) bool. Who
-        speaks at the beginning of a piece is looked up in what lies before it of its document."""
-        said_BT1 = np.zeros(ids_BT1.shape, bool)
-        for ids_T1, said_T1, row in zip(ids_BT1, said_BT1, numbers.tolist(), strict=True):
+        """Return which targets of rows belong to an answer (`spider.tokens.turns`), (n, seq_len) bool.
+
+        The text of a document before a piece decides whether the piece begins inside an answer.
+        """
+        mask_BT1 = np.zeros(ids_BT1.shape, bool)
+        for ids_T1, mask_T1, row in zip(ids_BT1, mask_BT1, numbers.tolist(), strict=True):
             at = 0
             for first, length in self._pieces(row).tolist():
-                here = slice(at, at + length)
-                said_T1[here] = learned(ids_T1[here], self._answering(first, ids_T1[at]))
-                at += length
-        return said_BT1[:, 1:]
+                end = at + length
+                inside = self._begins_inside_answer(first, ids_T1[at])
+                mask_T1[at:end] = assistant_mask(ids_T1[at:end], inside)
+                at = end
+        return mask_BT1[:, 1:]
 
-    def _answering(self, first: int, begins_with: int) -> bool:
-        if begins_with == self.shards.vocabulary.bos:
+    def _begins_inside_answer(self, first: int, first_id: int) -> bool:
+        if first_id == self.shards.vocabulary.bos:
             return False
         _, begin, at, _ = self.shards.document(first)
-        return answering(self.shards.read(first - (at - begin), at - begin))
+        return ends_inside_answer(self.shards.read(first - (at - begin), at - begin))
 
     def spans(self, numbers: np.ndarray) -> np.ndarray:
-        """The pieces of these rows: (pieces,) of `PIECE`."""
+        """Return the pieces of rows, (pieces,) of `PIECE`."""
         return np.concatenate([self._pieces(row) for row in numbers.tolist()] or [np.empty(0, PIECE)])
 
     def _pieces(self, row: int) -> np.ndarray:
         return self.pieces[int(self.first[row]) : int(self.first[row + 1])]
 
     def rows(self, numbers: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of these rows, ``pad`` after their last, and which of its pieces each belongs to, from 1,
-        with 0 for padding: two of (n, seq_len + 1) uint16."""
+        """Return the tokens of rows and the number of each token's piece, (n, seq_len + 1) uint16 each.
+
+        Pieces are numbered from 1 in each row. Padding is ``pad`` and 0.
+        """
         shape = len(numbers), self.packing.seq_len + 1
-        ids_BT1, segments_BT1 = np.full(shape, pad, DTYPE), np.zeros(shape, np.uint16)
+        ids_BT1 = np.full(shape, pad, DTYPE)
+        segments_BT1 = np.zeros(shape, np.uint16)
         for ids_T1, segments_T1, row in zip(ids_BT1, segments_BT1, numbers.tolist(), strict=True):
             at = 0
             for number, (first, length) in enumerate(self._pieces(row).tolist(), start=1):

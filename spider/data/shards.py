@@ -1,12 +1,12 @@
-"""Shards on disk: a memory-mapped view of a split, and the checks.
+"""Shards on disk: a memory-mapped view of a split, and checks of their content.
 
-A dataset's folder holds ``{split}/{part}.bin`` (uint16 tokens, documents back to back), ``.idx`` (uint64
-byte offsets of the BOS tokens), ``.json`` (what the encoder counted) and ``metadata.json``, which the index
-job makes from all parts' records and which alone readers trust. The view concatenates a split's shards in the
-order of their parts: token i of the split is well defined, and windows do not know of shard borders.
+A dataset's folder holds ``{split}/{part}.bin`` (uint16 tokens, documents back to back), ``.idx`` (uint64 byte
+offsets of the BOS tokens), ``.json`` (the encoder's counts) and ``metadata.json``. The index job makes the
+latter from the records of all parts, and readers trust it alone. The view concatenates a split's shards in
+the order of their parts, so windows may cross shard borders.
 
-Trade-off: opening checks every size and nothing else, so it costs a millisecond; `verify` reads every byte.
-Files are mapped, never loaded: the page cache is the only copy, shared by all ranks of a machine.
+Trade-off: opening checks sizes only and takes a millisecond; `verify` reads every byte. Files are mapped, so
+the page cache is the only copy in memory, and all ranks of a machine share it.
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ HEADER_INTS = 256
 
 
 def headered(path: Path) -> np.ndarray:
-    """Return the ids of a headered shard, memory-mapped and read-only.
+    """Return the tokens of a headered shard, memory-mapped and read-only.
 
-    The file is 256 little-endian int32 (20240520, 1, n, zeros), then n uint16. Raise `ValueError` where it is
-    missing, has another header, or has another size than its header says.
+    The file is 256 little-endian int32 (20240520, 1, n, zeros), then n uint16. Raises `ValueError` if it is
+    missing, or has another header or another size.
     """
     try:
         header = np.fromfile(path, dtype="<i4", count=HEADER_INTS)
         size = path.stat().st_size
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; name the shards there are") from None
+        raise ValueError(f"{path}: {error.strerror}; name an existing shard") from None
     if len(header) < HEADER_INTS or header[0] != HEADER_MAGIC or header[1] != 1:
         raise ValueError(f"{path}: not a headered shard, which begins with the int32 {HEADER_MAGIC} and 1")
-    tokens, start = int(header[2]), HEADER_INTS * header.itemsize
-    if size != (expected := start + tokens * DTYPE.itemsize):
+    tokens = int(header[2])
+    start = HEADER_INTS * header.itemsize
+    expected = start + tokens * DTYPE.itemsize
+    if size != expected:
         raise ValueError(
-            f"{path}: {size} bytes instead of {expected} for the {tokens} tokens that its header "
-            "promises; download it again"
+            f"{path}: {size} bytes instead of {expected} for the {tokens} tokens of its header; download it "
+            "again"
         )
     return mapped(path, start, tokens)
 
 
 def mapped(path: Path, start: int, tokens: int) -> np.ndarray:
-    """Return the ids of a file from a byte on, read-only.
+    """Return the tokens of a file from a byte on, read-only.
 
     This is a plain array over the mapping, because slicing an `np.memmap` is slow.
     """
@@ -68,11 +70,11 @@ def mapped(path: Path, start: int, tokens: int) -> np.ndarray:
 
 
 class Shards:
-    """A read-only view of one split of an encoded dataset, as one sequence of ``tokens`` uint16 ids.
+    """A read-only view of one split of an encoded dataset, as one sequence of ``tokens`` uint16 token ids.
 
-    Token i lies in ``files[s]`` (``maps[s]``), which holds tokens ``borders[s]`` to ``borders[s + 1]``.
-    ``vocabulary`` says what its ids stand for, ``digest`` identifies the content for a resume. Every size is
-    checked against ``metadata.json`` at opening. Safe to use from several threads.
+    File s (``files[s]``, ``maps[s]``) holds the tokens ``borders[s]`` to ``borders[s + 1]``. ``digest``
+    identifies the content for a resume. Opening compares every size with ``metadata.json``. Several threads
+    may use a view.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
@@ -96,39 +98,44 @@ class Shards:
         self._known_begins: dict[int, np.ndarray] = {}
 
     def locate(self, token: int) -> str:
-        """Where a token lies, for messages: its shard, and its place there."""
+        """Return the shard of a token and its position there, for messages."""
         s = int(np.searchsorted(self.borders, token, side="right")) - 1
         return f"{self.files[s]}, token {token - int(self.borders[s])}"
 
     def document(self, token: int) -> tuple[int, int, int, int]:
-        """Of a token: its file's number, and there the beginning of its document, its own place, and the
-        document's end. `ValueError` where the file has no index."""
+        """Return a token's file, and three positions there: its document's beginning, its own, and the end.
+
+        Raises `ValueError` if the file lacks a document index.
+        """
         s = int(np.searchsorted(self.borders, token, side="right")) - 1
-        begins, at = self.begins(s), token - int(self.borders[s])
+        begins = self.begins(s)
+        at = token - int(self.borders[s])
         d = int(np.searchsorted(begins, at, side="right"))
         end = int(begins[d]) if d < len(begins) else len(self.maps[s])
         return s, int(begins[d - 1]) if d else 0, at, end
 
     def begins(self, s: int) -> np.ndarray:
-        """First tokens of a file's documents, read once."""
+        """Return the first tokens of a file's documents, which are read once."""
         if s in self._known_begins:
             return self._known_begins[s]
         path = self.files[s].with_suffix(".idx")
         if not path.exists():
-            raise ValueError(f"{path}: no index of documents, which an index needs; encode the text again")
+            raise ValueError(
+                f"{path}: no index of documents, which an n-gram index needs; encode the text again"
+            )
         begins = np.fromfile(path, "<u8").astype(np.int64) // DTYPE.itemsize
         return self._known_begins.setdefault(s, begins)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """A copy of tokens ``start`` to ``start + count``, across shard borders: (count,) uint16."""
+        """Copy the tokens ``start`` to ``start + count``, across shard borders: (count,) uint16."""
         if not 0 <= start <= start + count <= self.tokens:
             raise ValueError(
-                f"{self.name}: tokens {start} to {start + count} asked for, but it has {self.tokens}"
+                f"{self.name}: tokens {start} to {start + count} are outside its {self.tokens} tokens"
             )
         return self.gather(np.array([start]), count)[0]
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """A copy of ``length`` tokens from each of ``starts`` (n,), below ``tokens``: (n, length) uint16.
+        """Copy ``length`` tokens from each of ``starts`` (n,), below ``tokens``: (n, length) uint16.
 
         The split is a ring: its last token is followed by its first.
         """
@@ -139,11 +146,12 @@ class Shards:
         offsets = starts - self.borders[shards]
         inside = starts + length <= self.borders[shards + 1]
         for s in np.unique(shards[inside]).tolist():
-            of = np.flatnonzero(inside & (shards == s))
-            # Indexing the view of all windows copies whole rows, and needs no (n, length) indices.
-            rows[of] = sliding_window_view(self.maps[s], length)[offsets[of]]
+            chosen = np.flatnonzero(inside & (shards == s))
+            # Indexing the view of all windows copies whole rows without (n, length) indices.
+            rows[chosen] = sliding_window_view(self.maps[s], length)[offsets[chosen]]
         for i in np.flatnonzero(~inside).tolist():
-            s, filled = int(shards[i]), 0
+            s = int(shards[i])
+            filled = 0
             while filled < length:
                 shard = self.maps[s % len(self.maps)]
                 piece = shard[int(offsets[i]) if filled == 0 else 0 :][: length - filled]
@@ -237,12 +245,11 @@ def _content_problems(path: Path, tokens: np.ndarray, vocabulary: Tokens, size: 
 
 
 def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
-    """Statistics of a dataset, as plain data.
+    """Return statistics of a dataset, as plain data.
 
-    By split: documents, tokens, bytes, shards; mean, median and largest document in bytes; the ten most
-    frequent ids of text, decoded, with their share, the bytes that an id of text stands for, and the order-0
-    entropy of ids in bits a byte, these from at most the first 16 M tokens of each shard; ``beginning``, the
-    first tokens of the first shard, decoded.
+    For each split: documents, tokens, bytes and shards; mean, median and largest document in bytes; the
+    ``beginning`` of the first shard, decoded. The first 16 M tokens of each shard give the ten most frequent
+    tokens of text with their shares, the bytes per token, and the order-0 entropy in bits per byte.
     """
     metadata = load_metadata(folder)
     vocabulary = metadata.vocabulary
@@ -261,11 +268,14 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
         present = share[share > 0]
         bytes_per_token = float(share @ vocabulary.bytes_of) or 1.0
         top = np.argsort(-share, kind="stable")[:10]
-        mean, median, largest = float(length.mean()), float(np.median(length)), int(length.max())
         report["splits"][split] = {
             **described.model_dump(include=set(COUNTS)),
             "shards": len(described.shards),
-            "document_bytes": {"mean": mean, "median": median, "max": largest},
+            "document_bytes": {
+                "mean": float(length.mean()),
+                "median": float(np.median(length)),
+                "max": int(length.max()),
+            },
             "bytes_per_token": bytes_per_token,
             "top": [[vocabulary.decode([int(i)]), float(share[i])] for i in top if share[i]],
             "entropy_bits": float(-(present * np.log2(present)).sum()) / bytes_per_token,

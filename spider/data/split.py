@@ -1,17 +1,17 @@
-"""What is decided for each document by itself: which split it is in, and where a long one is cut.
+"""Decide the split of each document by a hash of its key, and truncate long documents.
 
-The first 64 bits of the BLAKE2b hash of a document's key, read as a fraction of 2**64, are its place in the
-unit interval, which the shares cut into three:
+The first 64 bits of the BLAKE2b hash of a document's key, as a fraction of 2**64, are a position in the unit
+interval, which the shares divide into three:
 
-    0         validation      validation + ngram                  1
-    |  held out  |  for the n-gram index  |           trained on           |
+    0       validation        validation + ngram                    1
+    |  held out  |  n-gram index  |             training             |
 
-Its key is its id, or its text where it has no id; with ``split_by``, the name of what it belongs to (a site,
-a package), so that all of that falls on one side. Nothing else enters: not the order, not the number of
-parts, not the machine, not the seed. So a document keeps its place when the corpus is cut anew, both copies
-of a duplicated id fall on the same side, what is held out does not depend on the index's share, and a larger
-share, the other left as it is, holds every document of a smaller. The price: shares are met in expectation,
-and missed by few documents.
+The key is the document's id, or its text if it has none. With ``split_by`` it is the name of a group (a site,
+a package), so that a whole group is in one split. The order, the number of parts, the machine and the seed do
+not matter. So a document keeps its split when the corpus is divided anew, and both copies of a duplicated id
+are in the same split. The held-out documents do not depend on the share of the index, and a larger share
+contains every document of a smaller one. The shares are met in expectation, with a difference of few
+documents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 
 def document_key(id: str | int | None, text: str | bytes) -> bytes:
-    """What is hashed for a document: its id in UTF-8 (integers in decimal), its whole text if it has none."""
+    """Return the key of a document: its id in UTF-8 (integers in decimal), or its text if it has none."""
     chosen = text if id is None or id == "" else id
     return chosen if isinstance(chosen, bytes) else str(chosen).encode("utf-8")
 
@@ -32,8 +32,8 @@ def document_key(id: str | int | None, text: str | bytes) -> bytes:
 def group_key(value: str | None, pattern: re.Pattern[str], key: bytes) -> bytes:
     """Return the key of the group that a document belongs to under ``split_by``.
 
-    The key is the first group of ``pattern`` in ``value``, or the whole match where that group is empty.
-    A document in which the pattern finds no match keeps its own ``key``.
+    The key is the first group of ``pattern`` in ``value``, or the whole match if that group is empty. A
+    document without a match keeps its own ``key``.
     """
     match = pattern.search(value) if value else None
     if match is None:
@@ -43,25 +43,27 @@ def group_key(value: str | None, pattern: re.Pattern[str], key: bytes) -> bytes:
 
 
 def is_validation(key: bytes, share: float) -> bool:
-    """Whether the document with this key is held out when ``share`` (0 <= share < 1) of all are."""
+    """Return whether the document with this key is held out, for a share from 0 to below 1."""
     return bool(validation_mask(hash_keys([key]), share)[0])
 
 
 def hash_keys(keys: Iterable[bytes]) -> np.ndarray:
-    """First 64 bits of each key's hash, uint64."""
+    """Return the first 64 bits of each key's hash, uint64."""
     return np.frombuffer(b"".join([blake2b(key, digest_size=8).digest() for key in keys]), dtype="<u8")
 
 
 def validation_mask(hashes: np.ndarray, share: float) -> np.ndarray:
-    """`is_validation` of many documents, given their keys' `hash_keys`: bool, the same shape."""
+    """Return `is_validation` of many documents from the hashes of their keys, bool."""
     if not 0 <= share < 1:
         raise ValueError(f"validation: the share must be at least 0 and below 1 (got {share})")
     return hashes < np.uint64(share * 2**64)
 
 
 def split_masks(hashes: np.ndarray, validation: float, ngram: float = 0.0) -> dict[str, np.ndarray]:
-    """Which of many documents are in each split, given their keys' `hash_keys`: bool, the same shape. Each is
-    in one; ``validation`` and ``ngram`` are at least 0, their sum is below 1."""
+    """Return a mask for each split of many documents, from the hashes of their keys. Each is in one split.
+
+    The shares are at least 0, and their sum is below 1.
+    """
     if ngram < 0 or validation + ngram >= 1:
         raise ValueError(f"ngram: {ngram} and validation, {validation}, must add up to less than 1")
     held_out = validation_mask(hashes, validation)
@@ -69,8 +71,8 @@ def split_masks(hashes: np.ndarray, validation: float, ngram: float = 0.0) -> di
     return {"train": trained_on, "validation": held_out, "ngram": ~(held_out | trained_on)}
 
 
-def cut(text: bytes, limit: int | None) -> bytes:
-    """At most ``limit`` bytes of a document's UTF-8, its last character whole; None leaves all of it."""
+def truncate(text: bytes, limit: int | None) -> bytes:
+    """Return at most ``limit`` bytes of UTF-8 that end with a whole character; None returns all of it."""
     if limit is None or len(text) <= limit:
         return text
     for _ in range(3):  # a character has at most three continuation bytes, 10xxxxxx

@@ -1,4 +1,4 @@
-"""Training windows straight from the hub. Nothing is downloaded first or kept.
+"""Training windows directly from the hub, without storing the dataset.
 
 The documents of the named parquet files come through `datasets` streaming, one after the other. Each epoch
 reads the files in a new order, and documents keep their order within a file. The hash that encoding uses
@@ -11,7 +11,7 @@ begins. A new process reads that document again and continues at the exact byte.
 
 Trade-offs: documents are not shuffled, because a shuffle buffer could not be resumed exactly. Each of several
 ranks reads the whole stream and keeps its slice of each step, so the order does not depend on their number.
-Where the same data is trained on more than once, download and encode it instead.
+To train on the same data more than once, download and encode it instead.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ from huggingface_hub.errors import HTTPError
 from spider.config import Dataset
 from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience, cause_of, explain, look_up
 from spider.data.loader import Batch, Batches
-from spider.data.split import cut, document_key, group_key, is_validation
+from spider.data.split import document_key, group_key, is_validation, truncate
 from spider.tokens import BYTES
 
 BREAKS = (OSError, RuntimeError, pa.ArrowInvalid)
 """Errors that `datasets` raises while it opens or reads."""
 TEXT_KINDS = ("string", "large_string", "string_view", "null")
-"""Types, as `datasets` calls them, of a column that holds text."""
+"""Types of a text column, in the names of `datasets`."""
 
 
 class StreamLoader(Batches):
     """Batches of the documents in ``files`` on the hub; the other arguments are those of `Loader`.
 
-    ``patience`` is for the hub at the start. Once reading, `datasets` itself tries again for minutes.
+    ``patience`` is for the first requests. Later `datasets` itself retries for minutes.
 
     Raises:
-        DownloadError: a file, revision or repository is missing or not open to us, or there is no network.
-        ValueError: the text column or the column of ``split_by`` is missing, or no document is left to
-            train on.
+        DownloadError: A file, revision or repository is missing or not accessible, or the network fails.
+        ValueError: The text column or the column of ``split_by`` is missing, or all documents are left out.
     """
 
     def __init__(
@@ -74,15 +73,15 @@ class StreamLoader(Batches):
         start: dict[str, Any] = position or {"epoch": 0, "state": None, "offset": 0}
         self._documents = self._read(start["epoch"], start["state"])
         self._begun: deque[tuple[int, int, Any]] = deque()
-        """Documents in or behind the next window: (place of its first token, epoch, state before it)."""
+        """Documents in or after the next window: (position of its first token, epoch, state before it)."""
         self._rest = np.empty(0, np.uint16)
-        """Tokens from the place ``_at`` on, where the next window begins."""
+        """Tokens from position ``_at`` on, where the next window begins."""
         self._at = 0
         self._skipped = int(start["offset"])
-        """Tokens of the next document that lie before the resumed position."""
+        """Tokens of the next document before the resumed position."""
 
     def epoch(self, position: dict[str, Any]) -> float:
-        """Return the number of finished passes, without a fraction: the size of a stream is not known."""
+        """Return the number of finished passes. There is no fraction, because a stream's size is unknown."""
         return float(position["epoch"])
 
     def _block(self) -> list[Batch]:
@@ -93,23 +92,25 @@ class StreamLoader(Batches):
             while len(self._rest) <= length:
                 epoch, state, tokens = next(self._documents)
                 self._begun.append((self._at + len(self._rest) - self._skipped, epoch, state))
-                self._rest, self._skipped = np.concatenate([self._rest, tokens[self._skipped :]]), 0
+                self._rest = np.concatenate([self._rest, tokens[self._skipped :]])
+                self._skipped = 0
             if first <= i < first + self._rows:
                 rows[i - first] = self._rest[: length + 1]
             self._rest = self._rest[length:]
             self._at += length
             while len(self._begun) > 1 and self._begun[1][0] <= self._at:
                 self._begun.popleft()
-        place, epoch, state = self._begun[0]
-        return [Batch(rows, {"epoch": epoch, "state": state, "offset": self._at - place, **self._order})]
+        begin, epoch, state = self._begun[0]
+        return [Batch(rows, {"epoch": epoch, "state": state, "offset": self._at - begin, **self._order})]
 
     def _read(self, epoch: int, state: Any) -> Iterator[tuple[int, Any, np.ndarray]]:
-        """Every training document from ``state`` on, for ever: (epoch, state before it, tokens)."""
+        """Yield training documents from ``state`` on without end: (epoch, state before it, tokens)."""
         while True:
             dataset = self._open(epoch)
             if state is not None:
                 dataset.load_state_dict(state)
-            before, any_document = dataset.state_dict(), state is not None
+            before = dataset.state_dict()
+            any_document = state is not None
             try:
                 for row in dataset:
                     tokens = self._encode(row)
@@ -120,21 +121,23 @@ class StreamLoader(Batches):
             except BREAKS as error:
                 raise self._broken(error, epoch, dataset) from error
             if not any_document:
-                raise ValueError(f"{self._files[0]}: holds no document to train on; look at its text column")
-            epoch, state = epoch + 1, None
+                raise ValueError(f"{self._files[0]}: no document to train on; check its text column")
+            epoch += 1
+            state = None
 
     def _encode(self, row: dict[str, Any]) -> np.ndarray | None:
-        """Tokens of a document, or None for one that is null, empty or held out."""
+        """Return the tokens of a document, or None if it is null, empty or held out."""
         raw = (row[self._dataset.text_column] or "").encode("utf-8")
         key = document_key(row.get(self._dataset.id_column), raw)
-        if (by := self._dataset.split_by) is not None:
-            key = group_key(row[by.column], re.compile(by.pattern), key)
+        split_by = self._dataset.split_by
+        if split_by is not None:
+            key = group_key(row[split_by.column], re.compile(split_by.pattern), key)
         if not raw or is_validation(key, self._dataset.validation):
             return None
-        return BYTES.encode(cut(raw, self._dataset.max_document_bytes))
+        return BYTES.encode(truncate(raw, self._dataset.max_document_bytes))
 
     def _in_order(self, epoch: int) -> list[HubFile]:
-        """The files as that epoch reads them."""
+        """Return the files in the order of an epoch."""
         order = np.random.default_rng([self._order["seed"], epoch]).permutation(len(self._files))
         return [self._files[i] for i in order]
 
@@ -160,27 +163,32 @@ class StreamLoader(Batches):
             wanted["split_by.column"] = self._dataset.split_by.column
         for setting, column in wanted.items():
             if column not in features:
-                there = f"has no column {column!r} (columns: {', '.join(features)})"
-                raise ValueError(f"{self._files[0]}: {there}; set {setting} to one of them")
+                raise ValueError(
+                    f"{self._files[0]}: has no column {column!r} (columns: {', '.join(features)}); set "
+                    f"{setting} to one of them"
+                )
             kind = getattr(features[column], "dtype", "nested values")
             if kind not in TEXT_KINDS:
-                there = f"column {column!r} holds {kind}, not strings"
-                raise ValueError(f"{self._files[0]}: {there}; set {setting} to another")
+                raise ValueError(
+                    f"{self._files[0]}: column {column!r} holds {kind}, not strings; set {setting} to another"
+                )
         return [name for name in self._dataset.columns if name in features]
 
     def _broken(self, error: Exception, epoch: int, dataset: Any = None) -> DownloadError:
-        if isinstance(cause := cause_of(error), HTTPError):
+        cause = cause_of(error)
+        if isinstance(cause, HTTPError):
             return DownloadError(explain(cause, self._files[0]))
-        first, when = (str(error).strip() or type(error).__name__).splitlines()[0], "opening it"
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        when = "opening it"
         if dataset is not None:
-            # The state that resumes a stream counts files and the rows of each.
+            # The state that resumes a stream counts files, and rows of each.
             state = dataset.state_dict()
             while "examples_iterable" in state:
                 state = state["examples_iterable"]
             file, row = self._in_order(epoch)[state["shard_idx"]], state["shard_example_idx"]
-            when = f"reading {file.name} behind row {row}, epoch {epoch}"
+            when = f"reading {file.name} after row {row}, epoch {epoch}"
         return DownloadError(
-            f"{self._files[0].repo}@{self._files[0].revision}: the stream broke while {when} ({first}); run "
-            "again to go on. Where it breaks at the same place again, that file is damaged: leave it out, or "
-            "name a revision where it is whole"
+            f"{self._files[0].repo}@{self._files[0].revision}: the stream broke while {when} ({first_line}); "
+            "run again to continue. If it breaks at the same row again, that file is damaged: leave it out, "
+            "or name another revision"
         )

@@ -1,9 +1,9 @@
-"""Documents to a tokenizer: the pairs of bytes to merge, learned by Hugging Face's `tokenizers`.
+"""Learn a tokenizer's merges from documents, by Hugging Face's `tokenizers`.
 
-What is held out teaches nothing: a document of the validation split is left out here, by the same hash that
-leaves it out of the shards. Of each part the same share is read, from its beginning, and of each document the
-beginning, so that no long one decides. The words of all are counted, then the most frequent pair is merged,
-again and again; neither the order of documents nor the number of threads changes what comes of it.
+Documents of the validation split are left out, by the same hash as in encoding. Each part contributes the
+same number of bytes, from its beginning, and each document only its beginning, so that long documents do not
+dominate. The words of all documents are counted, then the most frequent pair is merged, repeatedly. The order
+of documents and the number of threads do not change the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from spider.config import Dataset, TokenizerConfig
 from spider.data.encode import documents
-from spider.data.split import cut
+from spider.data.split import truncate
 from spider.tokens import BYTES
 from spider.tokens.bpe import PATTERN, BpeTokens
 from spider.tokens.bytes import MAX_TOKEN_BYTES
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 def learn(
     parquets: Sequence[Path], output: Path, name: str, config: TokenizerConfig, dataset: Dataset
 ) -> BpeTokens:
-    """Learn ``config.vocab_size`` ids from a dataset's parts and write them to ``output``.
+    """Learn a vocabulary of ``config.vocab_size`` tokens from a dataset's parts and write it to ``output``.
 
     Raises:
-        ValueError: a part cannot be read; there is no text to learn from, or too little for so many ids.
+        ValueError: A part cannot be read, or the text is empty or too small for so many tokens.
     """
     counts = {"documents": 0, "bytes": 0}
     merges = _merges(_texts(parquets, config, dataset, counts), config.vocab_size - BYTES.size)
@@ -39,9 +39,9 @@ def learn(
     tokens = BpeTokens(merges)
     if tokens.size < config.vocab_size:
         raise ValueError(
-            f"tokenizers.{name}.vocab_size: {len(merges):,} merges were found in {counts['bytes']:,} bytes, "
-            f"and {config.vocab_size:,} asks for {config.vocab_size - BYTES.size:,}; set it to "
-            f"{tokens.size}, or give more text"
+            f"tokenizers.{name}.vocab_size: {config.vocab_size:,} needs {config.vocab_size - BYTES.size:,} "
+            f"merges, but {counts['bytes']:,} bytes have only {len(merges):,}; set it to {tokens.size}, or "
+            "give more text"
         )
     StoredTokens.of(tokens, LearnedFrom(**counts)).write(output)
     return tokens
@@ -50,12 +50,11 @@ def learn(
 def _texts(
     parquets: Sequence[Path], config: TokenizerConfig, dataset: Dataset, counts: dict[str, int]
 ) -> Iterator[str]:
-    """The beginnings of training documents, counted. What is not UTF-8 has no pairs."""
-    room = config.max_bytes // len(parquets)
+    """Yield the beginnings of training documents without malformed UTF-8, and count them."""
     for parquet in parquets:
-        left = room
+        left = config.max_bytes // len(parquets)
         for text in documents(parquet, dataset):
-            piece = cut(text, min(left, config.document_bytes))
+            piece = truncate(text, min(left, config.document_bytes))
             left -= len(piece)
             counts["documents"] += 1
             counts["bytes"] += len(piece)
@@ -65,7 +64,7 @@ def _texts(
 
 
 def _merges(texts: Iterator[str], count: int) -> list[tuple[int, int]]:
-    """The first ``count`` pairs, fewer where there are no more, as ids of `BpeTokens`."""
+    """Return the first ``count`` merges, or all if there are fewer, as token ids of `BpeTokens`."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
     letters = _letters()
@@ -85,15 +84,17 @@ def _merges(texts: Iterator[str], count: int) -> list[tuple[int, int]]:
     ids = dict(letters)
     merges: list[tuple[int, int]] = []
     for left, right in json.loads(tokenizer.to_str())["model"]["merges"]:
-        if left + right not in ids:  # two pairs may make the same bytes; the first one does
+        if left + right not in ids:  # two pairs may have the same bytes; the first one counts
             ids[left + right] = BYTES.size + len(merges)
             merges.append((ids[left], ids[right]))
     return merges
 
 
 def _letters() -> dict[str, int]:
-    """The letter that stands for each byte in that library (as in GPT-2): printable bytes for themselves, the
-    others for what follows in Unicode."""
+    """Return the bytes by the character that stands for each in the library, as in GPT-2.
+
+    Printable bytes stand for themselves, the others have characters from U+0100 on.
+    """
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     raw = [i for i in range(BYTES.size) if BYTES.bytes_of[i]]
     hidden = [i for i in raw if i not in shown]

@@ -32,7 +32,7 @@ from tqdm import tqdm
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.save import Saver
 from spider.config import StageSpec
-from spider.data.loader import Batch, Batches, Loader, beside, to_device
+from spider.data.loader import Batch, Batches, Loader, model_arguments, to_device
 from spider.data.metadata import load_metadata
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
@@ -277,7 +277,7 @@ class Trainer:
         for i, micro in enumerate(batch.split(self.micro_batches), start=1):
             weight = counts[i - 1] / targets
             tokens_BT, labels_BT = to_device(micro, self.device, self.model.tokens.pad)
-            extra = beside(micro, self.device, documents)
+            extra = model_arguments(micro, self.device, documents)
             self._seed("micro-batch", self.world.rank * self.micro_batches + i)
             with exchange_gradients(self.wrapped, enabled=i == self.micro_batches):
                 with self.precision.autocast(self.device):
