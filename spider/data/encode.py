@@ -236,7 +236,7 @@ def _truncate(texts: pa.Array, limit: int | None, rows: dict[str, int]) -> pa.Ar
 
 
 class ShardWriter:
-    """Append documents to a split's ``.bin`` and ``.idx``, which are renamed into place when ``files`` closes."""
+    """Append documents to a split's ``.bin`` and ``.idx``, which get these names when ``files`` closes."""
 
     def __init__(self, name: Path, files: contextlib.ExitStack, vocabulary: Tokens) -> None:
         self.tokens = 0

@@ -1,1 +1,1 @@
-"""Sources of text, a file each: a subclass of `spider.config.Source`, known by the name of its file."""
+"""Sources of text: one file each, with a subclass of `spider.config.Source`. The file's name is its kind."""

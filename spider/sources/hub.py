@@ -18,9 +18,9 @@ class HubSource(Source):
     repo: str
     """Dataset repository, owner/name."""
     revision: Annotated[str, Field(min_length=1)]
-    """Commit (a branch may move under a run)."""
+    """Commit (a branch may change during a run)."""
     files: Annotated[list[str], Field(min_length=1)]
-    """Parquet files in it."""
+    """Parquet files in the repository."""
 
     def items(self) -> list[str]:
         return self.files

@@ -1,10 +1,10 @@
-"""The user's own files: each becomes a parquet file with the columns that settings name.
+"""Import the user's own files: each becomes a parquet file with the configured columns.
 
 A parquet file is linked. Every other file is read a few megabytes at a time and written as parquet, so memory
-does not grow with the file: only the largest document has to fit.
+does not grow with the file; only the largest document has to fit.
 
-JSON and CSV are read by the standard library and not by pyarrow. Its readers refuse a document larger than a
-block, an id that is now a number and now text, and bytes that are not UTF-8; their errors name no line.
+JSON and CSV are read by the standard library instead of pyarrow. The readers of pyarrow reject a document
+larger than a block, ids of mixed types, and bytes that are not UTF-8, and their errors lack the line.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from spider.files import replacing
 
 log = logging.getLogger(__name__)
 
-#: The kinds of files, as messages name them.
+#: The kinds of files, for messages.
 KINDS = ".parquet, .jsonl, .json, .csv, .txt (all but parquet also .gz or .zst), or a folder"
 #: The kinds of files that may be compressed.
 _COMPRESSIBLE = (".jsonl", ".json", ".csv", ".txt")
 
-#: A row group is written once it holds this much.
+#: Size of a row group: bytes of text, and rows.
 FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
 #: Characters of a JSON array that are read at a time.
 CHUNK = 1 << 20
-#: Keys of rows that a message names.
+#: Most keys of rows in a message.
 MOST_KEYS = 50
 #: JSON escapes and bytes that are not UTF-8 become lone surrogates, which UTF-8 cannot hold.
-HALF_PAIR = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class LocalSource(Source):
@@ -67,10 +67,10 @@ class LocalSource(Source):
         import_local(Path(self.item(part)), output, dataset)
 
     def identity(self, item: str, dataset: Dataset) -> dict[str, Any]:
-        """Return what decides the content of an imported file.
+        """Return the settings that decide the content of an imported file.
 
-        The file has the columns that settings name, so these belong to it. A key is left out at its default,
-        because a change would import again what was imported before the key was there.
+        The configured columns are among them, because the file has these columns. Keys at their default are
+        left out.
         """
         decides = super().identity(item, dataset)
         if kind_of(item) == ".parquet":
@@ -85,7 +85,7 @@ class LocalSource(Source):
     def learned_files(self, parts: int | None = None) -> Files:
         try:
             paths = self.items()
-        except ConfigError:  # a pattern that matches no file stands for itself, as its own rule says
+        except ConfigError:  # a pattern without a match stands for itself; another check reports it
             paths = self.files
         return Files("local", frozenset(map(os.path.realpath, paths[:parts])), overlapping=True)
 
@@ -186,11 +186,11 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> None:
         else:
             _write(_documents(source, kind, dataset), source, output, dataset)
     except PermissionError as error:
-        raise ValueError(f"{error.filename}: cannot be read or written here; check its permissions") from None
+        raise ValueError(f"{error.filename}: cannot be read or written; check its permissions") from None
 
 
 def _link(source: Path, output: Path) -> None:
-    """Link a parquet file, after a look at its metadata."""
+    """Link a parquet file if its metadata can be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -198,11 +198,11 @@ def _link(source: Path, output: Path) -> None:
         pq.read_metadata(source)
     except (pa.ArrowInvalid, pa.ArrowIOError) as error:
         raise ValueError(
-            f"{source}: not a whole parquet file ({str(error).splitlines()[0]}); fetch it again"
+            f"{source}: not a complete parquet file ({str(error).splitlines()[0]}); copy it again"
         ) from None
-    with replacing(output) as beside:
-        beside.unlink(missing_ok=True)  # of a killed process that had our number
-        beside.symlink_to(source.absolute())
+    with replacing(output) as temporary:
+        temporary.unlink(missing_ok=True)  # left by a killed process with the same number
+        temporary.symlink_to(source.absolute())
 
 
 # ----------------------------------------------------------------------------------------------- documents
@@ -211,8 +211,10 @@ def _link(source: Path, output: Path) -> None:
 def _texts(source: Path, dataset: Dataset) -> Iterator[Document]:
     """Yield a text, or each text of a folder, as one document."""
     if dataset.split_by and dataset.split_by.column not in (dataset.text_column, dataset.id_column):
-        remedy = f"set split_by.column to {dataset.id_column!r}, its path, or leave split_by out"
-        raise ValueError(f"{source}: a text has no column {dataset.split_by.column!r}; {remedy}")
+        raise ValueError(
+            f"{source}: a text has no column {dataset.split_by.column!r}; set split_by.column to "
+            f"{dataset.id_column!r}, its path, or leave split_by out"
+        )
     paths = texts_in(source) if source.is_dir() else [source]
     for path in paths:
         id = path.relative_to(source).as_posix() if source.is_dir() else path.name
@@ -223,37 +225,44 @@ def _texts(source: Path, dataset: Dataset) -> Iterator[Document]:
 
 
 def _documents(source: Path, kind: str, dataset: Dataset) -> Iterator[Document]:
-    """Yield the documents of a JSON or CSV file; raise, with the line, if one is not as `dataset` says."""
+    """Yield the documents of a JSON or CSV file; `ValueError` with the line for one that does not fit."""
     text_column, *others = dataset.columns
-    missing, keys = set(others), set[str]()
+    missing = set(others)
+    keys: set[str] = set()
     for row in _rows(source, kind):
         _check(row, source, text_column)
         if missing:
             missing -= row.values.keys()
-            keys |= row.values.keys() if len(keys) < MOST_KEYS else set()
+            if len(keys) < MOST_KEYS:
+                keys |= row.values.keys()
         values = [_text(row, source, dataset)]
         for name in others:
             values.append(_other(row, source, name, any_kind=name == dataset.id_column))
-        whole = [_without_half_pairs(value) for value in values]
-        malformed = row.malformed or whole != values
-        yield Document(whole, row.where if malformed else "")
+        valid = [_without_surrogates(value) for value in values]
+        malformed = row.malformed or valid != values
+        yield Document(valid, row.where if malformed else "")
     if keys and dataset.split_by and dataset.split_by.column in missing:
-        there = f"no line has {dataset.split_by.column!r} (keys: {', '.join(map(repr, sorted(keys)))})"
-        raise ValueError(f"{source}: {there}; set split_by.column to one of them, or leave split_by out")
+        names = ", ".join(map(repr, sorted(keys)))
+        raise ValueError(
+            f"{source}: no line has {dataset.split_by.column!r} (keys: {names}); set split_by.column to one "
+            "of them, or leave split_by out"
+        )
     if keys and dataset.id_column in missing:
         instead = "" if dataset.split_by else ", the text itself decides the split"
         log.warning("%s: no line has %r%s", source, dataset.id_column, instead)
 
 
 def _check(row: Row, source: Path, text_column: str) -> None:
-    """Refuse a row that is not an object or lacks the text column."""
+    """Raise `ValueError` for a row that is not an object or lacks the text column."""
     if not isinstance(row.values, dict):
         kind = type(row.values).__name__
         raise ValueError(f"{source}, {row.where}: must be an object with a {text_column!r} key (got {kind})")
     if text_column not in row.values:
         keys = ", ".join(map(repr, row.values)) or "none"
-        remedy = "set text_column to the one with the text"
-        raise ValueError(f"{source}, {row.where}: has no {text_column!r} (keys: {keys}); {remedy}")
+        raise ValueError(
+            f"{source}, {row.where}: has no {text_column!r} (keys: {keys}); set text_column to the "
+            "one with the text"
+        )
 
 
 def _text(row: Row, source: Path, dataset: Dataset) -> str | None:
@@ -268,7 +277,7 @@ def _text(row: Row, source: Path, dataset: Dataset) -> str | None:
 
 
 def _other(row: Row, source: Path, column: str, any_kind: bool) -> str | None:
-    """Return what another column than the text holds, as text; ``any_kind`` also takes lists and objects."""
+    """Return the value of another column as text; ``any_kind`` also accepts lists and objects."""
     value = row.values.get(column)
     if not any_kind and isinstance(value, list | dict):
         got = type(value).__name__
@@ -276,9 +285,9 @@ def _other(row: Row, source: Path, column: str, any_kind: bool) -> str | None:
     return None if value is None else str(value)
 
 
-def _without_half_pairs(text: str | None) -> str | None:
+def _without_surrogates(text: str | None) -> str | None:
     """Replace lone surrogates by U+FFFD."""
-    if text is None or not HALF_PAIR.search(text):
+    if text is None or not SURROGATE.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
@@ -287,12 +296,12 @@ def _without_half_pairs(text: str | None) -> str | None:
 
 
 def _rows(source: Path, kind: str) -> Iterator[Row]:
-    """Yield the rows of a JSON or CSV file, with the file and the line in front of what is malformed."""
+    """Yield the rows of a JSON or CSV file; errors begin with the file and the line."""
     read: Callable[[BinaryIO], Iterator[Row]] = {".csv": _table, ".jsonl": _lines, ".json": _lines}[kind]
     if kind == ".json" and _begins_with_bracket(source):
         read = _elements
     with _opened(source) as f:
-        _skip_mark(f)
+        _skip_bom(f)
         try:
             yield from read(f)
         except _Malformed as error:
@@ -302,11 +311,11 @@ def _rows(source: Path, kind: str) -> Iterator[Row]:
 
 
 class _Malformed(Exception):
-    """A problem in a file, which the message names with its line."""
+    """A problem in a file; the message begins with the line."""
 
 
 def _lines(f: BinaryIO) -> Iterator[Row]:
-    """Yield the objects of a file with one a line."""
+    """Yield the objects of a file that has one per line."""
     for number, raw in enumerate(f, 1):
         if not raw.strip():
             continue
@@ -314,7 +323,7 @@ def _lines(f: BinaryIO) -> Iterator[Row]:
         try:
             value = json.loads(line)
         except json.JSONDecodeError as error:
-            column = min(error.pos, len(line.rstrip())) + 1  # not behind the end of the line
+            column = min(error.pos, len(line.rstrip())) + 1  # not beyond the end of the line
             raise _Malformed(f"line {number}: not valid JSON ({error.msg} at column {column})") from None
         yield Row(f"line {number}", value, malformed)
 
@@ -337,24 +346,28 @@ def _elements(f: BinaryIO) -> Iterator[Row]:
 
 
 class _Array:
-    """The text of a JSON array, read as far as it is needed and forgotten once it is passed."""
+    """The text of a JSON array. Only the part around the next character is held in memory."""
 
     def __init__(self, f: BinaryIO) -> None:
         self._file = io.TextIOWrapper(f, encoding="utf-8", errors="surrogateescape", newline="")
         self._decoder = json.JSONDecoder()
-        self._text, self._ended = "", False
+        self._text = ""
+        self._ended = False
         self._at = 0  # the next character
-        self._counted, self._line, self._column = 0, 1, 1  # a character before it, and where that stands
+        # An earlier character, and its line and column:
+        self._counted = 0
+        self._line = 1
+        self._column = 1
 
     @property
     def line(self) -> int:
-        """The line of the next character."""
-        self._line, self._column = self._place(self._at)
+        """Line of the next character."""
+        self._line, self._column = self._position(self._at)
         self._counted = self._at
         return self._line
 
     def peek(self) -> str:
-        """Skip white space and return the next character; "" at the end of the file."""
+        """Skip whitespace and return the next character, or "" at the end of the file."""
         while True:
             while self._at < len(self._text):
                 if self._text[self._at] not in " \t\r\n":
@@ -363,66 +376,70 @@ class _Array:
             if not self._more():
                 return ""
 
-    def expect(self, mark: str, called: str) -> None:
-        """Pass this character; refuse the file if another is next."""
-        if self.peek() != mark:
-            self._refuse(f"Expecting {called}", self._at)
-        self._at += len(mark)
+    def expect(self, character: str, description: str) -> None:
+        """Skip a character; raise an error if another one is next."""
+        if self.peek() != character:
+            self._fail(f"Expecting {description}", self._at)
+        self._at += len(character)
 
     def value(self) -> Any:
-        """Decode the next value, and read on if the text that is held ends within it.
+        """Decode the next value, and read more if the text in memory ends inside it.
 
-        Only a number may be cut off without an error. An element that is a number is refused anyway.
+        Only a number can be cut off without an error, and an element must not be a number anyway.
         """
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                # Where a word or an escape is cut off, the error is at most this far from the end.
+                # If a word or an escape is cut off, the error is at most this far from the end.
                 cut_off = error.msg.startswith("Unterminated string") or error.pos > len(self._text) - 16
                 ahead = error.pos - self._at
                 if not (cut_off and self._more()):
-                    self._refuse(error.msg, self._at + ahead)
+                    self._fail(error.msg, self._at + ahead)
                 continue
             self._at = end
             return value
 
-    def _refuse(self, problem: str, at: int) -> None:
-        line, column = self._place(at)
+    def _fail(self, problem: str, at: int) -> None:
+        line, column = self._position(at)
         raise _Malformed(f"line {line}: not valid JSON ({problem} at column {column})")
 
-    def _place(self, at: int) -> tuple[int, int]:
-        """Return line and column of a place in the text that is held."""
+    def _position(self, at: int) -> tuple[int, int]:
+        """Return the line and column of a character in the text in memory."""
         lines = self._text.count("\n", self._counted, at)
         if lines:
             return self._line + lines, at - self._text.rfind("\n", self._counted, at)
         return self._line, self._column + at - self._counted
 
     def _more(self) -> bool:
-        """Forget what is passed and read as much again as is left; return False at the end of the file."""
+        """Drop the text before the next character and read more; return False at the end of the file."""
         if self._ended:
             return False
         left = self._text[self._at :]
-        self._line, self._column = self._place(self._at)
+        self._line, self._column = self._position(self._at)
         new = self._file.read(max(CHUNK, len(left)))
-        self._text, self._at, self._counted, self._ended = left + new, 0, 0, not new
+        self._text = left + new
+        self._at = 0
+        self._counted = 0
+        self._ended = not new
         return bool(new)
 
 
 def _table(f: BinaryIO) -> Iterator[Row]:
-    """Yield the rows of a CSV file by the names in its first line."""
+    """Yield the rows of a CSV file as mappings from the names in its first line."""
     csv.field_size_limit((1 << 31) - 1)
     reader = csv.reader(io.TextIOWrapper(f, "utf-8", errors="surrogateescape", newline=""), strict=True)
     before = 0
     try:
         names = next(reader, [])
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
             raise _Malformed(f"line 1: names {twice[0]!r} twice")
         before = reader.line_num
         for values in reader:
             if values and len(values) != len(names):
                 fields = f"{len(values)} field{'s' if len(values) > 1 else ''}"
-                raise _Malformed(f"line {before + 1}: has {fields}, the first line names {len(names)}")
+                raise _Malformed(f"line {before + 1}: has {fields}, the first line has {len(names)}")
             if values:
                 yield Row(f"line {before + 1}", dict(zip(names, values, strict=True)), False)
             before = reader.line_num
@@ -452,21 +469,22 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
             name = "gzip" if path.suffix == ".gz" else "zstd"
             truncated = isinstance(error, EOFError) or "Truncated" in str(error)
             wrong = f"the {name} file is truncated" if truncated else f"not a valid {name} file ({error})"
-            raise ValueError(f"{path}: {wrong}; fetch it again") from None
+            raise ValueError(f"{path}: {wrong}; copy it again") from None
 
 
-def _skip_mark(f: io.BufferedReader) -> None:
-    """Pass a byte order mark at the beginning of a file."""
+def _skip_bom(f: io.BufferedReader) -> None:
+    """Skip a byte order mark at the beginning of a file."""
     if f.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
         f.read(len(codecs.BOM_UTF8))
 
 
 def _begins_with_bracket(path: Path) -> bool:
-    """Return whether the first character of a file that is not white space opens a JSON array."""
+    """Return whether the first character of a file, after whitespace, opens a JSON array."""
     with _opened(path) as f:
-        _skip_mark(f)
-        while (first := f.read(1)).isspace():
-            pass
+        _skip_bom(f)
+        first = f.read(1)
+        while first.isspace():
+            first = f.read(1)
         return first == b"["
 
 
@@ -487,30 +505,31 @@ def _write(documents: Iterable[Document], source: Path, output: Path, dataset: D
     import pyarrow.parquet as pq
 
     schema = pa.schema([(name, pa.string()) for name in dataset.columns])
-    count, malformed, first = 0, 0, ""
-    with replacing(output) as beside, pq.ParquetWriter(beside, schema, compression="zstd") as writer:
+    count = 0
+    malformed: list[str] = []
+    with replacing(output) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         for group in _groups(documents):
             columns = zip(*(document.values for document in group), strict=True)
             writer.write_table(pa.table(list(map(list, columns)), schema=schema))
             count += len(group)
-            malformed += sum(bool(document.malformed) for document in group)
-            first = first or next((document.malformed for document in group if document.malformed), "")
+            malformed += [document.malformed for document in group if document.malformed]
         if count == 0:
             raise ValueError(f"{source}: holds no documents")
     if malformed:
-        warning = "%s: %d documents held invalid UTF-8, now U+FFFD (first: %s)"
-        log.warning(warning, source, malformed, first)
+        warning = "%s: %d documents had invalid UTF-8, now U+FFFD (first: %s)"
+        log.warning(warning, source, len(malformed), malformed[0])
 
 
 def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield the documents of one row group after the other, none of them empty."""
+    """Yield the documents of each row group, which is never empty."""
     group: list[Document] = []
-    held = 0
+    size = 0
     for document in documents:
         group.append(document)
-        held += len(document.values[0] or "")
-        if held >= FLUSH_BYTES or len(group) >= FLUSH_ROWS:
+        size += len(document.values[0] or "")
+        if size >= FLUSH_BYTES or len(group) >= FLUSH_ROWS:
             yield group
-            group, held = [], 0
+            group = []
+            size = 0
     if group:
         yield group

@@ -1,6 +1,6 @@
-"""Made-up text, to try a training with: sentences of a dozen words.
+"""Made-up text for trying a training: sentences of a dozen words.
 
-Some words are drawn far more often than others, as in any language, so that there is something to learn. A
+Some words are drawn far more often than others, as in any language, so a model can learn something. A
 document is the same on every machine and in every version.
 """
 
@@ -14,18 +14,18 @@ from spider.config.block import Positive
 from spider.config.data import Dataset, Source
 from spider.files import replacing
 
-#: The dataset that `make_mock_data` makes.
+#: Name of the dataset of `make_mock_data`.
 MOCK = "mock"
 WORDS = ["time", "way", "day", "thing", "world", "life", "hand", "part", "place", "case", "week", "point"]
 
 
 class MockSource(Source):
-    """Made-up text, to try things with: the same everywhere, made in a second."""
+    """Made-up text for trying things. It is the same on every machine, and takes a second to write."""
 
     RECORDED: ClassVar = frozenset({"documents"})
 
     documents: Positive = 2000
-    """Number of documents, of some 500 bytes each."""
+    """Number of documents, of about 500 bytes each."""
 
     def items(self) -> list[str]:
         return [f"{self.documents} documents"]
@@ -39,24 +39,24 @@ class MockSource(Source):
 
 
 def write_mock(documents: int, output: Path) -> None:
-    """Write the first so many made-up documents into a parquet file."""
+    """Write the first ``documents`` made-up documents into a parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    draw = random.Random(0)
+    rng = random.Random(0)
     weights = [1 / rank for rank in range(1, len(WORDS) + 1)]
     texts = []
     for _ in range(documents):
-        words = draw.choices(WORDS, weights, k=draw.randint(20, 200))
+        words = rng.choices(WORDS, weights, k=rng.randint(20, 200))
         texts.append(" ".join(words).capitalize() + ".\n")
-    with replacing(output) as beside:
-        pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(documents)]}), beside)
+    with replacing(output) as temporary:
+        pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(documents)]}), temporary)
 
 
 def make_mock_data(folder: Path, ngram: float = 0.0) -> None:
     """Encode a megabyte of made-up text into ``folder``, as a dataset ``mock``.
 
-    A share ``ngram`` of its documents is kept for an n-gram index. A dataset that is there already stays.
+    The share ``ngram`` of its documents is for the n-gram index. An existing dataset is kept.
     """
     from spider.data.encode import encode_part
     from spider.data.metadata import build_metadata, load_metadata

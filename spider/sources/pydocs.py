@@ -1,21 +1,21 @@
-"""The embedded corpus: text that is on every machine where Spider is installed.
+"""The embedded corpus: text of every machine where Spider is installed.
 
-An installed Python carries tens of megabytes of edited English: the docstrings of the standard library and
-of every package Spider depends on, and the long descriptions of those packages. `write_pydocs` reads them
-offline, parsing source files and never importing them, and writes FineWeb-Edu's columns.
+An installed Python has tens of megabytes of edited English. These are the docstrings of the standard library
+and of every package that Spider depends on, and the long descriptions of those packages. `write_pydocs` reads
+them offline, parses source files without importing them, and writes FineWeb-Edu's columns.
 
-`pydocs.txt` lists the packages and their versions. Other installed packages never enter, so a new requirement
-of Spider leaves the corpus as it is, and two machines with the same versions get the same corpus. A package
-that is missing, or installed in another version, is named in a warning.
+`pydocs.txt` lists the packages and their versions. Other installed packages are ignored, so a new requirement
+of Spider does not change the corpus, and two machines with the same versions have the same corpus. A warning
+names packages that are missing, or installed in another version.
 
-A document is one module's docstrings in source order, each under the name it documents, cut between
-docstrings where it exceeds `DOCUMENT_CHARS`. Only paragraphs of English prose are kept, each once:
-interpreter sessions, tables and repeated boilerplate are what a compressor copies and what teaches a small
-model little.
+A document is one module's docstrings in source order, each under the name it documents. It is divided between
+docstrings if it exceeds `DOCUMENT_CHARS`. Only paragraphs of English prose are kept, each once. Interpreter
+sessions, tables and repeated boilerplate are left out, because compressors copy them and small models learn
+little from them.
 
-Pieces are parallel jobs, and each parses only its own packages. Files of equal content are harvested once
-over all pieces (their hashes are in the installer's RECORD). A paragraph that repeats within a piece is
-dropped; a repeat between two pieces stays, since to find it each job had to parse everything.
+Pieces are parallel jobs, and each parses only its own packages. Files of equal content are read once over all
+pieces (their hashes are in the installer's RECORD). A paragraph that repeats within a piece is dropped. A
+repetition between two pieces stays, because finding it would need each job to parse everything.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What does not differ, for ours are not rated.
+#: Columns that are constant, because this text is not rated.
 CONSTANT = {"dump": "pydocs", "language": "en", "language_score": 1.0, "score": 0.0, "int_score": 0}
 ROW_GROUP = 1000
-#: A document has at most so many characters, and a shorter one is left out.
+#: Most characters of a document, and the fewest; shorter documents are left out.
 DOCUMENT_CHARS, MIN_DOCUMENT = 16_384, 200
-#: A shorter paragraph is a heading: kept where prose follows it.
+#: A shorter paragraph is a heading, which is kept if prose follows it.
 MIN_PARAGRAPH = 40
-#: Characters of the longest answer to what a name is for, and where its first sentence ends.
+#: Characters of the longest answer, and the end of a first sentence.
 MAX_ANSWER, SENTENCE = 300, re.compile(r"(?<=[a-z)\]'\"`])\.\s")
-#: A shorter string constant of a module's top level is data.
+#: A shorter string constant at a module's top level is data.
 MIN_CONSTANT = 400
-#: Share of a source file in triple quotes below which parsing it costs more than it yields.
+#: A source file with a smaller share of its text in triple quotes is not worth parsing.
 MIN_DENSITY = 0.1
 
 
 class PydocsSource(Source):
-    """Docstrings and documentation of the installed standard library and of our dependencies; offline."""
+    """Documentation of the standard library and of Spider's dependencies, as installed, without a network."""
 
     RECORDED: ClassVar = frozenset({"pieces"})
     LISTS: ClassVar = frozenset({"pieces"})
@@ -73,7 +73,7 @@ class PydocsSource(Source):
     form: Literal["text", "questions"] = "text"
     """questions: a conversation about each documented name and its purpose (``format: chat``)."""
     pieces: Positive = 2
-    """How many parquet files to split the corpus into."""
+    """Number of parquet files."""
 
     def items(self) -> list[str]:
         return [f"{i}/{self.pieces}" for i in range(self.pieces)]
@@ -89,21 +89,21 @@ class PydocsSource(Source):
         return "documentation of Python and of installed packages"
 
 
-# ------------------------------------------------------------------------------------ what is installed
+# ----------------------------------------------------------------------------------- installed packages
 
-#: Folders whose text is not documentation, or is another package's.
+#: Folders that hold no documentation, or other packages.
 SKIPPED = {"test", "tests", "testing", "encodings", "idlelib", "lib2to3", "locale", "locales", "licenses"}
 SKIPPED |= {"_vendor", "vendor", "vendored", "third_party", "externals", "site-packages", "dist-packages"}
 
-#: Names of files that are licences, news or tests.
+#: Names of files with licences, news or tests.
 UNREAD = re.compile(r"(?i:licen|change|history|news)|(test_.*|.*_test|conftest)\.py$")
-#: The list of packages, one ``name==version bytes`` a line.
+#: The list of packages, one ``name==version bytes`` per line.
 PACKAGES = Path(__file__).with_suffix(".txt")
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file to harvest; ``relative`` is its path below the folder of installed packages."""
+    """One file of the corpus; ``relative`` is its path below the folder of installed packages."""
 
     package: str
     relative: str
@@ -116,7 +116,7 @@ class Listed:
 
     version: str
     bytes: int
-    """Size of its files, which decides the piece that holds it. Installed sizes depend on the build."""
+    """Listed size of its files, which decides its piece. Installed sizes depend on the build."""
 
 
 def listed_packages() -> dict[str, Listed]:
@@ -131,7 +131,7 @@ def listed_packages() -> dict[str, Listed]:
 
 
 def installed_packages() -> dict[str, importlib.metadata.Distribution]:
-    """Return the listed packages that are installed, by name, and warn about every difference from the list.
+    """Return the listed packages that are installed, by name, and warn of every difference from the list.
 
     A local version label does not count as a difference: ``2.13.0+cpu`` is ``2.13.0``.
     """
@@ -162,7 +162,7 @@ def installed_packages() -> dict[str, importlib.metadata.Distribution]:
 
 
 def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -> Iterator[SourceFile]:
-    """Source and documentation files of the standard library and of ``distributions``, each content once."""
+    """Yield source and documentation files of the standard library and of distributions, without copies."""
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     for folder, folders, names in os.walk(stdlib):
         folders[:] = sorted(set(folders) - SKIPPED)
@@ -180,8 +180,8 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
             if ".." in file.parts or not SKIPPED.isdisjoint(file.parts) or size == "0":
                 continue
             path = Path(str(distribution.locate_file(name)))
-            # Without a RECORD, what the source tree had is listed.
-            if (content := digest or str(path)) in contents or not (digest or path.exists()):
+            content = digest or str(path)  # without a RECORD, the files of the source tree are listed
+            if content in contents or not (digest or path.exists()):
                 continue
             contents.add(content)
             relative = file.as_posix().replace(distribution.version, _public(distribution))
@@ -196,9 +196,12 @@ def _public(distribution: importlib.metadata.Distribution) -> str:
 
 
 def _recorded(package: str, distribution: importlib.metadata.Distribution) -> list[tuple[str, str, str]]:
-    """Name, hash and size of each file of a distribution, by name: as the installer wrote it down, for making
-    an object of each takes longer than all else here."""
-    if record := distribution.read_text("RECORD"):
+    """Return the name, hash and size of each file of a distribution, sorted by name.
+
+    The RECORD is parsed here, because an object for each file would take longer than all else.
+    """
+    record = distribution.read_text("RECORD")
+    if record:
         return sorted((row[0], row[1], row[2]) for row in csv.reader(record.splitlines()) if len(row) == 3)
     if distribution.files is None:
         log.warning("pydocs: %s was installed without a RECORD of its files; it is left out", package)
@@ -206,7 +209,7 @@ def _recorded(package: str, distribution: importlib.metadata.Distribution) -> li
 
 
 def share_out(packages: Mapping[str, Listed], pieces: int) -> list[set[str]]:
-    """Split packages into ``pieces`` of about equal size: the largest first, to the lightest piece."""
+    """Divide packages into pieces of about equal size: the largest first, each into the smallest piece."""
     shares: list[set[str]] = [set() for _ in range(pieces)]
     loads = [0] * pieces
     for name in sorted(packages, key=lambda name: (-packages[name].bytes, name)):
@@ -216,9 +219,9 @@ def share_out(packages: Mapping[str, Listed], pieces: int) -> list[set[str]]:
     return shares
 
 
-# --------------------------------------------------------------------------------- text out of the files
+# ------------------------------------------------------------------------------------- text of the files
 
-#: In licences and generated text; substrings are found four times as fast as a pattern of them.
+#: Substrings of licences and generated text. Searching them is four times faster than one pattern.
 BOILERPLATE = (
     *("ermission is hereby", "icensed under", "WITHOUT WARRANTY", "edistribution and use", "opyright"),
     *(":license:", "DO NOT EDIT", "uto-generated", "utogenerated"),
@@ -233,30 +236,33 @@ COMMON_WORDS = set(
     "the of to and a in is for that be this by with as it are or on if an not from can when will".split()  # noqa: SIM905
 )
 WORD = re.compile(r"[A-Za-z']+")
-#: Bytes that are of no word, nor the blank between two.
+#: Bytes that are neither in words nor blanks.
 NO_LETTERS = bytes(set(range(128)) - {ord(c) for c in string.ascii_letters + "' "})
 TRIPLE_QUOTED = re.compile(rb'""".*?"""|\'\'\'.*?\'\'\'', re.S)
 
 
 def is_prose(paragraph: str) -> bool:
-    """English sentences rather than a table, code, an interpreter session, a licence or another language."""
-    # What is cheap to ask comes first.
+    """Return whether a paragraph is English prose, not a table, code, a licence or another language."""
+    # The cheap test comes first.
     letters = len(paragraph.encode("ascii", "ignore").translate(None, NO_LETTERS))
     if letters < 0.8 * len(paragraph) or ">>>" in paragraph:
         return False
     words = WORD.findall(paragraph)
     common = sum(map(COMMON_WORDS.__contains__, " ".join(words).lower().split()))
-    return common >= 0.2 * len(words) and not any(said in paragraph for said in BOILERPLATE)
+    return common >= 0.2 * len(words) and not any(phrase in paragraph for phrase in BOILERPLATE)
 
 
 def module_texts(source: bytes, name: str) -> Iterator[tuple[str, str]]:
-    """Pairs (documented name, text) of a Python file in source order: docstrings, and long prose constants
-    of the module's top level, where numpy, torch and pydoc keep the documentation of compiled code."""
+    """Yield pairs (documented name, text) of a Python file in source order.
+
+    They are docstrings, and long strings at the module's top level, where numpy, torch and pydoc store the
+    documentation of compiled code.
+    """
     if sum(len(m.group()) for m in TRIPLE_QUOTED.finditer(source)) < MIN_DENSITY * len(source):
         return
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # other people's invalid escapes
+            warnings.simplefilter("ignore")  # invalid escapes in the source
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return  # templates and files for other Python versions
@@ -280,7 +286,7 @@ def module_texts(source: bytes, name: str) -> Iterator[tuple[str, str]]:
 
 
 def description_text(source: str) -> str:
-    """A README without badges and markup lines, up to its changelog or licence."""
+    """Return a README without badges and markup lines, up to its changelog or licence."""
     kept: list[str] = []
     for line in source.splitlines():
         if NEWS.match(line.strip("#=*- \t")) and (line.startswith("#") or len(line) < 30):
@@ -291,14 +297,14 @@ def description_text(source: str) -> str:
 
 
 class Harvest:
-    """Turns files into documents, leaving out the paragraphs that it has already seen."""
+    """Turn files into documents, without paragraphs that occurred before."""
 
     def __init__(self, form: str = "text") -> None:
         self.form = form
         self.seen: set[str] = set()
 
     def documents(self, file: SourceFile) -> list[str]:
-        """Texts of one file's documents, in order."""
+        """Return the documents of one file, in order."""
         try:
             source = file.path.read_bytes()
         except OSError as error:
@@ -314,7 +320,8 @@ class Harvest:
                 text = text.partition("\n\n")[2]
             entries = [(file.package, description_text(text))]
         if self.form == "questions":
-            return [asked for name, text in entries if (asked := self.question(name, text))]
+            conversations = [self.question(name, text) for name, text in entries]
+            return [conversation for conversation in conversations if conversation]
         documents = [""]
         for name, text in entries:
             prose = self.prose(text)
@@ -335,11 +342,14 @@ class Harvest:
         ):
             return None
         self.seen.add(sentence)
-        asked = {"role": "user", "content": f"What does {name} do?"}
-        return json.dumps([asked, {"role": "assistant", "content": sentence}], ensure_ascii=False)
+        messages = [
+            {"role": "user", "content": f"What does {name} do?"},
+            {"role": "assistant", "content": sentence},
+        ]
+        return json.dumps(messages, ensure_ascii=False)
 
     def prose(self, text: str) -> str:
-        """The paragraphs of ``text`` that are English and new, each below the heading it had."""
+        """Return the new English paragraphs of a text, each below its heading."""
         kept: list[str] = []
         heading: list[str] = []
         for paragraph in text.split("\n\n"):
@@ -355,14 +365,13 @@ class Harvest:
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Garbage is not looked for: syntax trees are many objects and no cycles, and looking is a fifth of the
-    time that harvesting takes."""
-    was = gc.isenabled()
+    """Disable the garbage collector. It would take a fifth of the time, and syntax trees have few cycles."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if enabled:
             gc.enable()
 
 
@@ -382,9 +391,9 @@ def schema() -> pa.Schema:
 
 
 def write_pydocs(piece: int, pieces: int, output: Path, form: str = "text") -> None:
-    """Harvest one piece of the embedded corpus into a parquet file with FineWeb-Edu's columns.
+    """Write one piece of the embedded corpus into a parquet file with FineWeb-Edu's columns.
 
-    ``form`` is ``text``, or ``questions`` for conversations about documented names. Raise `ValueError` for a
+    ``form`` is ``text``, or ``questions`` for conversations about documented names. Raises `ValueError` for a
     piece out of range or an unreadable file.
     """
     import pyarrow as pa
@@ -409,10 +418,10 @@ def write_pydocs(piece: int, pieces: int, output: Path, form: str = "text") -> N
                 row["url"] = f"pydocs:{file.package}=={versions[file.package]}/{file.relative}#{i}"
                 rows.append(row)
     harvested = {name: versions[name] for name in sorted({f.package for f in files})}
-    made_of = json.dumps({"piece": f"{piece}/{pieces}", "packages": harvested})
-    with replacing(output) as beside:
-        table = pa.Table.from_pylist(rows, schema=schema().with_metadata({"spider.pydocs": made_of}))
-        pq.write_table(table, beside, row_group_size=ROW_GROUP, compression="zstd")
+    origin = json.dumps({"piece": f"{piece}/{pieces}", "packages": harvested})
+    with replacing(output) as temporary:
+        table = pa.Table.from_pylist(rows, schema=schema().with_metadata({"spider.pydocs": origin}))
+        pq.write_table(table, temporary, row_group_size=ROW_GROUP, compression="zstd")
     total = sum(row["token_count"] for row in rows)
-    counts = len(rows), total / 1e6, len(harvested)
-    log.info("pydocs %d/%d: %d documents, %.1f MB from %d packages", piece, pieces, *counts)
+    message = "pydocs %d/%d: %d documents, %.1f MB from %d packages"
+    log.info(message, piece, pieces, len(rows), total / 1e6, len(harvested))

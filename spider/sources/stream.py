@@ -10,32 +10,36 @@ from spider.sources.hub import HubSource
 
 
 class StreamSource(HubSource):
-    """Train straight from the hub with ``datasets`` streaming. Nothing is downloaded first or kept, and each
-    epoch reads the files in a new order."""
+    """Train directly from the hub with ``datasets`` streaming, without storing the files.
+
+    Each epoch reads the files in a new order.
+    """
 
     STREAMED: ClassVar = True
 
     def items(self) -> list[str]:
         return []
 
-    def batches(self, dataset: Dataset, **place: Any) -> Any:
+    def batches(self, dataset: Dataset, **options: Any) -> Any:
         from spider.data.hub import HubFile
         from spider.data.stream import StreamLoader
 
         files = [HubFile(self.repo, self.revision, file) for file in self.files]
-        return StreamLoader(dataset, files, **place)
+        return StreamLoader(dataset, files, **options)
 
     def check(self, dataset: Dataset) -> None:
         remedy = "leave it out, or download the text: source.kind: hub"
         if dataset.like:
-            raise wrong_key("like", f"{dataset.like} is a stream, and nothing of it is kept; give a source")
+            raise wrong_key("like", f"{dataset.like} is a stream, which is not stored; give a source")
         if dataset.ngram:
-            raise wrong_key("ngram", f"a stream is read once and has no shards to keep; {remedy}")
+            raise wrong_key("ngram", f"a stream is not stored, so it cannot be counted; {remedy}")
         if dataset.format == "chat":
-            raise wrong_key("format", "a stream is of text; download the conversations: source.kind: hub")
+            raise wrong_key(
+                "format", "a stream can only be text; download the conversations: source.kind: hub"
+            )
         if dataset.tokenizer:
-            raise wrong_key("tokenizer", f"a stream is read once, as bytes; {remedy}")
+            raise wrong_key("tokenizer", f"a stream is always encoded as bytes; {remedy}")
 
     @property
     def description(self) -> str:
-        return f"a stream of {self.repo} at {self.revision}, nothing of it is kept"
+        return f"a stream of {self.repo} at {self.revision}, not stored"

@@ -1,14 +1,14 @@
-"""Shards of token ids that others have published, imported where they lie.
+"""Import shards of tokens that others published.
 
-A shard is 256 little-endian int32 (20240520, 1, n, zeros), then n uint16: the ids of a SentencePiece model,
-documents back to back, each a `<s>` and its pieces. Our documents also end with EOS:
+A shard is 256 little-endian int32 (20240520, 1, n, zeros), then n uint16: the token ids of a SentencePiece
+model, documents back to back, each a `<s>` and its pieces. Our documents also end with EOS:
 
-    theirs  |s T h e   c a t|s A   d o g|
-    ours    |B T h e   c a t E|B A   d o g E|      ids as `spider.tokens.sentencepiece` numbers them
+    published  |s T h e   c a t|s A   d o g|
+    ours       |B T h e   c a t E|B A   d o g E|      numbered by `spider.tokens.sentencepiece`
 
-Control symbols that stand for no text are left out, and so are documents without a piece. Where a publisher
-cut the stream of documents into files of one size, a document continues in the next file. A file that is not
-the first of its split then begins with a document of its own. A shard is read some millions of ids at a time.
+Control pieces without text are left out, and so are empty documents. If a publisher cut the stream of
+documents into files of one size, a document may continue in the next file of its split. There it begins a
+document of its own. A shard is read some millions of tokens at a time.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ from pydantic import Field, field_validator
 
 from spider.config.block import ConfigError, Positive, wrong_key
 from spider.config.data import Dataset, Files, Source, checked_vocab_size, expand_globs
+from spider.data.encode import writing
 from spider.data.shards import headered
-from spider.data.writing import writing
 from spider.files import read_json, sha256
 from spider.tokens.sentencepiece import Model, read_model
 
 logger = logging.getLogger(__name__)
 
 CHUNK = 1 << 22
-"""Ids read at a time."""
+"""Tokens read at a time."""
 
 
 class TokensSource(Source):
-    """Headered shards of ids that others have written with a SentencePiece model (docs/data.md). Two lists of
-    files decide which text is held out."""
+    """Headered shards of tokens that others published, with their SentencePiece model (docs/data.md).
+
+    Two lists of files decide which text is held out.
+    """
 
     TOKENS: ClassVar = True
 
     train: Annotated[list[str], Field(min_length=1)]
-    """Paths and globs of the shards to train on, in their order; one part each."""
+    """Paths and globs of the shards to train on, in order; one part each."""
     validation: Annotated[list[str], Field(min_length=1)]
-    """Paths and globs of the shards that are held out."""
+    """Paths and globs of the held-out shards."""
     model: str
     """Path of the SentencePiece model."""
     vocab_size: Positive
-    """Ids: those of bytes (272), and one for each piece of text of the model; importing says how many."""
+    """Size of the vocabulary: 272, and one for each piece of text of the model (an import states it)."""
 
     @field_validator("vocab_size")
     @classmethod
@@ -58,7 +60,8 @@ class TokensSource(Source):
     def items(self) -> list[str]:
         train = expand_globs("train", self.train)
         held_out = expand_globs("validation", self.validation)
-        if both := sorted({*train} & {*held_out}):
+        both = sorted({*train} & {*held_out})
+        if both:
             raise ConfigError(f"source: {both[0]} is both in source.train and in source.validation")
         return [*train, *held_out]
 
@@ -71,55 +74,56 @@ class TokensSource(Source):
 
     @property
     def first_parts(self) -> tuple[str, str]:
-        """The first part of each split, whose file begins with a document."""
+        """First part of each split, whose file must begin with a document."""
         return "000", self.parts()[len(expand_globs("train", self.train))]
 
     def import_part(self, file: Path, folder: Path, part: str, dataset: Dataset) -> dict[str, Any]:
-        """Turn the file of a part into ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``.
+        """Import the file of a part as ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``.
 
-        The other split gets an empty shard. Raise `ValueError` for a damaged shard or model, another size of
-        vocabulary, and an id that stands for no text; `OSError` as `writing` does.
+        The other split gets an empty shard. Raises `ValueError` for a damaged shard or model, another size of
+        the vocabulary, and a token without text, and `OSError` like `writing`.
         """
         model = read_model(Path(self.model))
-        if (size := model.tokens.size) != self.vocab_size:
+        size = model.tokens.size
+        if size != self.vocab_size:
             raise ValueError(
-                f"datasets.*.source.vocab_size: {self.model} has {size:,} ids with those of bytes, and "
-                f"{self.vocab_size:,} is given; set it to {size}"
+                f"datasets.*.source.vocab_size: {self.model} has {size:,} tokens including bytes, but the "
+                f"configuration says {self.vocab_size:,}; set it to {size}"
             )
-        ids = headered(file)
+        published = headered(file)
         split = self.split(part)
         empty = 0
-        with writing(folder, part, dataset, model.tokens) as made:
-            writer = made.writers[split]
-            for kept, begins, left_out in _documents(file, ids, model, part in self.first_parts):
-                writer.write(kept, begins)
-                empty += left_out
+        with writing(folder, part, dataset, model.tokens) as shards:
+            writer = shards.writers[split]
+            for ids, begins, empty_documents in _documents(file, published, model, part in self.first_parts):
+                writer.write(ids, begins)
+                empty += empty_documents
             if not writer.documents:
                 raise ValueError(f"{file}: holds no documents")
             origin = {"part": part, "name": str(file), "bytes": file.stat().st_size, "sha256": sha256(file)}
             rows = {"read": writer.documents + empty, "empty": empty}
-            made.said |= {"rows": rows, "origin": origin, "split": split}
-        return made.records
+            shards.extra |= {"rows": rows, "origin": origin, "split": split}
+        return shards.records
 
     def imported(self, part: str, record: Path) -> dict[str, Any]:
-        """Return what a part was made from, by its record.
+        """Return the file that a part was imported from, by its record.
 
-        Raise `ValueError` where the record is missing, or names another file than the configuration does now.
+        Raises `ValueError` if the record is missing, or names another file than the configuration.
         """
         if not record.exists():
             raise ValueError(f"{record}: part {part} is missing; encode it first")
         plain = read_json(record)
         origin = plain.get("origin", {})
-        now = self.item(part)
-        if (origin.get("name"), plain.get("split")) != (now, self.split(part)):
-            was = f"{origin.get('name')} ({plain.get('split')})"
-            raise ValueError(f"{record}: part {part} was made of {was}, not {now}; encode it again")
+        expected = self.item(part)
+        if (origin.get("name"), plain.get("split")) != (expected, self.split(part)):
+            found = f"{origin.get('name')} ({plain.get('split')})"
+            raise ValueError(f"{record}: part {part} was made from {found}, not {expected}; encode it again")
         return dict(origin)
 
     def check(self, dataset: Dataset) -> None:
         for key in sorted(dataset.model_fields_set - {"source", "like", "license", "language"}):
-            why = "are in the ids of their model" if key == "tokenizer" else "have no rows of text"
-            raise wrong_key(key, f"shards that others have written {why}; leave it out")
+            why = "have the tokens of their model" if key == "tokenizer" else "are not rows of text"
+            raise wrong_key(key, f"published shards {why}; leave it out")
 
     def encoding(self, part: str) -> dict[str, Any]:
         return {"split": self.split(part)}
@@ -140,11 +144,11 @@ class TokensSource(Source):
 
     @property
     def description(self) -> str:
-        return "shards of ids that others have written"
+        return "published shards of tokens"
 
 
 def _files(key: str, patterns: list[str]) -> Files:
-    """Return the files of a split. A pattern that matches no file stands for itself, as its own rule says."""
+    """Return the files of a split. A pattern without a match stands for itself; another check reports it."""
     try:
         paths = expand_globs(key, patterns)
     except ConfigError:
@@ -153,49 +157,54 @@ def _files(key: str, patterns: list[str]) -> Files:
 
 
 def _documents(
-    path: Path, theirs: np.ndarray, model: Model, first: bool
+    path: Path, published: np.ndarray, model: Model, first: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yield our ids for each chunk of a shard, the places where documents begin, and the number of empty
+    """Yield our tokens of each chunk of a shard, where documents begin in them, and the number of empty
     documents."""
     tokens = model.tokens
-    held = np.empty(0, np.int32)  # a BOS after which there may be nothing
-    if len(theirs) and _ours(theirs[:1], model, path, 0)[0] != tokens.bos:
-        found = f"{path}: begins with id {theirs[0]}, {model.names[theirs[0]]!r}, and no document's <s>"
+    pending = np.empty(0, np.int32)  # a BOS that may begin an empty document
+    if len(published) and _ours(published[:1], model, path, 0)[0] != tokens.bos:
+        problem = f"{path}: begins with token {published[0]}, {model.names[published[0]]!r}, instead of <s>"
         if first:
             raise ValueError(
-                f"{found}; it goes on with a document of a file before: name that first, or these are the "
-                "shards of another tokenizer"
+                f"{problem}; it continues a document of an earlier file: list that file first, or give the "
+                "model of these shards"
             )
-        logger.warning("%s: the document that was cut at the file before goes on as one of its own", found)
-        held = np.array([tokens.bos], np.int32)
+        logger.warning("%s: the rest of the previous file's last document is a document of its own", problem)
+        pending = np.array([tokens.bos], np.int32)
     written = False
-    for start in range(0, len(theirs), CHUNK):
-        ours = _ours(theirs[start : start + CHUNK], model, path, start)
-        stands = (tokens.bytes_of[ours] > 0) | (ours == tokens.bos)
-        kept = np.concatenate([held, ours[stands]])
-        begin = kept == tokens.bos
-        nothing = begin & np.append(begin[1:], False)
-        held = kept[-1:] if begin[-1:].any() else kept[:0]
-        kept = kept[: len(kept) - len(held)][~nothing[: len(kept) - len(held)]]
-        places = np.flatnonzero(kept == tokens.bos)
-        ends = places[0 if written else 1 :]
-        begins = places + np.arange(len(places)) + written
-        yield np.insert(kept, ends, tokens.eos), begins, int(nothing.sum())
-        written = written or len(kept) > 0
+    for start in range(0, len(published), CHUNK):
+        ours = _ours(published[start : start + CHUNK], model, path, start)
+        ids = np.concatenate([pending, ours[(tokens.bytes_of[ours] > 0) | (ours == tokens.bos)]])
+        is_begin = ids == tokens.bos
+        is_empty = is_begin & np.append(is_begin[1:], False)
+        pending = ids[-1:] if is_begin[-1:].any() else ids[:0]
+        complete = len(ids) - len(pending)
+        ids = ids[:complete][~is_empty[:complete]]
+        begins = np.flatnonzero(ids == tokens.bos)
+        ends = begins[0 if written else 1 :]
+        shifted = begins + np.arange(len(begins)) + written
+        yield np.insert(ids, ends, tokens.eos), shifted, int(is_empty.sum())
+        written = written or len(ids) > 0
     if written:
-        yield np.array([tokens.eos], np.int32), np.empty(0, np.int64), len(held)
+        yield np.array([tokens.eos], np.int32), np.empty(0, np.int64), len(pending)
 
 
-def _ours(theirs: np.ndarray, model: Model, path: Path, start: int) -> np.ndarray:
-    """Return our ids for theirs. Raise `ValueError` for an id beyond the model or one without text."""
-    beyond = theirs >= len(model.ids_P)
-    ours = model.ids_P[np.where(beyond, 0, theirs)]
-    if (wrong := np.flatnonzero(beyond | (ours < 0))).size:
+def _ours(published: np.ndarray, model: Model, path: Path, start: int) -> np.ndarray:
+    """Return our token ids of published ones; `ValueError` for one beyond the model or without text."""
+    beyond = published >= len(model.ids_P)
+    ours = model.ids_P[np.where(beyond, 0, published)]
+    wrong = np.flatnonzero(beyond | (ours < 0))
+    if len(wrong):
         at = int(wrong[0])
-        where, found = f"{path}: token {start + at} is {theirs[at]}", int(theirs[at])
+        id = int(published[at])
+        where = f"{path}: token {start + at} is {id}"
         if beyond[at]:
-            remedy = "these are the shards of another tokenizer, name its model"
-            raise ValueError(f"{where}, and the model has {len(model.ids_P):,} pieces; {remedy}")
-        remedy = "export the text with a model that has byte pieces (byte_fallback=True)"
-        raise ValueError(f"{where}, {model.names[found]!r}, which stands for no text; {remedy}")
+            raise ValueError(
+                f"{where}, but the model has {len(model.ids_P):,} pieces; give the model of these shards"
+            )
+        raise ValueError(
+            f"{where}, {model.names[id]!r}, which stands for no text; export the text with a model that has "
+            "byte pieces (byte_fallback=True)"
+        )
     return ours

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from spider.config import Dataset
+from spider.data.encode import writing
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
-from spider.data.writing import writing
 from spider.tokens import BYTES
 
 
