@@ -5,7 +5,7 @@ from pathlib import Path
 
 from spider.data.shards import verify
 from spider.files import read_json
-from tests.unit.data.foreign import config_of, publish
+from tests.unit.data.published import config_of, publish
 
 ROOT = Path(__file__).parents[2]
 

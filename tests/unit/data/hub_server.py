@@ -31,7 +31,7 @@ class Hub:
     declared_sizes: dict[str, int] = field(default_factory=dict)
     gated: bool = False
     token: str | None = None
-    """What opens a gated repository."""
+    """Token for a gated repository."""
     unavailable: int = 0
     """Requests still to be answered with 503 (-1: all of them), of the kind `unavailable_for`."""
     unavailable_for: str = "any"
@@ -56,7 +56,7 @@ class Hub:
 def serving(
     files: dict[str, bytes], hub: type[Any] = Hub, handler: type[Any] | None = None, **faults: Any
 ) -> Iterator[Any]:
-    """Such a hub, or another of its kind, while the block runs."""
+    """Run such a hub, or a subclass of it, in the block."""
     hub = hub(files, **faults)
     served = type("Handler", (handler or _Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), served)

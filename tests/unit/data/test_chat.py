@@ -1,4 +1,4 @@
-"""Conversations: the ids of a written-out one, what of it is learned, and what is refused, with its row."""
+"""Conversations: their tokens, the targets that are learned, and errors with the row."""
 
 import json
 
@@ -18,7 +18,7 @@ from spider.data.shards import Shards, verify
 from spider.sources.local import import_local
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
-from spider.tokens.turns import ASSISTANT, SYSTEM, TURN, USER, answering, learned
+from spider.tokens.turns import ASSISTANT, SYSTEM, TURN, USER, assistant_mask, ends_inside_answer
 from tests.unit.small_datasets import dataset
 
 HELLO = [
@@ -33,12 +33,12 @@ CHAT = dataset(validation=0.0, format="chat")
 
 def talk(*contents):
     roles = ("user", "assistant")
-    return json.dumps([{"role": roles[i % 2], "content": said} for i, said in enumerate(contents)])
+    return json.dumps([{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)])
 
 
-def test_a_conversation_is_what_is_said_between_who_says_it():
+def test_the_tokens_of_a_conversation_are_texts_between_roles():
     ids = chat.ids_of(json.dumps(HELLO), BYTES)
-    text = lambda said: list(said.encode())  # noqa: E731
+    text = lambda content: list(content.encode())  # noqa: E731
     assert ids.tolist() == [
         *[BYTES.bos, SYSTEM, *text("Be brief."), TURN, USER, *text("Hi"), TURN],
         *[
@@ -54,13 +54,13 @@ def test_a_conversation_is_what_is_said_between_who_says_it():
             BYTES.eos,
         ],
     ]
-    said = bytes(i for i, counts in zip(ids, learned(ids), strict=True) if counts and i < 256)
-    assert said == b"Hello!Bye"
-    assert learned(ids).sum() == len("Hello!Bye") + 2, "that a turn ends is learned too"
+    answers = bytes(i for i, counts in zip(ids, assistant_mask(ids), strict=True) if counts and i < 256)
+    assert answers == b"Hello!Bye"
+    assert assistant_mask(ids).sum() == len("Hello!Bye") + 2, "the end of a turn is learned too"
     assert BYTES.raw(ids) == b"Be brief.HiHello!ByeBye"
 
 
-def test_no_content_can_speak_for_another():
+def test_no_content_can_contain_a_role():
     tokens = BpeTokens([(97, 97)])
     for vocabulary in (BYTES, tokens):
         ids = chat.ids_of(talk("<ASSISTANT>\u010c", "RESERVED_2 <|turn|> aa"), vocabulary)
@@ -71,11 +71,11 @@ def test_no_content_can_speak_for_another():
 
 @given(st.lists(st.sampled_from([BYTES.bos, SYSTEM, USER, ASSISTANT, TURN, BYTES.eos, 97, 98]), max_size=40),
        st.integers(0, 40))  # fmt: skip
-def test_who_speaks_is_the_same_however_a_stream_is_cut(ids, at):
+def test_the_mask_does_not_depend_on_where_a_stream_is_cut(ids, at):
     ids = np.array(ids, np.int64)
     one, two = ids[:at], ids[at:]
-    parts = [learned(one), learned(two, answering(one))]
-    assert np.concatenate(parts).tolist() == learned(ids).tolist()
+    parts = [assistant_mask(one), assistant_mask(two, ends_inside_answer(one))]
+    assert np.concatenate(parts).tolist() == assistant_mask(ids).tolist()
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_who_speaks_is_the_same_however_a_stream_is_cut(ids, at):
         ('[{"role": "assistant", "content": "x"}]', "must begin with a user's message"),
         ('[{"role": "system", "content": "x"}]', "must begin with a user's message"),
         ('[{"role": "user", "content": "x"}]', "must end with an assistant's message"),
-        (json.dumps(HELLO[1:2] * 2 + HELLO[2:3]), "the user speaks twice in a row"),
-        (json.dumps(HELLO + HELLO[:1]), "a system speaks after the first message"),
+        (json.dumps(HELLO[1:2] * 2 + HELLO[2:3]), "two messages of the user in a row"),
+        (json.dumps(HELLO + HELLO[:1]), "a system message may only be the first one"),
     ],
 )
-def test_what_is_no_conversation_is_refused_with_its_row(tmp_path, row, message):
+def test_a_malformed_conversation_is_an_error_with_its_row(tmp_path, row, message):
     pq.write_table(pa.table({"text": [talk("a", "b"), row]}), tmp_path / "p.parquet")
-    with pytest.raises(ValueError, match=rf"p.parquet: row 1 is no conversation: {message}"):
+    with pytest.raises(ValueError, match=rf"p.parquet: row 1 is not a conversation: {message}"):
         encode_part(tmp_path / "p.parquet", tmp_path / "s", "000", CHAT)
     assert not list((tmp_path / "s").rglob("*.bin"))
 
@@ -116,10 +116,10 @@ def test_lists_of_messages_come_from_jsonl(tmp_path):
         import_local(tmp_path / "talk.jsonl", tmp_path / "q.parquet", dataset(text_column="messages"))
 
 
-def test_answers_are_learned_and_nothing_else_wherever_a_long_one_is_cut(tmp_path):
-    draw = np.random.default_rng(0)
-    said = lambda n: "".join(chr(97 + c) for c in draw.integers(0, 26, n))  # noqa: E731
-    rows = [talk(*(said(draw.integers(1, 90)) for _ in range(2 * draw.integers(1, 4)))) for _ in range(80)]
+def test_only_answers_are_learned_wherever_a_long_one_is_cut(tmp_path):
+    rng = np.random.default_rng(0)
+    text = lambda n: "".join(chr(97 + c) for c in rng.integers(0, 26, n))  # noqa: E731
+    rows = [talk(*(text(rng.integers(1, 90)) for _ in range(2 * rng.integers(1, 4)))) for _ in range(80)]
     pq.write_table(pa.table({"text": rows}), tmp_path / "p.parquet")
     folder = tmp_path / "talk"
     encode_part(tmp_path / "p.parquet", folder, "000", CHAT)
@@ -131,7 +131,7 @@ def test_answers_are_learned_and_nothing_else_wherever_a_long_one_is_cut(tmp_pat
     ids, segments = packed.rows(numbers, BYTES.pad)
     counted = packed.answers(numbers, ids) & (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
     text = shards.read(0, shards.tokens)
-    assert sorted(ids[:, 1:][counted].tolist()) == sorted(text[learned(text)].tolist())
+    assert sorted(ids[:, 1:][counted].tolist()) == sorted(text[assistant_mask(text)].tolist())
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_answers_are_learned_and_nothing_else_wherever_a_long_one_is_cut(tmp_pat
         ({"packing": "best_fit", "data": "live"}, "stages[0].packing: live is a stream"),
     ],
 )
-def test_rows_that_cannot_be_made_are_named_by_their_key(settings, message):
+def test_impossible_rows_are_errors_with_their_key(settings, message):
     stream = {"kind": "stream", "repo": "a/b", "revision": "c", "files": ["d"]}
     data = {"text": {"source": {"kind": "pydocs"}}, "live": {"source": stream}}
     run = {"data": "text", "model": "tiny", "stages": [{"name": "a", "max_steps": 1, **settings}]}
@@ -159,7 +159,7 @@ def test_rows_that_cannot_be_made_are_named_by_their_key(settings, message):
     assert message in str(error.value)
 
 
-def test_conversations_are_not_cut():
+def test_conversations_cannot_be_truncated():
     with pytest.raises(ConfigError, match="max_document_bytes: cuts text, and a conversation is JSON"):
         data = {"source": {"kind": "pydocs"}, "format": "chat", "max_document_bytes": 100}
         run = {"data": "t", "model": "tiny", "stages": [{"name": "a", "max_steps": 1}]}

@@ -1,4 +1,4 @@
-"""Encoding: what every document and every odd row becomes, and that nothing torn is ever left."""
+"""Encoding of documents and odd rows; a failure leaves no incomplete file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spider.data import encode, writing
+from spider.data import encode
 from spider.data.encode import encode_part
 from spider.data.split import document_key, hash_keys, is_validation, split_masks
 from spider.files import read_json
@@ -36,7 +36,7 @@ def write(path: Path, texts: list[str | None], ids: list | None = None, **option
 
 
 def expected(texts: list[str], ids: list | None, share: float, split: str) -> tuple[list[int], list[int]]:
-    """Tokens and BOS offsets of one split, a document at a time."""
+    """Return the tokens and BOS offsets of one split, document by document."""
     tokens: list[int] = []
     offsets: list[int] = []
     for i, text in enumerate(texts):
@@ -117,7 +117,7 @@ def test_the_batch_size_changes_nothing(tmp_path, monkeypatch, batch_bytes):
 
 
 def test_document_larger_than_a_batch_and_than_a_piece(tmp_path):
-    texts = ["small", "é" * (2 * writing.PIECE + 1), "x" * (3 * encode.BATCH_BYTES), "small again"]
+    texts = ["small", "é" * (2 * encode.PIECE + 1), "x" * (3 * encode.BATCH_BYTES), "small again"]
     encode_part(write(tmp_path / "a.parquet", texts), tmp_path / "out", "000", dataset(validation=0))
     check(tmp_path / "out", texts, None, 0)
 
@@ -158,12 +158,12 @@ def test_the_split_does_not_depend_on_truncation(tmp_path):
     assert cut["validation"]["documents"] == whole["validation"]["documents"]
 
 
-def test_a_limit_below_one_character_is_refused(tmp_path):
+def test_a_limit_below_one_character_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"max_document_bytes\n.* greater than or equal to 4"):
         encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset(max_document_bytes=3))
 
 
-def test_missing_id_column_hashes_the_text_and_says_so(tmp_path, caplog):
+def test_a_missing_id_column_hashes_the_text_with_a_warning(tmp_path, caplog):
     file = write(tmp_path / "a.parquet", MANY, row_group_size=50)
     with caplog.at_level(logging.WARNING):
         encode_part(file, tmp_path / "out", "000", dataset(validation=0.3))
@@ -185,7 +185,7 @@ def test_integer_ids_are_hashed_in_decimal(tmp_path):
     check(tmp_path / "out", MANY, ids, 0.3)
 
 
-def test_repeated_ids_are_kept_counted_and_warned_of_once(tmp_path, caplog):
+def test_repeated_ids_are_kept_and_counted_with_one_warning(tmp_path, caplog):
     texts, ids = MANY + MANY[:7], IDS + IDS[:7]
     with caplog.at_level(logging.WARNING):
         records = encode_part(write(tmp_path / "a.parquet", texts, ids), tmp_path / "out", "000", dataset())
@@ -194,7 +194,7 @@ def test_repeated_ids_are_kept_counted_and_warned_of_once(tmp_path, caplog):
     assert len([r for r in caplog.records if "7 documents repeat" in r.message]) == 1
 
 
-def test_split_is_the_same_whatever_the_order_and_the_parts(tmp_path):
+def test_the_split_does_not_depend_on_order_and_parts(tmp_path):
     encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "one", "000", dataset(validation=0.2))
     encode_part(
         write(tmp_path / "b.parquet", MANY[:99], IDS[:99]), tmp_path / "two", "000", dataset(validation=0.2)
@@ -236,19 +236,19 @@ def test_missing_text_column_names_file_column_and_columns(tmp_path):
 
 
 @pytest.mark.parametrize("values", [[1, 2], [["a"], ["b"]], [{"a": "x"}, {"a": "y"}], [b"a", b"b"]])
-def test_text_column_of_another_type_is_refused(tmp_path, values):
+def test_a_text_column_of_another_type_is_an_error(tmp_path, values):
     pq.write_table(pa.table({"text": values, "id": ["1", "2"]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"column 'text' holds .*, not strings; set text_column"):
         encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset())
 
 
-def test_id_column_of_another_type_is_refused(tmp_path):
+def test_an_id_column_of_another_type_is_an_error(tmp_path):
     pq.write_table(pa.table({"text": ["a"], "id": [0.5]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="column 'id' holds double"):
         encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset())
 
 
-def test_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere\.parquet: no such file; download it first"):
         encode_part(tmp_path / "nowhere.parquet", tmp_path / "out", "000", dataset())
 
@@ -271,7 +271,7 @@ def test_damaged_parquet_names_the_file_and_the_remedy(tmp_path, damage):
         }[damage]
     )
     with pytest.raises(
-        ValueError, match=r"a\.parquet: not a whole parquet file .* delete it and download it again"
+        ValueError, match=r"a\.parquet: not a complete parquet file .* delete it and download it again"
     ):
         encode_part(file, tmp_path / "out", "000", dataset())
     assert left(tmp_path / "out") == []
@@ -280,8 +280,8 @@ def test_damaged_parquet_names_the_file_and_the_remedy(tmp_path, damage):
 # ------------------------------------------------------------------------------------- killed, full disk
 
 
-def test_full_disk_is_explained_and_leaves_nothing(tmp_path):
-    """A child limited to files of 1 MB meets EFBIG in the middle of the shard."""
+def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path):
+    """A child process limited to files of 1 MB gets EFBIG in the middle of the shard."""
     file = write(tmp_path / "a.parquet", ["x" * 100_000] * 20)
     code = f"""
 import resource, signal
@@ -302,7 +302,7 @@ encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000", Dataset
     assert left(tmp_path / "out") == []
 
 
-def test_read_only_folder_is_explained(tmp_path):
+def test_a_read_only_folder_is_an_error(tmp_path):
     (tmp_path / "out").write_text("a file where the folder should be")
     with pytest.raises(
         OSError, match=r"out: cannot write the shards of part 000 .* make the folder writable"
@@ -310,7 +310,7 @@ def test_read_only_folder_is_explained(tmp_path):
         encode_part(write(tmp_path / "a.parquet", ["a"]), tmp_path / "out", "000", dataset())
 
 
-def test_killed_in_the_middle_leaves_no_final_name(tmp_path):
+def test_a_killed_process_leaves_no_final_name(tmp_path):
     file = write(tmp_path / "a.parquet", ["x" * 1000] * 200_000, compression="none", use_dictionary=False)
     code = f"""
 from pathlib import Path
@@ -335,20 +335,18 @@ def test_a_second_encode_of_a_part_replaces_the_first(tmp_path):
     assert len(left(tmp_path / "out")) == 6
 
 
-def test_an_old_record_does_not_vouch_for_a_shard_that_failed(tmp_path, monkeypatch):
-    """If the process dies between the shard and its record, no record stands."""
+def test_a_failed_encode_leaves_no_old_record(tmp_path, monkeypatch):
+    """A process that dies between the shard and its record leaves no record."""
     encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", dataset())
-    monkeypatch.setattr(
-        writing, "write_json", lambda *a: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
-    )
-    with pytest.raises(OSError, match="make room"):
+    monkeypatch.setattr(encode, "write_json", lambda *a: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="free space"):
         encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000", dataset())
     assert not list((tmp_path / "out").rglob("*.json"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from Linux's /proc")
 def test_memory_is_constant(tmp_path):
-    """One row group of 300 MB, documents of 20 kB among them one of 30 MB: far below a gigabyte."""
+    """A row group of 300 MB with documents of 20 kB, and one of 30 MB, takes far less than a gigabyte."""
     file = tmp_path / "a.parquet"
     schema = pa.schema({"text": pa.string()})
     block = "".join(map(str, range(5000)))
@@ -376,13 +374,13 @@ SITES = [f"https://site{i % 23}.org/page/{i}" for i in range(500)]
 
 
 def encode_by_site(
-    folder: Path, urls: list[str | None], memory: float = 0, **by: str
+    folder: Path, urls: list[str | None], ngram: float = 0, **by: str
 ) -> dict[str, set[str | None]]:
-    """Of each split the addresses of its documents, whose text is their number."""
+    """Return the addresses of each split's documents, whose text is their number."""
     folder.mkdir()
     table = pa.table({"text": [str(i) for i in range(len(urls))], "id": IDS[: len(urls)], "url": urls})
     pq.write_table(table, folder / "a.parquet", row_group_size=77)
-    settings = dataset(validation=0.2, ngram=memory, split_by={"column": "url", **by})
+    settings = dataset(validation=0.2, ngram=ngram, split_by={"column": "url", **by})
     encode_part(folder / "a.parquet", folder, "000", settings)
     sides = {}
     for split in settings.splits:
@@ -392,7 +390,7 @@ def encode_by_site(
     return sides
 
 
-def test_documents_of_one_site_fall_on_one_side(tmp_path):
+def test_documents_of_one_site_are_in_one_split(tmp_path):
     sides = encode_by_site(tmp_path / "site", SITES, pattern="//([^/]+)")
     sites = {split: {url.split("/")[2] for url in urls} for split, urls in sides.items()}
     assert sites["train"] and sites["validation"] and not sites["train"] & sites["validation"]
@@ -400,10 +398,10 @@ def test_documents_of_one_site_fall_on_one_side(tmp_path):
         f"site{i}.org" for i in range(23) if is_validation(f"site{i}.org".encode(), 0.2)
     }
     whole = encode_by_site(tmp_path / "whole", [url.split("/page")[0] for url in SITES])
-    assert not whole["train"] & whole["validation"]  # all that is found, where the pattern has no group
+    assert not whole["train"] & whole["validation"]  # a pattern without a group takes the whole match
 
 
-def test_a_whole_site_is_kept_for_the_index(tmp_path):
+def test_a_whole_site_is_in_the_ngram_split(tmp_path):
     sides = encode_by_site(tmp_path / "with", SITES, ngram=0.5, pattern="//([^/]+)")
     sites = {split: {url.split("/")[2] for url in urls} for split, urls in sides.items()}
     assert all(sites.values()) and sum(map(len, sites.values())) == 23
@@ -415,7 +413,7 @@ def test_a_whole_site_is_kept_for_the_index(tmp_path):
     assert without["train"] == sides["train"] | sides["ngram"]
 
 
-def test_the_memory_has_shards_only_where_it_has_a_share(tmp_path):
+def test_the_ngram_split_has_shards_only_with_a_share(tmp_path):
     file, out = write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out"
     with_ngrams = encode_part(file, out, "000", dataset(validation=0.2, ngram=0.5))
     assert len(left(out)) == 9
@@ -434,7 +432,7 @@ def test_the_memory_has_shards_only_where_it_has_a_share(tmp_path):
     assert len(left(out)) == 6 and "ngram" not in without["train"]
 
 
-def test_what_belongs_to_nothing_is_decided_by_its_id(tmp_path):
+def test_a_document_without_a_group_is_split_by_its_id(tmp_path):
     urls = [None, "", "no address"] * 30
     sides = encode_by_site(tmp_path / "none", urls, pattern="//([^/]+)")
     assert sides["train"] == sides["validation"] == set(urls)
@@ -442,7 +440,7 @@ def test_what_belongs_to_nothing_is_decided_by_its_id(tmp_path):
     assert len(shard(tmp_path / "none", "validation")[1]) == len(held_out)
 
 
-def test_a_column_to_split_by_that_is_not_there_is_named(tmp_path):
+def test_a_missing_column_of_split_by_is_an_error(tmp_path):
     file = write(tmp_path / "a.parquet", MANY, IDS)
     with pytest.raises(
         ValueError,
@@ -456,13 +454,13 @@ def test_a_column_to_split_by_that_is_not_there_is_named(tmp_path):
     [
         ("[^/]+", "site{}/page", "site{}"),  # no group: the whole match
         ("//([^/]+)", "https://site{}.org/page", "site{}.org"),  # one group
-        ("//([^/]+)/([^/]+)", "https://site{}.org/page", "site{}.org"),  # of two groups the first
-        ("(www[.])?[a-z]+[0-9]+", "site{}.org", "site{}"),  # a group that takes no part: the whole match
-        ("(w*)[a-z]+[0-9]+", "site{}.org", "site{}"),  # a group that matches nothing: the whole match
+        ("//([^/]+)/([^/]+)", "https://site{}.org/page", "site{}.org"),  # the first of two groups
+        ("(www[.])?[a-z]+[0-9]+", "site{}.org", "site{}"),  # a group without a match: the whole match
+        ("(w*)[a-z]+[0-9]+", "site{}.org", "site{}"),  # an empty group: the whole match
     ],
 )
-def test_the_group_of_a_document_is_what_the_pattern_says(tmp_path, pattern, url, group):
-    """`SplitBy.pattern` documents it: the first group of the pattern, or all that the pattern matches."""
+def test_the_group_of_a_document_is_the_match_of_the_pattern(tmp_path, pattern, url, group):
+    """The group is the first group of the pattern, or the whole match, as `SplitBy.pattern` documents."""
     sides = encode_by_site(tmp_path / "o", [url.format(i % 23) for i in range(500)], pattern=pattern)
     held_out = {i for i in range(23) if is_validation(group.format(i).encode(), 0.2)}
     assert 0 < len(held_out) < 23

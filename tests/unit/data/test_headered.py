@@ -1,4 +1,4 @@
-"""Shards that others have published become ours: documents, ends, bytes; what is wrong with them is said."""
+"""Published shards are imported: documents, ends, bytes; damage is an error."""
 
 import hashlib
 
@@ -13,7 +13,7 @@ from spider.files import read_json
 from spider.sources import tokens as headered
 from spider.tokens import BYTES
 from spider.tokens.sentencepiece import read_model
-from tests.unit.data.foreign import BOS, EOS, SIZE, UNK, bring, config_of, publish, shard, stream
+from tests.unit.data.published import BOS, EOS, SIZE, UNK, config_of, import_shards, publish, shard, stream
 from tests.unit.tokens.sentencepiece_file import in_pieces, write_model
 
 
@@ -26,27 +26,27 @@ def documents_of(view):
 
 @pytest.fixture
 def one(tmp_path):
-    """One shard to train on, made of ids, and its import."""
+    """Return a function that writes one training shard of the given tokens and imports it."""
 
     def make(*ids, held_out=("of the",), model=None):
         write_model(tmp_path / "m.model", **(model or {}))
         shard(tmp_path / "train_000.bin", ids)
         shard(tmp_path / "val_000.bin", stream(held_out))
-        return bring(tmp_path)
+        return import_shards(tmp_path)
 
     return make
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 64, 1 << 22])
-def test_documents_come_back_and_files_say_what_is_held_out(tmp_path, monkeypatch, chunk):
+def test_documents_are_restored_and_files_decide_the_split(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(headered, "CHUNK", chunk)
     documents = publish(tmp_path, count=12, size=200)
-    metadata = bring(tmp_path)
+    metadata = import_shards(tmp_path)
     train, held_out = (documents_of(Shards(tmp_path / "shards", split)) for split in ("train", "validation"))
     assert held_out == documents[9:]
-    torn = next(i for i, (a, b) in enumerate(zip(train, documents, strict=False)) if a != b)
-    assert train[torn] + train[torn + 1] == documents[torn], "cut where the first file ends"
-    assert train[:torn] + train[torn + 2 :] == documents[:torn] + documents[torn + 1 : 9]
+    divided = next(i for i, (a, b) in enumerate(zip(train, documents, strict=False)) if a != b)
+    assert train[divided] + train[divided + 1] == documents[divided], "divided where the first file ends"
+    assert train[:divided] + train[divided + 2 :] == documents[:divided] + documents[divided + 1 : 9]
     assert verify(tmp_path / "shards") == {
         "shards": 6, "documents": 13,
         "tokens": sum(split.tokens for split in metadata.splits.values()),
@@ -54,9 +54,9 @@ def test_documents_come_back_and_files_say_what_is_held_out(tmp_path, monkeypatc
     }  # fmt: skip
 
 
-def test_it_says_where_it_comes_from_and_in_what_it_is_written(tmp_path):
+def test_the_description_names_origin_and_tokenizer(tmp_path):
     publish(tmp_path)
-    metadata = bring(tmp_path)
+    metadata = import_shards(tmp_path)
     plain, tokens = read_json(tmp_path / "shards/metadata.json"), read_model(tmp_path / "m.model").tokens
     assert (plain["tokenizer"], plain["tokenizer_kind"]) == (tokens.digest, "sentencepiece")
     assert plain["vocab_size"] == SIZE == tokens.size and "lossless" not in plain and metadata.lossless
@@ -70,11 +70,11 @@ def test_it_says_where_it_comes_from_and_in_what_it_is_written(tmp_path):
     assert inspect(tmp_path / "shards")["splits"]["validation"]["documents"] == 10
 
 
-def test_a_model_that_normalises_leaves_a_mark_on_what_is_written_in_it(one):
+def test_shards_of_a_model_that_normalizes_are_marked_lossy(one):
     assert one(*stream(["of the"]), model={"normalizer": "nmt_nfkc"}).plain()["lossless"] is False
 
 
-def test_signs_and_documents_without_text_are_left_out_and_counted(one, tmp_path):
+def test_control_pieces_and_empty_documents_are_left_out_and_counted(one, tmp_path):
     one(BOS, BOS, *in_pieces("of"), EOS, 0, BOS, EOS, BOS, *in_pieces("the"), BOS)
     assert documents_of(Shards(tmp_path / "shards", "train")) == ["of", "the"]
     assert read_json(tmp_path / "shards/train/000.json")["rows"] == {"read": 5, "empty": 3}
@@ -89,18 +89,18 @@ def test_signs_and_documents_without_text_are_left_out_and_counted(one, tmp_path
         ),
         (
             [BOS, 5, 60_000],
-            r"train_000.bin: token 2 is 60000, and the model has [\d,]+ pieces; these are the",
+            r"train_000.bin: token 2 is 60000, but the model has [\d,]+ pieces; give the model",
         ),
         (
             [5, BOS, 5],
-            r"train_000.bin: begins with id 5, '<0x01>', and no document's <s>; it goes on with a doc",
+            r"train_000.bin: begins with token 5, '<0x01>', instead of <s>; it continues a doc",
         ),
-        ([60_000], r"token 0 is 60000, and the model has"),
+        ([60_000], r"token 0 is 60000, but the model has"),
         ([BOS, BOS], "train_000.bin: holds no documents"),
         ([], "train_000.bin: holds no documents"),
     ],
 )
-def test_ids_that_cannot_be_text_are_named_by_file_and_place(one, tmp_path, monkeypatch, ids, message):
+def test_tokens_without_text_are_errors_with_file_and_position(one, tmp_path, monkeypatch, ids, message):
     monkeypatch.setattr(headered, "CHUNK", 2)
     with pytest.raises(ValueError, match=message):
         one(*ids)
@@ -112,15 +112,15 @@ def test_ids_that_cannot_be_text_are_named_by_file_and_place(one, tmp_path, monk
     [
         (
             lambda raw: raw[:-1],
-            r"bytes instead of \d+ for the 3 tokens that its header promises; download it",
+            r"bytes instead of \d+ for the 3 tokens of its header; download it",
         ),
-        (lambda raw: raw + b"xx", "its header promises"),
+        (lambda raw: raw + b"xx", "tokens of its header"),
         (lambda raw: raw[:100], "not a headered shard, which begins with the int32 20240520 and 1"),
         (lambda raw: b"\0" * 4 + raw[4:], "not a headered shard"),
         (lambda raw: raw[:4] + b"\2" + raw[5:], "not a headered shard"),
     ],
 )
-def test_a_damaged_shard_is_named(one, tmp_path, damage, message):
+def test_a_damaged_shard_is_an_error_with_its_path(one, tmp_path, damage, message):
     one(*stream(["abc"])[:3])
     path = tmp_path / "train_000.bin"
     path.write_bytes(damage(path.read_bytes()))
@@ -132,41 +132,43 @@ def test_a_damaged_shard_is_named(one, tmp_path, damage, message):
         dataset.source.import_part(path, tmp_path / "shards", "000", dataset)
 
 
-def test_another_number_of_ids_than_the_models_says_which_to_set(tmp_path):
+def test_a_wrong_vocab_size_is_an_error_with_the_right_one(tmp_path):
     publish(tmp_path)
-    with pytest.raises(ValueError, match=rf"has {SIZE} ids with those of bytes, and 999 is given; set it to"):
-        bring(tmp_path, load_config(config_of(tmp_path, vocab_size=999)))
+    with pytest.raises(
+        ValueError, match=rf"has {SIZE} tokens including bytes, but .* says 999; set it to {SIZE}"
+    ):
+        import_shards(tmp_path, load_config(config_of(tmp_path, vocab_size=999)))
 
 
-def test_a_part_that_was_made_of_another_file_or_for_another_split_is_noticed(tmp_path):
+def test_a_record_of_another_file_or_split_is_an_error(tmp_path):
     publish(tmp_path)
-    bring(tmp_path)
+    import_shards(tmp_path)
     record = tmp_path / "shards/train/001.json"
     first = [f"{tmp_path}/train_000.bin"]
     for held_out in ("val_000.bin", "train_001.bin"):
         changed = config_of(tmp_path, train=first, validation=[f"{tmp_path}/{held_out}"])
         source = load_config(changed).datasets["web"].source
-        with pytest.raises(ValueError, match=r"part 001 was made of .*train_001.bin \(train\), not"):
+        with pytest.raises(ValueError, match=r"part 001 was made from .*train_001.bin \(train\), not"):
             source.imported("001", record)
     with pytest.raises(ValueError, match=r"part 007 is missing; encode it first"):
         source.imported("007", record.with_name("007.json"))
 
 
 @pytest.mark.parametrize("limit", [1, 5, 100, 10**9])
-def test_what_stands_there_is_scored_as_it_stands_and_the_same_text_in_bytes(tmp_path, limit):
+def test_published_tokens_are_scored_unchanged_and_as_the_same_text_in_bytes(tmp_path, limit):
     documents = publish(tmp_path)
-    bring(tmp_path)
+    import_shards(tmp_path)
     view = Shards(tmp_path / "shards", "validation")
     ids_N, _ = validation_stream(tmp_path / "shards", limit, view.vocabulary)
-    assert ids_N.tolist() == view.read(0, len(ids_N)).tolist(), "the ids that stand there"
+    assert ids_N.tolist() == view.read(0, len(ids_N)).tolist(), "the published tokens"
     text = "".join(documents[30:]).encode()
     size = int(view.vocabulary.bytes_of[ids_N].sum())
-    assert min(limit, len(text)) <= size < limit + 16, "cut behind an id"
+    assert min(limit, len(text)) <= size < limit + 16, "cut after a token"
     bytes_N, _ = validation_stream(tmp_path / "shards", limit, BYTES)
     assert BYTES.raw(bytes_N) == view.vocabulary.raw(ids_N) == text[:size]
 
 
-def test_what_is_trained_on_is_not_held_out(tmp_path):
+def test_a_shard_in_both_splits_is_an_error(tmp_path):
     publish(tmp_path)
     source = load_config(config_of(tmp_path, train=[f"{tmp_path}/*.bin"])).datasets["web"].source
     with pytest.raises(ConfigError, match=r"val_000\.bin is both in source.train and in source.validation"):
@@ -178,17 +180,17 @@ def test_what_is_trained_on_is_not_held_out(tmp_path):
     [
         (
             {"tokenizer": "t"},
-            "datasets.web.tokenizer: shards that others have written are in the ids of their",
+            "datasets.web.tokenizer: published shards have the tokens of their model",
         ),
         (
             {"validation": 0.1},
-            "datasets.web.validation: shards that others have written have no rows of text",
+            "datasets.web.validation: published shards are not rows of text",
         ),
-        ({"format": "chat"}, "datasets.web.format: shards that others"),
-        ({"ngram": 0.1}, "datasets.web.ngram: shards that others"),
+        ({"format": "chat"}, "datasets.web.format: published shards"),
+        ({"ngram": 0.1}, "datasets.web.ngram: published shards"),
     ],
 )
-def test_settings_of_text_are_no_settings_of_shards(tmp_path, change, message):
+def test_settings_of_text_are_errors_for_published_shards(tmp_path, change, message):
     plain = config_of(tmp_path)
     plain["datasets"]["web"] |= change
     with pytest.raises(ConfigError) as error:
@@ -196,7 +198,7 @@ def test_settings_of_text_are_no_settings_of_shards(tmp_path, change, message):
     assert message in str(error.value)
 
 
-def test_a_model_has_as_many_ids_as_the_shards_and_what_does_not_go_together_is_said(tmp_path):
+def test_a_model_gets_the_vocabulary_of_the_shards_and_mismatches_are_errors(tmp_path):
     plain = config_of(tmp_path)
     assert load_config(plain).stage("r", "a").model.vocab_size == SIZE
     plain["tokenizers"] = {"t": {"data": "web"}}

@@ -1,4 +1,4 @@
-"""Downloads from a real server on loopback, each in its own process (the library reads HF_* at import)."""
+"""Downloads from a real server on loopback, each in a process, because the library reads HF_* at import."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def start(hub: Hub | str, output: Path, file: str = FILE, env: dict[str, str] | 
 
 
 def download(*args: Any, **options: Any) -> tuple[int, str, str]:
-    """Exit status, what was printed, what was logged."""
+    """Return the exit status, the output and the log."""
     process = start(*args, **options)
     out, logged = process.communicate(timeout=60)
     assert process.returncode in (0, 3), logged
@@ -66,7 +66,7 @@ def download(*args: Any, **options: Any) -> tuple[int, str, str]:
 
 
 def fails(*args: Any, **options: Any) -> str:
-    """The error of a download that must fail: one line, and nothing under the final name."""
+    """Return the error of a download that must fail: one line, and no final file."""
     output = next(a for a in args if isinstance(a, Path))
     status, message, _ = download(*args, **options)
     assert status == 3, message
@@ -76,13 +76,13 @@ def fails(*args: Any, **options: Any) -> str:
     return message
 
 
-def test_whole_file_arrives_and_is_not_fetched_twice(hub, tmp_path):
+def test_a_file_is_downloaded_once(hub, tmp_path):
     output = tmp_path / "000.parquet"
     assert download(hub, output)[0] == 0
     assert output.read_bytes() == CONTENT
     assert sorted(p.name for p in tmp_path.glob(".*")) in ([], [".000.parquet.lock"])
     requests = hub.content_requests
-    assert "already here" in download(hub, output)[2]
+    assert "already downloaded" in download(hub, output)[2]
     assert hub.content_requests == requests == len(CONTENT) // CHUNK
 
 
@@ -93,13 +93,13 @@ def test_small_file_is_checked_by_its_git_blob_id(hub, tmp_path):
     assert "corrupt twice" in message and "git:" in message
 
 
-def test_connection_cut_in_the_middle_is_continued(hub, tmp_path):
+def test_a_broken_connection_resumes(hub, tmp_path):
     hub.cut = 1
     assert download(hub, tmp_path / "f")[0] == 0
     assert (tmp_path / "f").read_bytes() == CONTENT
 
 
-def test_killed_process_is_continued_by_the_next_one(hub, tmp_path):
+def test_the_next_process_resumes_after_a_killed_one(hub, tmp_path):
     hub.seconds_per_request = 0.05
     output, partial = tmp_path / "f", tmp_path / ".f.partial"
     process = start(hub, output)
@@ -126,46 +126,47 @@ def test_partial_of_other_content_is_discarded(hub, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["api", "content"])
-def test_unavailable_twice_is_waited_for(hub, tmp_path, where):
-    hub.unavailable, hub.unavailable_for = 2, where
+def test_a_hub_that_is_unavailable_twice_is_retried(hub, tmp_path, where):
+    hub.unavailable = 2
+    hub.unavailable_for = where
     assert download(hub, tmp_path / "f")[0] == 0
     assert hub.unavailable == 0
 
 
-def test_unavailable_for_ever_ends_with_an_error(hub, tmp_path):
+def test_a_hub_that_stays_unavailable_is_an_error(hub, tmp_path):
     hub.unavailable = -1
-    assert "still answers 503; run again later" in fails(hub, tmp_path / "f")
+    assert "still responds 503; run again later" in fails(hub, tmp_path / "f")
 
 
-def test_a_hub_that_asks_to_come_back_next_day_is_given_up_as_any_other(hub, tmp_path):
+def test_a_hub_that_demands_to_wait_a_day_is_an_error(hub, tmp_path):
     hub.unavailable, hub.unavailable_for, hub.retry_after = -1, "content", "86400"
-    assert "still answers 503; run again later" in fails(hub, tmp_path / "f")
+    assert "still responds 503; run again later" in fails(hub, tmp_path / "f")
 
 
-def test_unavailable_in_the_middle_keeps_what_is_here(hub, tmp_path):
+def test_a_partial_download_is_kept_after_an_error(hub, tmp_path):
     (tmp_path / ".f.partial").write_bytes(CONTENT[:CHUNK])
     digest = hashlib.sha256(CONTENT).hexdigest()
     (tmp_path / ".f.partial.json").write_text(json.dumps({"size": len(CONTENT), "hash": f"sha256:{digest}"}))
     hub.unavailable, hub.unavailable_for = -1, "content"
-    assert "what is here so far is kept" in fails(hub, tmp_path / "f", attempts=1)
+    assert "run again later to resume" in fails(hub, tmp_path / "f", attempts=1)
     assert (tmp_path / ".f.partial").read_bytes() == CONTENT[:CHUNK]
 
 
-def test_corrupt_once_is_fetched_again(hub, tmp_path):
+def test_a_corrupt_file_is_downloaded_again(hub, tmp_path):
     hub.corrupt = 1
     status, _, logged = download(hub, tmp_path / "f")
-    assert status == 0 and "fetching it once more" in logged
+    assert status == 0 and "downloading it once more" in logged
     assert (tmp_path / "f").read_bytes() == CONTENT
 
 
-def test_corrupt_twice_names_both_hashes_and_keeps_nothing(hub, tmp_path):
+def test_a_file_that_is_corrupt_twice_is_an_error_with_both_hashes(hub, tmp_path):
     hub.corrupt = -1
     message = fails(hub, tmp_path / "f")
     assert f"expected sha256:{hashlib.sha256(CONTENT).hexdigest()} but got sha256:" in message
     assert not (tmp_path / ".f.partial").exists()
 
 
-def test_output_with_another_content_is_replaced(hub, tmp_path):
+def test_an_output_with_other_content_is_replaced(hub, tmp_path):
     (tmp_path / "f").write_bytes(b"old")
     status, _, logged = download(hub, tmp_path / "f")
     assert status == 0 and "will be replaced" in logged
@@ -194,7 +195,7 @@ def test_no_network_at_all(tmp_path):
     assert f"cannot reach {endpoint}" in fails(endpoint, tmp_path / "f")
 
 
-def test_offline_uses_the_cache_or_says_so(hub, tmp_path):
+def test_offline_uses_the_cache_or_is_an_error(hub, tmp_path):
     offline = {"HF_HUB_OFFLINE": "1"}
     assert "HF_HUB_OFFLINE is set and the file is not in the cache" in fails(hub, tmp_path / "f", env=offline)
     blobs = tmp_path / "home/hub/datasets--acme--texts/blobs"
@@ -207,13 +208,13 @@ def test_offline_uses_the_cache_or_says_so(hub, tmp_path):
     assert (tmp_path / "f").read_bytes() == CONTENT and hub.content_requests == 0
 
 
-def test_disk_too_small_is_said_before_anything_is_fetched(hub, tmp_path):
+def test_a_small_disk_is_an_error_before_the_download(hub, tmp_path):
     hub.declared_sizes[FILE] = 1 << 60
     assert "no space left in" in fails(hub, tmp_path / "f")
     assert hub.content_requests == 0
 
 
-def test_two_processes_fetch_it_once(hub, tmp_path):
+def test_two_processes_download_a_file_once(hub, tmp_path):
     hub.seconds_per_request = 0.02
     pair = [start(hub, tmp_path / "f") for _ in range(2)]
     for process in pair:

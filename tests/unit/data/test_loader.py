@@ -1,4 +1,4 @@
-"""The loader's order: a bijection, the same for any number of ranks, entered anywhere."""
+"""The loader's order is a bijection, the same for any number of ranks, and resumes anywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.small_datasets import shards_of_ids
 
 
 def shards_of(folder: Path, lengths: list[int]) -> tuple[Shards, np.ndarray]:
-    """Shards of random ids of the given lengths, and their concatenation."""
+    """Write shards of random tokens of the given lengths; return them with their concatenation."""
     ids = np.random.default_rng(0).integers(0, 259, sum(lengths)).astype("<u2")
     return shards_of_ids(folder, np.split(ids, np.cumsum(lengths)[:-1])), ids
 
@@ -51,7 +51,7 @@ def test_permutation_of_a_huge_domain_stays_inside_and_distinct(size, seed, star
 
 
 def test_permutation_shuffles():
-    """Neighbours end far apart and every part of the domain is hit evenly."""
+    """Neighbours are sent far apart, and evenly over the domain."""
     image = permute(np.arange(100_000), 100_000, keys(1))
     steps = np.abs(np.diff(image))
     assert 0.32 < steps.mean() / 100_000 < 0.35  # a uniform shuffle has a mean of one third
@@ -94,7 +94,7 @@ def test_seeds_differ(data):
 @settings(max_examples=25)
 @given(seq_len=st.integers(1, 200), rows=st.integers(1, 40), seed=st.integers(0, 5), steps=st.integers(1, 4))
 def test_rows_are_the_windows_of_the_concatenation(data, seq_len, rows, seed, steps):
-    """Over shard borders, empty shards, the ring's end and the end of the epoch."""
+    """Windows cross shard borders, empty shards, the ring's end and the end of the epoch."""
     shards, ids = data
     loader = Loader(shards, seq_len=seq_len, rows=rows, seed=seed)
     ring = np.concatenate([ids, ids])
@@ -137,12 +137,12 @@ def test_resume_equals_never_stopping_on_any_number_of_ranks(data, before, after
     assert np.array_equal(whole[12 * before :], rest)
 
 
-def test_fewer_windows_than_a_batch_go_on_into_the_next_epochs(data):
+def test_a_batch_larger_than_an_epoch_continues_in_the_next_epochs(data):
     rows = take(Loader(data[0], seq_len=400, rows=7, seed=0), 2)
     assert rows.shape == (14, 401)
 
 
-def test_exactly_one_window_is_enough_and_less_is_refused(tmp_path):
+def test_less_than_one_window_is_an_error(tmp_path):
     shards, ids = shards_of(tmp_path, [6, 5])
     rows = take(Loader(shards, seq_len=10, rows=2, seed=0), 1)
     assert set(map(tuple, rows.tolist())) <= {tuple(np.roll(ids, -k).tolist()) for k in range(11)}
@@ -153,29 +153,31 @@ def test_exactly_one_window_is_enough_and_less_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("field", "value"), [("seed", 5), ("seq_len", 8), ("data", "other")])
-def test_a_position_of_another_order_is_refused_by_name(data, field, value):
+def test_a_position_of_another_order_is_an_error_with_the_field(data, field, value):
     position = next(Loader(data[0], seq_len=16, rows=1, seed=1)).position
     with pytest.raises(ValueError, match=f"has {field} = {value!r}"):
         Loader(data[0], seq_len=16, rows=1, seed=1, position={**position, field: value})
 
 
 @pytest.mark.parametrize("wrong", [{"rows": 0}, {"rank": 1}, {"rank": -1}, {"world": 0}])
-def test_impossible_ranks_are_refused(data, wrong):
+def test_impossible_ranks_are_errors(data, wrong):
     with pytest.raises(ValueError, match="needs rows >= 1 and 0 <= rank < world"):
         Loader(data[0], **{"seq_len": 16, "rows": 1, "seed": 1, **wrong})
 
 
-def test_an_id_outside_the_vocabulary_reaches_the_consumer_with_its_place(tmp_path):
+def test_a_token_outside_the_vocabulary_is_an_error_with_its_position(tmp_path):
     shards_of(tmp_path, [50, 50])
     with open(tmp_path / "train/001.bin", "r+b") as file:
         file.seek(2 * 17)
         file.write(b"\xff\xff")
     loader = Loader(Shards(tmp_path, "train"), seq_len=10, rows=10, seed=0)
-    with pytest.raises(ValueError, match=r"001\.bin, token 17: 65535 is not one of the 272 ids, the sha"):
+    with pytest.raises(
+        ValueError, match=r"001\.bin, token 17: 65535 is not one of the 272 token ids"
+    ):
         next(loader)
 
 
-def test_blocks_are_gathered_ahead_and_waiting_is_measured(data, monkeypatch):
+def test_blocks_are_read_ahead_and_waiting_is_measured(data, monkeypatch):
     loader = Loader(data[0], seq_len=16, rows=BLOCK, seed=0)
     gather = data[0].gather
 

@@ -1,4 +1,4 @@
-"""A user's own files, made into parquet: what is kept, what is refused, and what that costs."""
+"""Import of a user's own files as parquet: contents, errors and memory."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_jsonl_keeps_text_ids_and_nulls(tmp_path, compressed):
     ]
 
 
-def test_invalid_utf8_is_replaced_counted_and_said_once(tmp_path, caplog):
+def test_invalid_utf8_is_replaced_with_one_warning(tmp_path, caplog):
     source = tmp_path / "a.jsonl"
     source.write_bytes(b'{"text": "ok"}\n{"text": "a\xff"}\n{"text": "\\ud800"}\n{"text": "\xfe\xfe"}\n')
     with caplog.at_level(logging.WARNING):
         import_local(source, tmp_path / "o.parquet", dataset())
     assert [r["text"] for r in rows_of(tmp_path / "o.parquet")] == ["ok", "a\ufffd", "\ufffd", "\ufffd\ufffd"]
     (message,) = (message for message in caplog.messages if "UTF-8" in message)
-    assert "3 documents held invalid UTF-8" in message and "first: line 2" in message
+    assert "3 documents had invalid UTF-8" in message and "first: line 2" in message
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_invalid_utf8_is_replaced_counted_and_said_once(tmp_path, caplog):
         ('{"text": 5}', r"line 2: 'text' must be text or null \(got int\)"),
     ],
 )
-def test_a_bad_line_is_named_and_leaves_no_file(tmp_path, line, message):
+def test_a_malformed_line_is_an_error_and_leaves_no_file(tmp_path, line, message):
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(ValueError, match=message):
         import_local(tmp_path / "a.jsonl", tmp_path / "out/o.parquet", dataset())
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_folder_of_texts_is_one_document_a_file(tmp_path, caplog):
+def test_a_folder_of_texts_has_one_document_per_file(tmp_path, caplog):
     (tmp_path / "in/deep").mkdir(parents=True)
     (tmp_path / "in/z.txt").write_text("last", encoding="utf-8")
     (tmp_path / "in/deep/a.txt").write_bytes(b"first \xff")
@@ -107,7 +107,7 @@ def test_other_columns_can_hold_text_and_id(tmp_path):
     assert rows_of(tmp_path / "o.parquet") == [{"body": "x", "key": "1"}]
 
 
-def test_what_cannot_be_read_is_said_and_leaves_no_file(tmp_path):
+def test_an_unreadable_file_is_an_error_and_leaves_no_file(tmp_path):
     output = tmp_path / "out/o.parquet"
     (tmp_path / "empty").mkdir()
     (tmp_path / "blank.jsonl").write_text("\n")
@@ -124,7 +124,7 @@ def test_what_cannot_be_read_is_said_and_leaves_no_file(tmp_path):
         "a.docx": "unknown kind of file; give .parquet, .jsonl, .json, .csv, .txt",
         "torn.json.gz": "the gzip file is truncated",
         "plain.csv.gz": "not a valid gzip file",
-        "torn.parquet": "not a whole parquet file",
+        "torn.parquet": "not a complete parquet file",
         "torn.jsonl.zst": "truncated",
         "plain.jsonl.zst": "not a valid zstd file",
     }
@@ -191,14 +191,14 @@ def test_a_single_text_is_one_document(tmp_path, compressed):
         ("a.json", '[{"text": "a"},\n5]', "element 2 .line 2.: must be an object with a 'text' key .got int"),
         ("a.json", '[{"text": "a"},\n{"body": 1}]', "element 2 .line 2.: has no 'text' .keys: 'body'"),
         ("a.json", '{\n"text": "a"}', "line 1: not valid JSON .*at column 2.*an array of objects, or one"),
-        ("a.csv", "text,id\na,b\nc,d,e\n", "line 3: has 3 fields, the first line names 2"),
-        ("a.csv", "text,id\na\n", "line 2: has 1 field, the first line names 2"),
+        ("a.csv", "text,id\na,b\nc,d,e\n", "line 3: has 3 fields, the first line has 2"),
+        ("a.csv", "text,id\na\n", "line 2: has 1 field, the first line has 2"),
         ("a.csv", 'text,id\na,b\n"c"d,e\n', "line 3: not valid CSV"),
         ("a.csv", "body,id\na,b\n", "line 2: has no 'text' .keys: 'body', 'id'.; set text_column"),
         ("a.csv", "text,id,text\na,b,c\n", "line 1: names 'text' twice"),
     ],
 )
-def test_where_a_file_is_malformed_is_said(tmp_path, monkeypatch, name, text, message):
+def test_errors_name_the_line_of_a_malformed_file(tmp_path, monkeypatch, name, text, message):
     (tmp_path / name).write_text(text)
     for chunk in (5, 1000):
         monkeypatch.setattr(local, "CHUNK", chunk)
@@ -207,7 +207,7 @@ def test_where_a_file_is_malformed_is_said(tmp_path, monkeypatch, name, text, me
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_malformed_array_is_refused_before_the_rest_is_read(tmp_path, monkeypatch):
+def test_a_malformed_array_is_an_error_before_the_rest_is_read(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_text('[{"text": "a"} oops' + " " * 1_000_000 + "]")
     read = []
 
@@ -224,7 +224,7 @@ def test_a_malformed_array_is_refused_before_the_rest_is_read(tmp_path, monkeypa
 
 
 def packages(tmp_path: Path, name: str) -> list[tuple[str, str, str]]:
-    """Documents (text, id, package) of a file of that kind, written there."""
+    """Write a file of documents and return them as (text, id, package)."""
     rows = [(f"text {i}", f"id-{i}", f"package{i % 17}") for i in range(200)]
     dicts = [dict(zip(("text", "id", "pkg"), row, strict=True)) for row in rows]
     if name.endswith("csv"):
@@ -238,7 +238,7 @@ def packages(tmp_path: Path, name: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
-def test_ones_own_column_decides_the_split(tmp_path, name):
+def test_a_users_column_decides_the_split(tmp_path, name):
     rows = packages(tmp_path, name)
     settings = dataset(validation=0.3, split_by={"column": "pkg"})
     import_local(tmp_path / name, tmp_path / "o.parquet", settings)
@@ -251,21 +251,22 @@ def test_ones_own_column_decides_the_split(tmp_path, name):
     assert decoded == "".join(held_out)
 
 
-def test_one_split_whichever_kind_of_file_the_documents_come_in(tmp_path):
-    """The same documents as jsonl and as parquet, split by an id column that is not the default."""
+def test_the_split_does_not_depend_on_the_kind_of_file(tmp_path):
+    """Split the same documents as jsonl and as parquet, by an id column that is not the default."""
     packages(tmp_path, "a.jsonl")
     pq.write_table(
         pa.Table.from_pylist(list(map(json.loads, (tmp_path / "a.jsonl").open()))), tmp_path / "a.parquet"
     )
-    settings, made = dataset(validation=0.3, id_column="pkg"), []
+    settings = dataset(validation=0.3, id_column="pkg")
+    shards = []
     for name in ("a.jsonl", "a.parquet"):
         import_local(tmp_path / name, tmp_path / "o.parquet", settings)
         encode_part(tmp_path / "o.parquet", tmp_path / name[2:], "000", settings)
-        made.append((tmp_path / name[2:] / "validation/000.bin").read_bytes())
-    assert made[0] == made[1] != b""
+        shards.append((tmp_path / name[2:] / "validation/000.bin").read_bytes())
+    assert shards[0] == shards[1] != b""
 
 
-def test_a_conversation_may_be_a_list_and_a_text_may_not(tmp_path):
+def test_a_list_is_a_conversation_but_not_a_text(tmp_path):
     turns = [{"role": "user", "content": "Hé?"}, {"role": "assistant", "content": "Ja."}]
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": turns, "id": "a"}))
     import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset(format="chat"))
@@ -274,7 +275,7 @@ def test_a_conversation_may_be_a_list_and_a_text_may_not(tmp_path):
         import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset())
 
 
-def test_a_column_that_no_line_has_is_named_with_its_setting(tmp_path, caplog):
+def test_a_column_that_no_line_has_is_an_error_with_its_setting(tmp_path, caplog):
     (tmp_path / "a.jsonl").write_text('{"text": "x", "pkg": null}\n{"text": "y", "n": 1}\n')
     wrong = dataset(split_by={"column": "url"})
     message = r"a.jsonl: no line has 'url' \(keys: 'n', 'pkg', 'text'\); set split_by.column to .*, or leave"
@@ -298,8 +299,8 @@ def test_texts_of_a_folder_are_split_by_their_path(tmp_path):
         import_local(tmp_path / "in", tmp_path / "o.parquet", dataset(split_by={"column": "url"}))
 
 
-def test_the_shipped_configuration_takes_ones_own_jsonl_or_names_the_key_in_the_way(tmp_path):
-    """Only `source` of config.yaml is swapped, as a new user does."""
+def test_the_shipped_configuration_reads_a_users_jsonl_or_names_the_conflicting_key(tmp_path):
+    """The test replaces only `source` in config.yaml, like a new user."""
     import yaml
 
     plain = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -326,7 +327,7 @@ def test_the_shipped_configuration_takes_ones_own_jsonl_or_names_the_key_in_the_
 
 
 def peak_of_import(folder: Path, name: str, documents: int) -> int:
-    """Peak memory in kB of a process that imports so many documents of half a megabyte."""
+    """Return the peak memory in kB of a process that imports so many documents of half a megabyte."""
     opening, between, closing = ("[", ",\n", "]") if name.endswith("json") else ("", "\n", "")
     with (folder / name).open("w") as f:
         for i in range(documents):

@@ -1,4 +1,4 @@
-"""Made-up text: a source like the others, and what `spider train --mock_data` trains on."""
+"""Made-up text is a source like the others, and the data of `spider train --mock_data`."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +16,7 @@ def untracked(monkeypatch):
     monkeypatch.setenv("SPIDER_TRACKING", "off")
 
 
-def test_it_goes_through_the_verbs_of_any_source_and_holds_the_same_text(tmp_path):
+def test_the_commands_of_any_source_give_the_same_text(tmp_path):
     config = {
         "results": str(tmp_path / "results"),
         "datasets": {"made": {"source": {"kind": "mock"}}},
@@ -40,12 +40,12 @@ def test_it_goes_through_the_verbs_of_any_source_and_holds_the_same_text(tmp_pat
 
 
 def test_the_text_is_the_same_in_every_version(tmp_path):
-    """So trainings on it can be compared between versions."""
+    """Trainings on mock data can be compared between versions."""
     make_mock_data(tmp_path)
     assert Shards(tmp_path, "train").digest == "a9039ab75d31defa/train"
 
 
-def test_fewer_documents_are_the_first_of_more(tmp_path):
+def test_fewer_documents_are_the_first_ones_of_more(tmp_path):
     for count in (3, 7):
         write_mock(count, tmp_path / f"{count}.parquet")
     few, more = (pq.read_table(tmp_path / f"{count}.parquet")["text"].to_pylist() for count in (3, 7))

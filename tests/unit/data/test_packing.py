@@ -1,4 +1,4 @@
-"""Packing: every id but a document's first is learned exactly once, and hardly a slot is empty."""
+"""Packing learns every token except a document's first exactly once, with little padding."""
 
 import resource
 import subprocess
@@ -30,7 +30,7 @@ def placed(lengths, seq_len):
 
 
 @given(st.lists(st.integers(2, 90), min_size=1, max_size=80), st.integers(1, 40))
-def test_every_id_but_the_first_of_a_document_is_a_target_once(lengths, seq_len):
+def test_every_token_but_the_first_of_a_document_is_a_target_once(lengths, seq_len):
     lengths = np.array(lengths)
     pieces, made = placed(lengths, seq_len)
     assert sorted(made.pieces.tolist()) == sorted(pieces.tolist())
@@ -58,7 +58,7 @@ def test_real_lengths_fill_the_rows_and_equal_pieces_share_them():
 
 
 @pytest.mark.parametrize("seq_len", [64, 2048])
-def test_what_is_held_for_a_piece_is_what_is_requested_for_it(seq_len):
+def test_the_memory_of_a_piece_is_the_requested_memory(seq_len):
     draw = np.random.default_rng(0)
     begins = np.cumsum(np.maximum(3, np.exp(draw.normal(np.log(561), 0.8, 50_000))).astype(int))
     tokens = int(begins[-1]) + 500
@@ -70,7 +70,7 @@ def test_what_is_held_for_a_piece_is_what_is_requested_for_it(seq_len):
     assert held < (many - few) * 1e3 and len(made.pieces) > 50_000
 
 
-def test_the_same_text_is_planned_the_same():
+def test_the_same_text_has_the_same_plan():
     lengths = np.random.default_rng(1).integers(2, 300, 500)
     (_, one), (_, other) = placed(lengths, 128), placed(lengths, 128)
     assert one.pieces.tobytes() == other.pieces.tobytes() and one.rows.tobytes() == other.rows.tobytes()
@@ -95,7 +95,7 @@ def packed_loader(folder, seq_len=32, rows=4, **given):
     return Loader(shards, seq_len=seq_len, rows=rows, seed=3, packed=packed, **given)
 
 
-def test_an_epoch_learns_each_id_of_the_text_once(folder):
+def test_an_epoch_learns_each_token_of_the_text_once(folder):
     packing = pack(folder, 32)
     shards = Shards(folder, "train")
     loader = packed_loader(folder, rows=1)
@@ -113,7 +113,7 @@ def test_an_epoch_learns_each_id_of_the_text_once(folder):
     assert len(seen) == packing.targets and packing.targets / slots > 0.9
 
 
-def test_rows_begin_with_a_document_or_with_what_does_not_fit_one(folder):
+def test_rows_begin_with_a_document_or_with_a_piece_of_a_long_one(folder):
     pack(folder, 32)
     batch = next(packed_loader(folder, rows=16))
     for row, segments in zip(batch.rows_BT1, batch.segments_BT, strict=True):
@@ -123,7 +123,7 @@ def test_rows_begin_with_a_document_or_with_what_does_not_fit_one(folder):
         assert (row[: len(segments)][segments == 0] == BYTES.pad).all()
 
 
-def test_it_is_entered_anywhere_on_any_number_of_processes(folder):
+def test_packed_rows_resume_anywhere_on_any_number_of_processes(folder):
     pack(folder, 32)
     whole = [next(loader) for loader in [packed_loader(folder)] for _ in range(6)]
     again = packed_loader(folder, position=whole[2].position)
@@ -138,7 +138,7 @@ def test_it_is_entered_anywhere_on_any_number_of_processes(folder):
         packed_loader(folder, position={k: v for k, v in whole[0].position.items() if k != "packing"})
 
 
-def test_no_plan_another_text_and_damage_are_told_with_the_remedy(folder):
+def test_a_missing_other_or_damaged_plan_is_an_error_with_its_remedy(folder):
     shards = Shards(folder, "train")
     with pytest.raises(
         ValueError, match=r"packed-32.json: the dataset is not packed .* run `spider pack \S+ 32"
@@ -147,7 +147,7 @@ def test_no_plan_another_text_and_damage_are_told_with_the_remedy(folder):
     pack(folder, 32)
     plain = read_json(folder / "packed-32.json")
     write_json(folder / "packed-32.json", plain | {"data": "other"})
-    with pytest.raises(ValueError, match="a plan of other text than lies there; run `spider pack"):
+    with pytest.raises(ValueError, match="the plan is of other text than the shards; run `spider pack"):
         PackedRows.open(folder, shards, 32)
     write_json(folder / "packed-32.json", plain)
     (folder / "packed-32.rows").write_bytes(b"\0" * 8)
@@ -171,7 +171,7 @@ pack(Path(sys.argv[1]), 32)
 
 
 @pytest.mark.parametrize(("renames", "room"), [(0, None), (1, None), (2, None), (9, 5000)])
-def test_a_plan_that_was_not_finished_is_none_and_what_is_there_is_whole(folder, renames, room):
+def test_an_unfinished_plan_cannot_be_opened_and_its_files_are_complete(folder, renames, room):
     pack(folder, 32)
     whole = {path.name: path.read_bytes() for path in folder.glob("packed-*")}
     assert len(whole["packed-32.pieces"]) == 6024, "what a library keeps back to write at last does not fit"

@@ -10,7 +10,7 @@ KEYS = [f"document-{i}".encode() for i in range(20_000)]
 HASHES = hash_keys(KEYS)
 
 
-def test_known_keys_never_change_side():
+def test_known_keys_never_change_their_split():
     """A change of hash would move documents between the splits of a data set that was encoded before."""
     assert [i for i in range(1000) if is_validation(f"document-{i}".encode(), 0.005)] == [
         304,
@@ -47,14 +47,14 @@ def test_share_zero_holds_nothing_out():
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 2.0])
-def test_impossible_share_is_refused(share):
+def test_an_impossible_share_is_an_error(share):
     with pytest.raises(ValueError, match="share"):
         is_validation(b"x", share)
     with pytest.raises(ValueError, match="share"):
         validation_mask(HASHES, share)
 
 
-def test_every_document_is_in_one_split_and_what_is_held_out_asks_for_no_index():
+def test_every_document_is_in_one_split_and_held_out_ones_do_not_depend_on_the_index():
     masks = split_masks(HASHES, 0.1, 0.6)
     assert (sum(mask.astype(int) for mask in masks.values()) == 1).all()
     assert (masks["validation"] == validation_mask(HASHES, 0.1)).all()
@@ -63,7 +63,7 @@ def test_every_document_is_in_one_split_and_what_is_held_out_asks_for_no_index()
     assert not (masks["ngram"] & ~larger["ngram"]).any() and not (larger["train"] & ~masks["train"]).any()
 
 
-def test_without_an_index_all_that_is_not_held_out_is_trained_on():
+def test_without_an_index_all_other_documents_are_training_documents():
     masks = split_masks(HASHES, 0.1)
     assert (masks["train"] == ~validation_mask(HASHES, 0.1)).all() and not masks["ngram"].any()
 
@@ -74,7 +74,7 @@ def test_known_keys_never_move_into_or_out_of_the_index():
 
 
 @pytest.mark.parametrize(("validation", "ngram"), [(0.1, 0.9), (0.5, 0.6), (0.1, -0.1)])
-def test_shares_that_leave_nothing_are_refused(validation, ngram):
+def test_shares_that_leave_no_training_documents_are_errors(validation, ngram):
     with pytest.raises(ValueError, match="must add up to less than 1"):
         split_masks(HASHES, validation, ngram)
 

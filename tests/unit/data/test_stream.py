@@ -103,7 +103,7 @@ def uninterrupted(hub, tmp_path_factory) -> list[tuple[np.ndarray, dict]]:
     return run(hub.endpoint, tmp_path_factory.mktemp("home"), 120)[0]
 
 
-def test_every_training_document_once_an_epoch_and_no_held_out_one(uninterrupted):
+def test_an_epoch_has_each_training_document_once(uninterrupted):
     windows = np.concatenate([rows for rows, _ in uninterrupted])
     assert windows.shape == (360, SEQ_LEN + 1)
     assert (windows[1:, 0] == windows[:-1, -1]).all(), "windows overlap by one token"
@@ -119,15 +119,15 @@ def test_every_training_document_once_an_epoch_and_no_held_out_one(uninterrupted
 
 
 #: After these batches a stream is resumed.
-PLACES = [0, 7, 49, 50, 75]
+POSITIONS = [0, 7, 49, 50, 75]
 
 
 @pytest.fixture(scope="module")
 def later(hub, uninterrupted, tmp_path_factory) -> dict[str, list]:
-    """What another process reads, which takes longer to start than to read: results by what they are of."""
-    at = {place: uninterrupted[place][1] for place in (3, *PLACES)}
+    """Results of one other process by name, because starting a process takes longer than reading."""
+    at = {place: uninterrupted[place][1] for place in (3, *POSITIONS)}
     variants = {
-        "resumed": [{"position": at[place], "count": 40} for place in PLACES],
+        "resumed": [{"position": at[place], "count": 40} for place in POSITIONS],
         "ranks": [{"rows": 1, "rank": r, "world": 3, "count": 10} for r in range(3)],
         "cut": [{"max_document_bytes": 20}],
         "grouped": [{"split_by": {"column": "id", "pattern": GROUP}, "count": 60}],
@@ -147,7 +147,7 @@ def later(hub, uninterrupted, tmp_path_factory) -> dict[str, list]:
 
 
 def test_resumes_to_the_byte_in_a_new_process(later, uninterrupted):
-    for at, again in zip(PLACES, later["resumed"], strict=True):
+    for at, again in zip(POSITIONS, later["resumed"], strict=True):
         assert len(again) == 40
         for (rows, where), (expected, there) in zip(again, uninterrupted[at + 1 :], strict=False):
             assert (rows == expected).all()
@@ -160,7 +160,7 @@ def test_ranks_share_the_global_order(later, uninterrupted):
         assert (np.concatenate([ranks[r][step][0] for r in range(3)]) == expected).all()
 
 
-def test_long_documents_are_cut_at_a_character(later):
+def test_long_documents_are_truncated_at_a_character(later):
     (cut,) = later["cut"]
     tokens = np.concatenate([rows[:, 1:].ravel() for rows, _ in cut]).tolist()
     ends = [i for i, token in enumerate(tokens) if token == BYTES.eos]
@@ -181,17 +181,17 @@ def test_a_held_out_group_is_never_trained_on(later):
     assert seen == {str(i) for i in range(130) if str(i)[-1] not in held_out}
 
 
-def test_what_does_not_fit_is_named(later):
+def test_unusable_columns_are_errors(later):
     other_seed, other_column, no_file, no_document, no_group, no_text = later["refused"]
     assert "the position to resume has seed = 1, this run has 2" in other_seed
     assert "has no column 'content' (columns: score, text, id)" in other_column
     assert "no such file in the repository; did you mean sample/" in no_file
-    assert "holds no document to train on" in no_document
+    assert "no document to train on" in no_document
     assert "has no column 'url' (columns: score, text, id); set split_by.column to one of them" in no_group
     assert "column 'score' holds float64, not strings; set split_by.column to another" in no_text
 
 
-def test_cut_connection_is_survived_and_no_network_is_said(hub, tmp_path, uninterrupted):
+def test_a_broken_connection_resumes_and_a_missing_network_is_an_error(hub, tmp_path, uninterrupted):
     hub.cut = 1
     assert (run(hub.endpoint, tmp_path, 1)[0][0][0] == uninterrupted[0][0]).all()
     assert hub.cut == 0
@@ -199,11 +199,11 @@ def test_cut_connection_is_survived_and_no_network_is_said(hub, tmp_path, uninte
     assert "cannot reach http://127.0.0.1" in message and len(message.splitlines()) == 1
 
 
-def test_a_damaged_file_is_named_with_the_row(hub, tmp_path):
+def test_a_damaged_file_is_an_error_with_the_row(hub, tmp_path):
     whole = parquet(80, 130)
     middle = len(whole) // 2
     damaged = whole[:middle] + bytes([255] * 200) + whole[middle + 200 :]
     with serving({FILES[0]: parquet(0, 80), FILES[1]: damaged}) as server:
         (message,) = run(server.endpoint, tmp_path, 60)
-    assert re.search(r"the stream broke while reading sample/1.parquet behind row \d+, epoch 0 \(", message)
+    assert re.search(r"the stream broke while reading sample/1.parquet after row \d+, epoch 0 \(", message)
     assert "that file is damaged: leave it out" in message

@@ -50,7 +50,7 @@ def encoded(part, folder, learned, settings=HALF):
     return build_metadata(folder, "text", settings, source={}, parts=["000"], tokenizer=learned)
 
 
-def test_whatever_the_order_and_the_threads_the_same_is_learned(part, learned, tmp_path):
+def test_the_merges_do_not_depend_on_order_and_threads(part, learned, tmp_path):
     shuffled = parquet(tmp_path / "p.parquet", texts(400)[::-1])
     everything, other = dataset(validation=0.0), tmp_path / "b.json"
     first = learn([part], tmp_path / "a.json", "t", config(310), everything)
@@ -66,7 +66,7 @@ def test_whatever_the_order_and_the_threads_the_same_is_learned(part, learned, t
     assert (tmp_path / "a.json").read_bytes() == other.read_bytes()
 
 
-def test_what_is_held_out_teaches_nothing(tmp_path):
+def test_held_out_documents_are_not_learned_from(tmp_path):
     ordinary = [text for text in texts(60)]
     table = parquet(tmp_path / "p.parquet", [*ordinary, *["zyzzyva " * 50] * 60])
     kept = b"".join(documents(table, HALF))
@@ -79,21 +79,23 @@ def test_what_is_held_out_teaches_nothing(tmp_path):
     assert one.digest == two.digest and not any(b"zy" in text for text in one.texts)
 
 
-def test_too_little_text_for_so_many_ids_says_how_many_there_are(part, tmp_path):
-    with pytest.raises(ValueError, match=r"t.vocab_size: \d+ merges were found in [\d,]+ bytes, .*set"):
+def test_too_little_text_is_an_error_with_the_possible_size(part, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"t.vocab_size: 5,000 needs [\d,]+ merges, but .* have only [\d,]+; set"
+    ):
         learn([part], tmp_path / "t.json", "t", config(5000), HALF)
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match=r"tokenizers\.t: no training document to learn from; lower"):
         learn([part], tmp_path / "t.json", "t", config(300), dataset(validation=0.9999999))
 
 
-def test_no_more_is_read_than_asked_for(part, tmp_path):
+def test_at_most_the_configured_bytes_are_read(part, tmp_path):
     learn([part, part], tmp_path / "t.json", "t", config(280, max_bytes=2000, document_bytes=64), HALF)
     taken = read_json(tmp_path / "t.json")["learned_from"]
     assert 1900 < taken["bytes"] <= 2000 and taken["documents"] > 2000 / 64
 
 
-def test_every_document_is_written_in_it_and_comes_back(part, learned, tmp_path):
+def test_every_document_is_encoded_and_restored(part, learned, tmp_path):
     metadata, tokens = encoded(part, tmp_path, learned), read_tokens(learned)
     plain = encoded(part, tmp_path / "bytes", None)
     assert metadata.vocab_size == 300 and metadata.tokenizer == tokens.digest
@@ -111,7 +113,7 @@ def test_every_document_is_written_in_it_and_comes_back(part, learned, tmp_path)
     assert shown["document_bytes"] == inspect(tmp_path / "bytes")["splits"]["train"]["document_bytes"]
 
 
-def test_no_merges_give_the_shards_of_bytes_to_the_bit(part, tmp_path):
+def test_no_merges_give_the_same_shards_as_bytes(part, tmp_path):
     learn([part], tmp_path / "t.json", "t", config(BYTES.size), HALF)
     encoded(part, tmp_path / "one", tmp_path / "t.json")
     encoded(part, tmp_path / "two", None)
@@ -119,7 +121,7 @@ def test_no_merges_give_the_shards_of_bytes_to_the_bit(part, tmp_path):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_a_tokenizer_that_is_not_the_shards_own_is_refused(part, learned, tmp_path):
+def test_a_tokenizer_of_other_shards_is_an_error(part, learned, tmp_path):
     encoded(part, tmp_path / "s", learned)
     learn([part], other := tmp_path / "other.json", "t", config(280), HALF)
     with pytest.raises(ValueError, match=r"part 000 was encoded with tokenizer = .*; encode it again"):
@@ -127,14 +129,14 @@ def test_a_tokenizer_that_is_not_the_shards_own_is_refused(part, learned, tmp_pa
             tmp_path / "s", "text", HALF, source={}, parts=["000"], tokenizer=tmp_path / "other.json"
         )
     (tmp_path / "s/tokenizer.json").write_bytes(other.read_bytes())
-    with pytest.raises(ValueError, match="another tokenizer"):
+    with pytest.raises(ValueError, match="of this folder need the tokenizer"):
         Shards(tmp_path / "s", "train")
     (tmp_path / "s/tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"tokenizer\.json: no such file"):
         Shards(tmp_path / "s", "train")
 
 
-def test_full_verification_counts_the_bytes_that_ids_stand_for(part, learned, tmp_path):
+def test_full_verification_counts_the_bytes_of_tokens(part, learned, tmp_path):
     encoded(part, tmp_path, learned)
     description = read_json(tmp_path / "metadata.json")
     for counts in (description["splits"]["train"], description["splits"]["train"]["shards"][0]):
@@ -145,7 +147,7 @@ def test_full_verification_counts_the_bytes_that_ids_stand_for(part, learned, tm
 
 
 @pytest.mark.parametrize("limit", [1, 37, 500, 501, 502, 503, 10**9])
-def test_the_same_bytes_are_scored_in_any_alphabet(part, learned, tmp_path, limit):
+def test_the_same_bytes_are_scored_in_any_vocabulary(part, learned, tmp_path, limit):
     encoded(part, tmp_path / "bpe", learned)
     encoded(part, tmp_path / "bytes", None)
     tokens = read_tokens(learned)

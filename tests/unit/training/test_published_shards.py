@@ -12,7 +12,7 @@ from spider.publish.export import export
 from spider.report.compare import compare
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train
-from tests.unit.data.foreign import bring, config_of, publish
+from tests.unit.data.published import config_of, import_shards, publish
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def trained(tmp_path_factory):
     """Return the folder of shards of normalised text, that of a stage, and its evaluation."""
     folder = tmp_path_factory.mktemp("published")
     publish(folder, normalizer="nmt_nfkc")
-    bring(folder)
+    import_shards(folder)
     spec = load_config(config_of(folder)).stage("r", "a")
     train(spec, folder / "r/a", folder / "shards")
     return (

@@ -1,4 +1,4 @@
-"""Shards as others publish them: documents in a SentencePiece model's ids, cut into files of one size."""
+"""Write shards like published ones: documents in tokens of a SentencePiece model, in files of one size."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from spider.config import Config, load_config
 from spider.data.metadata import Metadata, build_metadata
 from spider.data.shards import HEADER_INTS, HEADER_MAGIC
-from tests.unit.tokens.sentencepiece_file import PIECES, in_pieces, write_model
+from tests.unit.tokens.sentencepiece_file import NORMAL, PIECES, in_pieces, write_model
 from tests.unit.tokens.texts import texts
 
 BOS, EOS, UNK = 1, 2, 3
-SIZE = 272 + sum(sort == 1 for _, sort in PIECES)
+SIZE = 272 + sum(piece_type == NORMAL for _, piece_type in PIECES)
 
 
 def shard(path: Path, ids: Sequence[int], magic: int = HEADER_MAGIC, version: int = 1) -> Path:
@@ -30,7 +30,7 @@ def stream(documents: Sequence[str]) -> list[int]:
 
 
 def config_of(folder: Path, **source: Any) -> dict[str, Any]:
-    """A run of a small GPT on the shards of a folder."""
+    """Return a configuration with a run of a small GPT on the shards of a folder."""
     shards = {"kind": "tokens", "model": str(folder / "m.model"), "vocab_size": SIZE}
     shards |= {"train": [f"{folder}/train_*.bin"], "validation": [f"{folder}/val_*.bin"], **source}
     model = {"family": "gpt", "hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "ffn_ratio": 2}
@@ -42,8 +42,10 @@ def config_of(folder: Path, **source: Any) -> dict[str, Any]:
 
 
 def publish(folder: Path, count: int = 40, size: int = 3000, **model: Any) -> list[str]:
-    """Write a model, two shards to train on of which the first ends in the middle of a document, and one held
-    out; the documents, those held out last."""
+    """Write a model, two training shards and a held-out one; return the documents, the held-out ones last.
+
+    The first shard ends in the middle of a document.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_model(folder / "m.model", **model)
     documents = [f"of the {i} {text[:300]}" for i, text in enumerate(texts(count))]
@@ -57,14 +59,14 @@ def publish(folder: Path, count: int = 40, size: int = 3000, **model: Any) -> li
     return documents
 
 
-def bring(folder: Path, config: Config | None = None) -> Metadata:
-    """Import all of it into ``folder/shards``."""
+def import_shards(folder: Path, config: Config | None = None) -> Metadata:
+    """Import all shards into ``folder/shards``."""
     dataset = (config or load_config(config_of(folder))).datasets["web"]
     source, shards = dataset.source, folder / "shards"
     for part in source.parts():
         source.import_part(Path(source.item(part)), shards, part, dataset)
     origins = [source.imported(part, shards / f"train/{part}.json") for part in source.parts()]
-    described = source.changed() | {"files": origins}
+    description = source.changed() | {"files": origins}
     return build_metadata(
-        shards, "web", dataset, source=described, parts=source.parts(), tokenizer=folder / "m.model"
+        shards, "web", dataset, source=description, parts=source.parts(), tokenizer=folder / "m.model"
     )
