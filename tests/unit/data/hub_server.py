@@ -72,7 +72,7 @@ def serving(
 
 
 def closed_port() -> int:
-    """A port of this machine on which nobody listens."""
+    """Return a port of this machine that no process listens on."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

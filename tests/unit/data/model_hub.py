@@ -1,9 +1,13 @@
-"""The hub of `hub_server` with repositories of models: what huggingface_hub calls to push one.
+"""The hub of `hub_server` with repositories of models, for pushing models with huggingface_hub.
 
-It speaks ``POST /api/repos/create``, ``/api/validate-yaml``, ``/api/models/{repo}/preupload/{rev}``,
-``.../branch/{rev}``, ``.../commit/{rev}``, ``/{repo}.git/info/lfs/objects/batch``, ``PUT /lfs/{oid}``, and
-reads of a repository, and counts what large files brought. It has no Xet storage: ``hf_xet`` is refused, and
-plain uploads are for who sets HF_HUB_DISABLE_XET.
+It serves these requests, and reads of a repository:
+
+    POST /api/repos/create                      POST /api/models/{repo}/branch/{rev}
+    POST /api/validate-yaml                     POST /api/models/{repo}/commit/{rev}
+    POST /api/models/{repo}/preupload/{rev}     POST /{repo}.git/info/lfs/objects/batch
+    PUT /lfs/{oid}
+
+It counts the bytes of large files. It lacks Xet storage, so clients must set HF_HUB_DISABLE_XET.
 """
 
 from __future__ import annotations
@@ -32,13 +36,13 @@ LICENSES = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-sa-4.0", "cc0-1.0", "odc-by
 class Repository:
     private: bool
     branches: dict[str, list[dict[str, bytes]]] = field(default_factory=lambda: {"main": [{}]})
-    """Of each, the files after every commit, the first of which is empty."""
+    """Files after every commit of each branch; the first commit is empty."""
 
     def files(self, branch: str = "main") -> dict[str, bytes]:
         return self.branches[branch][-1]
 
     def commit(self, branch: str) -> str:
-        """The hash of its newest commit."""
+        """Return the hash of the newest commit."""
         return hashlib.sha1(f"{branch} {len(self.branches[branch])}".encode()).hexdigest()
 
 
@@ -48,15 +52,15 @@ class ModelHub(Hub):
     stored: dict[str, bytes] = field(default_factory=dict)
     """Large files by their SHA-256, in a repository or not yet."""
     uploaded: list[int] = field(default_factory=list)
-    """Bytes of each large file that arrived whole."""
+    """Bytes of each large file that arrived completely."""
     asked: list[str] = field(default_factory=list)
     """Method and path of each request."""
     fails: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    """Of paths that hold a text, answers still to be given: a status and what it says; 0 drops the line."""
+    """Errors for the next requests of paths that contain a text: status and message; 0 drops the connection."""
     cut_uploads: int = 0
-    """Large files still to be cut in the middle."""
+    """Number of next large files whose upload breaks in the middle."""
     lost_commits: int = 0
-    """Commits still to be made without an answer."""
+    """Number of next commits without a response."""
     validated: list[str] = field(default_factory=list)
 
 
@@ -65,7 +69,7 @@ def serving_models(**faults: Any) -> AbstractContextManager[ModelHub]:
 
 
 def problems_of_card(content: str) -> list[str]:
-    """What the hub has against a card's front matter."""
+    """Return the hub's complaints about a card's front matter."""
     if not (head := re.match(r"---\n(.*?)\n---\n", content, re.S)):
         return []
     try:
@@ -164,7 +168,7 @@ class _ModelHandler(_Handler):
         self._json({**told, "siblings": siblings, "tags": []})
 
     def _fails(self, path: str) -> bool:
-        """Whether a fault is due, which is then the answer."""
+        """Respond with a fault if one is due, and return whether it was."""
         self.hub.asked.append(f"{self.command} {path}")
         for part, answers in self.hub.fails.items():
             if part in path and answers:

@@ -72,9 +72,9 @@ def hub() -> Iterator[Hub]:
 
 
 def run(endpoint: str, home: Path, count: int, *variants: dict) -> list:
-    """For each variant of the options ``count`` batches as (rows, position), or the error; one process.
+    """Read ``count`` batches as (rows, position), or the error, for each variant of the options.
 
-    A variant may have a ``count`` of its own.
+    All variants run in one process. A variant may have a ``count`` of its own.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
