@@ -64,7 +64,7 @@ class Batch:
 
     def split(self, count: int) -> list[Batch]:
         """Divide the rows into so many micro-batches."""
-        parts: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
+        parts: list[dict[str, Any]] = [{} for _ in range(count)]
         for name in ("rows_BT1", "candidates_BTW", "learned_BT", "segments_BT"):
             values = getattr(self, name)
             if values is not None:

@@ -56,7 +56,7 @@ class ModelHub(Hub):
     asked: list[str] = field(default_factory=list)
     """Method and path of each request."""
     fails: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    """Errors for the next requests of paths that contain a text: status and message; 0 drops the connection."""
+    """Errors (status and message) for the next requests of paths with a text; 0 drops the connection."""
     cut_uploads: int = 0
     """Number of next large files whose upload breaks in the middle."""
     lost_commits: int = 0
