@@ -86,7 +86,7 @@ def changed(path: str, value) -> dict:
         (
             "datasets.docs",
             {**STREAM, "ngram": 0.5},
-            "datasets.docs.ngram: a stream is read once and has no shards to keep; leave it out",
+            "datasets.docs.ngram: a stream is not stored, so it cannot be counted; leave it out",
         ),
         ("runs.demo.data", "dosc", "runs.demo.stages[0].data: no dataset 'dosc'; did you mean \"docs\"?"),
         ("runs.demo.stages", [], "runs.demo.stages: must not be empty"),

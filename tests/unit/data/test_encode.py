@@ -296,7 +296,7 @@ encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000", Dataset
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1
     assert (
-        f"{tmp_path / 'out'}: cannot write the shards of part 000 ({os.strerror(errno.EFBIG)}); make room"
+        f"{tmp_path / 'out'}: cannot write the shards of part 000 ({os.strerror(errno.EFBIG)}); free space"
         in last
     )
     assert left(tmp_path / "out") == []

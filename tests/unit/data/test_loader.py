@@ -171,9 +171,7 @@ def test_a_token_outside_the_vocabulary_is_an_error_with_its_position(tmp_path):
         file.seek(2 * 17)
         file.write(b"\xff\xff")
     loader = Loader(Shards(tmp_path, "train"), seq_len=10, rows=10, seed=0)
-    with pytest.raises(
-        ValueError, match=r"001\.bin, token 17: 65535 is not one of the 272 token ids"
-    ):
+    with pytest.raises(ValueError, match=r"001\.bin, token 17: 65535 is not one of the 272 token ids"):
         next(loader)
 
 
