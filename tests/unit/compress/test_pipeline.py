@@ -311,7 +311,7 @@ def test_a_header_that_contradicts_the_file_is_an_error(files, tmp_path):
         ({"quantized": [[*m, 10**9] for *m, _ in header["quantized"]]}, r"clusters of its rows do not match"),
         ({"clusters": clusters[:-1]}, r"clusters of its rows do not match"),
         ({"clusters": clusters + bytes(10**6)}, r"clusters of its rows do not match"),
-        ({"classes": bytes([99]) + clusters[1:]}, r"\S+ has rows of a cluster that does not exist"),
+        ({"clusters": bytes([99]) + clusters[1:]}, r"\S+ has rows of a cluster that does not exist"),
         ({"model": model | {"layers": 5}}, r"tensors are not those of its architecture"),
         ({"model": model | {"hidden": 2**20, "heads": 2**14}}, r"too small for the model"),
         ({"weights": "0" * 16}, r"weights do not match their digest"),

@@ -175,7 +175,7 @@ def test_a_shard_of_another_size_than_its_record_is_an_error(folder, file):
     ("change", "message"),
     [
         ({"format": 2}, "format 2, this Spider reads 1; encode the dataset again"),
-        ({"vocab_size": 300}, "tokens are <u2 of 300 ids, this Spider reads <u2 of 272"),
+        ({"vocab_size": 300}, "tokens are <u2 of a vocabulary of 300, this Spider reads <u2 of 272"),
         ({"dtype": "<u4"}, "tokens are <u4"),
         ({"splits": None}, r"the description of a dataset that is not whole \(splits: "),
     ],
@@ -280,7 +280,7 @@ def test_damaged_headered_shards_are_errors_with_their_paths(tmp_path, damage):
         path.write_bytes(path.read_bytes()[: 100 if damage == "short" else -1])
     if damage == "long":
         path.write_bytes(path.read_bytes() + b"xx")
-    expected = "not a headered shard" if damage in ("magic", "version", "short") else "its header promises"
+    expected = "not a headered shard" if damage in ("magic", "version", "short") else "tokens of its header"
     with pytest.raises(ValueError, match=rf"a\.bin: .*{expected}"):
         headered(path)
 
