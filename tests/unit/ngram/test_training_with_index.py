@@ -44,7 +44,7 @@ def test_a_training_that_crashed_and_resumed_writes_the_same_bytes(tmp_path, sha
     train(spec, tmp_path / "disturbed", shards, indexes=both)
     assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
     manifest = files.read_json(tmp_path / "undisturbed" / receipt.checkpoint / "manifest.json")
-    for name, folder in zip(("split", "full"), both, strict=True):
+    for name, folder in zip(("ngram", "full_index"), both, strict=True):
         assert manifest[name] == open_index(folder).description.digest
 
 
