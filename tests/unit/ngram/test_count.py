@@ -255,7 +255,7 @@ def test_equal_counts_are_in_the_order_of_their_symbols_and_totals_count_all():
 # --------------------------------------------------------------------------------------- last positions
 
 
-def test_last_places_are_the_last_after_the_same_symbols():
+def test_last_positions_are_the_last_after_the_same_symbols():
     """They do not depend on the size of blocks and pieces."""
     last = last_of(symbols(TEXTS), 12)
     expected = {}
