@@ -164,9 +164,9 @@ def render(run: dict[str, Any]) -> None:
         hours = one["seconds"] / 3600
         took = f"{hours:.1f} processor hours" if hours >= 1 else f"{60 * hours:.1f} processor minutes"
         console.print(
-            f"Its n-gram index of {quantity(one['text'], 'B')} of text: "
-            f"{quantity(one['disk'], 'B')} on disk, and {quantity(one['runs'], 'B')} of runs there until it is "
-            f"merged; {took} to count and merge; "
+            f"Its n-gram index of {quantity(one['text'], 'B')} of text: {quantity(one['disk'], 'B')} on "
+            f"disk, and {quantity(one['runs'], 'B')} of runs there until it is merged; {took} to count and "
+            "merge; "
             f"{one['look_up']:,} bytes read for each byte (extrapolated from 24 MB)."
         )
     if (file := run["compressed"]) is not None:
