@@ -1,13 +1,13 @@
-"""Memory of a process that trains, counted before any is taken, and whether a GPU has it.
+"""Estimate the memory of a training process before it starts, and check that a GPU has it.
 
-Weights, gradients and optimizer state are exact: the model is built on the meta device, and its optimizer as
-well. Under FSDP a process holds a share of these three, and while a micro-batch runs all weights and
-gradients (fp8 weights would be smaller than what is counted here). Activations are the family's estimate;
-temporaries, the framework and the allocator's rest come on top.
+Weights, gradients and optimizer state are exact, because model and optimizer are built on the meta device.
+Under FSDP a process holds a share of these three. While a micro-batch runs, it also holds all weights and
+gradients (fp8 weights would be smaller than counted here). The family estimates the activations. Temporaries,
+the framework and the allocator's overhead come on top.
 
-A training that cannot fit is refused before it begins, and not by its first step, minutes of compiling later.
-The estimate may be too high: what is too much by the lowest figure that it can mean is refused, and the log
-warns of what is likely to be too much.
+A training that cannot fit is refused before it starts, because its first step would fail only after minutes
+of compiling. The estimate may be too high. Only a training whose lower bound does not fit is refused; one
+whose estimate does not fit gets a warning.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from spider.training.warmup_record import Kind
 
 log = logging.getLogger(__name__)
 
-#: Of the estimated activations, as much is kept at least.
+#: Lower bound of the activations, as a fraction of the estimate.
 _LEAST = 0.9
 
 
 def meta_model(spec: StageSpec) -> Model:
-    """The model of a stage with no memory behind its weights, which have the dtypes that they train in."""
+    """Return the model of a stage on the meta device, with the dtypes that its weights train in."""
     with torch.device("meta"):
         model = build_model(spec.model)
     narrow_weights(model, spec.optimizer)
@@ -43,7 +43,10 @@ def meta_model(spec: StageSpec) -> Model:
 
 
 def fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]:
-    """Bytes by part that a process holds whatever the batch; ``narrow``: products run in two bytes."""
+    """Return the bytes, by part, that a process holds for any batch size.
+
+    ``narrow`` means that matrix products run in two bytes a value.
+    """
     state = build_optimizer(model, spec.optimizer, spec.settings.lr).tensors(model)
     fixed = {
         "weights": _size([*model.parameters(), *model.buffers()]),
@@ -52,7 +55,8 @@ def fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]:
     }
     if narrow and spec.optimizer.master_weights == "fp32":
         fixed["autocast_copies"] = 2 * (model.num_parameters() - model.looked_up())
-    if (shares := _shares(spec)) > 1:
+    shares = _shares(spec)
+    if shares > 1:
         gathered = fixed["weights"] + fixed["gradients"]
         fixed |= {name: fixed[name] // shares for name in ("weights", "gradients", "optimizer")}
         fixed["gathered"] = gathered
@@ -62,13 +66,15 @@ def fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]:
 def stage_memory(
     model: Model, spec: StageSpec, fixed: dict[str, int], *, narrow: bool, compiled: bool
 ) -> dict[str, int]:
-    """``fixed`` and what the stage's batch takes, and the ``total``."""
-    s, memory = spec.settings, dict(fixed)
+    """Return ``fixed`` with the bytes of the stage's batch and the ``total``."""
+    s = spec.settings
+    memory = dict(fixed)
     if s.ema:
         memory["average"] = 4 * model.num_parameters() // _shares(spec)
     windows = spec.micro_batch(spec.processes)
-    how = {"narrow": narrow, "compiled": compiled}
-    memory["activations"] = model.activation_bytes(windows, s.seq_len, spec.loops, **how)
+    memory["activations"] = model.activation_bytes(
+        windows, s.seq_len, spec.loops, narrow=narrow, compiled=compiled
+    )
     return {**memory, "total": sum(memory.values())}
 
 
@@ -81,77 +87,89 @@ def _size(tensors: Iterable[Any]) -> int:
 
 
 def check_fits(spec: StageSpec, kind: Kind, device: torch.device, processes: int = 1) -> None:
-    """Raise `TrainingError` where a GPU cannot hold this training, with a change that would fit. Where it is
-    only likely not to, log a warning.
+    """Check that this training fits into the GPU's memory, and log a warning if it may not fit.
 
-    On a CPU other programs may free memory, so only a training is refused whose estimate is twice as high as
-    all memory and swap of the machine.
+    On a CPU other programs may free memory. There a training is refused only if its estimate is more than
+    twice all memory and swap of the machine.
+
+    Raises:
+        TrainingError: the training does not fit; the message names a change that fits.
     """
-    if device.type != "cuda":
-        _check_machine(spec.model_copy(update={"processes": processes}), kind)
-        return
     spec = spec.model_copy(update={"processes": processes})
+    if device.type != "cuda":
+        _check_machine(spec, kind)
+        return
     free, total = torch.cuda.mem_get_info(device)
-    least, likely = _needs(spec, kind)
+    least, likely = _needs(spec, kind, "cuda")
     has = f"{device_name(device)} has {quantity(total, 'B')}"
-    if (taken := total - free) > total // 20:
-        has += f", of which another process holds {quantity(taken, 'B')} (nvidia-smi says which; end it)"
+    if total - free > total // 20:
+        taken = quantity(total - free, "B")
+        has += f", of which another process holds {taken} (nvidia-smi says which; end it)"
     if least > free:
-        needs = f"this training needs {quantity(likely, 'B')} of GPU memory, {quantity(least, 'B')} at least"
-        raise TrainingError(f"{needs}, and {has}; {_what_fits(spec, kind, free)}")
+        raise TrainingError(
+            f"this training needs {quantity(likely, 'B')} of GPU memory, {quantity(least, 'B')} at least, "
+            f"and {has}; {_what_fits(spec, kind, free)}"
+        )
     if likely > free:
         log.warning("memory: this training may need %s, and %s", quantity(likely, "B"), has)
 
 
 def _check_machine(spec: StageSpec, kind: Kind) -> None:
-    """Raise `TrainingError` where a training needs far more than the memory and swap of this machine."""
+    """Raise `TrainingError` if a training needs far more than the memory and swap of this machine."""
     _, likely = _needs(spec, kind, "cpu")
     total = psutil.virtual_memory().total + psutil.swap_memory().total
     if likely > 2 * total:
         s = spec.settings
-        needs = f"this training needs about {quantity(likely, 'B')} of memory"
-        remedy = f"lower seq_len ({s.seq_len}) or micro_batch ({s.micro_batch}), or take a smaller model"
-        raise TrainingError(f"{needs}, and this machine has {quantity(total, 'B')} with swap; {remedy}")
+        raise TrainingError(
+            f"this training needs about {quantity(likely, 'B')} of memory, and this machine has "
+            f"{quantity(total, 'B')} with swap; lower seq_len ({s.seq_len}) or micro_batch "
+            f"({s.micro_batch}), or take a smaller model"
+        )
 
 
-def _needs(spec: StageSpec, kind: Kind, device_type: str = "cuda") -> tuple[int, int]:
-    """Return the bytes that a training needs at least, and those of the estimate."""
-    model, how = meta_model(spec), _how(spec, kind, device_type)
-    memory = stage_memory(model, spec, fixed_memory(model, spec, how["narrow"]), **how)
+def _needs(spec: StageSpec, kind: Kind, device_type: str) -> tuple[int, int]:
+    """Return a lower bound and the estimate of the bytes that a training needs."""
+    model = meta_model(spec)
+    narrow = kind != "fp32"
+    fixed = fixed_memory(model, spec, narrow)
+    memory = stage_memory(model, spec, fixed, narrow=narrow, compiled=spec.compiled_on(device_type, kind))
     spare = memory["activations"] * (1 - _LEAST)
-    # The first gradients are made when activations go.
+    # With one micro-batch a step, gradients appear as activations are freed.
     if spec.windows_per_step == spec.processes * spec.micro_batch(spec.processes):
         spare += memory["gradients"]
     return int(memory["total"] - spare), memory["total"]
 
 
-def _how(spec: StageSpec, kind: Kind, device_type: str = "cuda") -> dict[str, bool]:
-    """Return how a device of this type runs a training: in two bytes, compiled."""
-    return {"narrow": kind != "fp32", "compiled": spec.compiled_on(device_type, kind)}
-
-
 def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:
-    """The first of ever greater changes with which the estimate is within what is free: fewer windows at once
-    (a step is then the same windows in more pieces), recomputation, a quantized optimizer."""
-    s, recompute, how = spec.settings, spec.model.recomputing(), _how(spec, kind)
+    """Return the smallest change whose estimate fits into the free memory.
+
+    The changes in order: fewer windows at once (a step is then the same windows in more pieces),
+    recomputation, a quantized optimizer.
+    """
+    s, recompute = spec.settings, spec.model.recomputing()
+    narrow = kind != "fp32"
     for optimizer in ({}, {"kind": "adamw8bit"}):
         for block in ({}, recompute) if recompute else ({},):
             changed = _changed(spec, optimizer=optimizer, model=block)
             model = meta_model(changed)
-            fixed = fixed_memory(model, changed, how["narrow"])
+            fixed = fixed_memory(model, changed, narrow)
+            compiled = spec.compiled_on("cuda", kind)
             for micro in (m for m in range(s.micro_batch, 0, -1) if s.micro_batch % m == 0):
                 batch = {"micro_batch": micro, "grad_accum": s.grad_accum * s.micro_batch // micro}
-                likely = stage_memory(model, _changed(changed, settings=batch), fixed, **how)["total"]
+                candidate = _changed(changed, settings=batch)
+                likely = stage_memory(model, candidate, fixed, narrow=narrow, compiled=compiled)["total"]
                 if likely <= free:
-                    said = [f"{name}: {value}" for name, value in batch.items()]
-                    said += [f"model.{spec.model.RECOMPUTE}: {spec.model.most_recomputed}"] if block else []
-                    said += [f"optimizer.kind: {kind}" for kind in optimizer.values()]
-                    return f"what would fit: {', '.join(said)} ({quantity(likely, 'B')})"
-    return "nothing that leaves the model as it is would fit: take a smaller model, or a larger GPU"
+                    changes = [f"{name}: {value}" for name, value in batch.items()]
+                    changes += (
+                        [f"model.{spec.model.RECOMPUTE}: {spec.model.most_recomputed}"] if block else []
+                    )
+                    changes += [f"optimizer.kind: {kind}" for kind in optimizer.values()]
+                    return f"what would fit: {', '.join(changes)} ({quantity(likely, 'B')})"
+    return "no change that keeps the model would fit: take a smaller model, or a larger GPU"
 
 
 def out_of_memory(spec: StageSpec, step: int, error: BaseException) -> str:
-    """What to say of a step that took more than there was."""
+    """Return the error message for a step that ran out of memory."""
     s, model = spec.settings, spec.model
     more = model.most_recomputed if model.recomputes else "true"
     hint = f" or set model.{model.RECOMPUTE}: {more}" if model.recomputing() else ""

@@ -2,8 +2,8 @@
 
 Validation scores ``val_bytes`` of the text that the evaluation scores, in windows spread evenly over all of
 it. It always scores the same windows, so steps compare. Up to this selection the figure is that of the
-evaluation: same window length and overlap, same loops, the averaged weights if there are any, and
-the full n-gram index (the scored text is not in it). Two things differ: the data is the stage's own, and
+evaluation. It uses the same window length, overlap and loops, the averaged weights if there are any, and the
+full n-gram index (the scored text is not in it). Two things differ: the data is the stage's own, and
 products are computed in the training's precision, including fp8.
 
 Validation never changes the weights. It runs between two steps in evaluation mode, and each step seeds its

@@ -90,8 +90,8 @@ def gpu(monkeypatch):
 def needed(make_spec):
     """Return a training with its least and likely bytes, and its bytes with one window at a time."""
     spec = make_spec(micro_batch=64, model={"recurrence": {"checkpointing": False}})
-    least, likely = memory._needs(spec, "bf16")
-    single = memory._needs(make_spec(micro_batch=1, grad_accum=64), "bf16")[1]
+    least, likely = memory._needs(spec, "bf16", "cuda")
+    single = memory._needs(make_spec(micro_batch=1, grad_accum=64), "bf16", "cuda")[1]
     assert single < least < likely
     return spec, least, likely, single
 
