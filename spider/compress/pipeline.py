@@ -127,8 +127,9 @@ def compress(
         device: where to compute (default: the GPU, if there is one).
 
     Raises:
-        ValueError: the model reads an n-gram index, or has weights that are not finite; there is no training
-            text; or the file exceeds the cap at the given clipping range, or at any. Nothing is left behind.
+        ValueError: The model reads an n-gram index, or has weights that are not finite. The training text is
+            empty. The file exceeds the cap at the given clipping range, or at any range. In each case the
+            output folder stays as it was.
     """
     began = time.perf_counter()
     trained = Receipt.read(receipt)

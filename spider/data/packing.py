@@ -1,8 +1,8 @@
 """Pack documents into rows that begin with a document, without losing text and with little padding.
 
 The ring of `spider.data.loader` divides the text at any token. Here a row of S + 1 slots holds whole
-documents. A document of more than S + 1 tokens is cut into pieces that overlap by one token, which is the
-last target of a piece and the first input of the next. So every token except a document's first is a target
+documents. A document of more than S + 1 tokens is cut into pieces that overlap by one token: the last
+target of a piece is the first input of the next. So every token except a document's first is a target
 exactly once, and only the ends of rows are padding.
 
 Pieces are placed the longest first, each into the fullest row that has space for it (best-fit decreasing:

@@ -81,7 +81,7 @@ class StreamLoader(Batches):
         """Tokens of the next document before the resumed position."""
 
     def epoch(self, position: dict[str, Any]) -> float:
-        """Return the number of finished passes. There is no fraction, because a stream's size is unknown."""
+        """Return the number of finished passes. It is a whole number, because a stream's size is unknown."""
         return float(position["epoch"])
 
     def _block(self) -> list[Batch]:

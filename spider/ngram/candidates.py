@@ -8,9 +8,15 @@ Each source is a function of the document so far and of a frozen text:
     index match        the last position of the index's text after the same `MATCH_LENGTH` symbols, compared
                        backwards
 
-A position has at most C candidates, chosen in this order: the index match; the newest document match of each
-order, the longest order first; the two most frequent successors of each context, the last kind first; older
-document matches; rarer successors. A position after a document's end has none.
+A position has at most C candidates, chosen in this order:
+
+    1. the index match
+    2. the newest document match of each order, the longest order first
+    3. the two most frequent successors of each context, the last kind first
+    4. older document matches
+    5. rarer successors
+
+A position after a document's end has none.
 
 Shapes: N positions, O kinds of contexts that are counted, P orders of document matches, C candidates, W bytes
 of a position's candidates.

@@ -233,7 +233,7 @@ def open_index(folder: Path) -> NgramIndex:
     """Open an n-gram index, and map its arrays into memory.
 
     Raises:
-        ValueError: there is no index, or a file is missing or has another size than its description says.
+        ValueError: The index or one of its files is missing, or a file has another size than described.
     """
     if not (folder / MARK).exists():
         raise ValueError(f"{folder}: no n-gram index lies there (no {MARK}); run its jobs again")
@@ -254,7 +254,7 @@ def verify(folder: Path) -> IndexDescription:
     """Compare every byte of an n-gram index with its description, and return the description.
 
     Raises:
-        ValueError: there is no index, or it differs. The message names each file that does.
+        ValueError: The index is missing, or differs. The message names each file that differs.
     """
     described = open_index(folder).description
     damaged = sealed.damage(folder, described.files)
@@ -273,8 +273,8 @@ def link(folder: Path, output: Path) -> None:
     """Verify an n-gram index and put it into the new folder ``output`` too, as `spider.sealed.link` does.
 
     Raises:
-        ValueError: the index is damaged.
-        OSError: the new folder cannot be written.
+        ValueError: The index is damaged.
+        OSError: The new folder cannot be written.
     """
     sealed.link(folder, [*verify(folder).files, MARK], output)
 
