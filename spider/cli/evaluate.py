@@ -35,9 +35,14 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None, compre
     inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.evaluation]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.scoring(), inputs, outputs) as job:
         prepare_torch(threads)
-        texts = learned_from(session.config, run, stage)
-        kept = results.root / "baselines"
-        measured = evaluate(folder.receipt, spec, data, folder.path, learned_from=texts, kept=kept)
+        measured = evaluate(
+            folder.receipt,
+            spec,
+            data,
+            folder.path,
+            learned_from=learned_from(session.config, run, stage),
+            cache=results.root / "baselines",
+        )
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")
         tracking.log_scores(
@@ -67,9 +72,13 @@ def _evaluate_compressed(session: Session, run: str, stage: str, threads: int | 
     asked = spec.evaluation.scoring()
     with session.tracked("evaluate_compressed", f"{run}/{stage}", asked, inputs, outputs) as job:
         prepare_torch(threads)
-        texts = learned_from(session.config, run, stage)
         measured = evaluate(
-            folder.receipt, spec, data, folder.path, learned_from=texts, kept=results.root / "baselines"
+            folder.receipt,
+            spec,
+            data,
+            folder.path,
+            learned_from=learned_from(session.config, run, stage),
+            cache=results.root / "baselines",
         )
         rows = [row for row in all_rows(measured.all_results) if not row.baseline]
         scores = {row.name: row.value for row in rows if row.value is not None}

@@ -88,12 +88,19 @@ def _asked(
     import torch
 
     from spider.checkpoints.load import Checkpoint
-    from spider.evaluation.harness import HarnessModel, ask
+    from spider.evaluation.harness import HarnessModel, run_harness
 
     prepare_torch(threads)
     checkpoint = Checkpoint.at(path)
     model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
     reading = {"window": checkpoint.window, "overlap": _OVERLAP, **checkpoint.reading}
     asked = HarnessModel(model, batch=batch, **reading)
-    about = {"label": checkpoint.label, "weights": checkpoint.weights}
-    return ask(asked, names, include=include, items=limit, shots=shots, **about)
+    return run_harness(
+        asked,
+        names,
+        label=checkpoint.label,
+        weights=checkpoint.weights,
+        include=include,
+        items=limit,
+        shots=shots,
+    )

@@ -1,28 +1,28 @@
-"""Adapting to a text while scoring it (test-time training): bits per byte of a model that learns as it reads.
+"""Measure test-time training: bits per byte of a model that learns from the text while it is scored.
 
-The stream is scored as `spider.evaluation.bpb` scores it, chunk by chunk, and each chunk is learned from once
-all of its targets are scored::
+The stream is scored as `spider.evaluation.bpb` scores it, chunk by chunk. Once all targets of a chunk are
+scored, the model learns from it::
 
     chunk 0: score | SGD on it | chunk 1: score | SGD on it | chunk 2: score ...
 
-So what is summed is the code length of a text under one probability model of it. Four things make it that
-(parameter-golf, issue 1017): a target is predicted from the trained weights and what stands before it alone;
-by a whole distribution over the vocabulary; before anything is learned from it; in one pass from left to
-right. Nothing depends on how long the stream is, or on where a batch of windows ends: rates are constant,
-chunks and windows begin at fixed places, and a batch that reaches over the end of a chunk is read again with
-the new weights, of which only the targets behind that end are taken. With a rate of 0 the nats are those of
-`score`, to the bit.
+So the sum is the code length of the text under one probability model. Four properties make it one
+(parameter-golf, issue 1017). A target is predicted from the trained weights and earlier ids alone. The
+prediction is a distribution over the whole vocabulary. It is made before anything is learned from the
+target. The text is read in one pass from left to right.
 
-SGD takes one step a window of ``seq_len`` ids, on the sum of its nats over ``seq_len``, so that the shorter
-window at a chunk's end counts less. The model stays in evaluation mode: no noise, all of its loops, and its
-``after_step``, which would balance experts, is never called.
+The score does not depend on the length of the stream or on the batch size: rates are constant, and chunks
+and windows begin at fixed positions. A batch that reaches over the end of a chunk is read again with the new
+weights, and only its targets after that end are used. With a rate of 0 the nats equal those of `score`.
+
+SGD takes one step for each window of ``seq_len`` ids, on the sum of its nats divided by ``seq_len``. So the
+shorter window at the end of a chunk counts less. The model stays in evaluation mode: it adds no noise and
+runs all of its loops. Its ``after_step``, which would balance experts, is never called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,10 +38,10 @@ from spider.processes.device import make_deterministic
 
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
-    """Return the score of a model that learns from the text; None if the configuration has no ``ttt``."""
+    """Return the score of a model that learns from the text; None without ``ttt`` in the configuration."""
     if settings.ttt is None:
         return None
-    found = adapt(
+    adapted = adapt(
         subject.model,
         subject.tokens_N,
         settings.ttt,
@@ -54,17 +54,17 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     row = Row(
         name="ttt/bpb",
         label="with test-time training",
-        value=found.bpb,
+        value=adapted.bpb,
         unit=BITS,
         better="lower",
-        note=f"the text scored again while learning from it, in {found.seconds:.0f} s",
+        note=f"the text scored again while learning from it, in {adapted.seconds:.0f} s",
     )
     return Result(
         title="Test-time training",
         rows=[row],
         details={
-            "bpb_strict": found.bpb_strict,
-            "seconds": found.seconds,
+            "bpb_strict": adapted.bpb_strict,
+            "seconds": adapted.seconds,
             "settings": settings.ttt.model_dump(),
         },
     )
@@ -81,102 +81,129 @@ def adapt(
     n_loops: int | None = None,
     autocast: bool = False,
 ) -> Score:
-    """Score every target of a stream as `score` does, learning from what was scored; the model is left as it
-    came, to the bit, whatever happens.
+    """Score every target of a stream as `score` does, and learn from each chunk after it is scored.
+
+    The model's weights, buffers and mode are restored exactly, also after an error.
 
     Raises:
-        ValueError: as `score`; a chunk shorter than a window; a model without what should learn.
+        ValueError: As `score`; a chunk shorter than a window; a model without the parameters to learn.
     """
     if settings.chunk < seq_len:
-        got = f"(got {settings.chunk})"
-        raise ValueError(f"evaluation.ttt.chunk: must be at least the window, {seq_len} {got}")
-    learning: list[Tensor] = list(model.parameters()) if settings.parameters == "all" else model.ffn_down()
-    if not learning:
+        raise ValueError(
+            f"evaluation.ttt.chunk: must be at least the window, {seq_len} (got {settings.chunk})"
+        )
+    trainable: list[Tensor] = list(model.parameters()) if settings.parameters == "all" else model.ffn_down()
+    if not trainable:
         remedy = f"a model of family {model.config.family} has no feed-forward; set it to all"
         raise ValueError(f"evaluation.ttt.parameters: {settings.parameters}: {remedy}")
-    how: dict[str, Any] = {"seq_len": seq_len, "n_loops": n_loops, "autocast": autocast}
-    with torch.inference_mode(False), torch.enable_grad(), _left_as_it_came(model, learning):
-        learner = _Chunks(model, tokens_N, settings, learning, **how)
-        return score(model, tokens_N, overlap=overlap, batch=batch, learner=learner, **how)
+    with torch.inference_mode(False), torch.enable_grad(), _restored(model, trainable):
+        learner = _ChunkLearner(
+            model, tokens_N, settings, trainable, seq_len=seq_len, n_loops=n_loops, autocast=autocast
+        )
+        return score(
+            model,
+            tokens_N,
+            seq_len=seq_len,
+            overlap=overlap,
+            batch=batch,
+            n_loops=n_loops,
+            autocast=autocast,
+            learner=learner,
+        )
 
 
-class _Chunks:
-    """Learns the chunks of a stream one after the other: a `Learner`."""
+class _ChunkLearner:
+    """Learns from the chunks of a stream one after the other (a `spider.evaluation.bpb.Learner`)."""
 
     def __init__(
         self,
         model: Model,
         tokens_N: np.ndarray,
         settings: TTTConfig,
-        learning: list[Tensor],
+        trainable: list[Tensor],
         *,
         seq_len: int,
         n_loops: int | None,
         autocast: bool,
     ) -> None:
-        self.model, self.settings, self.learning = model, settings, learning
-        self.reading, self.seq_len, self.n_loops = Reading(model, tokens_N), seq_len, n_loops
-        self.device = next(model.parameters()).device
-        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=autocast)
-        by_document = settings.reset == "document"
-        # Target n is id n + 1. A document's chunks begin behind its BOS, which is known by then.
-        self.fresh_D = np.flatnonzero(tokens_N == model.tokens.bos) if by_document else np.zeros(0, int)
-        self.trained = [p.detach().clone() for p in learning] if by_document else []
-        self.learned = False
-        self._start()
-        self._go_on(0)
+        self.model = model
+        self.settings = settings
+        self.trainable = trainable
+        self.reading = Reading(model, tokens_N)
+        self.seq_len = seq_len
+        self.n_loops = n_loops
+        device = next(model.parameters()).device
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=autocast)
+        resets = settings.reset == "document"
+        # Target n is id n + 1, so the target after a BOS at n is n. That BOS was read by then.
+        self.resets_D = np.flatnonzero(tokens_N == model.tokens.bos) if resets else np.zeros(0, int)
+        self.trained = [p.detach().clone() for p in trainable] if resets else []
+        self._reset_optimizer()
+        self._next_chunk(0)
 
     def learn(self) -> bool:
-        learned, anew = self.learned, self.end in self.fresh_D
-        if anew and learned:
-            with torch.no_grad():
-                torch._foreach_copy_(self.learning, self.trained)
-            self._start()
-        elif not anew:
-            self.learned, self.remedy = True, "lower evaluation.ttt.lr"
+        changed = self.learned
+        if self.end in self.resets_D:
+            if self.learned:
+                with torch.no_grad():
+                    torch._foreach_copy_(self.trainable, self.trained)
+                self._reset_optimizer()
+        else:
+            self.learned = True
+            self.remedy = "lower evaluation.ttt.lr"
             for _ in range(self.settings.epochs):
-                self._read_once()
-        self._go_on(self.end)
-        return learned or self.learned
+                self._read_chunk()
+        self._next_chunk(self.end)
+        return changed or self.learned
 
-    def _start(self) -> None:
-        """With the trained weights."""
-        self.learned, self.remedy = False, DIVERGED
-        self.optimizer = torch.optim.SGD(self.learning, self.settings.lr, self.settings.momentum)
+    def _reset_optimizer(self) -> None:
+        """Start with the trained weights."""
+        self.learned = False
+        self.remedy = DIVERGED
+        self.optimizer = torch.optim.SGD(self.trainable, self.settings.lr, self.settings.momentum)
 
-    def _go_on(self, begin: int) -> None:
-        """To the next chunk."""
-        behind = self.fresh_D[np.searchsorted(self.fresh_D, begin, side="right") :][:1].tolist()
-        self.begin, self.end = begin, min([begin + self.settings.chunk, *behind])
+    def _next_chunk(self, begin: int) -> None:
+        """Advance to the chunk that begins here. It ends before the next reset."""
+        later = self.resets_D[np.searchsorted(self.resets_D, begin, side="right") :]
+        self.begin = begin
+        self.end = min([begin + self.settings.chunk, *later[:1].tolist()])
 
-    def _read_once(self) -> None:
-        for _, ids, given in self.reading.batches(self.seq_len, 0.0, 1, self.begin, self.end + 1):
+    def _read_chunk(self) -> None:
+        """Take one step of SGD for each window of the chunk."""
+        for read in self.reading.batches(self.seq_len, 0.0, 1, self.begin, self.end + 1):
             with self.autocast:
-                nats_BT = self.model(*ids, n_loops=self.n_loops, reduction="none", **given).loss
+                nats_BT = self.model(
+                    read.inputs,
+                    read.labels,
+                    n_loops=self.n_loops,
+                    reduction="none",
+                    candidates_BTW=read.candidates,
+                ).loss
             self.optimizer.zero_grad()
             (nats_BT.sum() / self.seq_len).backward()
-            nn.utils.clip_grad_norm_(self.learning, self.settings.clip)
+            nn.utils.clip_grad_norm_(self.trainable, self.settings.clip)
             self.optimizer.step()
 
 
 @contextmanager
-def _left_as_it_came(model: Model, learning: list[Tensor]) -> Iterator[None]:
-    """Only ``learning`` has gradients inside; afterwards weights, buffers and generators are as before."""
-    device, deterministic = learning[0].device, torch.are_deterministic_algorithms_enabled()
-    had_gradients = [(p, p.requires_grad) for p in model.parameters()]
-    kept: list[tuple[Tensor, Tensor]] = [(t, t.detach().clone()) for t in (*learning, *model.buffers())]
-    make_deterministic(device)  # or a GPU would come to another figure each time
+def _restored(model: Model, trainable: list[Tensor]) -> Iterator[None]:
+    """Enable gradients for ``trainable`` only; restore weights, buffers and random generators at the end."""
+    device = trainable[0].device
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    required_gradients = [(p, p.requires_grad) for p in model.parameters()]
+    saved: list[tuple[Tensor, Tensor]] = [(t, t.detach().clone()) for t in (*trainable, *model.buffers())]
+    make_deterministic(device)  # else a GPU gives another score each time
     try:
         model.requires_grad_(False)
-        for p in learning:
+        for p in trainable:
             p.requires_grad_(True)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
         with torch.no_grad():
-            for tensor, before in kept:
+            for tensor, before in saved:
                 tensor.copy_(before)
-        for p, had in had_gradients:
-            p.requires_grad_(had)
+        for p, required in required_gradients:
+            p.requires_grad_(required)
             p.grad = None
         torch.use_deterministic_algorithms(deterministic)

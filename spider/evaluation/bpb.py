@@ -1,13 +1,13 @@
-"""Bits per byte of a model on a token stream: the one definition every report of Spider uses.
+"""Measure bits per byte of a model on a token stream. Every report of Spider uses this one definition.
 
     bpb        = nats of targets that stand for text    / (ln 2 * bytes they stand for)
-    bpb_strict = the same, and those of EOS and BOS     / (ln 2 * bytes they stand for)
+    bpb_strict = the same, plus those of EOS and BOS    / (ln 2 * bytes they stand for)
 
-How many bytes an id stands for is the vocabulary's to say, so that models of different vocabularies compare.
+The vocabulary says how many bytes an id stands for, so models of different vocabularies are comparable.
 
 Documents stand back to back in the stream, as in training, and a window of ``seq_len`` targets slides over
-it. Each window but the first spends its first ``overlap`` share on context alone, so that no byte is
-predicted from an empty past merely because a window began there. Every target is scored exactly once:
+it. In each window but the first, the first ``overlap`` share is context only, so that no byte is predicted
+without context just because a window begins there. Every target is scored exactly once:
 
     targets    0 ........................................ M-1
     window 0   [SSSSSSSSSSSS]                               S scored, c context only, p padding
@@ -15,9 +15,9 @@ predicted from an empty past merely because a window began there. Every target i
     window 2               [ccccccSSSSSS]
     window 3                     [ccccccSSSpp]
 
-The stream begins with BOS, which is given and not scored. More overlap costs more compute (a share of 0.5
-reads the text twice) and lowers bpb slightly: quote it beside the figure. Nats leave the device as fp32 and
-are summed on the host in float64.
+The stream begins with BOS, which is not scored. More overlap costs more compute (a share of 0.5 reads the
+text twice) and lowers bpb slightly: quote it beside the number. Nats leave the device as fp32 and are summed
+on the host in float64.
 
 Shape suffixes: N tokens of the stream, B windows of a batch, T targets of a window.
 """
@@ -29,7 +29,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
 #: Kinds of targets: text, the ends and beginnings of documents, other special ids.
 KINDS = ("byte", "eos", "bos", "other")
 
-#: Why a loss is not finite.
+#: Cause of a loss that is not finite, for a model that does not learn while it is scored.
 DIVERGED = "its weights have diverged"
 
 
 @dataclass(frozen=True)
 class Score:
-    """Nats and counts of the scored targets, by `KINDS`, and what they come to."""
+    """Nats and counts of the scored targets, by `KINDS`."""
 
     nats: dict[str, float]
     counts: dict[str, int]
-    """Targets; for ``byte`` the bytes that they stand for."""
+    """Number of targets; for ``byte``, the bytes that they stand for."""
     seconds: float
     by_target_S: np.ndarray
     """Nats of each target, in order: (N - 1,) float32."""
     metrics: dict[str, float]
-    """The model's own figures (patches, loops, ...), averaged over windows."""
+    """The model's own metrics (patches, loops, ...), averaged over windows."""
 
     @property
     def bpb(self) -> float:
@@ -72,10 +72,10 @@ class Score:
 
 
 def clip_stream(tokens_N: np.ndarray, max_bytes: int, vocabulary: Tokens = BYTES) -> np.ndarray:
-    """The shortest prefix with ``max_bytes`` bytes of text (all where there are fewer), beginning with BOS.
+    """Return the shortest prefix of a stream that holds ``max_bytes`` bytes of text, beginning with BOS.
 
-    A stream that starts inside a document gets a BOS in front, so that its first byte is a target as well and
-    the scored bytes are all the bytes there are.
+    A stream that starts inside a document gets a BOS in front, so that its first byte is a target as well. A
+    stream with fewer bytes is returned whole.
     """
     bytes_N = np.cumsum(vocabulary.bytes_of[tokens_N], dtype=np.int64)
     end = int(np.searchsorted(bytes_N, max_bytes)) + 1
@@ -86,9 +86,14 @@ def clip_stream(tokens_N: np.ndarray, max_bytes: int, vocabulary: Tokens = BYTES
 
 
 def count_windows(ids: int, seq_len: int, overlap: float) -> int:
-    """Windows in which a stream of so many ids is read."""
-    stride = seq_len - int(seq_len * overlap)
+    """Return the number of windows of a stream with this many ids."""
+    stride = _stride(seq_len, overlap)
     return 1 + max(0, -(-(ids - 1 - seq_len) // stride)) if ids > 1 else 0
+
+
+def _stride(seq_len: int, overlap: float) -> int:
+    """Return the distance between the beginnings of two windows."""
+    return seq_len - int(seq_len * overlap)
 
 
 def windows(
@@ -99,12 +104,15 @@ def windows(
     pad: int = BYTES.pad,
     only: np.ndarray | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of ``(inputs_BT, labels_BT)``, int64; over all of them the labels that are not `IGNORED` are
-    exactly ``tokens_N[1:]``, in order; with ``only``, those of the windows of these numbers."""
+    """Yield batches of windows as ``(inputs_BT, labels_BT)``, int64.
+
+    The labels that are not `IGNORED` are ``tokens_N[1:]`` in order. With ``only``, yield the windows of these
+    numbers alone.
+    """
     assert seq_len >= 1 and batch >= 1 and 0 <= overlap < 1, "checked where they are set"
     targets = len(tokens_N) - 1
-    context = int(seq_len * overlap)
-    stride = seq_len - context
+    stride = _stride(seq_len, overlap)
+    context = seq_len - stride
     chosen = np.arange(count_windows(len(tokens_N), seq_len, overlap)) if only is None else only
     column_T = np.arange(seq_len)
     for first in range(0, len(chosen), batch):
@@ -119,15 +127,18 @@ def windows(
 
 
 class Learner(Protocol):
-    """What changes a model while it is scored, by nothing but what was scored (`spider.evaluation.adapt`)."""
+    """Changes a model while it is scored, using scored targets only (`spider.evaluation.adapt`)."""
 
     end: int
-    """The first target that is not to be scored with the weights as they are, counted from 0."""
+    """First target that needs new weights, counted from 0."""
     remedy: str
-    """For a loss that is not finite now."""
+    """Advice for a loss that is not finite now."""
 
     def learn(self) -> bool:
-        """Called when all targets before ``end`` are scored, which then rises: whether it changed weights."""
+        """Learn from the targets before ``end``, which are scored by now, and raise ``end``.
+
+        Return whether the weights changed.
+        """
         ...
 
 
@@ -146,59 +157,71 @@ def score(
     """Score every target of a uint16 stream that begins with BOS (see `clip_stream`) exactly once.
 
     Args:
-        model: scored in evaluation mode, on the device of its parameters, and left in the mode it came in.
-        seq_len: window, in targets.
-        overlap: share of a window that is context only.
-        n_loops: recurrent depth (None: the model's own).
-        autocast: run the forward in bf16 autocast; the loss should stay fp32 in the model.
-        observe: called with the ``trace`` of every forward (the model is then asked for one) and the (B, T)
-            mask of the positions whose targets were scored in it.
-        learner: learns between targets. The windows stay as they are: a batch in which weights change is read
-            once more, and what was scored before stands.
+        model: Scored in evaluation mode on the device of its parameters. Its mode is restored afterwards.
+        seq_len: Window, in targets.
+        overlap: Share of a window that is context only.
+        n_loops: Recurrent depth (None: the model's own).
+        autocast: Run the forward pass in bf16 autocast. The model computes its loss in fp32 even so.
+        observe: Called with the ``trace`` of every forward pass and the (B, T) mask of its scored positions.
+        learner: Learns between targets. The windows do not change. If weights change within a batch, the
+            batch is read again, and the targets scored before keep their nats.
 
     Raises:
-        ValueError: no byte to score, an id outside the vocabulary, or a loss that is not finite.
+        ValueError: The stream has only special ids, an id is outside the vocabulary, or the loss is not
+            finite.
     """
-    vocabulary, device = model.tokens, next(model.parameters()).device
+    vocabulary = model.tokens
     _check(tokens_N, vocabulary)
-    how: dict[str, Any] = {"n_loops": n_loops, "reduction": "none"}
-    how |= {"trace": True} if observe is not None else {}
-    # What is read in inference mode could not be learned from.
+    device = next(model.parameters()).device
+    # Tensors that are made in inference mode cannot be used for learning.
     without_gradients = torch.inference_mode if learner is None else torch.no_grad
-    nats, counts, sums = np.zeros(len(KINDS)), np.zeros(len(KINDS)), defaultdict[str, float](float)
-    done = rows = 0
+    nats = np.zeros(len(KINDS))
+    counts = np.zeros(len(KINDS))
+    sums = defaultdict[str, float](float)
+    rows = 0
+    done = 0
     by_target: list[np.ndarray] = []
     was_training = model.training
     model.eval()
     began = time.perf_counter()
     try:
-        for labels_BT, read, given in Reading(model, tokens_N).batches(seq_len, overlap, batch):
-            scored_BT = labels_BT != IGNORED
-            label_S = labels_BT[scored_BT]
-            nats_S, at, S, unread = np.zeros(len(label_S)), 0, len(label_S), True
-            while at < S:
+        for read in Reading(model, tokens_N).batches(seq_len, overlap, batch):
+            scored_BT = read.labels_BT != IGNORED
+            label_S = read.labels_BT[scored_BT]
+            nats_S = np.zeros(len(label_S))
+            at = 0
+            weights_changed = True
+            while at < len(label_S):
                 if learner is not None and learner.end == done + at:
-                    unread |= learner.learn()
-                if unread:
+                    weights_changed |= learner.learn()
+                if weights_changed:
                     with without_gradients(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                        output = model(*read, **how, **given)
+                        output = model(
+                            read.inputs,
+                            read.labels,
+                            n_loops=n_loops,
+                            reduction="none",
+                            trace=observe is not None,
+                            candidates_BTW=read.candidates,
+                        )
                     nats_S[at:] = output.loss.float().cpu().numpy()[scored_BT][at:]
-                at, unread = S if learner is None else min(S, learner.end - done), False
+                    weights_changed = False
+                at = len(label_S) if learner is None else min(len(label_S), learner.end - done)
             if not np.isfinite(nats_S).all():
                 at = 1 + done + int(np.argmin(np.isfinite(nats_S)))
-                why = learner.remedy if learner is not None else DIVERGED
-                raise ValueError(f"the model's loss at token {at} of the stream is not finite: {why}")
+                reason = DIVERGED if learner is None else learner.remedy
+                raise ValueError(f"the model's loss at token {at} of the stream is not finite: {reason}")
             bytes_S = vocabulary.bytes_of[label_S]
             kind_S = np.select(
                 [bytes_S > 0, label_S == vocabulary.eos, label_S == vocabulary.bos], [0, 1, 2], 3
             )
             nats += np.bincount(kind_S, weights=nats_S, minlength=len(KINDS))
             counts += np.bincount(kind_S, weights=np.maximum(bytes_S, 1), minlength=len(KINDS))
-            done += S
             by_target.append(nats_S.astype(np.float32))
-            rows += len(labels_BT)
+            done += len(label_S)
+            rows += len(read.labels_BT)
             for name, value in output.metrics.items():
-                sums[name] += float(value) * len(labels_BT)
+                sums[name] += float(value) * len(read.labels_BT)
             if observe is not None:
                 observe(output.trace, scored_BT)
     finally:
@@ -213,73 +236,95 @@ def score(
 
 
 def _check(tokens_N: np.ndarray, vocabulary: Tokens) -> None:
-    if np.any(foreign_N := tokens_N >= vocabulary.size):
-        at = int(np.argmax(foreign_N))
+    outside_N = tokens_N >= vocabulary.size
+    if np.any(outside_N):
+        at = int(np.argmax(outside_N))
         raise ValueError(
             f"token {at} of the stream is {int(tokens_N[at])}, outside the vocabulary of {vocabulary.size}"
         )
     if not np.any(vocabulary.bytes_of[tokens_N[1:]]):
-        raise ValueError("there is nothing to score: the stream holds no byte after its first token")
+        raise ValueError("the stream has no byte to score after its first token")
+
+
+class Batch(NamedTuple):
+    """A batch of windows: the labels on the host, and the model's inputs on its device."""
+
+    labels_BT: np.ndarray
+    inputs: Tensor
+    labels: Tensor
+    candidates: Tensor | None
+    """Candidates of the n-gram index; None for a model without one."""
 
 
 class Reading:
-    """A stream as a model reads it: its windows, on the model's device, with what an index proposes."""
+    """A stream prepared for a model: windows on the model's device, with candidates of its n-gram index."""
 
     def __init__(self, model: Model, tokens_N: np.ndarray, lookup: NgramLookup | None = None) -> None:
-        """Of another memory than the model's own, where its ``lookup`` is given."""
-        self.tokens_N, self.pad = tokens_N, model.tokens.pad
+        """Prepare the stream; ``lookup`` replaces the model's own n-gram index."""
+        self.tokens_N = tokens_N
+        self.pad = model.tokens.pad
         self.device = next(model.parameters()).device
         lookup = lookup or model.lookup
         self.candidates = _Candidates(lookup, tokens_N) if lookup else None
 
     def batches(
         self, seq_len: int, overlap: float, batch: int, start: int = 0, end: int | None = None
-    ) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor], dict[str, Tensor]]]:
-        """`windows` of the ids ``start`` to ``end``: labels (B, T), ids and labels as the model is given
-        them, and what it is given beside."""
-        stride, at, given = seq_len - int(seq_len * overlap), start, dict[str, Tensor]()
+    ) -> Iterator[Batch]:
+        """Yield the `windows` of the ids from ``start`` to ``end``."""
+        stride = _stride(seq_len, overlap)
+        at = start
         for inputs_BT, labels_BT in windows(self.tokens_N[start:end], seq_len, overlap, batch, self.pad):
+            candidates = None
             if self.candidates:
                 at_B = at + stride * np.arange(len(inputs_BT))
-                given = {"candidates_BTW": self.candidates.windows(at_B, seq_len).to(self.device)}
+                candidates = self.candidates.windows(at_B, seq_len).to(self.device)
             at += stride * len(inputs_BT)
-            inputs, labels = (torch.from_numpy(ids_BT).to(self.device) for ids_BT in (inputs_BT, labels_BT))
-            yield labels_BT, (inputs, labels), given
+            inputs = torch.from_numpy(inputs_BT).to(self.device)
+            labels = torch.from_numpy(labels_BT).to(self.device)
+            yield Batch(labels_BT, inputs, labels, candidates)
 
     def spread(
         self, seq_len: int, overlap: float, count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """So many of its `windows`, evenly over the stream: ids (B, T), labels, and what is proposed."""
-        stride, known = seq_len - int(seq_len * overlap), count_windows(len(self.tokens_N), seq_len, overlap)
-        chosen_B = ((np.arange(count) + 0.5) * known / count).astype(np.int64)
-        (found,) = windows(self.tokens_N, seq_len, overlap, count, self.pad, chosen_B)
-        if self.candidates is None:
-            return *found, None
-        alone = [self.candidates.window(at, seq_len) for at in (stride * chosen_B).tolist()]
-        return *found, np.stack(alone)
+        """Return ``count`` windows spread evenly over the stream: inputs (B, T), labels, and candidates."""
+        stride = _stride(seq_len, overlap)
+        total = count_windows(len(self.tokens_N), seq_len, overlap)
+        chosen_B = ((np.arange(count) + 0.5) * total / count).astype(np.int64)
+        ((inputs_BT, labels_BT),) = windows(self.tokens_N, seq_len, overlap, count, self.pad, chosen_B)
+        candidates_BTW = None
+        if self.candidates is not None:
+            candidates_BTW = np.stack(
+                [self.candidates.window(at, seq_len) for at in (stride * chosen_B).tolist()]
+            )
+        return inputs_BT, labels_BT, candidates_BTW
 
 
 class _Candidates:
-    """What an index proposes in windows of a stream, by the whole of each document before; quick where they
-    rise."""
+    """Candidates of an n-gram index in windows of a stream, given all of each document before.
 
-    #: Ids looked up in one go: each document is read once and not for every batch.
+    Windows in ascending order are fast.
+    """
+
+    #: Ids that are looked up at once, so that each document is read once and not for every batch.
     AHEAD = 1 << 16
 
     def __init__(self, lookup: NgramLookup, tokens_N: np.ndarray) -> None:
-        self.lookup, self.tokens_N = lookup, tokens_N
-        self.first, self.known_NW = 0, np.zeros((0, lookup.layout.width), np.uint8)
+        self.lookup = lookup
+        self.tokens_N = tokens_N
+        self.first = 0
+        self.known_NW = np.zeros((0, lookup.layout.width), np.uint8)
 
     def window(self, at: int, T: int) -> np.ndarray:
-        """Of one window alone, whatever comes before and after: (T, W)."""
+        """Return the candidates of a single window, without looking ahead: (T, W)."""
         end = min(at + T, len(self.tokens_N) - 1)
         known_TW = np.zeros((T, self.lookup.layout.width), np.uint8)
         known_TW[: end - at] = self.lookup.after(self.tokens_N, at, end)
         return known_TW
 
     def windows(self, at_B: np.ndarray, T: int) -> torch.Tensor:
-        """Of windows that begin there: (B, T, W); zeros in padding."""
-        first, end = int(at_B[0]), int(at_B[-1]) + T
+        """Return the candidates of the windows that begin at ``at_B``: (B, T, W); zeros in padding."""
+        first = int(at_B[0])
+        end = int(at_B[-1]) + T
         if first < self.first or end > self.first + len(self.known_NW):
             last = min(max(first + self.AHEAD, end), len(self.tokens_N) - 1)
             padding_NW = np.zeros((max(0, end - last), self.lookup.layout.width), np.uint8)
@@ -289,7 +334,10 @@ class _Candidates:
 
 
 def bits_by_byte(score: Score, tokens_N: np.ndarray, vocabulary: Tokens) -> np.ndarray:
-    """Bits that each byte of a scored stream cost, a token's shared among its bytes: (bytes,) float64."""
+    """Return the bits of each byte of a scored stream: (bytes,) float64.
+
+    The bits of a token are shared equally among its bytes.
+    """
     bytes_S = vocabulary.bytes_of[tokens_N[1:]].astype(np.int64)
     bits_S = score.by_target_S / math.log(2) / np.maximum(1, bytes_S)
     return np.repeat(bits_S.astype(np.float64), bytes_S)

@@ -1,17 +1,17 @@
-"""What general-purpose compressors make of a text, alone and given what a model learned from.
+"""Measure general-purpose compressors on a text, alone and primed with a model's training text.
 
-A model's bits per byte can be read as a compression rate, so the fair baseline is a compressor at a strong
-setting, on *the same bytes* and after *the same text*: the bits that the held-out text adds to a file which
-begins with the training text,
+A model's bits per byte are a compression rate. The fair baseline is a compressor at a strong setting, on
+*the same bytes* and after *the same text*. Its rate counts the bits that the held-out text adds to a file
+which begins with the training text:
 
     bpb = 8 * (size of compressed(given + text) - size of compressed(given)) / bytes of text.
 
-What is not alike is said where the figures stand: a compressor goes on learning from the held-out text as it
-reads it and pays for its container (some tens of bytes); a model is frozen, may have read its text several
-times, and needs its weights to be decoded.
+Two differences remain, and the reports name them. A compressor keeps learning from the held-out text and
+pays for its container (some tens of bytes). A model is frozen, may have read its text several times, and its
+weights are not counted.
 
-PPMd (Shkarin's order-12 variant H, as in 7-Zip) is both the strongest here and the fastest, and it codes
-byte after byte: what each piece of the text cost is read off the length of its output, to within some bytes.
+PPMd (Shkarin's order-12 variant H, as in 7-Zip) is both the strongest and the fastest of them. It codes byte
+after byte, so the length of its output gives the cost of each piece of the text to within some bytes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ _ORDER = 12
 
 
 def available() -> dict[str, str]:
-    """The version of each compressor's library, by compressor, the strongest first; empty where it
-    cannot be imported."""
+    """Return the version of each compressor's library, strongest first; empty if it cannot be imported."""
     versions = {}
     for name in COMPRESSORS:
         try:
@@ -49,7 +48,7 @@ def available() -> dict[str, str]:
 
 
 def bits(name: str, given: bytes, texts: Sequence[bytes]) -> list[float]:
-    """What each of the texts by itself adds to a compressed file that begins with ``given``."""
+    """Return the bits that each text, on its own, adds to a compressed file that begins with ``given``."""
     if name == "ppmd":
         return [sum(Ppmd(given, len(text)).bits([text])) for text in texts]
     size = _SIZE[name]
@@ -58,18 +57,18 @@ def bits(name: str, given: bytes, texts: Sequence[bytes]) -> list[float]:
 
 
 class Ppmd:
-    """PPMd that has read ``given``, and will read ``expected`` bytes more."""
+    """A PPMd encoder that has read ``given`` and will read ``expected`` more bytes."""
 
     def __init__(self, given: bytes, expected: int) -> None:
         import pyppmd
 
-        # What it takes; where memory ends, the model begins anew.
+        # Reserve enough: PPMd resets its model when its memory is full.
         memory = min(max(1 << 26, 40 * (len(given) + expected)), 2000 << 20)
         self._encoder = pyppmd.Ppmd7Encoder(_ORDER, memory)
         self._encoder.encode(given)
 
     def bits(self, pieces: Sequence[bytes]) -> list[float]:
-        """What each piece, one after the other, adds. Can be asked once."""
+        """Return the bits that each piece adds, one after the other. This ends the stream: call it once."""
         sizes = [len(self._encoder.encode(piece)) for piece in pieces]
         sizes[-1] += len(self._encoder.flush())
         return [8.0 * size for size in sizes]
@@ -78,7 +77,8 @@ class Ppmd:
 def _zstd(text: bytes) -> int:
     import zstandard
 
-    return len(zstandard.ZstdCompressor(level=22).compress(text))  # which keeps much memory
+    # Create a compressor for each text: an old one keeps its memory.
+    return len(zstandard.ZstdCompressor(level=22).compress(text))
 
 
 def _brotli(text: bytes) -> int:
@@ -91,6 +91,6 @@ _SIZE: dict[str, Callable[[bytes], int]] = {
     "xz": lambda text: len(lzma.compress(text, preset=9)),
     "zstd": _zstd,
     "brotli": _brotli,
-    "bz2": lambda text: len(bz2.compress(text)),  # at its strongest, 9
+    "bz2": lambda text: len(bz2.compress(text, 9)),
     "zlib": lambda text: len(zlib.compress(text, 9)),
 }

@@ -1,11 +1,11 @@
 """Measure a stage's last checkpoint on held-out text and write `evaluation.json`.
 
 The text is the beginning of the validation split, at most ``max_bytes`` of it. The compressors read the same
-bytes as the model. The file says what was measured on what, so that two evaluations can be compared or told
-apart. If the stage averaged its weights, the average is measured.
+bytes as the model. The file records the text, the weights and the settings, so that two evaluations can be
+compared. If the stage averaged its weights, the average is measured.
 
-The pass that scores also feeds the model's inspector. Then each measurement of `MEASUREMENTS`, and each one
-that the configuration names, is given the `Subject` and returns a `Result`.
+The scoring pass also feeds the model's inspector. Then each measurement of `MEASUREMENTS`, and each one that
+the configuration names, gets the `Subject` and returns a `Result`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.config.measurement import measurement
 from spider.data.metadata import load_metadata
-from spider.evaluation.baselines import beside, measure_given
+from spider.evaluation.baselines import text_baselines
 from spider.evaluation.bpb import Score, bits_by_byte, score
 from spider.evaluation.records import Evaluation, Training
 from spider.evaluation.result import Result
@@ -39,7 +39,7 @@ from spider.tokens.turns import assistant_mask
 
 log = logging.getLogger(__name__)
 
-#: The measurements that come with Spider: modules of this package, in the order in which they are shown.
+#: The measurements that come with Spider, in display order: modules of this package.
 MEASUREMENTS = ("baselines", "overlap", "adapt", "tasks", "loops", "segments", "candidates")
 
 
@@ -50,44 +50,49 @@ def evaluate(
     output: Path,
     *,
     learned_from: LearnedFrom | None = None,
-    kept: Path | None = None,
+    cache: Path | None = None,
     device: str | None = None,
 ) -> Evaluation:
     """Measure the checkpoint that a receipt names, and write evaluation.json.
 
     Args:
-        spec: the stage; the model's own configuration is in the checkpoint.
-        data: shards folder of ``spec.evaluation.data``.
-        learned_from: what the compressors are given (default: nothing).
-        kept: folder of what was measured of texts before (default: in ``output``).
-        device: where to run (default: the GPU where there is one).
+        spec: The stage. The checkpoint holds the model's own configuration.
+        data: Shards folder of ``spec.evaluation.data``.
+        learned_from: Training text that primes the compressors (default: none).
+        cache: Folder of the baselines that were computed before (default: in ``output``).
+        device: Device to run on (default: the GPU if there is one).
 
     Raises:
-        ValueError: a receipt of another stage or version, a missing or damaged checkpoint, no validation
-            text, or a model whose loss is not finite.
+        ValueError: The receipt is of another stage or format, the checkpoint is missing or damaged, the
+            validation text is empty, or the model's loss is not finite.
     """
     trained = Receipt.of_stage(receipt, spec)
-    asked, checkpoint = spec.evaluation, Checkpoint.at(receipt)
+    checkpoint = Checkpoint.at(receipt)
+    settings = spec.evaluation
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
-    tokens_N, data_digest = validation_stream(data, asked.max_bytes, checkpoint.tokens)
-    # A model trained in low precision is measured in the precision it will be used in.
-    autocast = trained.precision in ("bf16", "fp8")
+    tokens_N, data_digest = validation_stream(data, settings.max_bytes, checkpoint.tokens)
     text = Text.of(tokens_N, checkpoint.tokens)
-    given = learned_from or LearnedFrom()
-    with beside(
-        partial(measure_given, text, given, asked.training_bytes, kept or output / "baselines")
-    ) as job:
+    # Measure a model that was trained in low precision in the precision of its later use.
+    autocast = trained.precision in ("bf16", "fp8")
+    n_loops = settings.n_loops or spec.loops
+    with ThreadPoolExecutor(1, thread_name_prefix="baselines") as background:
+        baselines = background.submit(
+            text_baselines,
+            text,
+            learned_from or LearnedFrom(),
+            settings.training_bytes,
+            cache or output / "baselines",
+        )
         model = checkpoint.model(device)
         log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", spec.window, device)
         inspector = model.inspector()
-        n_loops = asked.n_loops or spec.loops
         scored = score(
             model,
             tokens_N,
             seq_len=spec.window,
-            overlap=asked.overlap,
-            batch=asked.batch,
+            overlap=settings.overlap,
+            batch=settings.batch,
             n_loops=n_loops,
             autocast=autocast,
             observe=inspector.observe if inspector else None,
@@ -102,17 +107,17 @@ def evaluate(
             bits_B=bits_by_byte(scored, tokens_N, model.tokens),
             n_loops=n_loops,
             autocast=autocast,
-            beside=job,
+            baselines=baselines,
         )
         results = _measure(subject)
-    measured = Evaluation(
+    evaluation = Evaluation(
         format=Evaluation.FORMAT,
         run=spec.run,
         stage=spec.stage,
         index=spec.index,
         bpb=scored.bpb,
         bpb_strict=scored.bpb_strict,
-        bpb_assistant=_of_answers(scored, tokens_N, model.tokens),
+        bpb_assistant=_bpb_of_answers(scored, tokens_N, model.tokens),
         learn=spec.settings.learn,
         bytes=len(text),
         documents=int(np.count_nonzero(tokens_N == model.tokens.bos)),
@@ -120,12 +125,12 @@ def evaluate(
         bytes_per_second=len(text) / scored.seconds,
         nats=scored.nats,
         targets=scored.counts,
-        data=asked.data or spec.data,
+        data=settings.data or spec.data,
         data_digest=data_digest,
         text_sha256=hashlib.sha256(text.bytes_N.tobytes()).hexdigest(),
         lossless=load_metadata(data).lossless,
         seq_len=spec.window,
-        overlap=asked.overlap,
+        overlap=settings.overlap,
         n_loops=n_loops,
         device=device,
         precision="bf16" if autocast else "fp32",
@@ -143,28 +148,27 @@ def evaluate(
         results=results,
     )
     output.mkdir(parents=True, exist_ok=True)
-    return measured.write(StageFolder(output).evaluation)
+    return evaluation.write(StageFolder(output).evaluation)
 
 
 def _measure(subject: Subject) -> dict[str, Result]:
-    """Return the results of all measurements by name, in the order in which they are shown.
+    """Return the results of all measurements by name, in display order.
 
-    The first ones wait for the thread beside the model, so they run last.
+    The first measurements wait for the background thread, so they run last.
     """
-    found: dict[str, Result | None] = {}
-    asked = subject.spec.evaluation
+    settings = subject.spec.evaluation
+    found: dict[str, Result | None] = dict.fromkeys(MEASUREMENTS)
     for name in reversed(MEASUREMENTS):
-        found[name] = import_module(f"spider.evaluation.{name}").measure(subject, asked)
-    results = {name: found[name] for name in MEASUREMENTS}
-    for name, settings in asked.measurements.items():
+        found[name] = import_module(f"spider.evaluation.{name}").measure(subject, settings)
+    for name, own_settings in settings.measurements.items():
         module = measurement(name)
         log.info("measuring %s", name)
-        results[name] = module.measure(subject, module.Config(**settings))
-    return {name: result for name, result in results.items() if result is not None}
+        found[name] = module.measure(subject, module.Config(**own_settings))
+    return {name: result for name, result in found.items() if result is not None}
 
 
-def _of_answers(scored: Score, tokens_N: np.ndarray, tokens: Tokens) -> float | None:
-    """Return bits per byte of the assistant's answers; None for a text without any."""
+def _bpb_of_answers(scored: Score, tokens_N: np.ndarray, tokens: Tokens) -> float | None:
+    """Return bits per byte of the assistant's answers; None for a text without answers."""
     bytes_S = tokens.bytes_of[tokens_N[1:]] * assistant_mask(tokens_N)[1:]
     nats = float(scored.by_target_S[bytes_S > 0].sum(dtype=np.float64))
     return nats / (math.log(2) * float(bytes_S.sum())) if bytes_S.any() else None

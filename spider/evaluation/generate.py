@@ -1,12 +1,11 @@
-"""Sampling text from a model, one id at a time, as a stream.
+"""Sample text from a model, one id at a time, as a stream.
 
-The model reads each id once (`spider.model.interface.Reader`). When the context is full, the model begins a
-new one with the last half of it, so that the cost of a byte stays constant and what it can look back on is
-between half the context and all of it.
+The model reads each id once (`spider.model.interface.Reader`). When the context is full, the model starts a
+new one with the last half of it. So the cost of a byte stays constant, and the model reads between half of
+the context and all of it.
 
-The draw happens on the host in float64 with a generator of its own, so a seed gives one text whatever else
-uses torch's random state. Only ids that stand for text and EOS can be drawn; EOS ends the stream and is not
-part of it.
+Ids are drawn on the host in float64 with a generator of their own, so a seed gives the same text for any
+state of torch's generators. Only ids of text and EOS can be drawn. EOS ends the stream and is not part of it.
 """
 
 from __future__ import annotations
@@ -37,17 +36,18 @@ def generate(
     """Stream the ids that the model writes after ``[BOS] + prompt``, without the prompt.
 
     Args:
-        prompt: text or raw bytes, where empty, a document is written from its beginning; or ids, as they are.
-        max_bytes: stop after so many bytes of text, if EOS does not come first.
+        prompt: Text or raw bytes (empty: begin a document), or ids, which are read without a BOS in front.
+        max_bytes: Most bytes of text. EOS may end the text before.
         temperature: 0 takes the likeliest id each time.
-        top_k: draw among the k likeliest ids only.
-        top_p: draw among the fewest ids whose probabilities reach p (nucleus sampling, Holtzman et al. 2020).
-        n_loops: loops of the recurrent core (default: the model's).
-        context: ids the model reads at most; best the window it was trained on.
-        ends: special ids that end the text, as EOS does.
+        top_k: Draw from the k likeliest ids.
+        top_p: Draw from the fewest ids whose probabilities reach p (nucleus sampling, Holtzman et al. 2020).
+        n_loops: Loops of the recurrent core (default: the model's).
+        context: Most ids that the model reads. The window of its training is best.
+        ends: Special ids that end the text, as EOS does.
 
     Raises:
-        ValueError: at the call: an argument out of range, a prompt that is not text or exceeds the context.
+        ValueError: An argument is out of range, or the prompt is not text or exceeds the context. The call
+            raises it, before the first id.
     """
     if max_bytes < 0 or temperature < 0 or context < 1:
         raise ValueError(
@@ -58,57 +58,68 @@ def generate(
         raise ValueError(f"top_k must be at least 1 (got {top_k})")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1 (got {top_p})")
-    vocabulary = model.tokens
-    given = _utf8(prompt) if isinstance(prompt, str) else prompt
-    ids = given.tolist() if isinstance(given, np.ndarray) else vocabulary.encode(given)[:-1].tolist()
-    if len(ids) > context:
-        size = len(vocabulary.raw(ids))
-        what = f"{size:,} bytes" + (f" ({len(ids) - 1:,} ids)" if len(ids) - 1 != size else "")
-        raise ValueError(
-            f"the prompt is {what} and the model reads {context - 1:,} at most after the "
-            "document's start: give its end only, or a larger context"
-        )
+    prompt_ids = _prompt_ids(prompt, model.tokens, context)
     model.loops(n_loops)
-    closing = {vocabulary.eos, *ends}
-    writable_W = np.append(np.flatnonzero(vocabulary.bytes_of), sorted(closing))
+    closing = {model.tokens.eos, *ends}
+    writable_W = np.append(np.flatnonzero(model.tokens.bytes_of), sorted(closing))
     generator = torch.Generator().manual_seed(seed)
 
-    def stream(ids: list[int]) -> Iterator[int]:
-        reader, written = model.incremental(context, n_loops), 0
-        # The n-gram index looks back on the whole document, so it reads each id once, also in a new context.
+    def stream() -> Iterator[int]:
+        ids = list(prompt_ids)
+        reader = model.incremental(context, n_loops)
+        device = next(model.parameters()).device
+        # The n-gram index reads the whole document, so it reads each id once, also in a new context.
         index = model.lookup.stream() if model.lookup else None
-        new = unread = ids = list(ids)
+        new = ids
+        written = 0
         while written < max_bytes:
-            given = {}
+            unread = new
+            candidates = None
             if index is not None:
-                new_NW = torch.from_numpy(index.extend(np.array(new)))
-                given["candidates_NW"] = new_NW.to(next(model.parameters()).device)
+                candidates = torch.from_numpy(index.extend(np.array(new))).to(device)
             if len(ids) > context:
-                unread = ids = ids[-max(1, context // 2) :]
-                if index is not None:
-                    assert reader.candidates_NW is not None, "the reader was given candidates"
-                    known_NW = torch.cat([reader.candidates_NW, given["candidates_NW"]])
-                    given["candidates_NW"] = known_NW[-len(ids) :]
+                ids = ids[-max(1, context // 2) :]
+                unread = ids
+                if candidates is not None:
+                    assert reader.candidates_NW is not None, "the reader has read candidates"
+                    candidates = torch.cat([reader.candidates_NW, candidates])[-len(ids) :]
                 reader = model.incremental(context, n_loops)
-            # Between ids the caller has the model back in the mode that it left it in.
-            if was_training := model.training:
+            # Restore the model's mode before each id is handed to the caller.
+            was_training = model.training
+            if was_training:
                 model.eval()
-            logits_V = reader.extend(unread, **given)[-1]
+            logits_V = reader.extend(unread, candidates)[-1]
             if was_training:
                 model.train()
             drawn = sample(logits_V, temperature, top_k, top_p, generator, writable_W)
-            written += int(vocabulary.bytes_of[drawn])
-            if drawn in closing or written > max_bytes:  # what would go beyond is left out
+            written += int(model.tokens.bytes_of[drawn])
+            if drawn in closing or written > max_bytes:
                 return
-            new = unread = [drawn]
+            new = [drawn]
             ids.append(drawn)
             yield drawn
 
-    return stream(ids)
+    return stream()
+
+
+def _prompt_ids(prompt: bytes | str | np.ndarray, vocabulary: Tokens, context: int) -> list[int]:
+    """Return the ids of a prompt, and refuse one that does not fit into the context."""
+    if isinstance(prompt, np.ndarray):
+        ids = prompt.tolist()
+    else:
+        ids = vocabulary.encode(_utf8(prompt) if isinstance(prompt, str) else prompt)[:-1].tolist()
+    if len(ids) > context:
+        size = len(vocabulary.raw(ids))
+        length = f"{size:,} bytes" + (f" ({len(ids) - 1:,} ids)" if len(ids) - 1 != size else "")
+        raise ValueError(
+            f"the prompt is {length} and the model reads {context - 1:,} at most after the "
+            "document's start: give its end only, or a larger context"
+        )
+    return ids
 
 
 def _utf8(prompt: str) -> bytes:
-    """The prompt's bytes; a command line hands over bytes that are not UTF-8 as lone surrogates."""
+    """Return the prompt's bytes. A command line passes bytes that are not UTF-8 as lone surrogates."""
     try:
         return prompt.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -127,7 +138,7 @@ def sample(
     generator: torch.Generator,
     writable_W: np.ndarray,
 ) -> int:
-    """Draw one of the ids that may be written from unnormalised log probabilities (V,)."""
+    """Draw one of the ids in ``writable_W`` from unnormalised log probabilities (V,)."""
     allowed_W = logits_V[torch.from_numpy(writable_W).to(logits_V.device)].double().cpu()
     if temperature == 0:
         return int(writable_W[int(allowed_W.argmax())])
@@ -135,15 +146,17 @@ def sample(
     if top_k is not None:
         p_W[top_k:] = 0
     if top_p is not None:
-        p_W[p_W.cumsum(0) - p_W >= top_p * p_W.sum()] = 0  # the one that crosses p stays
+        p_W[p_W.cumsum(0) - p_W >= top_p * p_W.sum()] = 0  # the id that crosses p stays
     return int(writable_W[int(order_W[torch.multinomial(p_W, 1, generator=generator)])])
 
 
 def stream_text(ids: Iterable[int], vocabulary: Tokens = BYTES) -> Iterator[str]:
-    """Text of a stream as it arrives: a character waits until it is whole, malformed UTF-8 is U+FFFD."""
+    """Yield the text of a stream of ids, character by character; malformed UTF-8 becomes U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for i in ids:
-        if text := decoder.decode(vocabulary.raw([i])):
+        text = decoder.decode(vocabulary.raw([i]))
+        if text:
             yield text
-    if text := decoder.decode(b"", final=True):
+    text = decoder.decode(b"", final=True)
+    if text:
         yield text

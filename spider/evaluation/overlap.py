@@ -1,22 +1,18 @@
-"""How much of a text stands in another one already: what a model may have copied, told from what it learned.
+"""Measure the train/test overlap: how much of the held-out text also occurs in the training text.
 
-A stretch of ``length`` bytes of the held-out text that the training text holds somewhere is a match. Two
-lengths say two things: a byte in a match of 50 bytes is a copy (of a licence, of a docstring that a subclass
-repeats); the share of a document's 12-byte stretches that the training text holds says how much of its
-wording is common. A match lies within one document of either side.
+Two lengths answer two questions. A match of 50 bytes may have been copied: a licence, an inherited
+docstring. The share of a document's 12-byte strings that the training text holds tells how much of its
+wording was seen. A match lies within one document on both sides.
 
-Every stretch of the held-out text is hashed, then the training text is read once, in chunks, and every
-stretch of it is looked up. The hash of stretch i is the polynomial sum_j b[i+j] p^j modulo 2**64, for all i
-at once from one cumulative sum, since p is odd and so has an inverse: h_i = (S[i+n] - S[i]) p^-i with S the
-sums of b[i] p^i. A bitmap of the hashes' top bits turns away most of what is not there before anything is
-searched for. Equal hashes are taken for equal text: with 2**25 stretches against 2**19 one pair in a million
-texts is not.
+Every string of the held-out text is hashed. The training text is then read once, in chunks, and each of its
+strings is looked up. The hash of string i is the polynomial sum_j b[i+j] p^j modulo 2**64. Since p is odd it
+has an inverse, so one cumulative sum S of b[i] p^i gives all hashes: h_i = (S[i+n] - S[i]) p^-i. A bitmap of
+the hashes' top bits rejects most strings before any search. Equal hashes count as equal text: with 2**25
+strings against 2**19, one pair of texts in a million has a false match.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,13 +20,13 @@ import numpy as np
 from spider.config.run import EvaluationConfig
 from spider.evaluation.result import BITS, BYTES, SHARE, Number, Result, Row, Table
 from spider.evaluation.subject import Subject
-from spider.evaluation.text import OUTSIDE_COPIES, Text
+from spider.evaluation.text import OUTSIDE_OVERLAP, Text
 
-#: Bytes in a row that are called a copy.
-COPIED = 50
-#: Bytes in a row by which the wording of a document is compared.
-COMMON = 12
-#: Bytes of the training text looked up at a time.
+#: Length of a match, in bytes.
+MATCH_BYTES = 50
+#: Length of the strings whose share in the training text is measured, in bytes.
+SEEN_BYTES = 12
+#: Bytes of the training text that are searched at a time.
 CHUNK = 1 << 22
 
 _BASE = 0x9E3779B97F4A7C15
@@ -39,58 +35,44 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _BITS = 24
 
 
-@dataclass(frozen=True)
-class DocumentScore:
-    """The scores of one document of the text."""
-
-    bytes: int
-    bpb: float
-    ppmd: float | None = None
-    """Rate of PPMd, given as much training text as it is given."""
-    common: float | None = None
-    """Share of the document's stretches of `COMMON` bytes that the training text holds."""
-    copied: float | None = None
-    """Share of the document's bytes in copies."""
-
-
 def measure(subject: Subject, settings: EvaluationConfig) -> Result:
-    """Return the model's score outside of copies, and its scores by how common the wording is."""
-    measured, bits_B = subject.beside.result(), subject.bits_B
-    size_D, bounds_D = subject.text.lengths(), subject.text.bounds_D[:-1]
-    columns = {"bytes": size_D, "bpb": np.add.reduceat(bits_B, bounds_D) / size_D}
-    if measured.ppmd_D is not None:
-        columns["ppmd"] = measured.ppmd_D / size_D
-    copied_B = measured.copied_N
-    if copied_B is None or measured.common_D is None:
+    """Return the model's score outside the overlap, and its scores by the share of seen text."""
+    baselines = subject.baselines.result()
+    bits_B = subject.bits_B
+    size_D = subject.text.lengths()
+    first_D = subject.text.bounds_D[:-1]
+    columns = {"bytes": size_D, "bpb": np.add.reduceat(bits_B, first_D) / size_D}
+    if baselines.ppmd_D is not None:
+        columns["ppmd"] = baselines.ppmd_D / size_D
+    overlap_B = baselines.overlap_N
+    if overlap_B is None or baselines.seen_D is None:
         return Result(title="Overlap", details={"by_document": _records(columns)})
-    columns["copied"] = np.add.reduceat(copied_B.astype(float), bounds_D) / size_D
-    columns["common"] = measured.common_D
-    fresh_bytes, copied, searched = int((~copied_B).sum()), float(copied_B.mean()), measured.searched or 0.0
-    searched_part = (
-        "" if searched > 0.995 else f" of the {searched:.0%} of the training text that was searched"
-    )
-    note = f"{copied:.1%} of these bytes are copies ({COPIED} bytes or more in a row){searched_part}."
+    columns["overlap"] = np.add.reduceat(overlap_B.astype(float), first_D) / size_D
+    columns["seen"] = baselines.seen_D
+    outside = int((~overlap_B).sum())
+    share = float(overlap_B.mean())
+    searched = baselines.searched or 0.0
+    part = "" if searched > 0.995 else f" of the {searched:.0%} of the training text that was searched"
     row = Row(
-        name="copies/bpb",
-        label=OUTSIDE_COPIES,
-        value=float(bits_B[~copied_B].sum() / fresh_bytes) if fresh_bytes else None,
+        name="overlap/bpb_outside",
+        label=OUTSIDE_OVERLAP,
+        value=float(bits_B[~overlap_B].sum() / outside) if outside else None,
         unit=BITS,
         better="lower",
-        note=f"on the {fresh_bytes:,} bytes outside of copies",
+        note=f"on the {outside:,} bytes outside the overlap",
     )
-    records = _records(columns)
     return Result(
         title="Overlap",
         rows=[row],
-        notes=[note],
+        notes=[f"{share:.1%} of these bytes are in matches of {MATCH_BYTES} bytes or more{part}."],
         metrics={
-            "copies/length": COPIED,
-            "copies/copied": copied,
-            "copies/searched": searched,
-            "copies/fresh_bytes": fresh_bytes,
+            "overlap/match_bytes": MATCH_BYTES,
+            "overlap/share": share,
+            "overlap/searched": searched,
+            "overlap/bytes_outside": outside,
         },
-        figures=[_quarters([DocumentScore(**record) for record in records])],
-        details={"by_document": records},
+        figures=[_by_share_of_seen_text(columns)],
+        details={"by_document": _records(columns)},
     )
 
 
@@ -100,86 +82,87 @@ def _records(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def _quarters(documents: Sequence[DocumentScore]) -> Table:
-    """Return scores in four parts of like size, by the share of wording that the training text holds."""
-    known = sorted(documents, key=lambda one: one.common or 0.0)
-    total = sum(one.bytes for one in known)
-    done = 0
-    parts = [list[DocumentScore]() for _ in range(4)]
-    for one in known:
-        parts[min(3, int(4 * (done + one.bytes / 2) / total))].append(one)
-        done += one.bytes
+def _by_share_of_seen_text(columns: dict[str, np.ndarray]) -> Table:
+    """Return mean scores of four groups of documents of about equal size, sorted by share of seen text."""
+    order_D = np.argsort(columns["seen"], kind="stable")
+    size_D = columns["bytes"][order_D]
+    middle_D = np.cumsum(size_D) - size_D / 2
+    group_D = np.minimum(3, (4 * middle_D / size_D.sum()).astype(int))
+    rows = []
+    for group in np.unique(group_D):
+        chosen = order_D[group_D == group]
+        weights = columns["bytes"][chosen]
+        mean = {name: float(np.average(columns[name][chosen], weights=weights)) for name in columns}
+        further = {
+            "bytes": Number(value=int(weights.sum()), unit=BYTES),
+            "in overlap": Number(value=mean["overlap"], unit=SHARE),
+        }
+        if "ppmd" in mean:
+            further["ppmd"] = Number(value=mean["ppmd"], unit=BITS)
+        seen = columns["seen"][chosen]
+        rows.append(
+            Row(
+                name=f"seen/{group}",
+                label=f"{seen[0]:.0%} to {seen[-1]:.0%}",
+                value=mean["bpb"],
+                unit=BITS,
+                better="lower",
+                columns=further,
+            )
+        )
     return Table(
-        title="By how much of the wording the training text holds",
-        head=f"common stretches of {COMMON} bytes",
+        title="By share of seen text",
+        head=f"{SEEN_BYTES}-byte strings seen in training",
         value="this model",
-        rows=[_quarter(index, part) for index, part in enumerate(parts) if part],
-        notes=["Documents in four parts of like size, by the share of their wording in the training text."],
+        rows=rows,
+        notes=["Four groups of documents of about equal size."],
     )
 
 
-def _quarter(index: int, part: list[DocumentScore]) -> Row:
-    """Return the mean scores of one part, weighted by bytes."""
-    size = sum(one.bytes for one in part)
-
-    def mean(name: str) -> float:
-        return sum(one.bytes * getattr(one, name) for one in part) / size
-
-    columns = {"bytes": Number(value=size, unit=BYTES), "in copies": Number(value=mean("copied"), unit=SHARE)}
-    if part[0].ppmd is not None:
-        columns["ppmd"] = Number(value=mean("ppmd"), unit=BITS)
-    return Row(
-        name=f"wording/{index}",
-        label=f"{part[0].common:.0%} to {part[-1].common:.0%}",
-        value=mean("bpb"),
-        unit=BITS,
-        better="lower",
-        columns=columns,
-    )
-
-
-class Stretches:
-    """Which stretches of ``length`` bytes of a text occur in what is shown to it (`look_in`)."""
+class StringMatches:
+    """The strings of ``length`` bytes of a text, each marked once it was found in another text."""
 
     def __init__(self, text: Text, length: int) -> None:
-        self.text, self.length = text, length
-        self.at, hashes = _hashed(text, length)
-        self._hashes, self._which = np.unique(hashes, return_inverse=True)
-        self._seen = np.zeros(len(self._hashes), bool)
-        self._mark_wanted()
+        self.text = text
+        self.length = length
+        self.offsets, hashes = _hashes(text, length)
+        self._hashes, self._index = np.unique(hashes, return_inverse=True)
+        self._found = np.zeros(len(self._hashes), bool)
+        self._fill_bitmap()
 
-    def _mark_wanted(self) -> None:
-        self._wanted = np.zeros(1 << _BITS, bool)
-        self._wanted[_top(self._hashes[~self._seen])] = True
+    def _fill_bitmap(self) -> None:
+        """Mark the top bits of the hashes that are not found yet."""
+        self._bitmap = np.zeros(1 << _BITS, bool)
+        self._bitmap[_top_bits(self._hashes[~self._found])] = True
 
-    def look_in(self, other: Text) -> None:
-        """Mark what occurs in another text."""
-        _, hashes = _hashed(other, self.length)
-        likely = hashes[self._wanted[_top(hashes)]]
+    def search(self, other: Text) -> None:
+        """Mark the strings that occur in another text."""
+        _, hashes = _hashes(other, self.length)
+        likely = hashes[self._bitmap[_top_bits(hashes)]]
         if not len(likely) or not len(self._hashes):
             return
-        place = np.minimum(np.searchsorted(self._hashes, likely), len(self._hashes) - 1)
-        self._seen[place[self._hashes[place] == likely]] = True
-        self._mark_wanted()  # what was seen need not be looked for again
+        index = np.minimum(np.searchsorted(self._hashes, likely), len(self._hashes) - 1)
+        self._found[index[self._hashes[index] == likely]] = True
+        self._fill_bitmap()
 
     def covered(self) -> np.ndarray:
-        """The bytes that lie in a stretch that was seen: bool, one a byte of the text."""
+        """Return which bytes of the text lie in a found string: (N,) bool."""
         edges = np.zeros(len(self.text) + 1, np.int32)
-        begins = self.at[self._seen[self._which]]
+        begins = self.offsets[self._found[self._index]]
         np.add.at(edges, begins, 1)
         np.add.at(edges, begins + self.length, -1)
         return np.cumsum(edges)[:-1] > 0
 
     def shares(self) -> np.ndarray:
-        """Of each document the share of its stretches that were seen: (D,) float; 0 for one too short."""
-        document = np.searchsorted(self.text.bounds_D, self.at, side="right") - 1
+        """Return the share of each document's strings that were found: (D,); 0 for too short documents."""
+        document = np.searchsorted(self.text.bounds_D, self.offsets, side="right") - 1
         count = len(self.text.bounds_D) - 1
-        all_D = np.bincount(document, minlength=count)
-        return np.bincount(document, self._seen[self._which], count) / np.maximum(1, all_D)
+        total_D = np.bincount(document, minlength=count)
+        return np.bincount(document, self._found[self._index], count) / np.maximum(1, total_D)
 
 
-def _hashed(text: Text, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each stretch within a document begins (int64), and its hash (uint64)."""
+def _hashes(text: Text, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offset (int64) and the hash (uint64) of each string within a document."""
     count = len(text) - length + 1
     if count < 1:
         return np.empty(0, np.int64), np.empty(0, np.uint64)
@@ -187,27 +170,27 @@ def _hashed(text: Text, length: int) -> tuple[np.ndarray, np.ndarray]:
         powers = _powers(_BASE, len(text))
         sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(text.bytes_N * powers, dtype=np.uint64)])
         hashes = (sums[length:] - sums[:-length]) * _powers(_INVERSE, count)
-    inside = np.ones(len(text) + length, bool)  # a document's last length - 1 places begin no stretch of it
+    inside = np.ones(len(text) + length, bool)  # False for the last length - 1 bytes of a document
     for back in range(1, length):
         inside[np.maximum(0, text.bounds_D[1:] - back)] = False
-    at = np.flatnonzero(inside[:count])
-    return at, hashes[at]
+    offsets = np.flatnonzero(inside[:count])
+    return offsets, hashes[offsets]
 
 
 _TABLES: dict[int, np.ndarray] = {}
 
 
 def _powers(base: int, count: int) -> np.ndarray:
-    """base**i modulo 2**64 for i below ``count``."""
+    """Return base**i modulo 2**64 for i below ``count``."""
     table = _TABLES.get(base)
     if table is None or len(table) < count:
-        steps = np.full(max(count, CHUNK), base, np.uint64)
-        steps[0] = 1
+        factors = np.full(max(count, CHUNK), base, np.uint64)
+        factors[0] = 1
         with np.errstate(over="ignore"):
-            _TABLES[base] = table = np.cumprod(steps, dtype=np.uint64)
+            _TABLES[base] = table = np.cumprod(factors, dtype=np.uint64)
     return table[:count]
 
 
-def _top(hashes: np.ndarray) -> np.ndarray:
+def _top_bits(hashes: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         return (hashes * _MIX) >> np.uint64(64 - _BITS)

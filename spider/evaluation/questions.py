@@ -1,7 +1,7 @@
-"""Questions of tasks: each a few ways in which a text may go on, of which one is right.
+"""Make or read multiple-choice questions. Each has several continuations of a text, and one is correct.
 
-Made from held-out text by a seed (`cloze`, `induction`, `copy`), read from lines of JSON, or from a folder
-laid out as nanochat's CORE bundle. Nothing here needs a model, nor knows what it reads: questions are bytes.
+Questions are made from held-out text by a seed (`cloze`, `induction`, `copy`), read from lines of JSON, or
+read from a folder in the layout of nanochat's CORE bundle. They are bytes, so they do not depend on a model.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ import numpy as np
 
 from spider.config.tasks import ClozeTask, CopyTask, CoreTask, InductionTask, JsonlTask, TaskConfig
 
-#: Of letters that made-up words are made of.
+#: Letters of made-up words.
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-#: CORE's seeds: of which items are asked, and of the shots of each.
-_CORE_ORDER, _CORE_SHOTS = 1337, 1234
+#: CORE's seeds: for the choice of items and for the shots of each.
+_CORE_ORDER = 1337
+_CORE_SHOTS = 1234
 
 
 class Question(NamedTuple):
-    """``contexts`` and ``choices`` go together, one for one; ``gold`` is the right one. Of a single choice it
-    is asked whether it is what the model would write."""
+    """A question: choice i follows context i, and ``gold`` is the number of the correct choice.
+
+    A question with a single choice is answered correctly if greedy decoding writes it.
+    """
 
     contexts: tuple[bytes, ...]
     choices: tuple[bytes, ...]
@@ -36,14 +39,17 @@ class Task(NamedTuple):
     name: str
     questions: list[Question]
     chance: float
-    """Share that guessing gets right."""
+    """Accuracy of guessing."""
 
 
 def tasks(name: str, config: TaskConfig, documents: Sequence[bytes]) -> Iterator[Task]:
-    """The task of a configuration, or those of a folder; ``documents`` are of the held-out text.
+    """Yield the task of a configuration, or the tasks of a folder.
+
+    Args:
+        documents: The documents of the held-out text.
 
     Raises:
-        ValueError: too little text; a file or folder that is missing or malformed, with the line.
+        ValueError: there is too little text, or a file or folder is missing or malformed (with the line).
     """
     if isinstance(config, ClozeTask):
         yield Task(name, list(_cloze(name, config, documents)), 1 / 4)
@@ -53,18 +59,18 @@ def tasks(name: str, config: TaskConfig, documents: Sequence[bytes]) -> Iterator
         yield Task(name, list(_copy(name, config, documents)), 1 / 4)
     elif isinstance(config, JsonlTask):
         path = Path(config.file)
-        asked = [_parsed(row, config.delimiter, where) for where, row in _rows(path)]
-        chosen = range(len(asked))[: config.items]
-        yield _with_shots(name, asked, chosen, config.shots, config.seed, str(path))
+        examples = [_parsed(row, config.delimiter, where) for where, row in _rows(path)]
+        chosen = range(len(examples))[: config.items]
+        yield _with_shots(name, examples, chosen, config.shots, config.seed, str(path))
     else:
         yield from _core(name, config)
 
 
-# ------------------------------------------------------------------------------------------- made from text
+# ------------------------------------------------------------------------------------- questions from text
 
 
 def _stretches(name: str, documents: Sequence[bytes], size: int, count: int) -> list[bytes]:
-    """The beginnings of stretches of whole words, one after the other, as many as there are of that size."""
+    """Return all stretches of ``size`` bytes, one after the other, without those that hold a blank line."""
     found = [
         document[at : at + size]
         for document in documents
@@ -74,7 +80,7 @@ def _stretches(name: str, documents: Sequence[bytes], size: int, count: int) -> 
     if len(found) < min(count, 4):
         raise ValueError(
             f"evaluation.tasks.{name}: {len(found)} stretches of {size} bytes in the text that is scored; "
-            "raise evaluation.max_bytes, or ask for less"
+            "raise evaluation.max_bytes, or lower the sizes of the task"
         )
     return found
 
@@ -82,33 +88,35 @@ def _stretches(name: str, documents: Sequence[bytes], size: int, count: int) -> 
 def _cloze(name: str, config: ClozeTask, documents: Sequence[bytes]) -> Iterator[Question]:
     size = config.context + config.choice
     found = _stretches(name, documents, size, config.items)
-    draw = random.Random(f"{config.seed} cloze")
-    for whole in draw.sample(found, min(config.items, len(found))):
-        context, right = whole[: config.context], whole[config.context :]
+    rng = random.Random(f"{config.seed} cloze")
+    for whole in rng.sample(found, min(config.items, len(found))):
+        right = whole[config.context :]
         others: list[bytes] = []
         while len(others) < 3:
-            other = draw.choice(found)[config.context :]
+            other = rng.choice(found)[config.context :]
             if other != right and other not in others:
                 others.append(other)
             elif len({one[config.context :] for one in found}) < 4:
                 raise ValueError(f"evaluation.tasks.{name}: the text is too uniform for three other endings")
-        yield _shuffled(draw, context, right, others)
+        yield _shuffled(rng, whole[: config.context], right, others)
 
 
 def _induction(name: str, config: InductionTask, documents: Sequence[bytes]) -> Iterator[Question]:
     half = config.word // 2
     found = _stretches(name, documents, config.gap, config.items)
-    draw = random.Random(f"{config.seed} induction")
+    rng = random.Random(f"{config.seed} induction")
     for _ in range(config.items):
-        word, *others = ("".join(draw.choices(_LETTERS, k=config.word)).encode() for _ in range(4))
-        gap = draw.choice(found)
+        word, *others = ("".join(rng.choices(_LETTERS, k=config.word)).encode() for _ in range(4))
+        gap = rng.choice(found)
         context = b" ".join([word, gap, word[:half]])
-        yield _shuffled(draw, context, word[half:], [other[half:] for other in others])
+        yield _shuffled(rng, context, word[half:], [other[half:] for other in others])
 
 
 def _copy(name: str, config: CopyTask, documents: Sequence[bytes]) -> Iterator[Question]:
-    """All four answers stand in the context: it is not enough to have read one, it has to be the one behind
-    the cue. What lies between are other passages."""
+    """Yield questions whose four choices all occur in the context; the correct one follows the cue there.
+
+    Other passages fill the distance between the choices and the cue.
+    """
     size = config.cue + config.choice
     found = _stretches(name, documents, size, config.items)
     by_cue = {one[: config.cue]: one for one in found}
@@ -119,27 +127,27 @@ def _copy(name: str, config: CopyTask, documents: Sequence[bytes]) -> Iterator[Q
             f"evaluation.tasks.{name}: {len(distinct)} different stretches of {size} bytes in the text that "
             f"is scored, {4 + between} are needed; raise evaluation.max_bytes, or lower distance"
         )
-    draw = random.Random(f"{config.seed} copy")
+    rng = random.Random(f"{config.seed} copy")
     for _ in range(config.items):
-        passages = draw.sample(distinct, 4 + between)
+        passages = rng.sample(distinct, 4 + between)
         filler = b"\n".join(passages[4:])[: config.distance]
-        asked = draw.choice(passages[:4])
-        context = b"\n".join([*passages[:4], filler, asked[: config.cue]])
-        others = [one[config.cue :] for one in passages[:4] if one != asked]
-        yield _shuffled(draw, context, asked[config.cue :], others)
+        right = rng.choice(passages[:4])
+        context = b"\n".join([*passages[:4], filler, right[: config.cue]])
+        others = [one[config.cue :] for one in passages[:4] if one != right]
+        yield _shuffled(rng, context, right[config.cue :], others)
 
 
-def _shuffled(draw: random.Random, context: bytes, right: bytes, others: list[bytes]) -> Question:
+def _shuffled(rng: random.Random, context: bytes, right: bytes, others: list[bytes]) -> Question:
     choices = [right, *others]
-    draw.shuffle(choices)
+    rng.shuffle(choices)
     return Question((context,) * len(choices), tuple(choices), choices.index(right))
 
 
-# --------------------------------------------------------------------------------------------------- read
+# ------------------------------------------------------------------------------------ questions from files
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Lines of JSON, each with where it stands."""
+    """Yield the lines of a JSON-lines file, each with its file and line number."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -155,15 +163,15 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{path}, line {number}", row
 
 
-class _Asked(NamedTuple):
-    """A question by itself, and what stands for it among the answered ones."""
+class _Example(NamedTuple):
+    """A question without shots, and the text that shows it with its answer as a shot."""
 
     question: Question
-    shown: bytes
+    shot: bytes
 
 
-def _parsed(row: dict[str, Any], delimiter: str, where: str) -> _Asked:
-    """A row of any of the three shapes."""
+def _parsed(row: dict[str, Any], delimiter: str, where: str) -> _Example:
+    """Return the question of a row in one of the three formats."""
     between = delimiter.encode()
     if "choices" in row:
         choices = tuple(_text(choice, where) for choice in row["choices"])
@@ -172,10 +180,8 @@ def _parsed(row: dict[str, Any], delimiter: str, where: str) -> _Asked:
         contexts = tuple(_text(option, where) + between for option in row["context_options"])
         choices = (_text(row.get("continuation"), where),) * len(contexts)
     elif "continuation" in row:
-        contexts, choices = (
-            (_text(row.get("context"), where) + between,),
-            (_text(row["continuation"], where),),
-        )
+        contexts = (_text(row.get("context"), where) + between,)
+        choices = (_text(row["continuation"], where),)
     else:
         keys = "choices, context_options or continuation"
         raise ValueError(f"{where}: needs {keys} (keys: {', '.join(row) or 'none'})")
@@ -186,7 +192,7 @@ def _parsed(row: dict[str, Any], delimiter: str, where: str) -> _Asked:
         raise ValueError(f"{where}: gold must be one of 0 to {len(choices) - 1} (got {gold!r})")
     if len(set(zip(contexts, choices, strict=True))) < len(choices):
         raise ValueError(f"{where}: two choices are equal")
-    return _Asked(Question(contexts, choices, gold), contexts[gold] + choices[gold])
+    return _Example(Question(contexts, choices, gold), contexts[gold] + choices[gold])
 
 
 def _text(value: Any, where: str) -> bytes:
@@ -196,25 +202,26 @@ def _text(value: Any, where: str) -> bytes:
 
 
 def _with_shots(
-    name: str, asked: Sequence[_Asked], chosen: Sequence[int], shots: int, seed: int, where: str
+    name: str, examples: Sequence[_Example], chosen: Sequence[int], shots: int, seed: int, where: str
 ) -> Task:
-    """Those that were chosen, each after so many others with their answers."""
-    if not asked:
+    """Return the chosen questions, each after ``shots`` other examples with their answers."""
+    if not examples:
         raise ValueError(f"{where}: holds no questions")
-    if shots > len(asked) - 1:
-        raise ValueError(f"{where}: {shots} shots need {shots + 1} questions, there are {len(asked)}")
+    if shots > len(examples) - 1:
+        raise ValueError(f"{where}: {shots} shots need {shots + 1} questions, there are {len(examples)}")
     questions = []
     for i in chosen:
-        others = [j for j in range(len(asked)) if j != i]
-        before = b"".join(asked[j].shown + b"\n\n" for j in random.Random(seed + i).sample(others, shots))
-        question = asked[i].question
+        others = [j for j in range(len(examples)) if j != i]
+        drawn = random.Random(seed + i).sample(others, shots)
+        before = b"".join(examples[j].shot + b"\n\n" for j in drawn)
+        question = examples[i].question
         questions.append(question._replace(contexts=tuple(before + one for one in question.contexts)))
     chance = [1 / len(one.choices) if len(one.choices) > 1 else 0.0 for one in questions]
     return Task(name, questions, float(np.mean(chance)))
 
 
 def _core(name: str, config: CoreTask) -> Iterator[Task]:
-    """Yield the tasks of an evaluation bundle."""
+    """Yield the tasks of a CORE bundle."""
     folder = Path(config.folder)
     if not (folder / "core.yaml").is_file():
         raise ValueError(
@@ -229,9 +236,9 @@ def _core(name: str, config: CoreTask) -> Iterator[Task]:
             raise ValueError(f"{folder}/eval_meta_data.csv: no baseline of the task {label!r}")
         path = folder / "eval_data" / entry["dataset_uri"]
         delimiter = entry.get("continuation_delimiter", " ")
-        asked = [_parsed(row, delimiter, where) for where, row in _rows(path)]
-        chosen = list(range(len(asked)))
+        examples = [_parsed(row, delimiter, where) for where, row in _rows(path)]
+        chosen = list(range(len(examples)))
         random.Random(_CORE_ORDER).shuffle(chosen)
         shots = entry["num_fewshot"][0]
-        task = _with_shots(f"{name}/{label}", asked, chosen[: config.items], shots, _CORE_SHOTS, str(path))
+        task = _with_shots(f"{name}/{label}", examples, chosen[: config.items], shots, _CORE_SHOTS, str(path))
         yield task._replace(chance=chances[label])

@@ -1,6 +1,6 @@
-"""The JSON files that measuring leaves: `evaluation.json`, `harness.json` and `sample.json`.
+"""Define the JSON files of measurements: `evaluation.json`, `harness.json` and `sample.json`.
 
-Tables, pages and figures are made from these files alone. Their readers need neither the model nor torch.
+Tables, pages and figures are made from these files alone. Reading them needs neither the model nor torch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,38 @@ class Training(BaseModel, frozen=True):
     seconds: float
 
 
-class Evaluation(Record):
-    """One checkpoint, measured on one text; ``index`` is the place of the stage in its run."""
+class Scored(BaseModel):
+    """The score of one checkpoint on one text, and the settings that it depends on."""
+
+    bpb: float
+    bpb_strict: float
+    bpb_assistant: float | None = None
+    """Bits per byte of the assistant's answers, for a text of conversations."""
+    learn: Literal["all", "assistant"] = "all"
+    """The part of the text that the stage learned: all of it, or the assistant's answers."""
+    data: str
+    text_sha256: str
+    lossless: bool = True
+    """False if the text is a decoded one, because its tokenizer does not keep the original."""
+    seq_len: int
+    overlap: float
+    n_loops: int
+    device: str
+    weights: str
+    ngram: str | None = None
+    """Digest of the n-gram index that the model read."""
+    global_step: int
+    parameters: int
+
+    @property
+    def context(self) -> str:
+        """Return how many ids the model reads before a target, such as ``64 to 256``."""
+        window = f"{int(self.seq_len * self.overlap)} to {self.seq_len}"
+        return window if self.ngram is None else f"{window} (n-gram index: document)"
+
+
+class Evaluation(Scored, Record):
+    """One checkpoint, measured on one text. ``index`` is the position of the stage in its run."""
 
     FORMAT: ClassVar[int] = 2
     WHAT: ClassVar[str] = "an evaluation"
@@ -35,92 +65,66 @@ class Evaluation(Record):
     run: str
     stage: str
     index: int
-    bpb: float
-    bpb_strict: float
-    bpb_assistant: float | None = None
-    """Bits per byte of the assistant's answers, for a text of conversations."""
-    learn: Literal["all", "assistant"] = "all"
-    """What the stage learned of its text: all of it, or the assistant's answers."""
     bytes: int
     documents: int
     seconds: float
     bytes_per_second: float
     nats: dict[str, float]
     targets: dict[str, int]
-    data: str
     data_digest: str
-    text_sha256: str
-    lossless: bool = True
-    """False if the text is what a published tokenizer left of the original."""
-    seq_len: int
-    overlap: float
-    n_loops: int
-    device: str
     precision: str
     checkpoint: str
     averaged: bool
-    weights: str
-    ngram: str | None = None
-    """Digest of the n-gram index that the model read."""
-    global_step: int
     training: Training
     model: dict[str, float]
     """The model's own metrics, averaged over windows."""
-    parameters: int
     parameters_by_part: dict[str, int]
     parameters_looked_up: int
-    """Parameters in tables of which a token reads some rows: they cost no FLOPs."""
+    """Parameters in lookup tables, such as embeddings. They cost no FLOPs."""
     flops_per_token: float
     """FLOPs of training, forward and backward, at the window and depth of the stage."""
-    results: dict[str, Result] = {}  # noqa: RUF012
-    """What the measurements found, by their names."""
-
-    @property
-    def context(self) -> str:
-        """Return how many ids before it a target was predicted from: ``64 to 256``."""
-        window = f"{int(self.seq_len * self.overlap)} to {self.seq_len}"
-        return window if self.ngram is None else f"{window} (n-gram index: document)"
+    results: dict[str, Result] = {}
+    """Results of the measurements, by name."""
 
     @property
     def score(self) -> Result:
-        """Return the scores of the model on the text as a result."""
-        named = {"bpb": ("bits per byte", self.bpb), "bpb_strict": ("strict", self.bpb_strict)}
-        if self.bpb_assistant is not None:
-            named["bpb_assistant"] = ("of answers", self.bpb_assistant)
+        """Return the model's scores as a result."""
+        labels = {"bpb": BITS, "bpb_strict": "strict", "bpb_assistant": "of answers"}
         rows = [
-            Row(name=name, label=label, value=value, unit=BITS, better="lower")
-            for name, (label, value) in named.items()
+            Row(name=name, label=label, value=getattr(self, name), unit=BITS, better="lower")
+            for name, label in labels.items()
+            if getattr(self, name) is not None
         ]
-        further = {"bytes": self.bytes, "bytes_per_second": self.bytes_per_second}
-        further |= {f"model/{name}": value for name, value in self.model.items()}
+        metrics = {"bytes": self.bytes, "bytes_per_second": self.bytes_per_second}
+        metrics |= {f"model/{name}": value for name, value in self.model.items()}
         if not self.lossless:
-            further["lossless"] = 0
+            metrics["lossless"] = 0
         legend = (
-            "Bits per byte: nats of the bytes' predictions / (ln 2 x bytes), lower is better; strict also "
-            "counts what predicting the documents' ends and beginnings costs."
+            "Bits per byte: nats of the predicted bytes / (ln 2 x bytes), lower is better. The strict score "
+            "also counts the nats of document ends and beginnings."
         )
-        return Result(title="Bits per byte", rows=rows, legend=legend, metrics=further)
+        return Result(title="Bits per byte", rows=rows, legend=legend, metrics=metrics)
 
     @property
     def all_results(self) -> dict[str, Result]:
-        """Return the scores and what the measurements found, by name."""
+        """Return the scores and the results of the measurements, by name."""
         return {"score": self.score, **self.results}
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return all numbers for MLflow by name."""
+        """Return all numbers for MLflow, by name."""
         return result.metrics(self.all_results)
 
 
 class HarnessResult(Record):
-    """``harness.json``: the answers of one checkpoint to tasks of lm-evaluation-harness."""
+    """``harness.json``: the result of lm-evaluation-harness for one checkpoint."""
 
     FORMAT: ClassVar[int] = 2
     WHAT: ClassVar[str] = "a result of the harness"
     REMEDY: ClassVar[str] = "run `spider harness` again"
 
     label: str
-    """Where the model comes from."""
+    """Name of the model, such as its run and stage."""
     weights: str
     """Digest of the model's weights."""
     versions: dict[str, str]
@@ -130,15 +134,18 @@ class HarnessResult(Record):
     result: Result
 
 
-def further_results(folder: StageFolder, weights: str | None = None) -> dict[str, Result]:
-    """Return the results that have files of their own beside an evaluation, by name.
-
-    With ``weights``, a result of other weights is left out.
-    """
-    if not folder.harness.exists():
-        return {}
-    asked = HarnessResult.read(folder.harness)
-    return {"harness": asked.result} if weights in (None, asked.weights) else {}
+def results_of(folder: StageFolder, weights: str | None = None) -> dict[str, Result]:
+    """Return all results in a stage's folder, by name; with ``weights``, only those of these weights."""
+    results: dict[str, Result] = {}
+    if folder.evaluation.exists():
+        evaluation = Evaluation.read(folder.evaluation)
+        if weights in (None, evaluation.weights):
+            results |= evaluation.all_results
+    if folder.harness.exists():
+        harness = HarnessResult.read(folder.harness)
+        if weights in (None, harness.weights):
+            results["harness"] = harness.result
+    return results
 
 
 class Sample(Record):

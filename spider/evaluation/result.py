@@ -1,4 +1,4 @@
-"""What a measurement leaves: a `Result` with rows, metrics and figures, which needs no torch and no model.
+"""Define `Result`, which holds what a measurement found: rows, metrics and figures. It needs no torch.
 
 The page, the model card, the comparison, the terminal summary, the model registry and MLflow iterate over
 results. None of them names a measurement, so a new measurement is one file (CONTRIBUTING.md).
@@ -12,15 +12,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
 
-#: The unit of rows that share one table with the model's score.
+#: Unit of the rows that share one table with the model's score.
 BITS = "bits per byte"
-#: The unit of a share, which is shown in percent.
+#: Unit of a share. Tables show it in percent.
 SHARE = "share"
 BYTES = "bytes"
 
 
 class Number(BaseModel, frozen=True):
-    """A number with its unit; None is shown as an empty cell."""
+    """A number with its unit. Tables show None as an empty cell."""
 
     value: float | None
     unit: str = ""
@@ -29,14 +29,13 @@ class Number(BaseModel, frozen=True):
 
     def __str__(self) -> str:
         """Return the number as tables show it: ``2.1250``, ``42.5% ± 8.0``, ``1,200``; empty for None."""
-        value, error = self.value, self.error
-        if value is None:
+        if self.value is None:
             return ""
         if self.unit == SHARE:
-            return f"{100 * value:.1f}%" + ("" if error is None else f" ± {100 * error:.1f}")
-        if self.unit in ("", BYTES) and error is None and float(value).is_integer():
-            return f"{int(value):,}"
-        text = f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
+            return f"{100 * self.value:.1f}%" + ("" if self.error is None else f" ± {100 * self.error:.1f}")
+        if self.unit in ("", BYTES) and self.error is None and float(self.value).is_integer():
+            return f"{int(self.value):,}"
+        text = f"{self.value:.4f}" + ("" if self.error is None else f" ± {self.error:.4f}")
         return text if self.unit in ("", BITS) else f"{text} {self.unit}"
 
 
@@ -51,19 +50,19 @@ class Row(Number, frozen=True):
     note: str = ""
     """Long form of the label."""
     columns: dict[str, Number] = {}
-    """Further numbers of the row, by the title of their column."""
+    """Further numbers of the row, by column title."""
     baseline: bool = False
-    """True for a number of something other than the model, on the same text."""
+    """True for a number that is not the model's, such as a compressor's on the same text."""
     group: str = ""
-    """Baselines of one group differ in what they read before; short lists show the best two of each group."""
+    """Group of a baseline: what it has read before. Short lists show the best two baselines of each group."""
     hub_metric: str = ""
-    """Name of the metric in a hub's model index; empty: the row is not in it."""
+    """Name of the metric in the hub's model index (empty: the row is not in the index)."""
     hub_dataset: str = ""
-    """Dataset of the row in a hub's model index."""
+    """Dataset of the row in the hub's model index."""
 
 
 class Table(BaseModel, frozen=True):
-    """Rows under a title."""
+    """A table with a title."""
 
     kind: Literal["table"] = "table"
     title: str
@@ -76,12 +75,12 @@ class Table(BaseModel, frozen=True):
     """Sentences below the table."""
 
     def columns(self) -> list[str]:
-        """Return the titles of the further columns, in the order of the rows."""
+        """Return the titles of the further columns."""
         return list(dict.fromkeys(title for row in self.rows for title in row.columns))
 
 
 class Histogram(BaseModel, frozen=True):
-    """Counts of ``things`` (patches) that have 0, 1, 2, ... of a ``unit`` (bytes)."""
+    """A histogram of the sizes of ``things`` (patches) in a ``unit`` (bytes): ``counts[n]`` have size n."""
 
     kind: Literal["histogram"] = "histogram"
     title: str
@@ -91,10 +90,10 @@ class Histogram(BaseModel, frozen=True):
 
 
 class HeatMap(BaseModel, frozen=True):
-    """A table of numbers as colours.
+    """A matrix of numbers shown as colours.
 
-    ``middle`` is neutral; ``most`` and larger values have the strongest colour. A ``column`` (an expert) is
-    numbered from 1.
+    The value ``middle`` has the neutral colour. The value ``most`` and larger ones have the strongest colour.
+    Columns are numbered from 1, and ``column`` names what they stand for (expert).
     """
 
     kind: Literal["heatmap"] = "heatmap"
@@ -108,21 +107,21 @@ class HeatMap(BaseModel, frozen=True):
 
 
 class Curve(BaseModel, frozen=True):
-    """Values at 1, 2, ... of something, such as bits per byte over the number of loops."""
+    """Values at x = 1, 2, ..., such as bits per byte over the number of loops."""
 
     kind: Literal["curve"] = "curve"
     title: str
     x: str
-    """What is counted from 1 along the axis."""
+    """Title of the x axis."""
     y: str
     values: list[float]
     mark: int | None = None
-    """Place of a vertical line, such as the number of loops trained with."""
+    """x of a vertical line, such as the number of loops trained with."""
     mark_label: str = ""
 
 
 class Note(BaseModel, frozen=True):
-    """A sentence in the place of a figure, for a part that is switched off."""
+    """A sentence instead of a figure, for a part of the model that is switched off."""
 
     kind: Literal["note"] = "note"
     title: str
@@ -131,7 +130,7 @@ class Note(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class Piece:
-    """Text to show; a mark stands for a character without a glyph."""
+    """A run of characters. ``mark`` is true where the text stands for a character without a glyph."""
 
     text: str
     mark: bool = False
@@ -139,10 +138,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Segment:
-    """What a model reads as one unit, of ``size`` bytes and special ids.
+    """A unit that a model reads, such as a patch, of ``size`` bytes and special ids.
 
-    The text after the last boundary is not ``closed``. The probability is that of the boundary that closes
-    the segment, for models that predict boundaries.
+    ``closed`` is false for the text after the last boundary. ``probability`` is that of the closing boundary,
+    for models that predict boundaries.
     """
 
     pieces: tuple[Piece, ...]
@@ -152,7 +151,7 @@ class Segment:
 
 
 class CutText(BaseModel, frozen=True):
-    """A text as a model cuts it, into ``unit`` (patches)."""
+    """A text that a model has cut into segments. ``unit`` names them (patches)."""
 
     kind: Literal["cut_text"] = "cut_text"
     unit: str
@@ -162,7 +161,7 @@ class CutText(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class MarkedByte:
-    """A byte with the number of its colour and a tooltip."""
+    """A byte with a tooltip and the number of its colour."""
 
     pieces: tuple[Piece, ...]
     colour: int
@@ -170,7 +169,7 @@ class MarkedByte:
 
 
 class MarkedText(BaseModel, frozen=True):
-    """A text whose bytes have one of the colours that ``legend`` names."""
+    """A text whose bytes are coloured. ``legend`` names the colours."""
 
     kind: Literal["marked_text"] = "marked_text"
     title: str
@@ -185,24 +184,24 @@ Figure = Annotated[
 
 
 class Result(Table, frozen=True):
-    """What one measurement found."""
+    """The outcome of one measurement."""
 
     legend: str = ""
-    """How to read the rows, for every place that shows them."""
+    """How to read the rows. Every page and table that shows them repeats it."""
     metrics: dict[str, float] = {}
-    """Further numbers for MLflow, which no table shows."""
+    """Further numbers for MLflow, which tables do not show."""
     curves: dict[str, list[float]] = {}
-    """Curves for MLflow: values at the steps 1, 2, ..."""
+    """Curves for MLflow: values at steps 1, 2, ..."""
     figures: list[Figure] = []
     details: dict[str, Any] = {}
     """Further facts for programs, as JSON."""
 
     def own_rows(self) -> list[Row]:
-        """Return the rows of a table of its own: neither baselines nor in the unit of the model's score."""
+        """Return the rows that need their own table: neither baselines nor bits per byte."""
         return [row for row in self.rows if not row.baseline and row.unit != BITS]
 
     def scores(self) -> list[Row]:
-        """Return the model's rows in bits per byte, which share one table."""
+        """Return the rows of the table of scores: the model's, in bits per byte."""
         return [row for row in self.rows if not row.baseline and row.unit == BITS]
 
 
@@ -221,22 +220,21 @@ def scores(results: Results) -> list[Row]:
 
 
 def baselines(results: Results) -> list[Row]:
-    """Return the rows of baselines that have a value, the best first."""
+    """Return the rows of baselines, best first."""
     return sorted((row for row in all_rows(results) if row.baseline), key=_value)
 
 
 def shortened(rows: Iterable[Row]) -> list[Row]:
-    """Return the best two baselines of each group, and all of them if there is one group."""
+    """Return the best two baselines of each group, or all baselines if there is only one group."""
     groups: dict[str, list[Row]] = {}
     for row in sorted(rows, key=_value):
         groups.setdefault(row.group, []).append(row)
-    if len(groups) == 1:
-        return [row for own in groups.values() for row in own]
-    return sorted((row for own in groups.values() for row in own[:2]), key=_value)
+    most = None if len(groups) == 1 else 2
+    return sorted((row for group in groups.values() for row in group[:most]), key=_value)
 
 
 def metrics(results: Results) -> dict[str, float]:
-    """Return all numbers for MLflow by name."""
+    """Return all numbers for MLflow, by name."""
     found: dict[str, float] = {}
     for result in results.values():
         found |= {row.name: row.value for row in result.rows if row.value is not None}
@@ -245,7 +243,7 @@ def metrics(results: Results) -> dict[str, float]:
 
 
 def curves(results: Results) -> dict[str, list[tuple[int, float]]]:
-    """Return all curves for MLflow by name, each as pairs of step and value."""
+    """Return all curves for MLflow, by name, as pairs of step and value."""
     return {
         name: list(enumerate(values, start=1))
         for result in results.values()
@@ -253,9 +251,9 @@ def curves(results: Results) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def legends(several: Iterable[Results]) -> list[str]:
-    """Return how to read the rows of these results, each text once."""
-    found = (result.legend for results in several for result in results.values())
+def legends(evaluations: Iterable[Results]) -> list[str]:
+    """Return the legends of the results of several evaluations, without repeats."""
+    found = (result.legend for results in evaluations for result in results.values())
     return [text for text in dict.fromkeys(found) if text]
 
 

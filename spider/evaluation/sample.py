@@ -1,7 +1,7 @@
-"""Let a stage's last checkpoint write: `sample.json` for programs, `sample.txt` for people.
+"""Generate text with a stage's last checkpoint: `sample.json` for programs, `sample.txt` for people.
 
-The sample is not part of the scores, so another prompt does not score a checkpoint again. It is a function of
-the weights, the stage's seed and the settings of the sample.
+The sample is separate from the scores, so a new prompt does not score the checkpoint again. It depends only
+on the weights, the stage's seed and the settings of the sample.
 """
 
 from __future__ import annotations
@@ -27,44 +27,46 @@ log = logging.getLogger(__name__)
 
 
 def sample(receipt: Path, spec: StageSpec, output: Path, *, device: str | None = None) -> Sample:
-    """Write what the checkpoint of a receipt makes of the prompt: sample.txt and, last, sample.json.
+    """Continue the prompt with the checkpoint of a receipt; write sample.txt and then sample.json.
 
     Args:
-        spec: the stage; its ``evaluation`` block holds the prompt, the length and the temperature.
-        device: where to run (default: the GPU if torch can use one, else the CPU).
+        spec: the stage. Its ``evaluation`` block holds the prompt, the length and the temperature.
+        device: device to run on (default: the GPU if torch can use one, else the CPU).
 
     Raises:
-        ValueError: the receipt is of another stage or version, or the checkpoint is missing or damaged.
+        ValueError: the receipt is of another stage or format, or the checkpoint is missing or damaged.
     """
-    trained, checkpoint = Receipt.of_stage(receipt, spec), Checkpoint.at(receipt)
+    trained = Receipt.of_stage(receipt, spec)
+    checkpoint = Checkpoint.at(receipt)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
-    asked, folder = spec.evaluation, StageFolder(output)
-    log.info("writing %s bytes on %s", f"{asked.sample_bytes:,}", device)
-    text = _continued(checkpoint.model(device), spec, checkpoint.manifest.conversations is not None)
-    files.write_text(folder.sample_text, asked.prompt + text + "\n")
+    settings = spec.evaluation
+    folder = StageFolder(output)
+    log.info("writing %s bytes on %s", f"{settings.sample_bytes:,}", device)
+    text = _continuation(checkpoint.model(device), spec, checkpoint.manifest.conversations is not None)
+    files.write_text(folder.sample_text, settings.prompt + text + "\n")
     return Sample(
         format=Sample.FORMAT,
         run=spec.run,
         stage=spec.stage,
         weights=trained.averaged_weights or trained.weights,
-        prompt=asked.prompt,
+        prompt=settings.prompt,
         text=text,
     ).write(folder.sample)
 
 
-def _continued(model: Model, spec: StageSpec, conversations: bool) -> str:
-    """Return what continues the prompt, or answers it if the model was trained on conversations."""
-    asked = spec.evaluation
-    answers = conversations and bool(asked.prompt)
-    written = generate(
+def _continuation(model: Model, spec: StageSpec, conversations: bool) -> str:
+    """Return the text after the prompt: an answer if the model was trained on conversations."""
+    settings = spec.evaluation
+    answers = conversations and bool(settings.prompt)
+    ids = generate(
         model,
-        opening([("user", asked.prompt)], model.tokens, answer=True) if answers else asked.prompt,
-        max_bytes=asked.sample_bytes,
-        temperature=asked.temperature,
+        opening([("user", settings.prompt)], model.tokens, answer=True) if answers else settings.prompt,
+        max_bytes=settings.sample_bytes,
+        temperature=settings.temperature,
         seed=spec.seed,
-        n_loops=asked.n_loops or spec.loops,
+        n_loops=settings.n_loops or spec.loops,
         context=spec.window,
         ends=[TURN] if answers else (),
     )
-    return ("\n" if answers else "") + "".join(stream_text(written, model.tokens))
+    return ("\n" if answers else "") + "".join(stream_text(ids, model.tokens))

@@ -1,12 +1,12 @@
-"""Where a model cuts a text, ready to be shown: segments of readable pieces.
+"""Show where a model cuts a text: segments of readable text.
 
-Each byte keeps its place, and what has no glyph of its own is made visible: ``↵`` and a line break for a
-newline, ``→`` for a tab, ``\\x1b`` for other control characters and for bytes that are not UTF-8, ``\\u200b``
-for invisible characters, ``<EOS>`` for the ids between documents. A character whose bytes fall into two
-segments is shown as its bytes, each in its own segment.
+Each byte keeps its position, and characters without a glyph become visible: ``↵`` and a line break for a
+newline, ``→`` for a tab. Other control characters and bytes that are not UTF-8 are shown as ``\\x1b``.
+Invisible characters are shown as ``\\u200b``, and the ids between documents as ``<EOS>``. A character whose
+bytes fall into two segments is shown as its bytes, each in its own segment.
 
-The stream is read in overlapping windows as the scoring does (`spider.evaluation.bpb.windows`), and a
-boundary is shown where the window that scores its position put it.
+The stream is read in overlapping windows as for scoring (`spider.evaluation.bpb.windows`). The window that
+scores a position also decides whether a boundary is there.
 
 Shapes: N ids of the stream, B windows of a batch, T positions.
 """
@@ -27,16 +27,17 @@ from spider.evaluation.subject import Subject
 from spider.model.interface import Inspector, Model
 from spider.tokens import IGNORED, Tokens
 
-#: Bytes of the text that are shown as the model cuts them.
+TITLE = "Inside the model"
+#: Bytes of the text that are shown in segments.
 _SHOWN_BYTES = 1500
 
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result:
-    """Return the figures of the model's inspector, and the beginning of the text as the model cuts it."""
-    title, inspector = "Inside the model", subject.inspector
+    """Return the figures of the model's inspector, and the beginning of the text in segments."""
+    inspector = subject.inspector
     if inspector is None:
-        why = "this kind of model shows nothing of what happens inside"
-        return Result(title=title, figures=[Note(title=title, text=why)])
+        text = "this model family has no inspector"
+        return Result(title=TITLE, figures=[Note(title=TITLE, text=text)])
     shown = cut(
         subject.model,
         inspector,
@@ -46,12 +47,15 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
         batch=settings.batch,
         autocast=subject.autocast,
     )
-    return Result.model_validate({"title": title, "figures": [*inspector.figures(), shown]})
+    return Result.model_validate({"title": TITLE, "figures": [*inspector.figures(), shown]})
 
 
 def read_beginning(path: Path, count: int) -> bytes:
-    """The first ``count`` bytes of a file (``-``: of the standard input), less a character cut in two there;
-    `ValueError` where there are none."""
+    """Return the first ``count`` bytes of a file (``-``: of standard input), without a character cut in two.
+
+    Raises:
+        ValueError: the file is empty.
+    """
     with click.open_file(str(path), "rb") as f:
         data = f.read(count + 1)
     if not data:
@@ -72,11 +76,15 @@ def cut(
     batch: int = 16,
     autocast: bool = False,
 ) -> CutText:
-    """The segments of a stream whose first id, a BOS, is read and not shown. The model is the inspector's and
-    in evaluation mode; the rest is as for `spider.evaluation.bpb.score`."""
-    vocabulary, device = model.tokens, next(model.parameters()).device
-    closes, probabilities = [], []
-    # One more id makes the last of the stream a position whose successor is scored, as every other is.
+    """Return the segments of a stream. Its first id, a BOS, is read and not shown.
+
+    The model is in evaluation mode. The other arguments are those of `spider.evaluation.bpb.score`.
+    """
+    vocabulary = model.tokens
+    device = next(model.parameters()).device
+    closes = []
+    probabilities = []
+    # Append an id, so that the last id of the stream has a successor and its position is scored.
     stream_N = np.append(tokens_N, vocabulary.eos)
     for inputs_BT, labels_BT in windows(stream_N, seq_len, overlap, batch, vocabulary.pad):
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
@@ -85,7 +93,8 @@ def cut(
         closes.append(closed_BT[scored_BT])
         if probability_BT is not None:
             probabilities.append(probability_BT[scored_BT])
-    shown_N, closed_N = tokens_N[1:], np.concatenate(closes)[1:]
+    shown_N = tokens_N[1:]
+    closed_N = np.concatenate(closes)[1:]
     probability_N = np.concatenate(probabilities)[1:] if probabilities else None
     ends = [0, *(np.flatnonzero(closed_N) + 1).tolist()]
     if ends[-1] < len(closed_N):
@@ -93,41 +102,47 @@ def cut(
     segments = []
     for begin, end in pairwise(ends):
         closed = bool(closed_N[end - 1])
-        probability = float(probability_N[end - 1]) if closed and probability_N is not None else None
-        size = int(np.maximum(vocabulary.bytes_of[shown_N[begin:end]], 1).sum())
-        segments.append(Segment(pieces_of(shown_N[begin:end], vocabulary), size, closed, probability))
+        predicted = closed and probability_N is not None
+        segment = Segment(
+            pieces=pieces_of(shown_N[begin:end], vocabulary),
+            size=int(np.maximum(vocabulary.bytes_of[shown_N[begin:end]], 1).sum()),
+            closed=closed,
+            probability=float(probability_N[end - 1]) if predicted else None,
+        )
+        segments.append(segment)
     total = sum(segment.size for segment in segments)
     caption = inspector.caption(total, [segment.size for segment in segments if segment.closed])
     return CutText(unit=inspector.segments, caption=caption, segments=segments)
 
 
 def pieces_of(ids_N: np.ndarray, vocabulary: Tokens) -> tuple[Piece, ...]:
-    """What to show for a segment: neighbours of one kind are one piece, a line break stays alone."""
+    """Return readable text of ids. Neighbours of one kind form a piece, and a line break is a piece."""
     names = {i: name for name, i in vocabulary.specials.items()}
-    shown: list[Piece] = []
+    pieces: list[Piece] = []
     for is_text, run in groupby(ids_N.tolist(), key=lambda i: vocabulary.bytes_of[i] > 0):
         if is_text:
             for character in vocabulary.raw(run).decode("utf-8", errors="surrogateescape"):
-                shown += _visible(character)
+                pieces += _visible(character)
             continue
-        for i in run:  # a document's end ends the line
-            shown += [
-                Piece(f"<{names.get(i, i)}>", mark=True),
-                *([Piece("\n")] if i == vocabulary.eos else []),
-            ]
-    runs = groupby(shown, key=lambda piece: (piece.mark, piece.text == "\n"))
+        for i in run:
+            pieces.append(Piece(f"<{names.get(i, i)}>", mark=True))
+            if i == vocabulary.eos:
+                pieces.append(Piece("\n"))
+    runs = groupby(pieces, key=lambda piece: (piece.mark, piece.text == "\n"))
     return tuple(Piece("".join(piece.text for piece in run), mark) for (mark, _), run in runs)
 
 
 def _visible(character: str) -> list[Piece]:
-    """A character, or a byte that is part of none (a surrogate), as it is shown."""
+    """Return readable text of a character, or of a byte that is not UTF-8 (a lone surrogate)."""
     if character == "\n":
         return [Piece("↵", mark=True), Piece("\n")]
     if character.isprintable():
         return [Piece(character)]
     code = ord(character)
-    if code < 128 or 0xDC80 <= code <= 0xDCFF:
-        escaped = "→" if character == "\t" else f"\\x{code & 0xFF:02x}"
+    if character == "\t":
+        escaped = "→"
+    elif code < 128 or 0xDC80 <= code <= 0xDCFF:
+        escaped = f"\\x{code & 0xFF:02x}"
     else:
         escaped = f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
     return [Piece(escaped, mark=True)]

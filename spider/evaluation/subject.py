@@ -1,4 +1,4 @@
-"""What measurements are given: a model, the held-out text, and its scores on that text."""
+"""Define `Subject`, the input of every measurement: a model, the held-out text, and the model's scores."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from spider.config import StageSpec
-from spider.evaluation.bpb import Learner, Score, score
-from spider.evaluation.text import Measured, Text
+from spider.evaluation.bpb import Score, score
+from spider.evaluation.text import Text, TextBaselines
 from spider.model.interface import Inspector, Model
 
 
@@ -20,30 +20,27 @@ class Subject:
     spec: StageSpec
     model: Model
     inspector: Inspector | None
-    """It observed the pass that scored the text; None for a family without one."""
+    """Observer of the pass that scored the text; None for a family without an inspector."""
     tokens_N: np.ndarray
-    """The text in ids, which begins with BOS."""
+    """The text in ids, beginning with BOS."""
     text: Text
     """The same text in bytes."""
     score: Score
     bits_B: np.ndarray
-    """Bits that each byte of the text cost the model."""
+    """Bits that the model spent on each byte of the text."""
     n_loops: int
     autocast: bool
-    beside: Future[Measured]
-    """The baselines and the train/test overlap of the text, which are computed in a thread meanwhile."""
+    baselines: Future[TextBaselines]
+    """The baselines and the train/test overlap of the text. A background thread computes them."""
 
-    def score_again(
-        self, tokens_N: np.ndarray, *, n_loops: int | None = None, learner: Learner | None = None
-    ) -> Score:
-        """Score other ids, with another number of loops, or with a learner, in the same windows."""
+    def score_again(self, tokens_N: np.ndarray, *, n_loops: int) -> Score:
+        """Score other ids in the same windows, with another number of loops."""
         return score(
             self.model,
             tokens_N,
             seq_len=self.spec.window,
             overlap=self.spec.evaluation.overlap,
             batch=self.spec.evaluation.batch,
-            n_loops=n_loops or self.n_loops,
+            n_loops=n_loops,
             autocast=self.autocast,
-            learner=learner,
         )

@@ -1,4 +1,7 @@
-"""The held-out text: the beginning of a validation split, and what is known of it without the model."""
+"""Define the held-out text, and what is computed from it without a model.
+
+The text is the beginning of a validation split.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,20 @@ from spider.evaluation.result import BITS, Number, Row
 from spider.tokens import BYTES, Tokens
 
 Given = Literal["nothing", "stage", "split"]
-#: Title of the column of scores on the bytes that are no copies.
-OUTSIDE_COPIES = "outside copies"
+#: Title of the column of scores on the bytes outside the train/test overlap.
+OUTSIDE_OVERLAP = "outside overlap"
 
 
 @dataclass(frozen=True)
 class Text:
-    """Documents end to end: their bytes (uint8), and where each begins, with the end of the last."""
+    """Documents end to end: their bytes (uint8), and the offset of each, followed by the end of the last."""
 
     bytes_N: np.ndarray
     bounds_D: np.ndarray
 
     @classmethod
     def of(cls, tokens_N: np.ndarray, vocabulary: Tokens) -> Text:
-        """The text of a stream of ids; what lies before its first BOS is a document as well."""
+        """Return the text of a stream of ids. Text before the first BOS counts as a document."""
         ends = np.cumsum(vocabulary.bytes_of[tokens_N], dtype=np.int64)
         total = int(ends[-1]) if len(ends) else 0
         begins = ends[tokens_N == vocabulary.bos]
@@ -44,7 +47,7 @@ class Text:
         return [self.bytes_N[a:b].tobytes() for a, b in pairwise(self.bounds_D.tolist())]
 
     def lengths(self) -> np.ndarray:
-        """Bytes of each document: (D,)."""
+        """Return the bytes of each document: (D,)."""
         return np.diff(self.bounds_D)
 
 
@@ -54,20 +57,23 @@ class Baseline:
 
     name: str
     given: Given
-    """The text it read before: none, what the model was trained on, or all that is not held out."""
+    """The text that primes the compressor: none, the stage's training text, or all training text."""
     given_bytes: int
     share: float
-    """Share that this is of the text named in ``given``."""
+    """Share that ``given_bytes`` is of the text named in ``given``."""
     bpb: float
-    fresh: float | None
-    """Rate on the bytes outside of copies; None if that is unknown or there are none."""
+    bpb_outside: float | None
+    """Rate on the bytes outside the overlap; None if the overlap is unknown or covers everything."""
 
     def row(self) -> Row:
-        """Return the rate as a row, with the rate outside of copies in a column."""
+        """Return the rate as a row, with the rate outside the overlap in a column."""
         group = {"nothing": "", "stage": "given stage"}.get(self.given)
         if group is None:
             group = "given all" if self.share > 0.995 else "given part"
         label = f"{self.name} {group}".strip()
+        columns = {}
+        if self.bpb_outside is not None:
+            columns[OUTSIDE_OVERLAP] = Number(value=self.bpb_outside, unit=BITS)
         return Row(
             name=f"compressors/{label}",
             label=label,
@@ -77,45 +83,45 @@ class Baseline:
             better="lower",
             baseline=True,
             group=group,
-            columns={} if self.fresh is None else {OUTSIDE_COPIES: Number(value=self.fresh, unit=BITS)},
+            columns=columns,
         )
 
     def _description(self) -> str:
-        """Return ``7z PPMd, order 12, given all training text (26.4 MB)``."""
+        """Return a description such as ``7z PPMd, order 12, given all training text (26.4 MB)``."""
         if self.given == "nothing":
             return COMPRESSORS[self.name]
-        what = {"stage": "what the model was trained on", "split": "all training text"}[self.given]
+        text = {"stage": "what the model was trained on", "split": "all training text"}[self.given]
         size = f"{self.given_bytes / 1e6:.1f}"
         size += f" of {self.given_bytes / self.share / 1e6:.1f}" if self.share < 0.995 else ""
-        return f"{COMPRESSORS[self.name]}, given {what} ({size} MB)"
+        return f"{COMPRESSORS[self.name]}, given {text} ({size} MB)"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What is known of a text of N bytes and D documents without a model."""
+class TextBaselines:
+    """The baselines and the train/test overlap of a text of N bytes and D documents."""
 
     table: list[Baseline]
     ppmd_D: np.ndarray | None
-    """Bits of each document, by PPMd given as much as it is given."""
-    copied_N: np.ndarray | None
-    """Which bytes lie in a match of 50 bytes with the training text; None if that is not known."""
-    common_D: np.ndarray | None
-    """Share of each document's stretches of 12 bytes that the training text holds."""
+    """Bits that PPMd spends on each document, primed with the largest text."""
+    overlap_N: np.ndarray | None
+    """True for bytes in a match of 50 bytes with the training text; None if that text is unknown."""
+    seen_D: np.ndarray | None
+    """Share of each document's 12-byte strings that occur in the training text."""
     searched: float | None
     """Share of the training text that was searched."""
     left_out: list[str]
-    """What is missing, and why."""
+    """Missing numbers, each with the reason."""
 
 
 def validation_stream(data: Path, max_bytes: int, tokens: Tokens = BYTES) -> tuple[np.ndarray, str]:
     """Return the first ``max_bytes`` bytes of a validation split in a model's ids, and the dataset's digest.
 
     The text is cut in bytes and then encoded, so every vocabulary is scored on the same text. Special ids are
-    the same in all vocabularies and stay where they are. The text of published shards is cut after a whole id
-    and keeps its ids, because encoding it again could cut it otherwise.
+    the same in all vocabularies and are kept. The text of published shards is cut after a whole id and keeps
+    its ids, because encoding it again could give other ids.
 
     Raises:
-        ValueError: the dataset has no validation text.
+        ValueError: The dataset does not hold out any text.
     """
     metadata = load_metadata(data)
     split = metadata.splits.get("validation")
@@ -127,14 +133,14 @@ def validation_stream(data: Path, max_bytes: int, tokens: Tokens = BYTES) -> tup
     shards = Shards(data, "validation")
     # A document of n bytes has n + 2 ids at most, and encoding drops empty ones: three ids a byte suffice.
     count = min(shards.tokens, 3 * max_bytes)
-    written = metadata.vocabulary
-    stream_N = clip_stream(np.asarray(shards.read(0, count)), max_bytes, written)
-    if written.digest == tokens.digest and (written.digest is None or metadata.imported):
+    vocabulary = metadata.vocabulary
+    stream_N = clip_stream(np.asarray(shards.read(0, count)), max_bytes, vocabulary)
+    if vocabulary.digest == tokens.digest and (vocabulary.digest is None or metadata.imported):
         return stream_N, metadata.digest
-    left = len(written.raw(stream_N)) if metadata.imported else max_bytes
+    left = len(vocabulary.raw(stream_N)) if metadata.imported else max_bytes
     pieces = []
-    for run_N in np.split(stream_N, np.flatnonzero(np.diff(written.bytes_of[stream_N] > 0)) + 1):
-        text = written.raw(run_N)[:left]
+    for run_N in np.split(stream_N, np.flatnonzero(np.diff(vocabulary.bytes_of[stream_N] > 0)) + 1):
+        text = vocabulary.raw(run_N)[:left]
         left -= len(text)
         pieces.append(tokens.encode(text)[1:-1] if text else run_N)
     return np.concatenate(pieces), metadata.digest

@@ -1,17 +1,16 @@
-"""The text a model has learned from, found again: what its stages read, and the splits they read it in.
+"""Find the text that a model has learned from: the windows that its stages read.
 
-Receipts say how far into the order of windows each stage came, and that order is a pure function of its seed
-(`spider.data.loader`), so the windows can be named without having been written down. Their union, in the
-order of the split, is what a compressor has to be given for a comparison on equal terms.
+Receipts record how many windows each stage read. The order of windows is a pure function of the seed
+(`spider.data.loader`), so the windows are known without a list. Their union, in the order of the split,
+primes the compressors for a comparison on equal terms.
 
-What could have been learned from is all that was not held out: of each dataset the ngram split, if it has
-one, and then the train split, whether the model has an index or not, for a share of documents that is kept
-for one makes no less text of the corpus. What was learned from is the windows, behind the ngram splits that
-the model looks things up in.
+Two texts are found. The *stage's text* is these windows, after the n-gram splits that the model looks up.
+*All training text* is all text that is not held out. Each dataset adds its ngram split, if it has one, and
+then its train split. The ngram split counts for models without an index too: it is part of the corpus.
 
-No more than ``limit`` ids are taken of either: of the windows those that were read first, of splits their
-beginning. The share that this is stands beside every figure. That a beginning may be of the index alone is
-no matter: a hash tells it from the rest, so both are samples of one text, and it is mostly the larger one.
+Either text has at most ``limit`` ids: the windows that were read first, or the beginning of the splits. The
+share that this is stands beside every number. A hash assigns documents to splits, so the beginning of the
+ngram split is as good a sample as any other.
 """
 
 from __future__ import annotations
@@ -31,17 +30,20 @@ from spider.data.shards import Shards
 from spider.results import Results
 from spider.tokens import Tokens
 
-#: Ids read at a time.
+#: Ids that are read at a time.
 _PIECE = 1 << 22
+
+#: A part of a split: ``(shards, first id, end)``.
+Span = tuple[Shards, int, int]
 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """Spans of splits of encoded datasets: ``(shards, first id, end)``, in order, at least one."""
+    """Spans of encoded datasets, in order. There is at least one."""
 
-    spans: Sequence[tuple[Shards, int, int]]
+    spans: Sequence[Span]
     share: float
-    """Of what there is."""
+    """Share of the whole text, before the limit."""
 
     @property
     def vocabulary(self) -> Tokens:
@@ -49,89 +51,94 @@ class TrainingText:
 
     @property
     def size(self) -> int:
-        """In ids."""
+        """Return the number of ids."""
         return _size(self.spans)
 
     def pieces(self, overlap: int = 0) -> Iterator[np.ndarray]:
-        """Its ids (uint16), some millions at a time, each piece with so many more of what follows it."""
+        """Yield the ids (uint16), some millions at a time, each piece with ``overlap`` ids of the next."""
         for shards, begin, end in self.spans:
             for at in range(begin, end, _PIECE):
                 yield shards.read(at, min(_PIECE + overlap, end - at))
 
     def raw(self) -> bytes:
-        """Its bytes."""
+        """Return the bytes."""
         return b"".join(self.vocabulary.raw(piece) for piece in self.pieces())
 
 
 @dataclass(frozen=True)
 class LearnedFrom:
-    """Where what a model has learned from lies."""
+    """Paths of the data that a model has learned from."""
 
     stages: Sequence[tuple[Path, Path | None]] = ()
-    """Receipt, and shards folder (None: a stream), of each of its stages."""
+    """Receipt and shards folder of each stage; None for a stream."""
     indexes: Sequence[Path] = ()
-    """Shards folders of which the model looks things up in the n-gram index split."""
+    """Shards folders whose ngram split the model looks up."""
 
 
 def learned_from(config: Config, run: str, stage: str) -> LearnedFrom:
-    """Of a run up to this stage."""
-    results, last = Results(Path(config.results)), config.stage(run, stage).index
-    specs = [config.stage(run, one.name) for one in config.run(run).stages[: last + 1]]
+    """Return the data that a run has learned from by the end of a stage."""
+    results = Results(Path(config.results))
+    settings = config.run(run)
+    last = config.stage(run, stage).index
+    specs = [config.stage(run, one.name) for one in settings.stages[: last + 1]]
     return LearnedFrom(
-        [
+        stages=[
             (results.stage(run, spec.stage).receipt, None if spec.stream else results.shards(spec.data))
             for spec in specs
         ],
-        [results.shards(config.run(run).data)] if config.run(run).model.ngram else [],
+        indexes=[results.shards(settings.data)] if settings.model.ngram else [],
     )
 
 
 def training_texts(
-    learned: LearnedFrom, of_stage: int | None, of_split: int | None
+    learned: LearnedFrom, stage_limit: int | None, split_limit: int | None
 ) -> tuple[TrainingText | None, TrainingText | None, list[str]]:
-    """What was learned from, and all that could have been, no more ids than given; None where that cannot be
-    read again, and why."""
-    receipts, splits, why = [], [], []
-    there: dict[str, Shards] = {}
+    """Return the stage's text and all training text, or None for both and the reasons."""
+    receipts: list[Receipt] = []
+    splits: list[Shards] = []
+    training: dict[str, Shards] = {}
+    reasons = []
     for path, folder in learned.stages:
         receipt = Receipt.read(path)
         name = f"{receipt.run}/{receipt.stage}"
         if folder is None:
-            why.append(f"{name} was trained on a stream: compressors cannot be given its text")
-        elif receipt.position is None:
-            why.append(f"{name}: its receipt has no position in its data")
-        else:
-            try:
-                *ngram, split = _not_held_out(folder)
-            except ValueError as error:
-                why.append(f"the training text of {name} cannot be read: {error}")
-                continue
-            if split.digest != receipt.position["data"]:
-                why.append(f"the training text of {name} was encoded anew since: {folder}")
-            else:
-                receipts.append(receipt)
-                splits.append(split)
-                there |= {one.digest: one for one in (*ngram, split)}
+            reasons.append(f"{name} was trained on a stream: compressors cannot be given its text")
+            continue
+        if receipt.position is None:
+            reasons.append(f"{name}: its receipt has no position in its data")
+            continue
+        try:
+            *ngram, split = _not_held_out(folder)
+        except ValueError as error:
+            reasons.append(f"the training text of {name} cannot be read: {error}")
+            continue
+        if split.digest != receipt.position["data"]:
+            reasons.append(f"the training text of {name} was encoded again since: {folder}")
+            continue
+        receipts.append(receipt)
+        splits.append(split)
+        training |= {one.digest: one for one in (*ngram, split)}
     indexes = []
     for folder in learned.indexes:
         try:
             indexes.append(Shards(folder, "ngram"))
         except ValueError as error:
-            why.append(f"the text of the n-gram index cannot be read: {error}")
-    if why or not splits:
-        return None, None, why or ["what the model was trained on is unknown: compressors alone"]
-    there = {one.digest: one for one in indexes} | there
-    return of_stages(receipts, splits, of_stage, indexes), of_splits(list(there.values()), of_split), []
+            reasons.append(f"the text of the n-gram index cannot be read: {error}")
+    if reasons or not splits:
+        return None, None, reasons or ["what the model was trained on is unknown: compressors alone"]
+    training = {one.digest: one for one in indexes} | training
+    stage = of_stages(receipts, splits, stage_limit, indexes)
+    return stage, of_splits(list(training.values()), split_limit), []
 
 
 def _not_held_out(folder: Path) -> list[Shards]:
-    """The splits of a dataset that may be learned from, the last of them the one that is trained on."""
+    """Return the splits of a dataset that models may learn from; the last one is the train split."""
     names = load_metadata(folder).splits
     return [Shards(folder, name) for name in ("ngram", "train") if name == "train" or name in names]
 
 
 def of_splits(splits: Sequence[Shards], limit: int | None) -> TrainingText:
-    """All of them, or the beginning."""
+    """Return the first ``limit`` ids of splits."""
     spans = _beginning(splits, limit)
     return TrainingText(spans, _size(spans) / sum(split.tokens for split in splits))
 
@@ -139,35 +146,36 @@ def of_splits(splits: Sequence[Shards], limit: int | None) -> TrainingText:
 def of_stages(
     receipts: Sequence[Receipt], splits: Sequence[Shards], limit: int | None, indexes: Sequence[Shards] = ()
 ) -> TrainingText:
-    """All of these indexes, and the windows that these stages read, each from its own split; or the first.
+    """Return the text of these indexes and of the windows that stages read, each from its own split.
 
     The receipts have positions in these splits.
     """
     orders: dict[tuple[str, int, int, bool], tuple[Shards, int]] = {}
     for receipt, split in zip(receipts, splits, strict=True):
-        assert receipt.position is not None, "the caller asks for no other"
         position = receipt.position
-        order = split.digest, position["seq_len"], position["seed"], "packing" in position
+        assert position is not None, "`training_texts` leaves out receipts without a position"
+        order = (split.digest, position["seq_len"], position["seed"], "packing" in position)
         _, before = orders.get(order, (split, 0))
-        orders[order] = split, max(before, position["sample"])  # a stage may go on where one stopped
+        orders[order] = (split, max(before, position["sample"]))  # a stage may continue the order of another
     spans = _beginning(indexes, limit)
-    there = sum(index.tokens for index in indexes)
-    room = None if limit is None else limit - _size(spans)
+    if limit is not None:
+        limit -= _size(spans)
+    total = sum(index.tokens for index in indexes)
     for (_, seq_len, seed, packed), (split, samples) in orders.items():
         rows = PackedRows.open(split.files[0].parents[1], split, seq_len) if packed else None
         windows = rows.count if rows else -(-split.tokens // seq_len)
-        there += min(split.tokens, samples * seq_len)
-        # Once all windows were read, all of the split was: no more than an epoch has to be looked at.
-        count = min(samples, windows) if room is None else min(samples, windows, room // seq_len)
-        spans += _seen(split, seq_len, seed, count, rows)
-        room = None if room is None else room - count * seq_len
-    return TrainingText(spans, min(1.0, _size(spans) / there))
+        total += min(split.tokens, samples * seq_len)
+        # One epoch reads the whole split, so later windows add nothing.
+        count = min(samples, windows)
+        if limit is not None:
+            count = min(count, limit // seq_len)
+            limit -= count * seq_len
+        spans += _windows_read(split, seq_len, seed, count, rows)
+    return TrainingText(spans, min(1.0, _size(spans) / total))
 
 
-def _seen(
-    split: Shards, seq_len: int, seed: int, count: int, rows: PackedRows | None
-) -> list[tuple[Shards, int, int]]:
-    """The union of the first windows of an order, or of its packed rows, as spans of the split."""
+def _windows_read(split: Shards, seq_len: int, seed: int, count: int, rows: PackedRows | None) -> list[Span]:
+    """Return the union of the first windows of an order, or of its packed rows, as spans of the split."""
     loader = Loader(split, seq_len=seq_len, rows=1, seed=seed, packed=rows)
     if rows:
         pieces = np.sort(rows.spans(loader.packed_rows(np.arange(count))), order="first")
@@ -176,23 +184,25 @@ def _seen(
     else:
         begins = np.sort(loader.starts(np.arange(count)))
         ends = begins + seq_len + 1
-    round_the_ring = np.maximum(0, ends - split.tokens).max(initial=0)
-    begins, ends = np.append(0, begins), np.append(round_the_ring, np.minimum(ends, split.tokens))
-    first = np.append(True, begins[1:] > np.maximum.accumulate(ends)[:-1])
+    # A window that reaches over the end of the split continues at its beginning.
+    wrapped = np.maximum(0, ends - split.tokens).max(initial=0)
+    begins = np.append(0, begins)
+    ends = np.append(wrapped, np.minimum(ends, split.tokens))
+    reach = np.maximum.accumulate(ends)
+    first = np.append(True, begins[1:] > reach[:-1])
     last = np.append(np.flatnonzero(first)[1:], len(begins)) - 1
-    reach = np.maximum.accumulate(ends)[last]
-    return [(split, int(a), int(b)) for a, b in zip(begins[first], reach, strict=True) if b > a]
+    return [(split, int(a), int(b)) for a, b in zip(begins[first], reach[last], strict=True) if b > a]
 
 
-def _beginning(splits: Sequence[Shards], limit: int | None) -> list[tuple[Shards, int, int]]:
-    """All of the splits, or the beginning, as spans."""
-    spans, room = [], limit
+def _beginning(splits: Sequence[Shards], limit: int | None) -> list[Span]:
+    """Return the first ``limit`` ids of splits as spans."""
+    spans = []
     for split in splits:
-        count = split.tokens if room is None else min(room, split.tokens)
+        count = split.tokens if limit is None else min(limit, split.tokens)
         spans.append((split, 0, count))
-        room = None if room is None else room - count
+        limit = None if limit is None else limit - count
     return spans
 
 
-def _size(spans: Sequence[tuple[Shards, int, int]]) -> int:
+def _size(spans: Sequence[Span]) -> int:
     return sum(end - begin for _, begin, end in spans)

@@ -1,11 +1,12 @@
-"""What a person sees of a run, drawn from the files that its jobs have left: no model, no torch.
+"""Show runs to people, from the files that their jobs left. This package needs no model and no torch.
 
-    stages, costs, provenance     what the results folder holds: stages and logged rows, price, digests
-    formatting                    numbers and text
-    charts, render                the one chart engine: what is drawn; how a page or a file shows it
-    figures, scaling, text_view   which figures there are
-    compare, page, screen         runs side by side, a run's page, the last words
+    stages, costs, provenance     read the results folder: stages and logged rows, costs, digests
+    formatting, scores            format numbers and text; order scores and fill tables of scores
+    charts, render                draw figures, and put them into a page or a file
+    figures, scaling, text_view   define the figures
+    compare, page, terminal       compare runs, write a run's page, print the terminal summary
+    card                          write the model card
 
-A page is one file that needs no other: styles, script and figures are in it, and its content security policy
-forbids the rest. So it can be mailed, archived or printed.
+A page is one file that loads no other: it contains its styles, script and figures, and its content security
+policy forbids the rest. So it can be mailed, archived or printed.
 """

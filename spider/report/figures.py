@@ -1,12 +1,12 @@
-"""Which figures there are: bits per byte by stage, what a training logged, what is inside a model.
+"""Define the figures: bits per byte by stage, the curves of a training, and the inside of a model.
 
-Each is a value of `spider.report.charts`, the same for a page and for a file.
+Each is a value of `spider.report.charts`, the same for a page and a file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -19,37 +19,39 @@ from spider.evaluation.result import Curve, CutText, HeatMap, Histogram, Note, R
 from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, Level, Series
 from spider.report.formatting import bits, bytes_label, number, percent, plain
 from spider.report.render import picture
-from spider.report.stages import Log, StageRecord, read_log, smoothed, validated
+from spider.report.stages import Log, StageRecord, bits_per_byte, read_log, smoothed, validated
 from spider.report.text_view import write_page
 from spider.results import StageFolder
 
-#: What is drawn into a stage's folder.
+#: Files that `draw_stage` writes into a stage's folder.
 FIGURES = ("loss.svg", "inside.svg", "boundaries.html")
-#: Last bar of a histogram; what is longer is in it as well.
-_LONGEST = 32
-#: Points of a line at most that have their values beside them.
+#: Last bar of a histogram, which also counts larger sizes.
+_LAST_BAR = 32
+#: Most points of a line that have their values beside them.
 _VALUED = 12
 _BYTES = Axis("bytes trained", bytes_label)
-#: Pixels of a stage, and of a letter, in the picture of all stages.
-_STAGE_WIDTH, _LETTER_WIDTH = 64.0, 7.5
+#: Width in pixels of a stage, and of a letter, in the picture of all stages.
+_STAGE_WIDTH = 64.0
+_LETTER_WIDTH = 7.5
 
 
 def draw_stage(folder: StageFolder) -> list[Path]:
     """Draw `FIGURES` into a stage's folder, from its evaluation.json, train.json and metrics.jsonl.
 
     Raises:
-        ValueError: one of the files is missing or damaged.
+        ValueError: One of the files is missing or damaged.
     """
     measured = Evaluation.read(folder.evaluation)
     where = f"{measured.run}, stage {measured.stage}"
-    paths = [folder.path / name for name in FIGURES]
-    picture(paths[0], [(1, [loss([read_log(folder, 0, measured.bpb)], where)])])
-    columns = [(1.0, [panel]) for panel in inside(figures_of(measured.results))]
-    picture(paths[1], columns, max(800, 430 * len(columns)), title=f"{where}: inside the model")
-    text = next((one for one in figures_of(measured.results) if isinstance(one, CutText)), None)
+    loss_path, inside_path, text_path = [folder.path / name for name in FIGURES]
+    picture(loss_path, [(1, [loss([read_log(folder, 0, measured.bpb)], where)])])
+    figures = figures_of(measured.results)
+    columns = [(1.0, [panel]) for panel in inside(figures)]
+    picture(inside_path, columns, max(800, 430 * len(columns)), title=f"{where}: inside the model")
+    text = next((one for one in figures if isinstance(one, CutText)), None)
     unit = f" in {text.unit}" if text else ""
-    write_page(text, paths[2], f"{where}: held-out text{unit}")
-    return paths
+    write_page(text, text_path, f"{where}: held-out text{unit}")
+    return [loss_path, inside_path, text_path]
 
 
 def figures_of(results: Results) -> list[result.Figure]:
@@ -60,95 +62,116 @@ def figures_of(results: Results) -> list[result.Figure]:
 def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart:
     """Draw training loss over bytes trained, raw and smoothed, and held-out bpb as marks at stage ends.
 
-    Where there is one run its stages are shaded, and what it validated on the way is a line. With several,
-    the legend names each run once. Where the beginning would take most of the axis, the axis ends below it.
+    For a single run, stages are shaded and validation is a line. For several runs, the legend names each run
+    once. If the beginning of training would take most of the axis, the axis ends below it.
     """
     runs = list(dict.fromkeys(log.run for log in logs))
     alone = len(runs) == 1
     series: list[Series] = []
     for index, run in enumerate(runs):
         own = [log for log in logs if log.run == run]
-        colour, marker = index % COLOURS, MARKERS[index % len(MARKERS)]
-        x_S, y_S = (np.concatenate(parts) for parts in zip(*(log.points() for log in own), strict=True))
-        scored = [(log.end, log.held_out) for log in own if log.held_out is not None]
-        names = ("training", "held-out text") if alone else (run, run)
-        ends, bpb = [end for end, _ in scored], [value for _, value in scored]
+        colour = index % COLOURS
+        x_S, y_S = _points(own, bits_per_byte)
+        scored = [log for log in own if log.held_out is not None]
         series += [
             Series("", x_S.tolist(), y_S.tolist(), colour, "faint"),
-            Series(names[0], x_S.tolist(), smoothed(y_S).tolist(), colour),
-            Series(names[1], ends, bpb, 1 if alone else colour, "dots", marker),
+            Series("training" if alone else run, x_S.tolist(), smoothed(y_S).tolist(), colour),
+            Series(
+                name="held-out text" if alone else run,
+                x=[log.end for log in scored],
+                y=[log.held_out or 0.0 for log in scored],
+                colour=1 if alone else colour,
+                style="dots",
+                marker=MARKERS[index % len(MARKERS)],
+            ),
         ]
         if alone:
-            parts = zip(*(log.points(validated) for log in own), strict=True)
-            x_V, y_V = (np.concatenate(part).tolist() for part in parts)
-            series.append(Series("validation", x_V, y_V, 1, dashed=True))
+            x_V, y_V = _points(own, validated)
+            series.append(Series("validation", x_V.tolist(), y_V.tolist(), 1, dashed=True))
     most, first = _end_of_axis(series)
-    under = _BYTES
+    x_axis = _BYTES
     if most is not None:
         begins = "the curve begins at" if alone else "the curves begin at up to"
-        under = replace(_BYTES, label=f"{_BYTES.label}; {begins} {first:.2f}, above the top edge")
+        x_axis = replace(_BYTES, label=f"{_BYTES.label}; {begins} {first:.2f}, above the top edge")
     return Chart(
         title,
-        under,
+        x_axis,
         Axis("bits per byte (log scale)", log=True, most=most),
         series,
         bands=[Band(log.stage, log.begin, log.end) for log in logs] if alone else (),
         levels=levels,
-        say="{:.3f} bits per byte".format,
+        readout="{:.3f} bits per byte".format,
         instead="no step was logged",
     )
 
 
-def _end_of_axis(series: Sequence[Series]) -> tuple[float | None, float]:
-    """Return where an axis of losses ends, None for above all of them, and the largest loss.
+def _points(logs: Sequence[Log], read: Callable[[dict[str, float]], float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return bytes trained and a value of all rows of several stages."""
+    points = [log.points(read) for log in logs]
+    return np.concatenate([x_S for x_S, _ in points]), np.concatenate([y_S for _, y_S in points])
 
-    It ends at the largest value of the marks, and of the lines behind their first tenth, but only if the
-    values above would take more than a third of a logarithmic axis.
+
+def _end_of_axis(series: Sequence[Series]) -> tuple[float | None, float]:
+    """Return the end of an axis of losses (None: above all values), and the largest loss.
+
+    The axis ends at the largest mark or the largest value of a line after its first tenth. This holds only if
+    the values above would take more than a third of a logarithmic axis.
     """
     values = [y for one in series for y in one.y]
-    kept = [y for one in series if one.style == "dots" for y in one.y]
+    later = [y for one in series if one.style == "dots" for y in one.y]
     for one in series:
         if one.style == "line" and len(one.x):
             begins = one.x[0] + 0.1 * (one.x[-1] - one.x[0])
-            kept += [y for x, y in one.points if x >= begins]
-    if not kept or min(values) <= 0:
-        return None, max(values, default=0.0)
-    low, most, first = min(values), max(kept), max(values)
+            later += [y for x, y in one.points if x >= begins]
+    first = max(values, default=0.0)
+    if not later or min(values) <= 0:
+        return None, first
+    low = min(values)
+    most = max(later)
     return most if math.log(first / low) > 1.5 * math.log(most / low) else None, first
 
 
 def training(stages: list[StageRecord]) -> list[Chart]:
-    """Charts of a run over bytes trained: bits per byte, learning rates, norm of the gradient, speed."""
+    """Return charts of a run over bytes trained: bits per byte, learning rates, gradient norm, speed."""
     logs = [stage.log for stage in stages if stage.log.rows]
     if not logs:
         return []
     levels = []
-    if scored := [stage.evaluation for stage in stages if stage.evaluation and stage.receipt]:
+    scored = [stage.evaluation for stage in stages if stage.evaluation and stage.receipt]
+    if scored:
         levels = [Level(row.note or row.label, row.value or 0.0) for row in baselines(scored[-1].results)[:1]]
     bands = [Band(log.stage, log.begin, log.end) for log in logs]
 
     def logged(name: str, key: str, colour: int) -> Series:
-        pairs = [log.points(lambda metrics: metrics.get(f"train/{key}", math.nan)) for log in logs]
-        x_S, y_S = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+        x_S, y_S = _points(logs, lambda metrics: metrics.get(f"train/{key}", math.nan))
         return Series(name, x_S.tolist(), y_S.tolist(), colour)
 
-    def chart(title: str, y: Axis, said: str, *series: Series) -> Chart:
-        return Chart(title, _BYTES, y, series, bands, say=said.format)
+    def chart(title: str, y: Axis, readout: str, *series: Series) -> Chart:
+        return Chart(title, _BYTES, y, series, bands, readout=readout.format)
 
-    rates = logged("AdamW", "lr", 0), logged("Muon", "muon_lr", 2)
-    speed = logged("speed", "bytes_per_second", 4)
     return [
         loss([stage.log for stage in stages if stage.log.rows or stage.evaluation], "Bits per byte", levels),
-        chart("Learning rate", Axis("", number, zero=True), "{:.2e}", *rates),
-        chart("Norm of the gradient", Axis(log=True), "{:.3g}", logged("norm", "grad_norm", 3)),
-        chart("Bytes a second", Axis("", bytes_label, zero=True), "{:,.0f} bytes/s", speed),
+        chart(
+            "Learning rate",
+            Axis("", number, zero=True),
+            "{:.2e}",
+            logged("AdamW", "lr", 0),
+            logged("Muon", "muon_lr", 2),
+        ),
+        chart("Gradient norm", Axis(log=True), "{:.3g}", logged("norm", "grad_norm", 3)),
+        chart(
+            "Bytes per second",
+            Axis("", bytes_label, zero=True),
+            "{:,.0f} bytes/s",
+            logged("speed", "bytes_per_second", 4),
+        ),
     ]
 
 
 def inside(
     figures: Sequence[result.Figure], stages: Mapping[str, Sequence[result.Figure]] | None = None
 ) -> list[Figure]:
-    """Return the panels of a stage's figures; a curve is drawn for each of ``stages`` that has it."""
+    """Return the panels of a stage's figures. A curve is drawn for each of ``stages`` that has it."""
     colours = cycle((0, 2, 3, 4, 5, 6))
     panels: list[Figure] = []
     for one in figures:
@@ -162,7 +185,7 @@ def inside(
 
 
 def _curve(last: Curve, stages: Mapping[str, Sequence[result.Figure]]) -> Chart:
-    """Return the curves of this title after one stage or several."""
+    """Return a chart of all curves with this title."""
     curves = {
         name: one
         for name, figures in stages.items()
@@ -181,18 +204,19 @@ def _curve(last: Curve, stages: Mapping[str, Sequence[result.Figure]]) -> Chart:
         Axis(last.y, "{:.4g}".format, least_span=0.02, margin=0.1),
         series,
         rulers=[] if last.mark is None else [(last.mark_label, last.mark)],
-        say=f"{{:.4f}} {last.y}".format,
+        readout=f"{{:.4f}} {last.y}".format,
     )
 
 
 def _some(count: int) -> range:
-    """Whole numbers to ``count``, or some of them, to stand along an axis."""
+    """Return the ticks from 1 to ``count``, or some of them."""
     return range(1, count + 1, -(-count // _VALUED))
 
 
 def _bars(one: Histogram, colour: int) -> Figure:
-    """Bars of the shares of things with 1, 2, ... units; what is past `_LONGEST` is in one last bar."""
-    counts, total = one.counts, sum(one.counts)
+    """Return bars of the shares of sizes 1, 2, ...; sizes above `_LAST_BAR` are in the last bar."""
+    counts = one.counts
+    total = sum(counts)
     if not total:
         return Note(title=one.title, text=f"there were no {one.things}")
     if counts.count(0) == len(counts) - 1:
@@ -200,14 +224,17 @@ def _bars(one: Histogram, colour: int) -> Figure:
         unit = one.unit.removesuffix("s") if size == 1 else one.unit
         return Note(title=one.title, text=f"all {total:,} {one.things}: {size} {unit}")
     mean = sum(n * count for n, count in enumerate(counts)) / total
-    shares, under, last = [100 * count / total for count in counts[1:]], one.unit, ""
-    if len(shares) > _LONGEST:
-        shares = [*shares[: _LONGEST - 1], sum(shares[_LONGEST - 1 :])]
-        under, last = f"{one.unit} (last bar: {_LONGEST} and more)", "+"
+    shares = [100 * count / total for count in counts[1:]]
+    label = one.unit
+    last = ""
+    if len(shares) > _LAST_BAR:
+        shares = [*shares[: _LAST_BAR - 1], sum(shares[_LAST_BAR - 1 :])]
+        label = f"{one.unit} (last bar: {_LAST_BAR} and more)"
+        last = "+"
     count = len(shares)
     return Chart(
         f"{one.title} (mean {mean:.2f})",
-        Axis(under, lambda x: f"{int(x)}{last if x == count else ''}", ticks=_some(count)),
+        Axis(label, lambda x: f"{int(x)}{last if x == count else ''}", ticks=_some(count)),
         Axis(f"share of {total:,} {one.things}", percent, zero=True),
         [Series("", range(1, count + 1), shares, colour, "bars")],
     )
@@ -218,16 +245,16 @@ def bits_by_stage(
     compressors: Mapping[str, Mapping[str, float]],
     which: str,
 ) -> Chart:
-    """Return bpb after each stage of each run, run beside run, with the compressors' rates as dashed lines.
+    """Return a chart of bpb after each stage, run next to run, with the compressors' rates as dashed lines.
 
-    A rate that all runs share is one line across all of them, named at its right end. Any other has a line
-    for each run, with its value; it is named where the last run has it, and at every run if no rate is
-    shared. One weak run does not set the scale: its marks stand at the upper edge, with their values.
+    A rate that all runs share is one line with its name at the right end. Any other rate has a line for each
+    run, with its value. Its name is shown at the last run that has it, or at every run if no rate is shared.
+    One weak run does not decide the scale: its marks are drawn at the upper edge, with their values.
 
     Args:
-        runs: names and bits of each run's stages.
-        compressors: rates of the baselines on each run's text.
-        which: added to the title, where these are not all runs.
+        runs: Names and bits of each run's stages.
+        compressors: Rates of the baselines on each run's text.
+        which: End of the title, such as the number of runs.
     """
     shared = set.intersection(*(set(rates.items()) for rates in compressors.values()))
     own = {run: [one for one in compressors[run].items() if one not in shared] for run in runs}
@@ -237,18 +264,18 @@ def bits_by_stage(
     names: dict[float, str] = {}
     at = 0.0
     for index, (run, stages) in enumerate(runs.items()):
-        places = {at + i: stage for i, (stage, _) in enumerate(stages)}
-        line = Series(run, [*places], [value for _, value in stages], index % COLOURS)
+        positions = {at + i: stage for i, (stage, _) in enumerate(stages)}
+        line = Series(run, [*positions], [value for _, value in stages], index % COLOURS)
         series += [line, replace(line, style="dots", marker=MARKERS[index % len(MARKERS)], values=bits)]
-        names |= places
-        begin, end = at - 0.4, at + len(stages) - 1 + 0.6
+        names |= positions
+        end = at + len(stages) - 1 + 0.6
         labels = [
             (f"{name} {rate:.3f}" if last[name] == run or not shared else f"{rate:.3f}", rate)
             for name, rate in own[run]
         ]
-        levels += [Level(label, rate, begin, end) for label, rate in labels]
-        room = max((len(label) for label, _ in labels), default=0)
-        at = end + 1 + (room * _LETTER_WIDTH + 10) / _STAGE_WIDTH
+        levels += [Level(label, rate, at - 0.4, end) for label, rate in labels]
+        letters = max((len(label) for label, _ in labels), default=0)
+        at = end + 1 + (letters * _LETTER_WIDTH + 10) / _STAGE_WIDTH
     levels += [Level(f"{name} {rate:.3f}", rate, -0.4, end) for name, rate in sorted(shared)]
     return Chart(
         f"Held-out text: bits per byte by stage, against compressors{which}",
@@ -261,7 +288,7 @@ def bits_by_stage(
 
 
 def width_of(chart: Chart) -> float:
-    """Return the pixels that a picture of `bits_by_stage` is wide, so that no label covers another."""
+    """Return the width in pixels of a picture of `bits_by_stage`, so that labels do not overlap."""
     names = max((len(level.name) for level in chart.levels), default=0)
     ends = [level.end for level in chart.levels if level.end is not None]
     last = max([*ends, *(x for one in chart.series for x in one.x)])
@@ -270,9 +297,9 @@ def width_of(chart: Chart) -> float:
 
 
 def _without_outliers(series: Sequence[Series], levels: Sequence[Level]) -> float | None:
-    """Return where an axis ends so that a few values far above do not squeeze the others; None: above all.
+    """Return the end of an axis that leaves out a few values far above the others; None: above all.
 
-    Far is what lies beyond the upper quartile by more than one and a half times the quartiles' distance.
+    Far means above the upper quartile by more than one and a half times the distance of the quartiles.
     """
     values = [y for one in series if one.style == "dots" for y in one.y]
     lower, upper = np.quantile(values, (0.25, 0.75))

@@ -1,10 +1,11 @@
-"""Check the chain of digests from raw files to checkpoints, link by link.
+"""Check the chain of digests from raw files to evaluations, link by link.
 
     raw file (sha256) -> shard (sha256) -> dataset (digest) -> stage spec (digest) -> checkpoint (digest)
 
-Each job writes down the digest of what it reads. A link holds if this is still the digest of the file. The
-receipt's dataset is compared with metadata.json, a stage's parent weights with the stage before, and an
-evaluation's XX"""
+Each job records the digest of what it reads. A link is intact if this is still the digest of the file. The
+dataset in a stage's manifest is compared with metadata.json, and the stage's parent weights with the stage
+before. An evaluation's weights are compared with the receipt, and its dataset with metadata.json.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from spider.results import Results
 
 
 class Link(NamedTuple):
-    """One thing that was made from others, by digest."""
+    """One result that was made from others, by digest."""
 
     kind: str
     """``dataset``, ``stage``, ``checkpoint`` or ``evaluation``."""
@@ -27,21 +28,22 @@ class Link(NamedTuple):
     digest: str
     made_from: str
     problem: str
-    """Why the link does not hold; empty: it does."""
+    """Reason why the link is broken; empty for an intact one."""
 
 
 class DatasetRecord(NamedTuple):
-    """A dataset as its metadata.json has it; without a digest where that is not there."""
+    """A dataset, from its metadata.json."""
 
     name: str
     digest: str | None
+    """None if metadata.json is missing."""
     made_from: str
     raw: Sequence[dict[str, Any]] = ()
     shards: Sequence[Shard] = ()
 
 
 def read_datasets(results: Results, stages: list[StageRecord]) -> list[DatasetRecord]:
-    """The datasets that the stages train on or are scored on."""
+    """Return the datasets that the stages train on or are scored on."""
     streams: dict[str, dict[str, Any] | None] = {}
     for stage in stages:
         streams[stage.spec["data"]] = stage.spec.get("stream")
@@ -60,53 +62,59 @@ def _dataset(results: Results, name: str, stream: dict[str, Any] | None) -> Data
     shards = [shard for split in metadata.splits.values() for shard in split.shards]
     raw = metadata.source.get("files", [])
     origin = recorded_source(metadata.source).description
-    said = f"{len(raw)} raw file{'s' * (len(raw) != 1)} ({origin}), encoded into {len(shards)} shards"
-    return DatasetRecord(name, metadata.digest, said, raw, shards)
+    made_from = f"{len(raw)} raw file{'s' * (len(raw) != 1)} ({origin}), encoded into {len(shards)} shards"
+    return DatasetRecord(name, metadata.digest, made_from, raw, shards)
 
 
 def chain(stages: list[StageRecord], datasets: list[DatasetRecord]) -> Iterator[Link]:
-    """Datasets, then each stage that was trained with its final checkpoint and its evaluation."""
+    """Yield the links of datasets, then of each trained stage, its last checkpoint and its evaluation."""
     digests = {data.name: data.digest for data in datasets}
     for data in datasets:
-        problem = "" if data.digest else "its metadata.json is not there"
+        problem = "" if data.digest else "its metadata.json is missing"
         yield Link("dataset", data.name, data.digest or "?", data.made_from, problem)
-    for before, stage in zip([None, *stages], stages, strict=False):
+    before = None
+    for stage in stages:
         yield from _links(stage, before, digests)
+        before = stage
 
 
 def _links(stage: StageRecord, before: StageRecord | None, digests: dict[str, str | None]) -> Iterator[Link]:
     """Yield the links of a stage, its checkpoint and its evaluation."""
-    if not (manifest := stage.manifest):
+    manifest = stage.manifest
+    receipt = stage.receipt
+    evaluation = stage.evaluation
+    if manifest is None:
         return
-    receipt, measured = stage.receipt, stage.evaluation
-    data, parent = stage.spec["data"], manifest.parent_weights
-    made_from = f"dataset {data}, " + (f"weights {parent}" if parent else "new weights")
+    data = stage.spec["data"]
+    parent = manifest.parent_weights
     problems = []
     if digests.get(data) != manifest.data_digest:
-        now = digests.get(data) or "not there"
-        problems.append(f"dataset {data} was {manifest.data_digest}, now it is {now}")
+        problems.append(
+            f"dataset {data} was {manifest.data_digest}, now it is {digests.get(data) or 'missing'}"
+        )
     if before and before.receipt and parent != before.receipt.weights:
         problems.append(f"stage {before.name} now ends with weights {before.receipt.weights}")
+    made_from = f"dataset {data}, " + (f"weights {parent}" if parent else "new weights")
     yield Link("stage", stage.name, manifest.identity, made_from, "; ".join(problems))
 
-    size, step = sum(one.size for one in manifest.files.values()), f"step {manifest.global_step:,}"
-    made_from = f"stage {stage.name} at {step}: weights {manifest.weights}, {size / 1e6:,.1f} MB"
+    size = sum(one.size for one in manifest.files.values())
+    step = f"step {manifest.global_step:,}"
     problem = ""
-    if receipt and receipt.weights != manifest.weights:
-        problem = f"the receipt names weights {receipt.weights}"
-    elif not receipt:
+    if receipt is None:
         problem = "not the stage's last one"
+    elif receipt.weights != manifest.weights:
+        problem = f"the receipt names weights {receipt.weights}"
+    made_from = f"stage {stage.name} at {step}: weights {manifest.weights}, {size / 1e6:,.1f} MB"
     yield Link("checkpoint", f"{stage.name}, {step}", manifest.digest, made_from, problem)
 
-    if not (receipt and measured):
+    if receipt is None or evaluation is None:
         return
-    averaged = "averaged " if measured.averaged else ""
-    made_from = f"{averaged}weights {measured.weights} on {measured.bytes:,} bytes of {measured.data}"
     problems = []
-    if measured.weights != (receipt.averaged_weights or receipt.weights):
+    if evaluation.weights != (receipt.averaged_weights or receipt.weights):
         problems.append("the stage has other weights now")
-    if digests.get(measured.data) != measured.data_digest:
-        problems.append(f"dataset {measured.data} was {measured.data_digest} then")
-    yield Link(
-        "evaluation", measured.stage, f"text sha256 {measured.text_sha256}", made_from, "; ".join(problems)
-    )
+    if digests.get(evaluation.data) != evaluation.data_digest:
+        problems.append(f"dataset {evaluation.data} was {evaluation.data_digest} then")
+    averaged = "averaged " if evaluation.averaged else ""
+    made_from = f"{averaged}weights {evaluation.weights} on {evaluation.bytes:,} bytes of {evaluation.data}"
+    text = f"text sha256 {evaluation.text_sha256}"
+    yield Link("evaluation", evaluation.stage, text, made_from, "; ".join(problems))

@@ -1,17 +1,17 @@
-"""Scaling laws from a sweep over sizes and FLOP budgets: IsoFLOP parabolas, then power laws.
+"""Fit scaling laws to a sweep over sizes and FLOP budgets: IsoFLOP parabolas, then power laws.
 
-The second approach of Hoffmann et al. (arXiv:2203.15556). At each budget C a parabola in log N is fitted to
-the loss, bits per byte on held-out text; its minimum is the best size. Through the minima go power laws,
+This is the second approach of Hoffmann et al. (arXiv:2203.15556). At each budget C a parabola in log N is
+fitted to the loss, bits per byte on held-out text. Its minimum is the best size. Power laws are fitted to the
+minima by least squares on logarithms:
 
     N_opt = k C^a    D_opt = k C^b    L_opt = k C^c
 
-straight lines in logarithms, by least squares. N counts the parameters that text is multiplied with, all
-experts among them; rows that are only looked up (embedding, n-gram tables) cost no FLOPs and are told apart.
-D is bytes trained; that of a minimum is interpolated between the sizes of its budget, since FLOPs a byte are
-the model's own count and not 6 N.
+N counts the parameters of matrix products, including all experts. Rows of lookup tables (embedding, n-gram
+tables) cost no FLOPs and are not counted. D is bytes trained. The D of a minimum is interpolated between the
+sizes of its budget, because FLOPs per byte are the model's own count and not 6 N.
 
-A parabola whose minimum is not between the smallest and the largest size is reported with what to do, drawn
-dashed, and left out of the laws. Of several runs of one size and one budget the best counts.
+A parabola whose minimum is outside the range of sizes is reported with a remedy, drawn dashed, and left out
+of the laws. If several runs have one size and one budget, the best counts.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from spider.report.render import picture
 from spider.results import Results
 
 FORMAT = 1
-#: Fewest sizes that a parabola goes through, and fewest minima that a law goes through.
-LEAST_SIZES, LEAST_BUDGETS = 3, 2
-#: Of what there are laws: a title, a letter, and how a value is said beside an axis.
+#: Fewest sizes for a parabola.
+LEAST_SIZES = 3
+#: Fewest minima for a law.
+LEAST_BUDGETS = 2
+#: The laws: title, letter, and format of values beside an axis.
 _LAWS: dict[str, tuple[str, str, Format]] = {
     "parameters": ("Best parameters", "N", count_label),
     "bytes": ("Best bytes", "D", bytes_label),
@@ -49,11 +51,11 @@ class Point:
 
     run: str
     budget: float
-    """FLOPs that it was given."""
+    """FLOPs of the budget."""
     flops: float
-    """That it took: whole steps."""
+    """FLOPs of the training, which takes whole steps."""
     parameters: float
-    """Without those that are only looked up."""
+    """Parameters without lookup tables."""
     all_parameters: int
     bytes: float
     bpb: float
@@ -65,27 +67,27 @@ class IsoFlop:
 
     budget: float
     flops: float
-    """Geometric mean of what its runs took."""
+    """Geometric mean of the FLOPs of its runs."""
     points: list[Point]
     coefficients: tuple[float, float, float] | None = None
-    """Of bpb in log10 of the parameters, highest power first; None: too few sizes."""
+    """Coefficients of bpb in log10 of the parameters, highest power first; None: too few sizes."""
     residual: float | None = None
-    """Root mean square of what the parabola leaves, in bits per byte; 0 for three sizes."""
+    """Root mean square of the residuals, in bits per byte; 0 for three sizes."""
     best_parameters: float | None = None
     best_bytes: float | None = None
     best_bpb: float | None = None
     problem: str | None = None
-    """Why it is not used; the best_* are then None."""
+    """Reason why the parabola is not used; the best_* are then None."""
 
 
 @dataclass(frozen=True)
 class Law:
-    """``factor * flops ** exponent``."""
+    """A power law: ``factor * flops ** exponent``."""
 
     exponent: float
     factor: float
     error: float | None
-    """Standard error of the exponent; None where two minima leave nothing to estimate it from."""
+    """Standard error of the exponent; None for a law through only two minima."""
 
     def at(self, flops: float) -> float:
         return self.factor * flops**self.exponent
@@ -96,94 +98,111 @@ class Law:
 
 @dataclass(frozen=True)
 class ScalingFit:
+    """The parabolas of a sweep and the laws through their minima."""
+
     curves: list[IsoFlop]
     parameters: Law | None = None
     bytes: Law | None = None
     bpb: Law | None = None
     problem: str | None = None
-    """Why there are no laws."""
+    """Reason why laws are missing."""
 
 
 def fit(points: list[Point]) -> ScalingFit:
-    """Parabolas of all budgets, and the laws through their minima."""
+    """Fit the parabolas of all budgets, and the laws through their minima."""
     groups: dict[float, dict[float, Point]] = defaultdict(dict)
     for point in sorted(points, key=lambda point: point.bpb):
         groups[point.budget].setdefault(point.parameters, point)
     curves = [fit_budget(budget, [*sizes.values()]) for budget, sizes in sorted(groups.items())]
     good = [curve for curve in curves if curve.problem is None]
     if len(good) < LEAST_BUDGETS:
-        said = f"{len(good)} of {len(curves)} budgets have a minimum, a law needs {LEAST_BUDGETS}"
-        return ScalingFit(curves, problem=said)
+        problem = f"{len(good)} of {len(curves)} budgets have a minimum, a law needs {LEAST_BUDGETS}"
+        return ScalingFit(curves, problem=problem)
     flops = [curve.flops for curve in good]
-    laws = [fit_law(flops, [getattr(curve, f"best_{name}") for curve in good]) for name in _LAWS]
-    return ScalingFit(curves, laws[0], laws[1], laws[2])
+    laws = {name: fit_law(flops, [getattr(curve, f"best_{name}") for curve in good]) for name in _LAWS}
+    return ScalingFit(curves, **laws)
 
 
 def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
-    """The parabola of one budget's points, all of different sizes."""
+    """Fit the parabola of one budget's points, which have different sizes."""
     points = sorted(points, key=lambda point: point.parameters)
     curve = IsoFlop(budget, math.exp(sum(math.log(point.flops) for point in points) / len(points)), points)
     if (count := len(points)) < LEAST_SIZES:
         return replace(curve, problem=f"{count} sizes, a parabola needs {LEAST_SIZES}")
     size_N = np.log10([point.parameters for point in points])
     bpb_N = np.array([point.bpb for point in points])
-    # Around their middle, where the powers of a logarithm differ enough to be told apart.
+    # Centre the sizes: the powers of uncentred logarithms are nearly collinear.
     middle = size_N.mean()
     a, b, c = map(float, np.polyfit(size_N - middle, bpb_N, 2))
-    left_N = bpb_N - np.polyval((a, b, c), size_N - middle)
-    coefficients = a, float(b - 2 * a * middle), float(c - b * middle + a * middle**2)
-    curve = replace(curve, coefficients=coefficients, residual=float(np.sqrt((left_N**2).mean())))
+    residual_N = bpb_N - np.polyval((a, b, c), size_N - middle)
+    coefficients = (a, float(b - 2 * a * middle), float(c - b * middle + a * middle**2))
+    curve = replace(curve, coefficients=coefficients, residual=float(np.sqrt((residual_N**2).mean())))
     if a <= 0:
-        said = "it opens downwards: the sizes are too close to each other, or chance decided"
-        return replace(curve, problem=said)
+        problem = "it opens downwards: the sizes are too close to each other, or noise decided"
+        return replace(curve, problem=problem)
     at = middle - b / (2 * a)
     if not size_N[0] <= at <= size_N[-1]:
-        said = "below the smallest size: add smaller ones, or a larger budget"
+        problem = "its minimum lies below the smallest size: add smaller ones, or a larger budget"
         if at > size_N[-1]:
-            said = "above the largest size: add larger ones, or a smaller budget"
-        return replace(curve, problem=f"its minimum lies {said}")
+            problem = "its minimum lies above the largest size: add larger ones, or a smaller budget"
+        return replace(curve, problem=problem)
     data = float(10 ** np.interp(at, size_N, np.log10([point.bytes for point in points])))
     return replace(curve, best_parameters=float(10**at), best_bytes=data, best_bpb=c - b**2 / (4 * a))
 
 
 def fit_law(flops: list[float], values: list[float]) -> Law:
-    """A power law through at least two points, by least squares on logarithms."""
-    x_B, y_B = np.log10(flops), np.log10(values)
+    """Fit a power law to at least two points, by least squares on logarithms."""
+    x_B = np.log10(flops)
+    y_B = np.log10(values)
     middle = x_B.mean()
     slope, height = np.polyfit(x_B - middle, y_B, 1)
     error = None
     if len(x_B) > 2:
-        left_B = y_B - height - slope * (x_B - middle)
-        error = float(np.sqrt((left_B**2).sum() / (len(x_B) - 2) / ((x_B - middle) ** 2).sum()))
+        residual_B = y_B - height - slope * (x_B - middle)
+        error = float(np.sqrt((residual_B**2).sum() / (len(x_B) - 2) / ((x_B - middle) ** 2).sum()))
     return Law(float(slope), float(10 ** (height - slope * middle)), error)
 
 
 def read_points(config: Config, results: Results, sweep: str) -> list[Point]:
-    """Return what the runs of a sweep came to.
+    """Return the runs of a sweep as points.
 
     Raises:
-        ValueError: a run is not trained or not evaluated, or two were scored on different texts.
+        ValueError: A run is not trained or not evaluated, or two were scored on different texts.
     """
-    points, texts = [], set()
+    points = []
+    texts = set()
     for run in config.sweeps[sweep]:
         (stage,) = config.runs[run].stages
         folder = results.stage(run, stage.name)
-        receipt, measured = Receipt.read(folder.receipt), Evaluation.read(folder.evaluation)
+        receipt = Receipt.read(folder.receipt)
+        evaluation = Evaluation.read(folder.evaluation)
         budget = config.stage(run, stage.name).settings.target_flops
         assert budget is not None, "checked when the configuration is read"
-        texts.add(measured.text_sha256)
-        flops, size = measured.flops_per_token * receipt.tokens, measured.parameters
-        multiplied = size - measured.parameters_looked_up
-        points.append(Point(run, budget, flops, multiplied, size, receipt.bytes, measured.bpb))
+        texts.add(evaluation.text_sha256)
+        points.append(
+            Point(
+                run=run,
+                budget=budget,
+                flops=evaluation.flops_per_token * receipt.tokens,
+                parameters=evaluation.parameters - evaluation.parameters_looked_up,
+                all_parameters=evaluation.parameters,
+                bytes=receipt.bytes,
+                bpb=evaluation.bpb,
+            )
+        )
     if len(texts) > 1:
         raise ValueError(f"the runs of {sweep} were not all scored on the same text; evaluate them again")
     return points
 
 
 def write_scaling(config: Config, results: Results, output: Path) -> ScalingFit:
-    """Fit the configuration's sweep; write a table and a figure beside ``output``, the JSON.
-    `ValueError` where the configuration names no sweep, or as `read_points` says."""
-    if (sweep := config.scaling) is None:
+    """Fit the configuration's sweep, and write a table and a figure beside ``output``, the JSON.
+
+    Raises:
+        ValueError: The configuration names no sweep, or as `read_points`.
+    """
+    sweep = config.scaling
+    if sweep is None:
         raise ValueError("scaling: the configuration names no run with a grid to fit a law to")
     fitted = fit(read_points(config, results, sweep))
     draw_scaling(fitted, output.with_suffix(".svg"), f"{sweep}: scaling law")
@@ -196,37 +215,41 @@ def write_scaling(config: Config, results: Results, output: Path) -> ScalingFit:
 
 
 def markdown(fitted: ScalingFit, sweep: str) -> str:
-    """The laws, the minima and the runs, as tables."""
+    """Return the laws, the minima and the runs as tables."""
     named = {"parameters": fitted.parameters, "bytes": fitted.bytes, "bits per byte": fitted.bpb}
     laws = [[f"best {name}", f"{law.factor:.3g} {law}"] for name, law in named.items() if law]
-    minima, runs = [], []
+    minima = []
+    runs = []
     for one in fitted.curves:
         best = [""] * 4
         if one.best_parameters and one.best_bytes and one.best_bpb:
-            size, data = one.best_parameters, one.best_bytes
-            best = [quantity(size, ""), quantity(data, "B"), f"{one.best_bpb:.4f}", f"{data / size:.1f}"]
-        left = "" if one.residual is None else f"{one.residual:.4f}"
-        minima.append([flops_label(one.budget), str(len(one.points)), *best, left, one.problem or ""])
-        runs += [
-            [p.run, flops_label(p.budget), quantity(p.parameters, ""), quantity(p.all_parameters, ""),
-             quantity(p.bytes, "B"), f"{p.bpb:.4f}"]
-            for p in one.points
-        ]  # fmt: skip
-    titles = "FLOPs|sizes|best parameters|bytes|bits per byte|bytes a parameter|fit leaves|"
+            best = [
+                quantity(one.best_parameters, ""),
+                quantity(one.best_bytes, "B"),
+                f"{one.best_bpb:.4f}",
+                f"{one.best_bytes / one.best_parameters:.1f}",
+            ]
+        residual = "" if one.residual is None else f"{one.residual:.4f}"
+        minima.append([flops_label(one.budget), str(len(one.points)), *best, residual, one.problem or ""])
+        for p in one.points:
+            sizes = [quantity(p.parameters, ""), quantity(p.all_parameters, ""), quantity(p.bytes, "B")]
+            runs.append([p.run, flops_label(p.budget), *sizes, f"{p.bpb:.4f}"])
+    of_minima = "FLOPs|sizes|best parameters|bytes|bits per byte|bytes per parameter|residual|"
+    of_runs = "run|FLOPs|parameters|with tables|bytes|bits per byte"
     blocks = [
         f"# Scaling law of {sweep}",
-        f"No law: {fitted.problem}." if fitted.problem else markdown_table("|law, C in FLOPs", laws),
-        markdown_table(titles, minima),
-        markdown_table("run|FLOPs|parameters|with tables|bytes|bits per byte", runs),
+        f"No law: {fitted.problem}." if fitted.problem else markdown_table(["", "law, C in FLOPs"], laws),
+        markdown_table(of_minima.split("|"), minima),
+        markdown_table(of_runs.split("|"), runs),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
 def draw_scaling(fitted: ScalingFit, path: Path, title: str) -> None:
-    """Parabolas at the left, a dashed one where it has no minimum to use; the laws at the right."""
+    """Draw the parabolas at the left and the laws at the right. Unused parabolas are dashed."""
     parabolas = Chart(
         "Runs by size, a curve for each budget of FLOPs",
-        Axis("parameters, without those that are looked up", count_label, log=True, margin=0.03),
+        Axis("parameters, without lookup tables", count_label, log=True, margin=0.03),
         Axis("bits per byte on held-out text"),
         [one for number, curve in enumerate(fitted.curves) for one in _parabola(curve, number)],
     )
@@ -234,7 +257,8 @@ def draw_scaling(fitted: ScalingFit, path: Path, title: str) -> None:
 
 
 def _parabola(curve: IsoFlop, number: int) -> list[Series]:
-    colour, sizes = number % COLOURS, [point.parameters for point in curve.points]
+    colour = number % COLOURS
+    sizes = [point.parameters for point in curve.points]
     name = flops_label(curve.budget) + (" (not used)" if curve.problem else "")
     bpb = [point.bpb for point in curve.points]
     series = [Series(name, sizes, bpb, colour, "dots", MARKERS[number % len(MARKERS)])]
@@ -248,17 +272,22 @@ def _parabola(curve: IsoFlop, number: int) -> list[Series]:
 
 
 def _law(fitted: ScalingFit, name: str) -> Chart:
-    (title, letter, form), corner = _LAWS[name], ""
+    title, letter, form = _LAWS[name]
+    law = getattr(fitted, name)
     series: list[Series] = []
-    if law := getattr(fitted, name):  # without one, a minimum alone says nothing here
-        corner = f"{letter} ~ {law}"
+    if law:
         flops = [curve.flops for curve in fitted.curves]
         ends = [min(flops) / 1.3, max(flops) * 1.3]
-        series = [Series("", ends, [law.at(end) for end in ends], COLOURS - 1)] + [
-            Series("", [curve.flops], [getattr(curve, f"best_{name}")], number % COLOURS, "dots", "*")
-            for number, curve in enumerate(fitted.curves)
-            if curve.problem is None
-        ]
-    x = Axis("FLOPs of training", flops_label, log=True, margin=0.03)
-    y = Axis("", form, log=True, margin=0.12)
-    return Chart(title, x, y, series, corner=corner, instead=fitted.problem or "no law")
+        series.append(Series("", ends, [law.at(end) for end in ends], COLOURS - 1))
+        for number, curve in enumerate(fitted.curves):
+            if curve.problem is None:
+                best = [getattr(curve, f"best_{name}")]
+                series.append(Series("", [curve.flops], best, number % COLOURS, "dots", "*"))
+    return Chart(
+        title,
+        Axis("FLOPs of training", flops_label, log=True, margin=0.03),
+        Axis("", form, log=True, margin=0.12),
+        series,
+        corner=f"{letter} ~ {law}" if law else "",
+        instead=fitted.problem or "no law",
+    )

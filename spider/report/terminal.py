@@ -1,7 +1,7 @@
-"""The last thing a run says: how good the model is, what it writes, and what to do next.
+"""Print the terminal summary of a finished workflow: scores, a sample of text, and the next commands.
 
-Everything shown is read from summary.json. Rich adapts it: colour on a terminal, plain text in a pipe, never
-wider than 80 columns, so that it reads the same in a log.
+All of it is read from summary.json. Rich adapts the output: colours on a terminal, plain text in a pipe, at
+most 80 columns wide, so that a log has the same lines.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spider.evaluation.result import BITS, Row, baselines, shortened
-from spider.report.compare import ComparedRun, ComparedStage, Summary, leading
+from spider.evaluation.result import BITS, baselines
+from spider.report.compare import ComparedRun, ComparedStage, Summary
 from spider.report.formatting import LOSSY, bits, duration, printable
+from spider.report.scores import against, dagger, leading, ranking
 
 WIDTH = 80
 BAR = 28
-#: Runs that have a panel each; of more, as a sweep has, the best one, below a list of the best.
-PANELS, RANKED = 4, 20
+#: Most runs that have a panel each. Of more runs, as in a sweep, the best has one, below a list.
+PANELS = 4
+#: Most runs in the list.
+LISTED = 20
 
 #: Presets for a GPU and their parameters, the smallest first.
 PRESETS = {
@@ -35,104 +38,115 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Invocation:
-    """How a workflow was started, so that the last lines name commands for the same configuration."""
+    """The options of a workflow that the next commands repeat."""
 
     config: Path | None = None
-    """The file with the whole configuration; None: config.yaml of the current folder."""
+    """File of the whole configuration; None: config.yaml of the current folder."""
     snakefile: Path | None = None
     """The Snakefile; None: that of the current folder, which is a checkout with a Makefile."""
     tracked: bool = True
-    """Whether a store holds the runs."""
+    """Whether runs are recorded in an MLflow store."""
 
     def commands(self, summary: Summary, folder: Path) -> dict[str, str]:
         """Return the next steps and their commands; ``folder`` holds the summary."""
         if self.snakefile is None:
             chosen = f" CONFIG={self._quoted(self.config)}" if self.config else ""
-            ui, report = f"make ui{chosen}", f"make report{chosen}"
+            ui = f"make ui{chosen}"
+            report = f"make report{chosen}"
         else:
             config = self._quoted(self.config or Path("config.yaml"))
-            places = f"--snakefile {self._quoted(self.snakefile)} --configfile {config}"
             ui = f"spider --config {config} track ui"
-            report = f"snakemake {places} --report {self._quoted(folder.parent / 'report.html')}"
+            report = f"snakemake --snakefile {self._quoted(self.snakefile)} --configfile {config} "
+            report += f"--report {self._quoted(folder.parent / 'report.html')}"
         steps = {"Look at every run in MLflow": ui} if self.tracked else {}
         steps["One HTML file with all figures"] = report
-        if self.snakefile is None and (preset := next_size(summary)):
+        preset = next_size(summary)
+        if self.snakefile is None and preset:
             steps["Train the next size"] = f"make run CONFIG={preset}"
         return steps
 
     @staticmethod
     def _quoted(path: Path) -> str:
-        """Return a path as a shell reads it, from the current folder if it lies below."""
-        here = Path.cwd()
-        return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+        """Quote a path for a shell, relative to the current folder if it lies below."""
+        cwd = Path.cwd()
+        return shlex.quote(str(path.relative_to(cwd) if path.is_relative_to(cwd) else path))
 
 
 def next_size(summary: Summary) -> str | None:
     """Return the smallest preset that is larger than all models of a summary; None without a GPU."""
-    scored = [one.last for one in summary.runs.values()]
-    if not any(one.device.startswith("cuda") for one in scored):
+    stages = [run.last for run in summary.runs.values()]
+    if not any(stage.device.startswith("cuda") for stage in stages):
         return None
-    largest = max(one.parameters for one in scored)
+    largest = max(stage.parameters for stage in stages)
     return next((preset for preset, size in PRESETS.items() if size > 1.2 * largest), None)
 
 
 def terminal_summary(
     path: Path, *, started: Invocation | None = None, console: Console | None = None
 ) -> None:
-    """Print what a finished workflow reached, by the summary at ``path``; raises as `Summary.read`."""
+    """Print the summary at ``path`` of a finished workflow; raise as `Summary.read`."""
     summary = Summary.read(path)
-    started = started or Invocation()
     console = console or Console(highlight=False)
     width = min(WIDTH, console.width)
     runs = summary.runs
-    score = leading(one.last for one in runs.values())
-    best_first = sorted(runs, key=lambda run: float(getattr(runs[run].last, score)))
+    shown = list(runs)
     if len(runs) > PANELS:
-        console.print(_ranking(best_first, runs), width=width)
-    for run in best_first[:1] if len(runs) > PANELS else runs:
+        score = leading(one.last for one in runs.values())
+        shown.sort(key=lambda run: float(getattr(runs[run].last, score)))
+        console.print(_list(shown, runs), width=width)
+        del shown[1:]
+    for run in shown:
         console.print(_panel(run, runs[run]), width=width)
-    console.print(_closing(summary, path, started), width=width)
+    console.print(_closing(summary, path, started or Invocation()), width=width)
 
 
-def _ranking(best_first: list[str], runs: dict[str, ComparedRun]) -> Table:
-    """Return many runs, a line each, with the name of the text that each was scored on."""
+def _list(best_first: list[str], runs: dict[str, ComparedRun]) -> Table:
+    """Return a table with one line for each run, with the text that it was scored on."""
     table = _table("run", 36, "bits/byte", "steps", "seconds")
     table.add_column("text", no_wrap=True)
-    for run in best_first[:RANKED]:
+    for run in best_first[:LISTED]:
         last = runs[run].last
-        cells = (bits(last.bpb) + last.dagger, f"{last.global_step:,}", f"{last.seconds:,.0f}")
-        table.add_row(escape(run), *cells, escape(last.text))
-    if (more := len(best_first) - RANKED) > 0:
-        table.add_row(f"and {more} more, in table.md")
+        table.add_row(
+            escape(run),
+            bits(last.bpb) + dagger(last),
+            f"{last.global_step:,}",
+            f"{last.seconds:,.0f}",
+            escape(last.text),
+        )
+    if len(runs) > LISTED:
+        table.add_row(f"and {len(runs) - LISTED} more, in table.md")
     return table
 
 
 def _panel(run: str, one: ComparedRun) -> Panel:
-    """Return a run: its verdict, its place among the baselines, its stages and its sample."""
+    """Return the panel of a run: its verdict, its rank among the baselines, its stages and its sample."""
     last = one.last
-    table = _table("after stage", 24, "bits/byte", "strict", "steps", "MB trained", "seconds")
+    stages = _table("after stage", 24, "bits/byte", "strict", "steps", "MB trained", "seconds")
     for name in one.order:
         stage = one.stages[name]
-        table.add_row(
+        stages.add_row(
             escape(name),
-            bits(stage.bpb) + stage.dagger,
-            bits(stage.bpb_strict) + stage.dagger,
+            bits(stage.bpb) + dagger(stage),
+            bits(stage.bpb_strict) + dagger(stage),
             f"{stage.steps:,}",
             f"{stage.bytes / 1e6:,.2f}",
             f"{stage.seconds:,.0f}",
         )
-    rivals = baselines(last.results)
     parts: list[RenderableType] = [
-        _verdict(one, rivals),
+        _verdict(one),
         Text(),
-        _bars(run, last, shortened(rivals)),
+        _bars(run, last),
         *_further(last),
         Text(),
-        table,
+        stages,
         Text(),
-        *([] if last.lossless else [Text(LOSSY, style="dim"), Text()]),
-        *_sample(last),
     ]
+    if not last.lossless:
+        parts += [Text(LOSSY, style="dim"), Text()]
+    if last.sample is not None:
+        parts.append(Text("A sample, the prompt in bold:", style="dim"))
+        prompt = Text(printable(last.prompt or ""), style="bold")
+        parts.append(prompt.append(printable(last.sample), style="not bold"))
     return Panel(
         Group(*parts),
         title=f"[bold]{escape(run)}[/]",
@@ -142,37 +156,33 @@ def _panel(run: str, one: ComparedRun) -> Panel:
     )
 
 
-def _sample(last: ComparedStage) -> list[Text]:
-    """Return the sample of a stage with its prompt in bold; nothing if the stage has none."""
-    if last.sample is None:
-        return []
-    title = Text("A sample, the prompt in bold:", style="dim")
-    text = Text(printable(last.prompt or ""), style="bold").append(printable(last.sample), style="not bold")
-    return [title, text]
-
-
-def _verdict(one: ComparedRun, rivals: list[Row]) -> Text:
-    """Compare the last stage with the baselines, or with an earlier stage where it learned answers."""
-    last, before = one.last, one.like_last[:-1]
+def _verdict(one: ComparedRun) -> Text:
+    """Compare the last stage with the baselines, or with an earlier stage if it learned answers."""
+    last = one.last
+    mark = dagger(last)
+    rivals = baselines(last.results)
     if one.leading == "bpb_assistant":
         score = last.bpb_assistant or 0.0
-        said = f"{bits(score)}{last.dagger} bits per byte of the answers"
-        share = score / (one.stages[before[-1]].bpb_assistant or score) - 1 if before else 0.0
-        if before:
-            said += f", {abs(share):.1%} {'below' if share < 0 else 'above'} stage {before[-1]}"
-        text = Text(f"{said}.", style="bold green" if not before or share < 0 else "bold yellow")
-        whole = f" {bits(last.bpb)}{last.dagger} of the whole text, which the baselines read."
+        line = f"{bits(score)}{mark} bits per byte of the answers"
+        better = True
+        if len(one.like_last) > 1:
+            before = one.like_last[-2]
+            change = score / (one.stages[before].bpb_assistant or score) - 1
+            better = change < 0
+            line += f", {abs(change):.1%} {'below' if better else 'above'} stage {before}"
+        text = Text(f"{line}.", style="bold green" if better else "bold yellow")
+        whole = f" {bits(last.bpb)}{mark} of the whole text, which the baselines read."
         return text.append(whole, style="not bold dim")
-    said = f"{bits(last.bpb)}{last.dagger} bits per byte"
+    line = f"{bits(last.bpb)}{mark} bits per byte"
     if not rivals:
-        return Text(f"{said}.", style="bold")
-    best, rate = rivals[0].label, rivals[0].value or 0.0
-    said += f": {abs(1 - last.bpb / rate):.1%}"
-    if last.bpb < rate:
-        return Text(f"{said} below {best}, the best baseline.", style="bold green")
+        return Text(f"{line}.", style="bold")
+    line += f": {against(last, rivals[0])}"
+    if last.bpb < (rivals[0].value or 0.0):
+        return Text(f"{line}.", style="bold green")
     beaten = [row.label for row in rivals if last.bpb < (row.value or 0.0)]
-    tail = f"; better than {', '.join(beaten)}" if beaten else ""
-    return Text(f"{said} above {best}, the best baseline{tail}.", style="bold yellow")
+    if beaten:
+        line += f"; better than {', '.join(beaten)}"
+    return Text(f"{line}.", style="bold yellow")
 
 
 def _further(last: ComparedStage) -> list[Text]:
@@ -181,29 +191,27 @@ def _further(last: ComparedStage) -> list[Text]:
     for name, result in last.results.items():
         rows = [row for row in result.rows if not row.baseline and row.value is not None]
         if rows and name != "score":
-            said = ", ".join(f"{row.label} {row}{last.dagger if row.unit == BITS else ''}" for row in rows)
-            lines.append(Text(f"{result.title}: {said}", style="dim"))
+            numbers = [f"{row.label} {row}{dagger(last) if row.unit == BITS else ''}" for row in rows]
+            lines.append(Text(f"{result.title}: {', '.join(numbers)}", style="dim"))
     return lines
 
 
-def _bars(run: str, last: ComparedStage, rivals: list[Row]) -> Table:
-    """Return the model among the baselines, best first."""
+def _bars(run: str, last: ComparedStage) -> Table:
+    """Return the model among the baselines, best first, with bars."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, max_width=24)
     table.add_column(justify="right")
     table.add_column(no_wrap=True)
-    own = f"{run} (this model)"
-    rows = sorted([(last.bpb, own), *((row.value or 0.0, row.label) for row in rivals)])
-    for rate, name in rows:
-        bar = "█" * max(1, round(BAR * rate / rows[-1][0]))
-        table.add_row(
-            escape(name), bits(rate) + last.dagger, bar, style="bold green" if name == own else "dim"
-        )
+    ranks = ranking(f"{run} (this model)", last, last.results)
+    for rank in ranks:
+        bar = "█" * max(1, round(BAR * rank.bits / ranks[-1].bits))
+        style = "bold green" if rank.own else "dim"
+        table.add_row(escape(rank.name), bits(rank.bits) + dagger(last), bar, style=style)
     return table
 
 
 def _table(first: str, widest: int, *numbers: str) -> Table:
-    """A column of names, at most so wide, and columns of numbers."""
+    """Return a table with a column of names, at most ``widest`` wide, and columns of numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column(first, no_wrap=True, max_width=widest)
     for title in numbers:
@@ -212,14 +220,18 @@ def _table(first: str, widest: int, *numbers: str) -> Table:
 
 
 def _closing(summary: Summary, path: Path, started: Invocation) -> Group:
+    """Return the next commands, and the time by rule."""
     steps = Table.grid(padding=(0, 2))
     steps.add_column(no_wrap=True)
     steps.add_column(overflow="fold")
     folder = path.parent.resolve()
-    short = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else path.parent
-    for what, command in {"Tables and figures": f"{short}/", **started.commands(summary, folder)}.items():
-        steps.add_row(what, Text(command, style="cyan"))
-    spent = [f"{rule} {duration(s)}" for rule, s in summary.seconds_by_rule.items()]
-    total = duration(sum(summary.seconds_by_rule.values()))
-    times = Text(f"Time by rule: {', '.join(spent)}; {total} of jobs in all.", style="dim")
-    return Group(steps, times) if spent else Group(steps)
+    cwd = Path.cwd()
+    short = folder.relative_to(cwd) if folder.is_relative_to(cwd) else path.parent
+    for step, command in {"Tables and figures": f"{short}/", **started.commands(summary, folder)}.items():
+        steps.add_row(step, Text(command, style="cyan"))
+    seconds = summary.seconds_by_rule
+    if not seconds:
+        return Group(steps)
+    by_rule = ", ".join(f"{rule} {duration(s)}" for rule, s in seconds.items())
+    total = duration(sum(seconds.values()))
+    return Group(steps, Text(f"Time by rule: {by_rule}; {total} of jobs in all.", style="dim"))

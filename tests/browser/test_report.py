@@ -63,9 +63,9 @@ def test_a_value_is_read_out_under_the_pointer(page):
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert "bits per byte at" in page.locator(".told").first.inner_text()
+    assert "bits per byte at" in page.locator(".tooltip").first.inner_text()
     page.mouse.move(1, 1)
-    assert not page.locator(".told").first.is_visible()
+    assert not page.locator(".tooltip").first.is_visible()
 
 
 def test_it_prints_all_of_it_on_a_few_pages(page):

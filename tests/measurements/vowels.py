@@ -1,4 +1,4 @@
-"""A measurement in one file: what vowels of the held-out text cost the model."""
+"""Measure the cost of vowels in the held-out text: a complete measurement in one file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Config(Block):
 
 
 def measure(subject, settings: Config) -> Result:
-    """Return the model's bits per byte on the letters, and their share of the text."""
+    """Return the model's bits per byte on vowels, and their share of the text."""
     import numpy as np
 
     vowel_B = np.isin(subject.text.bytes_N, np.frombuffer(settings.letters.encode(), np.uint8))
@@ -30,5 +30,5 @@ def measure(subject, settings: Config) -> Result:
             Row(name="vowels/share", label="share of vowels", value=float(vowel_B.mean()), unit=SHARE),
         ],
         notes=[f"Vowels are {settings.letters}."],
-        figures=[Histogram(title="Vowels", unit="place", things="vowels", counts=[0, *counts])],
+        figures=[Histogram(title="Vowels", unit="letter", things="vowels", counts=[0, *counts])],
     )

@@ -133,7 +133,7 @@ def test_a_tokenizer_is_learned_once_and_goes_where_its_ids_go(trained, everythi
     assert scored["text_sha256"] == measured["bpe"]["text_sha256"]
     assert summary["compressed"]["bytes"] == (small / "model.spider").stat().st_size
     assert "bpe / packed, compressed into" in (results / "report/table.md").read_text()
-    assert "Compressed into a file" in (results / "report/runs/bpe.html").read_text()
+    assert "Compressed model" in (results / "report/runs/bpe.html").read_text()
     asked = read_json(results / "runs/bpe/packed/harness.json")
     (row, *_) = asked["result"]["rows"]
     assert row["columns"]["items"]["value"] == 6 and 0 <= row["value"] <= 1

@@ -47,9 +47,9 @@ def test_the_summary_keeps_its_contract(smoke):
     given = {"ppmd given part", *(f"{name} given stage" for name in alone)}
     rows = {row["label"]: row for row in stages["anneal"]["results"]["baselines"]["rows"]}
     assert set(rows) == alone | given
-    assert all(1 < row["value"] < 8 and "outside copies" in row["columns"] for row in rows.values())
+    assert all(1 < row["value"] < 8 and "outside overlap" in row["columns"] for row in rows.values())
     assert min(rows, key=lambda label: rows[label]["value"]) == "ppmd given part"
-    copied = [stage["results"]["overlap"]["metrics"]["copies/copied"] for stage in stages.values()]
+    copied = [stage["results"]["overlap"]["metrics"]["overlap/share"] for stage in stages.values()]
     assert all(0 <= share < 0.5 for share in copied)
     rules = {"download", "encode", "index", "warmup", "train", "evaluate"}
     assert rules <= set(summary["seconds_by_rule"])
@@ -70,7 +70,7 @@ def test_the_last_screen_says_how_good_it_is_and_what_to_do_next(smoke):
     for said in (
         "bits per byte",
         "above ppmd given part",
-        "Overlap: outside copies",
+        "Overlap: outside overlap",
         "sample",
         "report",
     ):

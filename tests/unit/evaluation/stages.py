@@ -1,4 +1,4 @@
-"""Results folders of finished stages, as training and evaluation leave them, without training."""
+"""Write results folders of finished stages without training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_stage(
     sample: str | None = "function returns the [value] of the\x1b[31m object.\n\nIf *name* is given,\tit ",
     **changed: Any,
 ) -> Path:
-    """Write train.json, metrics.jsonl and evaluation.json of one stage; the path of the last."""
+    """Write train.json, metrics.jsonl and evaluation.json of one stage, and return the last path."""
     folder = runs / run / stage
     folder.mkdir(parents=True)
     receipt = records.receipt(
@@ -112,7 +112,7 @@ def baselines(rates: Mapping[str, float], names: Mapping[str, str] = SETTINGS) -
 
 
 def demo(runs: Path, run: str = "demo", shift: float = 0.0, **changed: Any) -> list[Path]:
-    """The three stages of the default run."""
+    """Write the three stages of the default run."""
     return [
         write_stage(runs, run, "warmup", 0, 3.02 + shift, global_step=100, **changed),
         write_stage(runs, run, "main", 1, 2.21 + shift, global_step=500, steps=400, **changed),
@@ -121,7 +121,7 @@ def demo(runs: Path, run: str = "demo", shift: float = 0.0, **changed: Any) -> l
 
 
 def mixed(runs: Path) -> list[Path]:
-    """Two runs of one held-out text: `slim` reads bytes, `gpt` tokens and other training text."""
+    """Write two runs on one held-out text: `slim` reads bytes, `gpt` tokens and other training text."""
     given = {"ppmd": 1.90, "ppmd given stage": 1.814, "xz": 2.39}
     other = {"ppmd": 1.90, "ppmd given stage": 1.867, "xz": 2.39}
     label = "7z PPMd, order 12, given what the model was trained on ({} MB)"
@@ -135,7 +135,7 @@ def mixed(runs: Path) -> list[Path]:
 
 
 def chat(runs: Path, *, learn: str = "assistant") -> list[Path]:
-    """Training on conversations, then on their answers alone: of the whole text the second is worse."""
+    """Write a run on conversations and then on their answers alone, which is worse on the whole text."""
     before = write_stage(runs, "chat", "mid", 0, 1.597, global_step=100, bpb_assistant=1.669)
     after = write_stage(runs, "chat", "sft", 1, 1.824, global_step=200, bpb_assistant=1.524, learn=learn)
     return [before, after]

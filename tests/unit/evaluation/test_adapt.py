@@ -1,4 +1,4 @@
-"""Learning from a text while it is scored: no target knows of itself or of what follows, nothing stays."""
+"""Test-time training: a prediction depends on earlier ids alone, and the model is restored afterwards."""
 
 import numpy as np
 import pytest
@@ -22,8 +22,9 @@ def stream(*documents: str) -> np.ndarray:
 TOKENS = stream("The quick brown fox jumps", "", "over the lazy dog, größer than before. " * 3, "the end")
 #: Chunks end inside windows, and inside batches of them.
 WINDOWS = {"seq_len": 16, "overlap": 0.5, "batch": 3}
-#: Where a document begins and a chunk ends; for the smallest model also inside and about.
-PLACES, MORE = (27, 40, 41), (5, 26, 28, 39, 80, 81, 82)
+#: Positions near the beginning of a document and the end of a chunk. Only the smallest model tests all.
+POSITIONS = (27, 40, 41)
+MORE_POSITIONS = (5, 26, 28, 39, 80, 81, 82)
 
 
 def toy() -> Toy:
@@ -50,17 +51,17 @@ def model(request):
     return MODELS[request.param]()
 
 
-#: Where weights go back is the same for every model.
-BOTH = [*((name, "never") for name in MODELS), ("gpt", "document"), ("toy", "document")]
+#: Resetting the weights is the same code for every model, so two of them are enough.
+CASES = [*((name, "never") for name in MODELS), ("gpt", "document"), ("toy", "document")]
 
 
-@pytest.fixture(params=BOTH, ids=" ".join)
+@pytest.fixture(params=CASES, ids=" ".join)
 def case(request):
-    """A model, and when its weights go back."""
+    """Return a model and a value of ``reset``."""
     return MODELS[request.param[0]](), request.param[1]
 
 
-def test_with_a_rate_of_zero_nats_are_those_of_scoring_to_the_bit(case):
+def test_a_rate_of_zero_gives_the_nats_of_score_exactly(case):
     model, reset = case
     plain = score(model, TOKENS, **WINDOWS)
     nothing = adapt(model, TOKENS, learning(lr=0, reset=reset), **WINDOWS)
@@ -70,7 +71,7 @@ def test_with_a_rate_of_zero_nats_are_those_of_scoring_to_the_bit(case):
     assert learned.bpb < plain.bpb and learned.counts == plain.counts
 
 
-def test_the_first_nats_are_the_same_wherever_the_stream_ends(case):
+def test_nats_do_not_depend_on_the_end_of_the_stream(case):
     model, reset = case
     settings = learning(epochs=2, reset=reset)
     whole = adapt(model, TOKENS, settings, **WINDOWS).by_target_S
@@ -83,11 +84,11 @@ def test_the_first_nats_are_the_same_wherever_the_stream_ends(case):
         assert np.array_equal(adapt(model, TOKENS[:n], settings, **one).by_target_S, whole[: n - 1])
 
 
-def test_a_changed_id_changes_nothing_before_it(case):
+def test_a_changed_id_changes_no_earlier_prediction(case):
     model, reset = case
     model, settings = model.double(), learning(reset=reset)
     before = adapt(model, TOKENS, settings, **WINDOWS).by_target_S
-    for t in PLACES + MORE * isinstance(model, Toy):
+    for t in POSITIONS + (MORE_POSITIONS if isinstance(model, Toy) else ()):
         changed = TOKENS.copy()
         changed[t] = BYTES.bos if changed[t] != BYTES.bos else ord("Z")
         after = adapt(model, changed, settings, **WINDOWS).by_target_S
@@ -96,8 +97,8 @@ def test_a_changed_id_changes_nothing_before_it(case):
 
 
 @pytest.mark.parametrize("t", [1, 12, 40])
-def test_all_of_a_chunk_is_learned_from_before_the_next_and_not_sooner(t):
-    """From its first target to its last, by a model that sees one id and otherwise knows what it learned."""
+def test_a_model_learns_from_all_targets_of_a_chunk_at_its_end(t):
+    """Use a model that sees one id, so any other knowledge was learned."""
     model, changed = toy(), TOKENS.copy()
     changed[t] = ord("Z")
     before, after = (adapt(model, ids, learning(), **WINDOWS).by_target_S for ids in (TOKENS, changed))
@@ -105,20 +106,22 @@ def test_all_of_a_chunk_is_learned_from_before_the_next_and_not_sooner(t):
 
 
 @pytest.mark.parametrize("reset", ["never", "document"])
-def test_the_probabilities_of_all_ids_sum_to_one_with_the_weights_that_were_learned(reset):
-    """Each asked for on its own, where a document begins and a chunk has just been learned from: neither what
-    was learned nor where weights go back depends on the id that is predicted."""
+def test_the_probabilities_of_all_ids_sum_to_one_after_learning(reset):
+    """Score each id on its own at the beginning of a document, just after a chunk was learned.
+
+    Neither learning nor a reset may depend on the predicted id.
+    """
     model, settings, ids = toy(), learning(chunk=13, reset=reset), TOKENS[:28]
     assert ids[-1] == BYTES.bos
-    asked = np.repeat(ids[None], BYTES.size, axis=0)
-    asked[:, -1] = np.arange(BYTES.size)
-    nats = [adapt(model, row, settings, seq_len=8, batch=2).by_target_S[-1] for row in asked]
-    frozen = [score(model, row, seq_len=8, batch=2).by_target_S[-1] for row in asked]
+    streams = np.repeat(ids[None], BYTES.size, axis=0)
+    streams[:, -1] = np.arange(BYTES.size)
+    nats = [adapt(model, row, settings, seq_len=8, batch=2).by_target_S[-1] for row in streams]
+    frozen = [score(model, row, seq_len=8, batch=2).by_target_S[-1] for row in streams]
     assert np.exp(-np.float64(nats)).sum() == pytest.approx(1, abs=1e-5)
     assert not np.allclose(nats, frozen, rtol=1e-3)
 
 
-def test_a_chunk_ends_where_it_ends_however_windows_are_batched():
+def test_chunks_do_not_depend_on_the_batch_size():
     model = build_gpt()
     one, *others = (adapt(model, TOKENS, learning(), **WINDOWS | {"batch": n}) for n in (1, 2, 5, 100))
     for other in others:
@@ -132,11 +135,11 @@ def state(model):
 
 
 @pytest.mark.parametrize("way", ["to the end", "stopped", "diverged"])
-def test_the_model_is_left_as_it_came_whatever_happens(case, monkeypatch, way):
+def test_the_model_is_restored_after_success_interruption_and_divergence(case, monkeypatch, way):
     model, reset = case
     model.train()
     next(model.parameters()).requires_grad_(False)
-    monkeypatch.setattr(Spider, "after_step", lambda *_, **__: pytest.fail("nothing is balanced"))
+    monkeypatch.setattr(Spider, "after_step", lambda *_, **__: pytest.fail("experts must not be balanced"))
     before, stop = state(model), learning(reset=reset, lr=1e30 if way == "diverged" else 0.05)
     if way == "to the end":
         adapt(model, TOKENS, stop, **WINDOWS)
@@ -154,7 +157,7 @@ def test_the_model_is_left_as_it_came_whatever_happens(case, monkeypatch, way):
     assert before[1:3] == after[1:3] and torch.equal(before[3], after[3])
 
 
-def test_weights_that_were_not_finite_before_are_not_blamed_on_the_rate():
+def test_the_error_for_a_diverged_checkpoint_does_not_advise_a_lower_rate():
     model = toy()
     with torch.no_grad():
         model.embedding[ord("q")] = float("nan")
@@ -162,7 +165,7 @@ def test_weights_that_were_not_finite_before_are_not_blamed_on_the_rate():
         adapt(model, TOKENS, learning(), **WINDOWS)
 
 
-def test_a_document_that_comes_three_times_costs_less_the_third_time(model):
+def test_a_repeated_document_costs_less_the_third_time(model):
     text = "It was the best of times, it was the worst of times. "
     tokens, n = stream(text, text, text), len(BYTES.encode(text))
     nats = adapt(model, tokens, learning(chunk=16), **WINDOWS).by_target_S
@@ -170,16 +173,18 @@ def test_a_document_that_comes_three_times_costs_less_the_third_time(model):
     assert third.mean() < 0.95 * first.mean()
 
 
-def test_where_documents_begin_anew_equal_ones_cost_the_same():
-    """Of a model that sees one id: what stands before a document does not matter to it."""
+def test_equal_documents_cost_the_same_if_each_resets_the_weights():
+    """Use a model that sees one id, so the text before a document does not matter."""
     text = "It was the best of times, it was the worst of times. "
     tokens, n, model = stream(text, "another one, " * 5, text), len(BYTES.encode(text)), toy().double()
-    anew, on = (adapt(model, tokens, learning(reset=r), **WINDOWS).by_target_S for r in ("document", "never"))
-    assert np.array_equal(anew[: n - 1], anew[-n + 1 :]) and not np.array_equal(on[: n - 1], on[-n + 1 :])
-    assert not np.array_equal(anew, score(model, tokens, **WINDOWS).by_target_S)
+    reset = adapt(model, tokens, learning(reset="document"), **WINDOWS).by_target_S
+    never = adapt(model, tokens, learning(reset="never"), **WINDOWS).by_target_S
+    assert np.array_equal(reset[: n - 1], reset[-n + 1 :])
+    assert not np.array_equal(never[: n - 1], never[-n + 1 :])
+    assert not np.array_equal(reset, score(model, tokens, **WINDOWS).by_target_S)
 
 
-def test_of_the_feed_forwards_only_what_leads_out_of_them_learns(monkeypatch):
+def test_ffn_down_changes_only_the_down_projections(monkeypatch):
     names = {
         "spider": {"coda.0.ffn.down.weight", "prelude.0.ffn.down.weight"}
         | {f"core.layers.{i}.ffn.{part}" for i in (0, 1) for part in ("experts.down", "shared.down.weight")},
@@ -203,20 +208,21 @@ def test_of_the_feed_forwards_only_what_leads_out_of_them_learns(monkeypatch):
         adapt(toy(), TOKENS, learning(parameters="ffn_down"), **WINDOWS)
 
 
-def test_a_chunk_is_at_least_a_window():
+def test_a_chunk_shorter_than_a_window_is_refused():
     with pytest.raises(ValueError, match=r"evaluation\.ttt\.chunk: .* the window, 64 \(got 40\)"):
         adapt(toy(), TOKENS, learning(), seq_len=64)
 
 
-def test_loops_and_precision_are_those_of_the_evaluation(monkeypatch):
-    model, seen = build_gpt(**SWITCHES["looped"]), []
+def test_learning_uses_the_loops_and_the_precision_of_the_evaluation(monkeypatch):
+    model = build_gpt(**SWITCHES["looped"])
+    seen = []
     forward = model.forward
 
-    def heard(*args, **given):
+    def recorded(*args, **given):
         modes = torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), model.training
         seen.append((given["n_loops"], *modes))
         return forward(*args, **given)
 
-    monkeypatch.setattr(model, "forward", heard)
+    monkeypatch.setattr(model, "forward", recorded)
     adapt(model, TOKENS, learning(), **WINDOWS, n_loops=2, autocast=True)
     assert set(seen) == {(2, True, False, False), (2, True, True, False)}

@@ -1,4 +1,4 @@
-"""Baselines recomputed from the shards: what was read in training, what it is worth to a compressor."""
+"""Recompute baselines from the shards: the windows read in training, and the rates of compressors."""
 
 import json
 import lzma
@@ -18,9 +18,9 @@ from spider.data.loader import Loader
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation import overlap
-from spider.evaluation.baselines import measure_text
+from spider.evaluation.baselines import compute_baselines
 from spider.evaluation.compressors import COMPRESSORS
-from spider.evaluation.overlap import COPIED
+from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.text import Text
 from spider.evaluation.training_text import LearnedFrom, of_splits, of_stages, training_texts
 from spider.files import write_json
@@ -54,7 +54,7 @@ def receipt(split: Shards, sample: int, *, seq_len: int = 64, seed: int = 5, sta
 
 
 def windows_read(split: Shards, count: int, *, seq_len: int = 64, seed: int = 5) -> np.ndarray:
-    """Which ids the loader itself hands out in its first windows."""
+    """Return which ids the loader reads in its first windows."""
     loader = Loader(split, seq_len=seq_len, rows=1, seed=seed)
     read = np.zeros(split.tokens, bool)
     for start in loader.starts(np.arange(count)):
@@ -63,18 +63,18 @@ def windows_read(split: Shards, count: int, *, seq_len: int = 64, seed: int = 5)
 
 
 @pytest.mark.parametrize("count", [1, 20, 5000])
-def test_what_a_stage_read_is_what_its_loader_handed_out(folder, count, tmp_path):
+def test_the_text_of_a_stage_is_what_its_loader_read(folder, count, tmp_path):
     split = Shards(folder, "train")
     path = tmp_path / "train.json"
     write_json(path, receipt(split, count))
-    stage, whole, why = training_texts(LearnedFrom([(path, folder)]), None, None)
+    stage, whole, reasons = training_texts(LearnedFrom([(path, folder)]), None, None)
     ids = split.read(0, split.tokens)
     assert stage.raw() == BYTES.raw(ids[windows_read(split, count)])
-    assert whole.raw() == BYTES.raw(ids) and not why
+    assert whole.raw() == BYTES.raw(ids) and not reasons
     assert stage.share == pytest.approx(1.0, abs=0.02)
 
 
-def test_the_index_is_text_that_could_be_learned_from_and_is_searched_for_copies(folder, tmp_path):
+def test_the_ngram_split_counts_as_training_text_and_is_searched_for_overlap(folder, tmp_path):
     data, path = tmp_path / "data", tmp_path / "train.json"
     settings = dataset(validation=0.1, ngram=0.6)
     encode_part(folder / "000.parquet", data, "000", settings)
@@ -84,8 +84,8 @@ def test_the_index_is_text_that_could_be_learned_from_and_is_searched_for_copies
     of_train, of_index = (split.read(0, split.tokens) for split in (train, ngram))
     windows = BYTES.raw(of_train[windows_read(train, 20)])
 
-    stage, whole, why = training_texts(LearnedFrom([(path, data)]), None, None)
-    assert not why and stage.raw() == windows
+    stage, whole, reasons = training_texts(LearnedFrom([(path, data)]), None, None)
+    assert not reasons and stage.raw() == windows
     assert whole.raw() == BYTES.raw(of_index) + BYTES.raw(of_train) and whole.share == 1
     stage, same, _ = training_texts(LearnedFrom([(path, data)], [data]), None, None)
     assert stage.raw() == BYTES.raw(of_index) + windows and stage.share == pytest.approx(1, abs=0.02)
@@ -95,19 +95,19 @@ def test_the_index_is_text_that_could_be_learned_from_and_is_searched_for_copies
     stage, part, _ = training_texts(LearnedFrom([(path, data)], [data]), limit, ngram.tokens // 2)
     assert stage.raw() == BYTES.raw(of_index) + BYTES.raw(of_train[windows_read(train, 10)])
     assert part.raw() == BYTES.raw(of_index[: ngram.tokens // 2])
-    there = ngram.tokens + train.tokens
-    assert part.share == pytest.approx(ngram.tokens / 2 / there, rel=0.01)
+    total = ngram.tokens + train.tokens
+    assert part.share == pytest.approx(ngram.tokens / 2 / total, rel=0.01)
     stage, *_ = training_texts(LearnedFrom([(path, data)], [data]), 100, None)
     assert len(stage.raw()) <= 100 and stage.share < 0.1
 
     text = Text.of(of_index[:2000], BYTES)
-    assert measure_text(text, None, whole, 0, tmp_path).copied_N.mean() > 0.99
-    assert measure_text(text, None, of_splits([train], None), 0, tmp_path).copied_N.mean() < 0.9
-    *_, why = training_texts(LearnedFrom([(path, data)], [folder]), None, None)
-    assert "the text of the n-gram index cannot be read" in why[0] and "no split 'ngram'" in why[0]
+    assert compute_baselines(text, None, whole, 0, tmp_path).overlap_N.mean() > 0.99
+    assert compute_baselines(text, None, of_splits([train], None), 0, tmp_path).overlap_N.mean() < 0.9
+    *_, reasons = training_texts(LearnedFrom([(path, data)], [folder]), None, None)
+    assert "the text of the n-gram index cannot be read" in reasons[0] and "no split 'ngram'" in reasons[0]
 
 
-def test_stages_that_go_on_in_an_order_are_read_once_and_another_order_is_added(folder):
+def test_stages_of_one_order_are_read_once_and_another_order_is_added(folder):
     split = Shards(folder, "train")
     saved = [parsed(receipt(split, n, seed=s)) for n, s in ((10, 5), (30, 5), (4, 7))]
     both = windows_read(split, 30) | windows_read(split, 4, seed=7)
@@ -119,12 +119,12 @@ def test_stages_that_go_on_in_an_order_are_read_once_and_another_order_is_added(
     assert of_splits([split], split.tokens // 4).share == pytest.approx(0.25, abs=0.001)
 
 
-def test_every_figure_is_that_of_the_compressor_itself(folder, tmp_path):
+def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
     split, held_out = Shards(folder, "train"), Shards(folder, "validation")
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
     stage = of_stages([parsed(receipt(split, 50))], [split], None)
     whole = of_splits([split], None)
-    measured = measure_text(text, stage, whole, None, tmp_path)
+    measured = compute_baselines(text, stage, whole, None, tmp_path)
     raw, size = text.bytes_N.tobytes(), len(text)
     rates = {one.row().label: one for one in measured.table}
     assert len(rates) == 18 and not measured.left_out
@@ -139,51 +139,52 @@ def test_every_figure_is_that_of_the_compressor_itself(folder, tmp_path):
     assert measured.ppmd_D.sum() == pytest.approx(8 * after)
 
     documents = [text.bytes_N[a:b].tobytes() for a, b in zip(text.bounds_D, text.bounds_D[1:], strict=False)]
-    copied = np.concatenate([_copied(document, whole.raw()) for document in documents])
-    assert (measured.copied_N == copied).all() and 0.02 < copied.mean() < 0.5
-    news = text.bytes_N[~copied].tobytes()
+    overlap_N = np.concatenate([_overlap(document, whole.raw()) for document in documents])
+    assert (measured.overlap_N == overlap_N).all() and 0.02 < overlap_N.mean() < 0.5
+    outside = text.bytes_N[~overlap_N].tobytes()
     given = len(lzma.compress(whole.raw(), preset=9))
-    assert rates["xz given all"].fresh == pytest.approx(
-        8 * (len(lzma.compress(whole.raw() + news, preset=9)) - given) / len(news)
+    assert rates["xz given all"].bpb_outside == pytest.approx(
+        8 * (len(lzma.compress(whole.raw() + outside, preset=9)) - given) / len(outside)
     )
 
     bits_N = np.linspace(1, 2, size)
-    done: Future = Future()
-    done.set_result(measured)
-    (outside,) = overlap.measure(SimpleNamespace(beside=done, bits_B=bits_N, text=text), None).rows
-    assert outside.value == pytest.approx(bits_N[~copied].mean())
+    baselines: Future = Future()
+    baselines.set_result(measured)
+    (row,) = overlap.measure(SimpleNamespace(baselines=baselines, bits_B=bits_N, text=text), None).rows
+    assert row.value == pytest.approx(bits_N[~overlap_N].mean())
 
 
-def _copied(document: bytes, training: bytes) -> np.ndarray:
+def _overlap(document: bytes, training: bytes) -> np.ndarray:
     held = np.zeros(len(document), bool)
-    for i in range(len(document) - COPIED + 1):
-        if document[i : i + COPIED] in training:
-            held[i : i + COPIED] = True
+    for i in range(len(document) - MATCH_BYTES + 1):
+        if document[i : i + MATCH_BYTES] in training:
+            held[i : i + MATCH_BYTES] = True
     return held
 
 
-def test_what_was_measured_before_is_read_and_another_text_is_measured(folder, tmp_path, monkeypatch):
+def test_baselines_are_cached_for_each_text(folder, tmp_path, monkeypatch):
     split = Shards(folder, "validation")
     text = Text.of(split.read(0, split.tokens), BYTES)
-    first = measure_text(text, None, of_splits([split], None), None, tmp_path)
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    again = measure_text(text, None, of_splits([split], None), None, tmp_path)
-    assert again.table == first.table and {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == kept
-    next(iter(kept)).write_text("{")  # cut short: measured again
-    assert measure_text(text, None, of_splits([split], None), None, tmp_path).table == first.table
+    first = compute_baselines(text, None, of_splits([split], None), None, tmp_path)
+    cached = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = compute_baselines(text, None, of_splits([split], None), None, tmp_path)
+    assert again.table == first.table
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == cached
+    next(iter(cached)).write_text("{")  # a damaged file is computed again
+    assert compute_baselines(text, None, of_splits([split], None), None, tmp_path).table == first.table
     other = Text.of(split.read(0, 500), BYTES)
-    assert measure_text(other, None, None, None, tmp_path).table != first.table
+    assert compute_baselines(other, None, None, None, tmp_path).table != first.table
     monkeypatch.setitem(sys.modules, "pyppmd", None)
-    without = measure_text(other, None, None, None, tmp_path)
+    without = compute_baselines(other, None, None, None, tmp_path)
     assert without.left_out == ["ppmd: its library is not installed"] and without.ppmd_D is None
 
 
-def test_the_slow_ones_are_left_out_and_a_part_is_said_to_be_one(folder, tmp_path):
+def test_slow_compressors_are_left_out_and_labels_name_the_part_that_was_given(folder, tmp_path):
     split, held_out = Shards(folder, "train"), Shards(folder, "validation")
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
     stage = of_stages([parsed(receipt(split, 100))], [split], None)
     size = len(stage.raw())
-    measured = measure_text(text, stage, of_splits([split], None), size, tmp_path)
+    measured = compute_baselines(text, stage, of_splits([split], None), size, tmp_path)
     rates = {one.row().label: one for one in measured.table}
     assert set(rates) == {"ppmd given part", "ppmd given stage", *COMPRESSORS}
     part = rates["ppmd given part"]
@@ -195,37 +196,37 @@ def test_the_slow_ones_are_left_out_and_a_part_is_said_to_be_one(folder, tmp_pat
     assert "xz given split" in line and "zlib given stage" in line and "ppmd" not in line
 
 
-def test_of_two_texts_that_are_nearly_one_only_the_larger_is_given(folder, tmp_path):
-    """An n-gram index's text is most of what there is, with any stage's added."""
+def test_a_stage_text_that_is_nearly_all_training_text_is_not_given_as_well(folder, tmp_path):
+    """The stage's text of a model with an n-gram index is nearly all training text."""
     split, held_out = Shards(folder, "train"), Shards(folder, "validation")
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
     windows = split.tokens // 64
     for share, given in ((0.97, False), (0.8, True)):
         stage = of_stages([parsed(receipt(split, int(share * windows)))], [split], None)
         for limit, both in ((10**6, given), (None, True)):
-            measured = measure_text(text, stage, of_splits([split], None), limit, tmp_path)
+            measured = compute_baselines(text, stage, of_splits([split], None), limit, tmp_path)
             assert ("ppmd given stage" in {one.row().label for one in measured.table}) == both
-            said = [line for line in measured.left_out if "of all training text, which is given" in line]
-            assert len(said) == (not both)
+            lines = [line for line in measured.left_out if "of all training text, which is given" in line]
+            assert len(lines) == (not both)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("stream", "was trained on a stream"),
         ("position", "has no position"),
         ("shards", "cannot be read"),
-        ("anew", "was encoded anew since"),
+        ("encoded again", "was encoded again since"),
     ],
 )
-def test_a_training_text_that_is_out_of_reach_is_said(folder, tmp_path, change, said):
+def test_an_unreadable_training_text_is_reported(folder, tmp_path, change, message):
     plain = receipt(Shards(folder, "train"), 5)
     if change == "position":
         plain["position"] = None
-    if change == "anew":
+    if change == "encoded again":
         plain["position"]["data"] = "other/train"
     path = tmp_path / "train.json"
     path.write_text(json.dumps(plain))
     where = {"stream": None, "shards": tmp_path}.get(change, folder)
-    stage, split, why = training_texts(LearnedFrom([(path, where)]), None, None)
-    assert stage is None and split is None and said in why[0]
+    stage, split, reasons = training_texts(LearnedFrom([(path, where)]), None, None)
+    assert stage is None and split is None and message in reasons[0]

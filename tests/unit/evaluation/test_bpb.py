@@ -1,3 +1,5 @@
+"""Compare bits per byte with the definition, for models whose nats are known."""
+
 import math
 
 import numpy as np
@@ -34,7 +36,7 @@ def test_every_target_after_the_first_token_is_scored_exactly_once_in_order(leng
         assert inputs_BT.shape == labels_BT.shape and inputs_BT.shape[1] == seq_len
         for row, (inputs_T, labels_T) in enumerate(zip(inputs_BT, labels_BT, strict=True)):
             at = np.flatnonzero(labels_T != IGNORED)
-            assert len(at), "a window that scores nothing is wasted"
+            assert len(at), "every window scores a target"
             assert at[0] == (0 if number == row == 0 else context)
             # Each label is the id after its input, and each input but padding is the real left context.
             for t in at:
@@ -47,7 +49,7 @@ def test_every_target_after_the_first_token_is_scored_exactly_once_in_order(leng
 
 
 @pytest.mark.parametrize("seq_len,overlap,batch", [(1000, 0.5, 4), (16, 0.0, 3), (16, 0.75, 1), (7, 0.5, 64)])
-def test_bpb_follows_the_definition_whatever_the_windows(seq_len, overlap, batch):
+def test_bpb_follows_the_definition_for_any_windows(seq_len, overlap, batch):
     model = Bigram()
     result = score(model, TOKENS, seq_len=seq_len, overlap=overlap, batch=batch)
 
@@ -66,8 +68,9 @@ def test_a_uniform_model_costs_log2_of_the_vocabulary():
     assert score(model, TOKENS, seq_len=32).bpb == pytest.approx(math.log2(272), rel=1e-6)
 
 
-def test_reserved_ids_enter_neither_figure():
-    plain, odd = stream("abcdef"), np.array([BOS, 97, 98, 99, 265, 100, 101, 102, EOS], np.uint16)
+def test_reserved_ids_count_in_neither_score():
+    plain = stream("abcdef")
+    odd = np.array([BOS, 97, 98, 99, 265, 100, 101, 102, EOS], np.uint16)
     model = Bigram()
     torch.nn.init.zeros_(model.table_VV)
     with_reserved = score(model, odd, seq_len=4)
@@ -83,7 +86,7 @@ def test_targets_after_the_first_window_have_at_least_the_overlap_as_context():
     assert result.nats["byte"] == pytest.approx(expected)
 
 
-def test_the_model_is_scored_in_evaluation_mode_and_given_back_as_it_came():
+def test_the_model_is_scored_in_evaluation_mode_and_its_mode_is_restored():
     model = Bigram().train()
     result = score(model, TOKENS, seq_len=32, batch=2, n_loops=3)
     assert result.metrics == {"mode": 0.0, "loops": 3.0}
@@ -99,7 +102,7 @@ def test_summing_stays_exact_over_many_tokens():
     assert result.nats["byte"] == pytest.approx(300_000 * one, rel=1e-7)
 
 
-def test_a_diverged_model_is_reported_with_the_place():
+def test_a_diverged_model_is_reported_with_the_position():
     model = Bigram()
     with torch.no_grad():
         model.table_VV[ord("q")] = float("nan")
@@ -108,7 +111,7 @@ def test_a_diverged_model_is_reported_with_the_place():
 
 
 def test_a_stream_without_bytes_or_with_foreign_ids_is_refused():
-    with pytest.raises(ValueError, match="nothing to score"):
+    with pytest.raises(ValueError, match="no byte to score"):
         score(Bigram(), stream("", ""), seq_len=8)
     with pytest.raises(ValueError, match="token 2 of the stream is 300, outside the vocabulary"):
         score(Bigram(), np.array([BOS, 65, 300], np.uint16), seq_len=8)

@@ -1,4 +1,4 @@
-"""Compressors against their own command lines, and what they say of pieces against the whole."""
+"""Compare compressors with their command lines, and the cost of pieces with that of the whole."""
 
 import bz2
 import lzma
@@ -19,7 +19,7 @@ GIVEN = b"".join(b"%d bright clocks were striking %d times in April. " % (i, i *
 
 
 @pytest.mark.parametrize("given", [b"", GIVEN])
-def test_figures_are_those_of_the_strongest_settings_on_the_concatenation(given):
+def test_rates_are_those_of_the_strongest_settings_on_the_concatenation(given):
     packs = {
         "zlib": lambda text: zlib.compress(text, 9),
         "bz2": lambda text: bz2.compress(text, 9),
@@ -31,17 +31,17 @@ def test_figures_are_those_of_the_strongest_settings_on_the_concatenation(given)
 
 
 @pytest.mark.skipif(not shutil.which("xz"), reason="no xz command to compare with")
-def test_xz_figure_is_what_the_command_xz_9_gives():
+def test_the_rate_of_xz_is_that_of_the_command_xz_9():
     packed = subprocess.run(["xz", "-9", "-c"], input=TEXT, capture_output=True, check=True).stdout
     assert bits("xz", b"", [TEXT])[0] == pytest.approx(8 * len(packed), rel=0.02)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_text_that_was_given_costs_next_to_nothing_and_noise_all_of_itself(name):
+def test_a_given_text_costs_almost_nothing_and_noise_costs_its_full_size(name):
     noise = np.random.default_rng(0).bytes(20_000)
     alone, again = bits(name, b"", [noise])[0], bits(name, noise, [noise])[0]
     assert alone >= 8 * len(noise)
-    if name != "bz2":  # whose blocks, sorted, still cost what tells the copies apart
+    if name != "bz2":  # sorting blocks still leaves the cost of distinguishing the copies
         assert again < 0.05 * alone
 
 
@@ -52,7 +52,7 @@ def test_pieces_of_ppmd_add_up_to_the_whole():
     assert known < fresh / 2
 
 
-def test_a_library_that_is_not_there_is_told(monkeypatch):
+def test_a_missing_library_has_an_empty_version(monkeypatch):
     monkeypatch.setitem(sys.modules, "brotli", None)  # as where it is not installed
     versions = available()
     assert list(versions) == list(COMPRESSORS)

@@ -1,4 +1,4 @@
-"""Evaluation of real checkpoints on really encoded text; only the training in between is left out."""
+"""Evaluate real checkpoints on encoded text. Only the training is left out."""
 
 import hashlib
 import html
@@ -43,7 +43,7 @@ MAX_BYTES = 1500
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Shards of English sentences, half of them held out."""
+    """Encode English sentences, half of them held out."""
     folder = tmp_path_factory.mktemp("data") / "shards"
     texts = [
         f"Sentence number {i} says that {i * i} is the square of {i}. Größe {i % 7}." for i in range(200)
@@ -92,7 +92,7 @@ def receipt(tmp_path, spec):
 
 
 def save_untrained(spec, folder):
-    """A stage's folder as training leaves it; its receipt."""
+    """Write a stage's folder as training does, and return the receipt."""
     torch.manual_seed(0)
     model = build_model(spec.model)
     record = records.saved(20, spec=spec.model_dump(mode="json"))
@@ -117,17 +117,17 @@ def save_untrained(spec, folder):
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory, spec, data):
-    """An evaluated stage: its receipt, what was measured as JSON, and the folder with its figures."""
+    """Evaluate a stage; return its receipt, the evaluation as JSON, and the folder with its figures."""
     receipt = save_untrained(spec, tmp_path_factory.mktemp("stage"))
     out = receipt.parent / "out"
     found = evaluate(receipt, spec, data, out, device="cpu").plain()
-    for name in ("train.json", "metrics.jsonl"):  # beside the evaluation, where what is shown is read
+    for name in ("train.json", "metrics.jsonl"):  # figures need them beside the evaluation
         shutil.copy(receipt.with_name(name), out)
     draw_stage(StageFolder(out))
     return receipt, found, out
 
 
-def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_bytes(evaluated, spec, data):
+def test_an_evaluation_scores_the_saved_weights_and_compresses_the_same_bytes(evaluated, spec, data):
     receipt, found, out = evaluated
     shards = Shards(data, "validation")
     tokens_N = clip_stream(shards.read(0, shards.tokens), MAX_BYTES)
@@ -136,7 +136,7 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_byt
     by_hand = score(model, tokens_N, seq_len=64, batch=8, n_loops=2)
     assert found["bpb"] == pytest.approx(by_hand.bpb, rel=1e-9)
     assert found["bpb_strict"] == pytest.approx(by_hand.bpb_strict, rel=1e-9)
-    assert 7 < found["bpb"] < 9  # weights as they begin: about log2 of the vocabulary
+    assert 7 < found["bpb"] < 9  # untrained weights: about log2 of the vocabulary
 
     text = BYTES.raw(tokens_N)
     assert found["bytes"] == len(text) == MAX_BYTES
@@ -163,12 +163,12 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_very_same_byt
     assert found["flops_per_token"] == model.flops_per_token(64, 2)
 
 
-def test_an_evaluation_looks_inside_the_model(evaluated, data):
+def test_an_evaluation_holds_the_figures_of_the_inspector(evaluated, data):
     receipt, found, out = evaluated
     model, _ = load_model(receipt)
     short_N, _ = validation_stream(data, 700)
     window = {"seq_len": 64, "overlap": 0.5, "batch": 8}
-    expected = [score(model, short_N, n_loops=n, **window).bpb for n in (1, 2, 3, 4)]  # twice the two loops
+    expected = [score(model, short_N, n_loops=n, **window).bpb for n in (1, 2, 3, 4)]  # twice the 2 loops
     (curve,) = found["results"]["loops"]["figures"]
     assert curve["title"] == "Bits per byte of 700 held-out bytes"
     assert (curve["mark"], curve["values"]) == (2, expected)
@@ -176,7 +176,7 @@ def test_an_evaluation_looks_inside_the_model(evaluated, data):
     lengths, halting, experts, _ = found["results"]["segments"]["figures"]
     scored = sum(found["targets"].values())
     held = sum(n * count for n, count in enumerate(lengths["counts"]))
-    assert 0.8 * scored < held <= 1.2 * scored  # all but what is open, and what reaches into the context
+    assert 0.8 * scored < held <= 1.2 * scored  # without open patches, with patches that begin in the context
     assert sum(halting["counts"]) == sum(lengths["counts"]) > 0
     assert experts["rows"] == ["layer 1, loop 1", "layer 1, loop 2", "layer 2, loop 1", "layer 2, loop 2"]
     assert all(sum(share_E) == pytest.approx(4) for share_E in experts["values"])
@@ -189,7 +189,7 @@ def test_an_evaluation_looks_inside_the_model(evaluated, data):
     assert "Sentence number" in text and "<EOS>" in text
 
 
-def test_what_is_not_wanted_or_not_there_leaves_its_files_all_the_same(receipt, spec, data, tmp_path):
+def test_parts_that_are_switched_off_leave_notes_and_all_files(receipt, spec, data, tmp_path):
     plain = spec.model.model_copy(update={"boundary": BoundaryConfig(kind="none"), "moe": None})
     plain = plain.model_copy(update={"recurrence": plain.recurrence.model_copy(update={"halting": False})})
     changes = {"model": plain, "evaluation": spec.evaluation.model_copy(update={"loops_bytes": 0})}
@@ -202,7 +202,7 @@ def test_what_is_not_wanted_or_not_there_leaves_its_files_all_the_same(receipt, 
     assert "No patches (boundary.kind is none)" in (receipt.parent / "boundaries.html").read_text()
 
 
-def test_a_sample_is_written_without_held_out_text_and_is_the_same_each_time(receipt, spec, tmp_path):
+def test_a_sample_needs_no_held_out_text_and_is_reproducible(receipt, spec, tmp_path):
     written = sample(receipt, spec, tmp_path / "out", device="cpu")
     folder = StageFolder(tmp_path / "out")
     assert folder.sample_text.read_text() == "Sentence " + written.text + "\n"
@@ -212,15 +212,17 @@ def test_a_sample_is_written_without_held_out_text_and_is_the_same_each_time(rec
     torch.rand(3)
     assert sample(receipt, spec, folder.path, device="cpu") == written == Sample.read(folder.sample)
 
-    asked = spec.evaluation.model_copy(update={"prompt": "Number ", "sample_bytes": 9, "temperature": 0.0})
-    other = sample(receipt, spec.model_copy(update={"evaluation": asked}), folder.path, device="cpu")
+    settings = spec.evaluation.model_copy(update={"prompt": "Number ", "sample_bytes": 9, "temperature": 0.0})
+    other = sample(receipt, spec.model_copy(update={"evaluation": settings}), folder.path, device="cpu")
     assert other.prompt == "Number " and other.text != written.text
-    assert asked.scoring() == spec.evaluation.scoring() and asked.sampling() != spec.evaluation.sampling()
+    assert (
+        settings.scoring() == spec.evaluation.scoring() and settings.sampling() != spec.evaluation.sampling()
+    )
     with pytest.raises(ValueError, match="is the receipt of demo/main, not of demo/other"):
         sample(receipt, spec.model_copy(update={"stage": "other"}), folder.path, device="cpu")
 
 
-def test_evaluating_twice_gives_equal_figures(receipt, spec, data, tmp_path):
+def test_evaluating_twice_gives_equal_scores(receipt, spec, data, tmp_path):
     def stable(found):
         return {k: v for k, v in found.plain().items() if "second" not in k}
 
@@ -229,35 +231,33 @@ def test_evaluating_twice_gives_equal_figures(receipt, spec, data, tmp_path):
     assert stable(evaluate(receipt, spec, data, tmp_path, device="cpu")) == stable(first)
 
 
-def test_an_evaluation_is_what_the_comparison_reads(evaluated, tmp_path):
+def test_the_comparison_reads_an_evaluation(evaluated, tmp_path):
     _, found, out = evaluated
     summary = compare([out / "evaluation.json"], benchmarks=None, output=tmp_path / "report")
     stage = summary.runs["demo"].stages["main"]
     assert (stage.bpb, stage.steps, stage.bytes, stage.text) == (found["bpb"], 20, 2500, "sentences")
 
 
-def test_what_is_learned_while_scoring_has_its_own_figure_and_touches_no_other(
-    evaluated, spec, data, tmp_path
-):
+def test_test_time_training_adds_a_result_and_changes_no_other(evaluated, spec, data, tmp_path):
     receipt, without, _ = evaluated
-    asked = TTTConfig(chunk=640, lr=0.05)
-    spec = spec.model_copy(update={"evaluation": spec.evaluation.model_copy(update={"ttt": asked})})
+    settings = TTTConfig(chunk=640, lr=0.05)
+    spec = spec.model_copy(update={"evaluation": spec.evaluation.model_copy(update={"ttt": settings})})
     evaluate(receipt, spec, data, tmp_path, device="cpu")
     found = json.loads((tmp_path / "evaluation.json").read_text())
     model, _ = load_model(receipt)
     tokens_N, _ = validation_stream(data, MAX_BYTES)
-    by_hand = adapt(model, tokens_N, asked, seq_len=64, batch=8, n_loops=2)
+    by_hand = adapt(model, tokens_N, settings, seq_len=64, batch=8, n_loops=2)
     adapted = found["results"].pop("adapt")
     measured = {k: v for k, v in without.items() if "second" not in k}
     assert measured == {k: v for k, v in found.items() if "second" not in k}
     (row,), details = adapted["rows"], adapted["details"]
     assert (row["value"], details["bpb_strict"]) == (by_hand.bpb, by_hand.bpb_strict)
     assert row["value"] < found["bpb"] and details["seconds"] > 0
-    assert details["settings"] == asked.model_dump()
+    assert details["settings"] == settings.model_dump()
 
 
-def test_a_model_reads_what_came_before_and_nothing_after(spec):
-    """The real model's nats must not change with later bytes, or bpb would be a lie."""
+def test_predictions_depend_on_earlier_ids_only(spec):
+    """The nats of the real model must not change with later bytes."""
     torch.manual_seed(1)
     model = build_model(spec.model).eval()
     with torch.no_grad():
@@ -272,7 +272,7 @@ def test_a_model_reads_what_came_before_and_nothing_after(spec):
     torch.testing.assert_close(one, two)
 
 
-def test_a_receipt_of_another_stage_version_or_shape_is_refused(receipt, spec, data, tmp_path):
+def test_a_receipt_of_another_stage_or_format_is_refused(receipt, spec, data, tmp_path):
     good = json.loads(receipt.read_text())
     for change, message in (
         ({"stage": "anneal"}, "is the receipt of demo/anneal, not of demo/main"),
@@ -289,7 +289,7 @@ def test_a_receipt_of_another_stage_version_or_shape_is_refused(receipt, spec, d
         evaluate(tmp_path / "absent.json", spec, data, tmp_path, device="cpu")
 
 
-def test_a_damaged_checkpoint_is_named_and_nothing_is_written(receipt, spec, data, tmp_path):
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_written(receipt, spec, data, tmp_path):
     weights = next((tmp_path / "checkpoints").glob("*/*.safetensors"))
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1
@@ -299,7 +299,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_written(receipt, spec, dat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dataset_without_held_out_text_is_refused_with_the_remedy(receipt, spec, tmp_path):
+def test_a_dataset_without_held_out_text_is_refused(receipt, spec, tmp_path):
     folder = tmp_path / "shards"
     parquet = tmp_path / "000.parquet"
     pq.write_table(pa.table({"text": ["all of it is for training"], "id": ["0"]}), parquet)

@@ -1,3 +1,5 @@
+"""Test sampling: seeds, limits, the context, and prompts that are refused."""
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ PAD, BOS, EOS, SIZE = BYTES.pad, BYTES.bos, BYTES.eos, BYTES.size
 WRITABLE = np.append(np.flatnonzero(BYTES.bytes_of), EOS)
 
 
-def test_equal_seeds_write_equal_bytes_whatever_the_global_random_state():
+def test_equal_seeds_write_equal_bytes_for_any_global_random_state():
     def write(seed):
         return list(generate(Bigram(), "a", max_bytes=60, temperature=1.0, seed=seed, context=16))
 
@@ -22,7 +24,7 @@ def test_equal_seeds_write_equal_bytes_whatever_the_global_random_state():
     assert all(0 <= i < 256 for i in first)
 
 
-def test_generation_leaves_the_global_random_state_alone():
+def test_generation_does_not_change_the_global_random_state():
     torch.manual_seed(3)
     state = torch.get_rng_state()
     list(generate(Bigram(), "a", max_bytes=5, temperature=1.0, seed=0, context=16))
@@ -39,13 +41,11 @@ def test_temperature_zero_takes_the_likeliest_byte():
         last = byte
 
 
-def test_it_stops_at_eos_which_is_not_written_or_after_max_bytes():
-    script = [*b"hello", EOS, *b"never"]
-    assert (
-        bytes(generate(Scripted(script), "x", max_bytes=50, temperature=0.7, seed=0, context=32)) == b"hello"
-    )
-    assert bytes(generate(Scripted(script), "x", max_bytes=3, temperature=0.7, seed=0, context=32)) == b"hel"
-    assert list(generate(Scripted(script), "x", max_bytes=0, temperature=0.7, seed=0, context=32)) == []
+@pytest.mark.parametrize(("max_bytes", "text"), [(50, b"hello"), (3, b"hel"), (0, b"")])
+def test_it_stops_at_eos_which_is_not_written_or_after_max_bytes(max_bytes, text):
+    model = Scripted([*b"hello", EOS, *b"never"])
+    ids = generate(model, "x", max_bytes=max_bytes, temperature=0.7, seed=0, context=32)
+    assert bytes(ids) == text
 
 
 def test_special_ids_other_than_eos_are_never_drawn():
@@ -69,9 +69,9 @@ def test_top_k_and_top_p_keep_only_the_head_of_the_distribution():
     assert seen() == {0, 1, 2, 3}
     assert seen(k=2) == {0, 1}
     assert seen(k=9999) == {0, 1, 2, 3}
-    assert seen(p=0.6) == {0, 1}  # 0.5 alone does not reach 0.6, the id that crosses it stays
+    assert seen(p=0.6) == {0, 1}  # 0.5 alone does not reach 0.6, so the next id stays
     assert seen(p=0.01) == {0}
-    assert seen(k=3, p=0.85) == {0, 1, 2}  # of what top_k left: 0.5 + 0.3 is 0.84 of 0.95
+    assert seen(k=3, p=0.85) == {0, 1, 2}  # after top_k, 0.5 + 0.3 is 0.84 of 0.95
 
 
 def test_frequencies_follow_the_tempered_distribution():
@@ -82,7 +82,7 @@ def test_frequencies_follow_the_tempered_distribution():
     assert ones == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=0.02)
 
 
-def test_an_empty_prompt_starts_from_bos_and_a_full_context_is_begun_again_with_its_half():
+def test_an_empty_prompt_starts_from_bos_and_a_full_context_continues_with_its_last_half():
     model = Scripted(list(b"abcdefgh"))
     list(generate(model, "", max_bytes=7, temperature=0, seed=0, context=4))
     assert model.read == [
@@ -96,7 +96,7 @@ def test_an_empty_prompt_starts_from_bos_and_a_full_context_is_begun_again_with_
     ]
 
 
-def test_a_prompt_fills_the_context_at_most():
+def test_a_prompt_may_fill_the_context_but_not_exceed_it():
     model = Bigram()
     assert len(list(generate(model, "w" * 7, max_bytes=3, temperature=0, seed=0, context=8))) == 3
     with pytest.raises(ValueError, match="the prompt is 8 bytes and the model reads 7 at most"):
@@ -104,13 +104,13 @@ def test_a_prompt_fills_the_context_at_most():
 
 
 def test_a_prompt_that_is_not_utf8_is_refused_unless_it_is_bytes():
-    broken = b"caf\xe9 ol\xff".decode("utf-8", "surrogateescape")  # what a command line hands over
+    broken = b"caf\xe9 ol\xff".decode("utf-8", "surrogateescape")  # a command line passes it like this
     with pytest.raises(ValueError, match=r"not valid UTF-8: e9 \(hexadecimal\) after 'caf'.*--prompt-file"):
         generate(Bigram(), broken, max_bytes=1, temperature=0, seed=0)
     assert len(list(generate(Bigram(), b"caf\xe9", max_bytes=2, temperature=0, seed=0))) == 2
 
 
-def test_the_model_keeps_its_mode_between_bytes_and_the_caller_its_gradients():
+def test_the_mode_of_the_model_and_gradients_are_restored_between_bytes():
     model = Bigram().train()
     stream = generate(model, "a", max_bytes=4, temperature=1.0, seed=0, context=8)
     next(stream)

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness asks a model: its numbers are ours on the same items, and of the same text."""
+"""Compare the numbers of lm-evaluation-harness with ours on the same items and the same text."""
 
 import json
 import math
@@ -18,7 +18,7 @@ pytest.importorskip("lm_eval")
 from spider.config.model import family_block
 from spider.config.tasks import JsonlTask
 from spider.evaluation.bpb import score
-from spider.evaluation.harness import HarnessModel, ask
+from spider.evaluation.harness import HarnessModel, run_harness
 from spider.evaluation.questions import tasks
 from spider.evaluation.tasks import run_task
 from spider.model import build_model
@@ -43,13 +43,13 @@ def model_of(tokens):
     return model.eval()
 
 
-def asking(model, window=WINDOW):
+def harness_model(model, window=WINDOW):
     return HarnessModel(model, window=window, batch=16, overlap=0.5)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Three tasks of our own, of forty questions and three texts."""
+    """Write three tasks: two of forty questions and one of three texts."""
     draw = np.random.default_rng(0)
     rows = []
     for i in range(40):
@@ -77,23 +77,20 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [BYTES, PAIRS], ids=["bytes", "pairs"])
-def test_its_numbers_are_ours(folder, tokens, monkeypatch):
+def test_the_numbers_of_the_harness_equal_ours(folder, tokens, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
     model = model_of(tokens)
-    told = ask(asking(model), ["choose", "roll", "write"], include=folder, label="it", weights="w")
-    rows = {row.name.removeprefix("harness/"): row for row in told.result.rows}
-    assert {name: told.versions[name] for name in ("choose", "roll", "write")} == dict.fromkeys(
-        ("choose", "roll", "write"), "7"
-    )
+    names = ["choose", "roll", "write"]
+    found = run_harness(harness_model(model), names, include=folder, label="it", weights="w")
+    rows = {row.name.removeprefix("harness/"): row for row in found.result.rows}
+    assert {name: found.versions[name] for name in names} == dict.fromkeys(names, "7")
     items = {row.hub_dataset: row.columns["items"].value for row in rows.values()}
     assert items == {"choose": 40, "roll": 3, "write": 40} and rows["write/exact_match"].value == 0.0
 
     (task,) = tasks("ours", JsonlTask(kind="jsonl", file=str(folder / "questions.jsonl")), [])
     ours = run_task(model, task, window=WINDOW, batch=7)
     assert (ours.by_sum, ours.by_byte) == tuple(rows[f"choose/{m}"].value for m in ("acc", "acc_bytes"))
-    assert 0 < ours.truncated < told.result.details["truncated"], (
-        "those of questions to be answered in words are counted too"
-    )
+    assert 0 < ours.truncated < found.result.details["truncated"], "prompts for generation count as well"
 
     texts = [json.loads(line)["text"].encode() for line in (folder / "texts.jsonl").open()]
     scores = [score(model, tokens.encode(text)[:-1], seq_len=WINDOW, overlap=0.5) for text in texts]
@@ -102,36 +99,43 @@ def test_its_numbers_are_ours(folder, tokens, monkeypatch):
     assert rows["roll/bits_per_byte"].value == pytest.approx(bits, abs=1e-6)
 
 
-def test_a_continuation_is_parted_from_its_context_by_bytes():
+def test_a_continuation_is_separated_from_its_context_by_bytes():
     model = model_of(PAIRS)
     pairs = ("", "then"), ("the value", " then"), ("the value ", "then")
-    asked = [SimpleNamespace(args=pair) for pair in pairs]
-    alone, spaced, after = asking(model).loglikelihood(asked)
-    assert spaced == pytest.approx(after), "a blank at the context's end is the continuation's"
+    requests = [SimpleNamespace(args=pair) for pair in pairs]
+    alone, spaced, after = harness_model(model).loglikelihood(requests)
+    assert spaced == pytest.approx(after), "a space at the end of the context belongs to the continuation"
     ids_1T = torch.from_numpy(PAIRS.encode(b"then")[:-1].astype(np.int64))[None]
     log_TV = model(ids_1T).logits.log_softmax(-1)[0]
     by_hand = sum(log_TV[t, ids_1T[0, t + 1]].item() for t in range(ids_1T.shape[1] - 1))
     assert alone[0] == pytest.approx(by_hand, abs=1e-5)
 
 
-def test_writing_ends_at_the_tasks_words_and_after_so_many_ids():
-    script = [*b" one. two\nthree", BYTES.eos]
-    asked = lambda **how: [SimpleNamespace(args=("say", how))]  # noqa: E731
-    written = lambda **how: asking(Scripted(script)).generate_until(asked(**how))[0]  # noqa: E731
-    assert written(until=["\n", "two"]) == " one. "
-    assert written(until="\n") == " one. two"
-    assert written(max_gen_toks=3) == " on"
-    assert written(until=[]) == " one. two\nthree", "EOS ends it"
-    long = asking(Scripted(script), window=20)
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"until": ["\n", "two"]}, " one. "),
+        ({"until": "\n"}, " one. two"),
+        ({"max_gen_toks": 3}, " on"),
+        ({"until": []}, " one. two\nthree"),
+    ],
+)
+def test_generation_ends_at_the_words_of_the_task_at_eos_or_after_max_gen_toks(options, text):
+    model = harness_model(Scripted([*b" one. two\nthree", BYTES.eos]))
+    assert model.generate_until([SimpleNamespace(args=("say", options))]) == [text]
+
+
+def test_a_prompt_that_does_not_fit_is_truncated_and_counted():
+    long = harness_model(Scripted([*b" one. two\nthree", BYTES.eos]), window=20)
     long.generate_until([SimpleNamespace(args=("x" * 50, {"max_gen_toks": 4}))])
     assert long.truncated == 1
 
 
-def test_what_there_is_not_is_said(folder, monkeypatch):
+def test_a_task_without_its_file_is_refused(folder, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
     (folder / "texts.jsonl").unlink()
     with pytest.raises(ValueError, match=r"task roll: cannot be read \(.*texts.jsonl"):
-        ask(asking(model_of(BYTES)), ["roll"], include=folder, label="it", weights="w")
+        run_harness(harness_model(model_of(BYTES)), ["roll"], include=folder, label="it", weights="w")
 
 
 def command(*words, **environment):
@@ -139,16 +143,16 @@ def command(*words, **environment):
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
 
-def test_nothing_is_fetched_unless_asked_and_without_the_extra_it_says_what_to_install(tmp_path):
-    """Only the second reads the harness's own list of tasks, which takes long."""
+def test_nothing_is_fetched_without_online_and_a_missing_extra_is_reported(tmp_path):
+    """Only the second command reads the harness's own list of tasks, which is slow."""
     stage = exported(model_of(BYTES), tmp_path / "toy")
     away = {"task": "away", "dataset_path": "nobody/nothing", "output_type": "multiple_choice"}
     (tmp_path / "away.yaml").write_text(yaml.safe_dump(away | {"test_split": "test"}))
-    asked = (str(stage), "--output", str(tmp_path / "out.json"), "--include", str(tmp_path), "--tasks")
-    done = command(*asked, "away")
+    words = (str(stage), "--output", str(tmp_path / "out.json"), "--include", str(tmp_path), "--tasks")
+    done = command(*words, "away")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "task away: its text is not on this machine; --online" in done.stderr
-    done = command(*asked, "arc_easy,chose")
+    done = command(*words, "arc_easy,chose")
     assert done.returncode == 1 and "chose: no such task; the harness has none" in done.stderr
     (tmp_path / "lm_eval.py").write_text("raise ModuleNotFoundError(\"No module named 'lm_eval'\")")
     done = command(str(stage), "--output", str(tmp_path / "out.json"), PYTHONPATH=f"{tmp_path}:{ROOT}")

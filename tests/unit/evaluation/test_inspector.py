@@ -1,4 +1,4 @@
-"""What is counted inside a model, against counting by hand."""
+"""Compare the inspector's counts with counts by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOWS = {"seq_len": 48, "overlap": 0.25, "batch": 3}
 
 
 def busy_model(**changes) -> Spider:
-    """A small model whose parts all disagree with their neutral start."""
+    """Return a small model without a neutral part: every parameter has noise."""
     torch.manual_seed(3)
     model = build_model(SpiderConfig(**merged(SMALL, changes)))
     with torch.no_grad():
@@ -39,8 +39,8 @@ def observed(model: Spider, **changes) -> SpiderInspector:
     return inspector
 
 
-def told(inspector: SpiderInspector) -> dict:
-    """What its three figures hold, None for a note in the place of one."""
+def counts_of(inspector: SpiderInspector) -> dict:
+    """Return the values of the three figures; None for a note."""
     lengths, loops, experts = inspector.figures()
     return {
         "patch_bytes": lengths.get("counts"),
@@ -49,11 +49,11 @@ def told(inspector: SpiderInspector) -> dict:
     }
 
 
-def test_a_patch_counts_in_the_one_window_that_scores_its_closing_byte():
-    #   positions                0  1  2  3  4  5  6  7
-    #   row 0, all scored        |close at 1|close at 4|      and two open bytes behind
-    #   row 1, the last 5 scored |close at 2|, in the context; close at 3, of one byte; close at 7, of four
-    patches = SimpleNamespace(  # and a spare row in the end
+def test_a_patch_counts_only_in_the_window_that_scores_its_closing_byte():
+    # Row 0 has 8 positions and all are scored. Patches close at 1 and 4, and two bytes stay open.
+    # Row 1 scores its last 5 positions. A patch closes at 2, in the context. Others close at 3 and 7.
+    # The last slot is a spare one.
+    patches = SimpleNamespace(
         close_M=torch.tensor([0, 1, 4, 8, 10, 11, 15, 15]),
         filled_M=torch.tensor([False, True, True, False, True, True, True, False]),
         first_S=torch.tensor([0, 0, 2, 5, 8, 11, 12, 16, 16]),
@@ -66,19 +66,21 @@ def test_a_patch_counts_in_the_one_window_that_scores_its_closing_byte():
     scored_BT = np.array([[True] * 8, [False] * 3 + [True] * 5])
     inspector = busy_model().inspector()
     inspector.observe(trace, scored_BT)
-    assert told(inspector) == {
+    assert counts_of(inspector) == {
         "patch_bytes": [0, 1, 1, 1, 1],
         "halting_loops": [0, 1, 2, 1],
         "expert_share": [[1.5, 0.5], [1.0, 1.0]],
     }
     inspector.observe(trace, np.zeros_like(scored_BT))
-    assert told(inspector)["patch_bytes"] == [0, 1, 1, 1, 1]
+    assert counts_of(inspector)["patch_bytes"] == [0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["learned", "fixed", "whitespace"])
-def test_the_counts_are_those_of_walking_through_every_window(kind):
+def test_the_counts_equal_those_of_a_loop_over_every_window(kind):
     model = busy_model(boundary={"kind": kind}, recurrence={"loops": 3})
-    lengths, loops, load = Counter(), Counter(), 0
+    lengths = Counter()
+    loops = Counter()
+    load = 0
     for inputs_BT, labels_BT in windows(TOKENS, **WINDOWS):
         with torch.inference_mode():
             trace = model(torch.from_numpy(inputs_BT), trace=True).trace
@@ -94,7 +96,7 @@ def test_the_counts_are_those_of_walking_through_every_window(kind):
                     loops[int(trace.loops_M[slot])] += 1
                 began, before = t + 1, slot
             null = row_T[-1] + 1
-    found = told(observed(model))
+    found = counts_of(observed(model))
     assert sum(lengths.values()) > 20 and len(lengths) > (kind != "fixed")
     assert {n: c for n, c in enumerate(found["patch_bytes"]) if c} == lengths
     assert {n: c for n, c in enumerate(found["halting_loops"]) if c} == loops
@@ -102,7 +104,7 @@ def test_the_counts_are_those_of_walking_through_every_window(kind):
     np.testing.assert_allclose(np.reshape(found["expert_share"], share_NRE.shape), share_NRE)
 
 
-def test_looking_inside_changes_no_score_and_costs_no_pass():
+def test_the_inspector_changes_no_score_and_needs_no_further_pass():
     model = busy_model()
     calls: list[int] = []
     model.register_forward_hook(lambda *_: calls.append(1))
@@ -120,16 +122,16 @@ def test_a_text_without_overlap_counts_every_byte_that_a_patch_holds():
     assert sum(n * count for n, count in inspector.lengths.items()) == closes[-1] + 1
 
 
-def test_a_part_that_is_switched_off_has_no_counts():
+def test_parts_that_are_switched_off_have_notes_instead_of_counts():
     model = busy_model(boundary={"kind": "none"}, recurrence={"halting": False}, moe=None)
-    assert told(observed(model)) == {"patch_bytes": None, "halting_loops": None, "expert_share": None}
+    assert counts_of(observed(model)) == {"patch_bytes": None, "halting_loops": None, "expert_share": None}
     assert [one["kind"] for one in model.inspector().figures()] == ["note"] * 3
-    halting = told(observed(busy_model(boundary={"kind": "none"}, recurrence={"loops": 2})))
+    halting = counts_of(observed(busy_model(boundary={"kind": "none"}, recurrence={"loops": 2})))
     assert halting["patch_bytes"] is None and sum(halting["halting_loops"]) == len(TOKENS) - 1
 
 
-def test_each_depth_of_the_loops_curve_has_a_score_of_its_own():
+def test_each_depth_has_its_own_score():
     model = busy_model(recurrence={"halting": False})
     curve = [score(model, TOKENS, n_loops=n, **WINDOWS).bpb for n in (1, 2, 3, 4)]
-    assert curve[1] == score(model, TOKENS, **WINDOWS).bpb  # two is what the model is configured with
+    assert curve[1] == score(model, TOKENS, **WINDOWS).bpb  # the model is configured with two
     assert len(set(curve)) == 4

@@ -1,9 +1,9 @@
-"""Matches against a search by brute force."""
+"""Compare the matches with a search by brute force."""
 
 import numpy as np
 import pytest
 
-from spider.evaluation.overlap import Stretches
+from spider.evaluation.overlap import StringMatches
 from spider.evaluation.text import Text
 from spider.tokens import BYTES
 
@@ -13,7 +13,7 @@ def text(*documents: bytes) -> Text:
 
 
 def brute(held_out: list[bytes], training: list[bytes], length: int) -> tuple[list[bool], list[float]]:
-    """Which bytes lie in a stretch that a training document holds, and each document's share of stretches."""
+    """Return which bytes lie in a string that a training document holds, and each document's share."""
     covered, shares = [], []
     for document in held_out:
         places = range(len(document) - length + 1)
@@ -25,7 +25,7 @@ def brute(held_out: list[bytes], training: list[bytes], length: int) -> tuple[li
 
 
 @pytest.mark.parametrize("length", [4, 12])
-def test_matches_are_those_of_a_search_by_brute_force(length):
+def test_matches_equal_those_of_a_search_by_brute_force(length):
     rng = np.random.default_rng(length)
     words = [bytes(rng.integers(97, 103, size=n)) for n in (3, 5, 8, 13) for _ in range(4)]
 
@@ -33,27 +33,27 @@ def test_matches_are_those_of_a_search_by_brute_force(length):
         return [b" ".join(words[i] for i in rng.integers(0, len(words), 12)) for _ in range(count)]
 
     held_out, training = [*documents(6), b"ab", b"x"], documents(9)
-    stretches = Stretches(text(*held_out), length)
+    matches = StringMatches(text(*held_out), length)
     for i in range(0, 9, 3):
-        stretches.look_in(text(*training[i : i + 3]))
+        matches.search(text(*training[i : i + 3]))
     covered, shares = brute(held_out, training, length)
-    assert stretches.covered().tolist() == covered and any(covered) and not all(covered)
-    assert stretches.shares().tolist() == pytest.approx(shares)
+    assert matches.covered().tolist() == covered and any(covered) and not all(covered)
+    assert matches.shares().tolist() == pytest.approx(shares)
 
 
-def test_a_stretch_across_two_documents_is_no_match():
+def test_a_string_across_two_documents_does_not_match():
     half, other = b"the first half of it ", b"and the second half."
-    stretches = Stretches(text(half + other), len(half) + 4)
-    stretches.look_in(text(half, other))
-    assert not stretches.covered().any()
-    stretches.look_in(text(half + other))
-    assert stretches.covered().all()
+    matches = StringMatches(text(half + other), len(half) + 4)
+    matches.search(text(half, other))
+    assert not matches.covered().any()
+    matches.search(text(half + other))
+    assert matches.covered().all()
 
 
-def test_bytes_of_any_value_and_texts_shorter_than_a_stretch():
-    zeros = Stretches(text(bytes(30), bytes([255] * 30)), 12)
-    zeros.look_in(text(bytes(12)))
+def test_extreme_bytes_and_texts_shorter_than_a_string():
+    zeros = StringMatches(text(bytes(30), bytes([255] * 30)), 12)
+    zeros.search(text(bytes(12)))
     assert zeros.covered().tolist() == [True] * 30 + [False] * 30
-    short = Stretches(text(b"abc"), 12)
-    short.look_in(text(b"abcdefghijklmnop"))
+    short = StringMatches(text(b"abc"), 12)
+    short.search(text(b"abcdefghijklmnop"))
     assert not short.covered().any() and short.shares().tolist() == [0.0]

@@ -1,4 +1,4 @@
-"""A text in its patches: where it is cut, what is shown for each byte, and the command that shows it."""
+"""Test where a text is cut into patches, what is shown for each byte, and the command that shows it."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def texts(patches: list[Segment]) -> list[str]:
     return ["".join(piece.text for piece in patch.pieces) for patch in patches]
 
 
-# ---------------------------------------------------------------------------------------- where it is cut
+# ---------------------------------------------------------------------------------------------- boundaries
 
 
-def test_fixed_patches_count_from_the_document_start():
+def test_fixed_patches_count_from_the_beginning_of_the_document():
     patches = cut_by(b"abcdefghij", kind="fixed", stride=4)
     assert texts(patches) == ["abc", "defg", "hij"]  # BOS is the first of four
     assert [patch.closed for patch in patches] == [True, True, False]
     assert {patch.probability for patch in patches} == {None}
 
 
-def test_whitespace_patches_close_at_the_first_space_of_a_run_whatever_the_windows():
+def test_whitespace_patches_close_at_the_first_space_of_a_run_in_any_windows():
     data = b"one two  three\nfour five  six " * 9
     patches = cut_by(data, kind="whitespace")
     assert texts(patches)[:5] == ["one ", "two ", " three↵\n", "four ", "five "]
@@ -75,7 +75,7 @@ def test_whitespace_patches_close_at_the_first_space_of_a_run_whatever_the_windo
     assert cut_by(data, seq_len=32, kind="whitespace") == patches
 
 
-def test_learned_patches_are_those_the_model_reads():
+def test_learned_patches_are_those_of_the_forward_pass():
     model = small_model(boundary={"rate": 0.4})
     data = b"The quick brown fox jumps over the lazy dog, and sleeps."
     patches = cut(model, model.inspector(), ids(data), seq_len=128).segments
@@ -90,20 +90,20 @@ def test_learned_patches_are_those_the_model_reads():
     assert all((patch.probability > 0.5) if patch.closed else patch.probability is None for patch in patches)
 
 
-def test_without_patches_every_byte_stands_alone():
+def test_without_patches_every_byte_is_a_segment():
     assert texts(cut_by(b"abc", kind="none")) == ["a", "b", "c"]
 
 
-def test_a_text_longer_than_the_window_loses_no_byte():
+def test_a_text_longer_than_the_window_keeps_all_bytes():
     data = bytes(range(32, 127)) * 8
     for kind in ("learned", "fixed"):
         assert "".join(texts(cut_by(data, seq_len=50, kind=kind))) == data.decode()
 
 
-# --------------------------------------------------------------------------------------------- what is shown
+# --------------------------------------------------------------------------------------------- readable text
 
 
-def test_a_character_cut_by_a_boundary_is_shown_as_its_bytes_each_in_its_patch():
+def test_a_character_cut_by_a_boundary_is_shown_as_bytes_in_both_patches():
     whole = cut_by("ab€".encode(), kind="fixed", stride=6)
     assert texts(whole) == ["ab€"]
     halves = cut_by("ab€".encode(), kind="fixed", stride=4)
@@ -111,25 +111,25 @@ def test_a_character_cut_by_a_boundary_is_shown_as_its_bytes_each_in_its_patch()
     assert halves[0].pieces == (Piece("ab"), Piece(r"\xe2", mark=True))
 
 
-def test_what_has_no_glyph_is_made_visible():
+def test_characters_without_a_glyph_are_visible():
     shown = "".join(texts(cut_by(ODD, kind="fixed", stride=500)))
     assert shown.startswith("für 'x|y'→da\\x1b[31m\\u200b\\x0d↵\n\\xff \\xe2\\x82 <script>")
     assert "\x1b" not in shown
 
 
-def test_every_byte_that_is_not_text_is_shown_as_its_number():
+def test_bytes_that_are_not_utf8_are_shown_as_numbers():
     shown = "".join(texts(cut_by(bytes(range(0x80, 0x100)), kind="fixed", stride=500)))
     assert shown == "".join(f"\\x{byte:02x}" for byte in range(0x80, 0x100))
 
 
-def test_ids_between_documents_are_named():
+def test_special_ids_are_shown_by_name():
     tokens_N = np.array([BOS, *b"one", EOS, BOS, *b"two"], np.uint16)
     model = small_model(boundary={"kind": "fixed", "stride": 100})
     (patch,) = cut(model, model.inspector(), tokens_N, seq_len=128).segments
     assert texts([patch]) == ["one<EOS>\n<BOS>two"]
 
 
-def test_reading_stops_before_a_character_that_would_be_cut(tmp_path):
+def test_the_beginning_of_a_file_does_not_end_inside_a_character(tmp_path):
     path = tmp_path / "text"
     path.write_bytes("aa€€".encode())
     assert [read_beginning(path, n).decode() for n in (2, 4, 5, 6, 8, 9)] == [
@@ -139,17 +139,18 @@ def test_reading_stops_before_a_character_that_would_be_cut(tmp_path):
     assert read_beginning(path, 5) == b"\x80" * 5
 
 
-def test_the_caption_says_what_was_cut_how():
-    said = text_of(b"abcdefghij", kind="fixed").caption
-    assert said == "Fixed boundaries: 2 in 10 bytes, 3.50 bytes a patch."
+def test_the_caption_names_the_kind_and_the_number_of_boundaries():
+    caption = text_of(b"abcdefghij", kind="fixed").caption
+    assert caption == "Fixed boundaries: 2 in 10 bytes, 3.50 bytes a patch."
     assert small_model().inspector().caption(3, []) == "Learned boundaries: 0 in 3 bytes."
     assert "each of 3 bytes stands alone" in text_of(b"abc", kind="none").caption
 
 
 class Words:
-    """Shows text as words, with the vocabulary of a model that has an id for two bytes."""
+    """An inspector whose segments are words, for a vocabulary that has an id for two bytes."""
 
-    segments, uncut = "words", None
+    segments = "words"
+    uncut = None
 
     def cut(self, tokens_BT):
         return tokens_BT.numpy() == ord(" "), None
@@ -158,7 +159,7 @@ class Words:
         return f"{total} bytes, words of {closed}"
 
 
-def test_a_family_that_is_no_spider_shows_its_own_segments_of_its_own_alphabet():
+def test_another_family_shows_its_own_segments_of_its_own_vocabulary():
     model = Bigram()
     model.tokens = Pairs()
     shown = cut(model, Words(), np.array([BOS, 272, *b"e a ", 272, *b"\xc3", EOS], np.uint16), seq_len=4)
@@ -166,7 +167,7 @@ def test_a_family_that_is_no_spider_shows_its_own_segments_of_its_own_alphabet()
     assert texts(shown.segments) == ["the ", "a ", "th\\xc3<EOS>\n"]
 
 
-# ------------------------------------------------------------------------------------------ three renderings
+# --------------------------------------------------------------------------------- terminal, page and picture
 
 
 def printed(patches: CutText, **console) -> str:
@@ -188,13 +189,13 @@ def test_colours_change_where_a_patch_closes(monkeypatch):
     assert plain == "one two↵\nthe|end\n"
     red_green_blue = [";".join(str(int(tint[i : i + 2], 16)) for i in (1, 3, 5)) for tint in tints()]
     assert f"48;2;{red_green_blue[0]}mone " in out and f"48;2;{red_green_blue[1]}mtwo" in out
-    assert out.endswith("\x1b[0m\nthe|end\n")  # the open tail has no colour
+    assert out.endswith("\x1b[0m\nthe|end\n")  # the open end is not coloured
     monkeypatch.setenv("NO_COLOR", "1")
     assert printed(patches, force_terminal=True, color_system="truecolor") == printed(patches)
     assert printed(patches, force_terminal=True, color_system="standard") == printed(patches)
 
 
-def test_no_rendering_lets_the_text_speak_to_the_terminal_or_the_browser(tmp_path):
+def test_text_cannot_control_the_terminal_or_the_browser(tmp_path):
     patches = text_of(ODD, rate=0.5)
     assert "\x1b" not in printed(patches)
     write_page(
@@ -205,7 +206,7 @@ def test_no_rendering_lets_the_text_speak_to_the_terminal_or_the_browser(tmp_pat
 
 
 class Page(HTMLParser):
-    """The patches of a page: class, tooltip and text of every span, and all tags."""
+    """A parser that collects class, tooltip and text of every span, and checks that tags are closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -230,7 +231,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("kind", ["learned", "fixed", "whitespace", "none"])
-def test_the_page_holds_each_patch_with_its_length(tmp_path, kind):
+def test_the_page_shows_each_patch_with_its_size(tmp_path, kind):
     patches = text_of(ODD, kind=kind, stride=5)
     write_page(patches, tmp_path / "page.html", "a <title>")
     page = (tmp_path / "page.html").read_text()
@@ -242,11 +243,11 @@ def test_the_page_holds_each_patch_with_its_length(tmp_path, kind):
         assert ("probability" in tooltip) == (kind == "learned" and patch.closed)
     assert all(one[0] != two[0] for one, two in itertools.pairwise(spans))
     assert "prefers-color-scheme: dark" in page and "width=device-width" in page
-    assert not re.search(r"https?://|src=|@import", page)  # it needs nothing else
+    assert not re.search(r"https?://|src=|@import", page)  # the page loads no other file
 
 
 def picture(path: Path) -> tuple[list[str], list[str]]:
-    """The lines of text of a picture, and the colours of its rectangles."""
+    """Return the lines of text of a picture, and the colours of its rectangles."""
     name = "{http://www.w3.org/2000/svg}"
     root = ElementTree.fromstring(path.read_text())
     lines: dict[str, str] = {}
@@ -256,7 +257,7 @@ def picture(path: Path) -> tuple[list[str], list[str]]:
     return [*lines.values()], [one.get("fill") for one in root.iter(f"{name}rect")]
 
 
-def test_the_picture_has_every_tint_and_a_line_for_every_line(tmp_path):
+def test_the_picture_has_every_tint_and_every_line_of_the_text(tmp_path):
     def drawn(data: bytes) -> tuple[list[str], list[str]]:
         write_picture(text_of(data, kind="fixed", stride=3), tmp_path / "a.svg", "a <title>\x1b")
         return picture(tmp_path / "a.svg")
@@ -272,7 +273,7 @@ def test_the_picture_has_every_tint_and_a_line_for_every_line(tmp_path):
 
 @pytest.fixture
 def save(tmp_path):
-    """Saves a checkpoint of a small model with the given boundaries; its folder."""
+    """Return a function that saves a checkpoint of a small model with given boundaries."""
 
     def make(**boundary) -> Path:
         stage = {"name": "main", "max_steps": 1, "seq_len": 64}
@@ -287,25 +288,25 @@ def save(tmp_path):
     return make
 
 
-def say(*arguments: object, given: bytes = b"") -> Result:
-    return CliRunner().invoke(cli, ["boundaries", *map(str, arguments)], input=given)
+def run(*arguments: object, stdin: bytes = b"") -> Result:
+    return CliRunner().invoke(cli, ["boundaries", *map(str, arguments)], input=stdin)
 
 
-def test_the_command_shows_a_file_or_the_standard_input(save, tmp_path):
+def test_the_command_shows_a_file_or_standard_input(save, tmp_path):
     folder, text = save(kind="whitespace"), tmp_path / "text"
     text.write_bytes(b"one two\nthree \xff")
-    for said in (say(folder, text), say(folder, "-", given=text.read_bytes())):
-        assert said.exit_code == 0, said.output
-        assert said.stdout == "one |two↵|\nthree |\\xff\n"
-        assert said.stderr.count("Whitespace boundaries: 3 in 15 bytes, 4.67 bytes a patch.") == 1
-    assert say(folder, text, "--bytes", 5).stdout == "one |t\n"
+    for done in (run(folder, text), run(folder, "-", stdin=text.read_bytes())):
+        assert done.exit_code == 0, done.output
+        assert done.stdout == "one |two↵|\nthree |\\xff\n"
+        assert done.stderr.count("Whitespace boundaries: 3 in 15 bytes, 4.67 bytes a patch.") == 1
+    assert run(folder, text, "--bytes", 5).stdout == "one |t\n"
 
 
 def test_the_command_writes_a_picture_and_a_page_instead(save, tmp_path):
     folder, text = save(), tmp_path / "some <text> $x$"
     text.write_bytes(b"one two three")
-    said = say(folder, text, "--svg", tmp_path / "a.svg", "--html", tmp_path / "a.html")
-    assert said.exit_code == 0 and said.stdout == ""
+    done = run(folder, text, "--svg", tmp_path / "a.svg", "--html", tmp_path / "a.html")
+    assert done.exit_code == 0 and done.stdout == ""
     assert picture(tmp_path / "a.svg")[0] == ["one two three"]
     page = (tmp_path / "a.html").read_text()
     assert (
@@ -314,16 +315,16 @@ def test_the_command_writes_a_picture_and_a_page_instead(save, tmp_path):
     )
 
 
-def test_a_text_longer_than_the_window_is_read_in_windows_and_that_is_said_once(save, tmp_path):
+def test_a_text_longer_than_the_window_is_read_in_windows_and_this_is_logged_once(save, tmp_path):
     folder, text = save(kind="whitespace"), tmp_path / "text"
     text.write_bytes(b"word " * 100)
-    said = say(folder, text)
-    assert said.stdout == "word |" * 100 + "\n"
-    assert said.stderr.count("the model reads 64 ids at a time") == 1
-    assert "at a time" not in say(folder, text, "--context", 501).stderr
+    done = run(folder, text)
+    assert done.stdout == "word |" * 100 + "\n"
+    assert done.stderr.count("the model reads 64 ids at a time") == 1
+    assert "at a time" not in run(folder, text, "--context", 501).stderr
 
 
-def test_what_cannot_be_shown_is_said_plainly(save, tmp_path):
+def test_errors_name_what_cannot_be_shown(save, tmp_path):
     folder, empty = save(kind="none"), tmp_path / "empty"
     empty.touch()
     (tmp_path / "text").write_text("text")
@@ -333,10 +334,10 @@ def test_what_cannot_be_shown_is_said_plainly(save, tmp_path):
         ((folder, "-"), "the standard input is empty: nothing to show"),
         ((tmp_path / "text", tmp_path / "text"), "text: not a training receipt; give a checkpoint"),
     ):
-        said = say(*arguments)
-        assert isinstance(said.exception, ValueError) and message in str(said.exception)
-    said = say(folder, tmp_path / "text", "--png", tmp_path / "a.png")
-    assert said.exit_code == 2 and re.search("Did you mean '?--svg", said.stderr)
+        done = run(*arguments)
+        assert isinstance(done.exception, ValueError) and message in str(done.exception)
+    done = run(folder, tmp_path / "text", "--png", tmp_path / "a.png")
+    assert done.exit_code == 2 and re.search("Did you mean '?--svg", done.stderr)
     for path, message in ((tmp_path / "absent", "does not exist"), (tmp_path, "is a directory")):
-        said = say(folder, path)
-        assert said.exit_code == 2 and message in said.stderr
+        done = run(folder, path)
+        assert done.exit_code == 2 and message in done.stderr

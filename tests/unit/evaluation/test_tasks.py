@@ -1,4 +1,4 @@
-"""Tasks: a model that knows is always right, one that does not guesses, costs are those of sums by hand."""
+"""Test tasks: a model that knows the answers is correct, another guesses, and costs equal sums by hand."""
 
 import json
 from types import SimpleNamespace
@@ -16,12 +16,12 @@ from spider.tokens.bpe import BpeTokens
 from tests.unit.evaluation.toys import Bigram, Toy
 
 WORDS = ["quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "seven", "wizards", "boil", "tea"]
-DRAW = np.random.default_rng(0)
-DOCUMENTS = [" ".join(DRAW.choice(WORDS, 300)).encode() for _ in range(6)]
+RNG = np.random.default_rng(0)
+DOCUMENTS = [" ".join(RNG.choice(WORDS, 300)).encode() for _ in range(6)]
 
 
 class Knows(Toy):
-    """Finds each id likely that follows in a text which it knows by heart, and no other."""
+    """A model that predicts the next id of the texts that it has memorised, and nothing else."""
 
     def __init__(self, texts, tokens=BYTES, sure=20.0):
         super().__init__()
@@ -33,7 +33,7 @@ class Knows(Toy):
             for i in range(1, len(ids)):
                 self.after[tuple(ids[max(0, i - 60) : i])] = ids[i]
 
-    def forward(self, tokens_BT, n_loops=None):
+    def forward(self, tokens_BT, n_loops=None, candidates_BTW=None):
         logits = torch.zeros(*tokens_BT.shape, self.tokens.size)
         for b, row in enumerate(tokens_BT.tolist()):
             for t in range(len(row)):
@@ -42,7 +42,7 @@ class Knows(Toy):
         return SimpleNamespace(logits=logits)
 
 
-def ask(model, task, window=512, batch=16):
+def answer(model, task, window=512, batch=16):
     return run_task(model, task, window=window, batch=batch)
 
 
@@ -58,18 +58,19 @@ def ask(model, task, window=512, batch=16):
     ],
     ids=lambda config: config.kind,
 )
-def test_who_knows_the_answers_is_right_and_who_does_not_guesses(config, tokens):
+def test_a_model_that_knows_the_answers_is_correct_and_another_guesses(config, tokens):
     (task,) = tasks("it", config, DOCUMENTS)
     assert len(task.questions) == 40 and task.chance == 0.25
     whole = [q.contexts[q.gold] + q.choices[q.gold] for q in task.questions]
-    known, nothing = ask(Knows(whole, tokens), task), ask(Knows([], tokens), task)
+    known = answer(Knows(whole, tokens), task)
+    nothing = answer(Knows([], tokens), task)
     assert known.by_sum == known.by_byte == known.centered == 1.0 and known.standard_error == 0
     first = np.mean([q.gold == 0 for q in task.questions])
     assert nothing.by_byte == pytest.approx(first, abs=0.2) and abs(first - 0.25) < 0.25
-    assert tasks("it", config, DOCUMENTS).__next__() == task, "the same seed asks the same"
+    assert next(tasks("it", config, DOCUMENTS)) == task, "the seed decides the questions"
 
 
-def test_a_copy_is_asked_for_beside_others_that_were_read_as_long_before():
+def test_all_choices_of_a_copy_question_occur_at_the_same_distance():
     config = CopyTask(kind="copy", items=10, distance=400)
     (task,) = tasks("it", config, DOCUMENTS)
     for question in task.questions:
@@ -82,40 +83,40 @@ def test_a_copy_is_asked_for_beside_others_that_were_read_as_long_before():
         next(tasks("it", CopyTask(kind="copy"), [b"two words " * 12, b"and more! " * 30]))
 
 
-def test_costs_are_the_sums_by_hand_per_byte_and_per_id():
+def test_costs_equal_sums_by_hand_per_byte_and_per_id():
     model = Bigram()
     question = Question((b"ab",) * 2, (b"cde", b"f"), 0)
     log_VV = model.table_VV.log_softmax(-1)
     cost = [-(log_VV[98, 99] + log_VV[99, 100] + log_VV[100, 101]).item(), -log_VV[98, 102].item()]
     for gold in (0, 1):
-        came_to = ask(model, Task("t", [question._replace(gold=gold)], 0.5))
-        assert came_to.by_sum == float(np.argmin(cost) == gold)
-        assert came_to.by_byte == came_to.by_token == float(np.argmin([cost[0] / 3, cost[1]]) == gold)
+        answers = answer(model, Task("t", [question._replace(gold=gold)], 0.5))
+        assert answers.by_sum == float(np.argmin(cost) == gold)
+        assert answers.by_byte == answers.by_token == float(np.argmin([cost[0] / 3, cost[1]]) == gold)
 
 
-def test_an_id_over_the_border_and_a_blank_before_it_belong_to_the_choice():
+def test_an_id_across_the_border_and_a_space_before_it_belong_to_the_choice():
     tokens = BpeTokens([(ord(" "), ord("b")), (ord("a"), ord("c"))])
     model = Knows([b"a b"], tokens)
-    assert ask(model, Task("t", [Question((b"a ", b"a "), (b"b", b"d"), 0)], 0.5)).by_sum == 1
+    assert answer(model, Task("t", [Question((b"a ", b"a "), (b"b", b"d"), 0)], 0.5)).by_sum == 1
     over = Knows([b"ac"], tokens)
-    assert ask(over, Task("t", [Question((b"a", b"a"), (b"c", b"d"), 0)], 0.5)).by_sum == 1
+    assert answer(over, Task("t", [Question((b"a", b"a"), (b"c", b"d"), 0)], 0.5)).by_sum == 1
 
 
-def test_a_single_choice_is_right_if_the_model_would_write_it():
+def test_a_single_choice_is_correct_if_greedy_decoding_writes_it():
     task = Task("t", [Question((b"say ",), (b"yes",), 0), Question((b"say ",), (b"no",), 0)], 0.0)
-    assert ask(Knows([b"say yes"]), task).by_byte == 0.5
+    assert answer(Knows([b"say yes"]), task).by_byte == 0.5
 
 
-def test_long_questions_lose_their_beginning_and_are_counted():
+def test_long_questions_are_truncated_and_counted():
     whole = b"x" * 300 + b"abc"
     task = Task("t", [Question((b"x" * 300,) * 2, (b"abc", b"abd"), 0)], 0.5)
-    came_to = ask(Knows([whole]), task, window=100)
-    assert came_to.truncated == 2 and came_to.by_sum == 1
+    answers = answer(Knows([whole]), task, window=100)
+    assert answers.truncated == 2 and answers.by_sum == 1
 
 
-def test_rows_of_any_batch_cost_the_same():
+def test_answers_do_not_depend_on_the_batch_size():
     (task,) = tasks("it", ClozeTask(kind="cloze", items=20), DOCUMENTS)
-    assert ask(Bigram(), task, batch=1) == ask(Bigram(), task, batch=64)
+    assert answer(Bigram(), task, batch=1) == answer(Bigram(), task, batch=64)
 
 
 def jsonl(path, *rows):
@@ -123,7 +124,7 @@ def jsonl(path, *rows):
     return path
 
 
-def test_three_shapes_of_lines_are_read_with_shots_before_them(tmp_path):
+def test_three_formats_of_lines_are_read_and_get_shots(tmp_path):
     rows = [
         {"query": "Q1", "choices": ["a", "b"], "gold": 1},
         {"context_options": ["x", "y"], "continuation": "z", "gold": 0},
@@ -155,13 +156,13 @@ def test_three_shapes_of_lines_are_read_with_shots_before_them(tmp_path):
         ([1], "line 1: must be an object"),
     ],
 )
-def test_malformed_lines_are_named(tmp_path, row, message):
+def test_malformed_lines_are_reported_with_their_number(tmp_path, row, message):
     path = jsonl(tmp_path / "t.jsonl", row)
     with pytest.raises(ValueError, match=f"t.jsonl, {message}"):
         list(tasks("mine", JsonlTask(kind="jsonl", file=str(path)), []))
 
 
-def test_what_cannot_be_asked_is_an_error(tmp_path):
+def test_impossible_tasks_are_refused(tmp_path):
     path = jsonl(tmp_path / "t.jsonl", {"context": "a", "continuation": "b"})
     with pytest.raises(ValueError, match=r"t.jsonl: 1 shots need 2 questions, there are 1"):
         list(tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=1), []))
@@ -173,7 +174,7 @@ def test_what_cannot_be_asked_is_an_error(tmp_path):
         list(tasks("it", CoreTask(kind="core", folder=str(tmp_path)), []))
 
 
-def test_a_folder_like_the_core_bundle_is_read(tmp_path):
+def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
     (tmp_path / "eval_data").mkdir()
     rows = [{"query": f"q{i}", "choices": ["a", "b", "c"], "gold": i % 3} for i in range(9)]
     jsonl(tmp_path / "eval_data/mc.jsonl", *rows)

@@ -1,4 +1,4 @@
-"""Small models with the common interface, whose exact figures can be computed by hand."""
+"""Define small models with the common interface, whose exact scores can be computed by hand."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from spider.tokens.bytes import ByteTokens
 
 
 class Reader:
-    """Reads a stream by asking the model for the whole of it each time."""
+    """A reader that runs the model on the whole stream each time."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.ids = model, []
 
-    def extend(self, ids: list[int]) -> torch.Tensor:
+    def extend(self, ids: list[int], candidates_NW: None = None) -> torch.Tensor:
         self.ids += ids
         with torch.inference_mode():
             return self.model(torch.tensor([self.ids])).logits[0, -len(ids) :]
 
 
 class Toy(nn.Module):
-    lookup = None
     """The part of the interface that generation needs."""
 
+    lookup = None
     tokens = BYTES
 
-    def loops(self, asked: int | None) -> int:
-        return asked or 1
+    def loops(self, requested: int | None) -> int:
+        return requested or 1
 
     def incremental(self, context: int, n_loops: int | None) -> Reader:
         return Reader(self)
 
 
 class Bigram(Toy):
-    """Logits depend on the last id alone, so its nats do not depend on how the stream is cut into windows."""
+    """A model whose logits depend on the last id alone, so its nats do not depend on the windows."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -50,7 +50,9 @@ class Bigram(Toy):
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         return self.table_VV[tokens_BT]
 
-    def forward(self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean"):
+    def forward(
+        self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean", trace=False, candidates_BTW=None
+    ):
         self.seen.append(tuple(tokens_BT.shape))
         logits_BTV = self.logits(tokens_BT)
         loss = None
@@ -63,15 +65,17 @@ class Bigram(Toy):
 
 
 class Positional(Bigram):
-    """The loss at position t of a window is t: a scored target reveals how much context it had."""
+    """A model whose loss at position t of a window is t, which is the length of the target's context."""
 
-    def forward(self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean"):
+    def forward(
+        self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean", trace=False, candidates_BTW=None
+    ):
         b, t = tokens_BT.shape
         return SimpleNamespace(loss=torch.arange(t).float().expand(b, t), logits=None, metrics={})
 
 
 class Scripted(Toy):
-    """Writes a given sequence of ids, whatever it reads: nearly all probability is on the next of them."""
+    """A model that writes a given sequence of ids: nearly all probability is on the next of them."""
 
     def __init__(self, script: list[int]) -> None:
         super().__init__()
@@ -79,7 +83,9 @@ class Scripted(Toy):
         self.read: list[list[int]] = []
         self.weight = nn.Parameter(torch.zeros(1))
 
-    def forward(self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean"):
+    def forward(
+        self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean", trace=False, candidates_BTW=None
+    ):
         self.read.append(tokens_BT[0].tolist())
         logits_BTV = torch.zeros(*tokens_BT.shape, BYTES.size)
         logits_BTV[0, -1, self.script[self.at]] = 50.0
@@ -88,7 +94,7 @@ class Scripted(Toy):
 
 
 class Pairs(ByteTokens):
-    """The bytes and one id more, which stands for two of them."""
+    """The vocabulary of bytes and one more id, which stands for the two bytes ``th``."""
 
     size = 273
 

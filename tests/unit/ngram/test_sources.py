@@ -50,7 +50,7 @@ def test_bytes_are_shown_with_their_source_and_the_other_candidates(lookup):
         "\\xc3",
         "\\xa9",
     ]
-    assert shown[6].colour == 0 and shown[6].tooltip.startswith("proposed: ↵"), (
+    assert shown[6].colour == 0 and shown[6].tooltip.startswith("candidates: ↵"), (
         "the document has this byte before"
     )
     assert shown[3].colour == 3 and "\\x01" not in shown[3].tooltip

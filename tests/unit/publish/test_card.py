@@ -84,7 +84,7 @@ def score(results, stage, **changed):
         hub_metric="accuracy",
         hub_dataset="cloze",
     )
-    copies = Row(name="copies/bpb", label="outside copies", value=2.5, unit=BITS)
+    copies = Row(name="overlap/bpb_outside", label="outside overlap", value=2.5, unit=BITS)
     measured = {
         "overlap": Result(title="Overlap", rows=[copies]),
         "tasks": Result(title="Tasks", head="task", value="right", rows=[task]),
@@ -145,7 +145,7 @@ def test_it_says_what_the_run_knows(made, tmp_path):
     assert f"| all | 4 | {receipt['bytes'] + first['bytes']} B |" in card and "| 2.56e+08" not in card
     assert str(made.root) not in card and "pass_word_1" not in card and "not in this folder" not in card
     assert sections(card) == ["small, stage b", "Use", "Data", "Scores", "Tasks", "Costs", "Digests",
-                              "Make it again", "Limits"]  # fmt: skip
+                              "Reproduce it", "Limits"]  # fmt: skip
 
 
 def test_the_configuration_in_it_makes_the_same_run(made, tmp_path):
@@ -206,7 +206,7 @@ def test_the_licence_is_that_of_all_its_data_or_none(results, tmp_path, of_toy, 
     export(stage(results), tmp_path / "out")
     data = yaml.safe_load(text(tmp_path / "out").split("---\n")[1])
     assert {k: v for k, v in data.items() if "license" in k} == said
-    assert ("not said" in text(tmp_path / "out")) == (of_web is None)
+    assert ("not specified" in text(tmp_path / "out")) == (of_web is None)
 
 
 def test_what_its_stage_was_pressed_into_stands_below_it(results, tmp_path):
@@ -231,7 +231,7 @@ def test_scores_of_other_weights_do_not_stand_in_it(results, tmp_path):
     score(results, "b", weights="another")
     export(stage(results), tmp_path / "out")
     card = text(tmp_path / "out")
-    assert "Of these weights no scores are kept." in card and "model-index" not in card
+    assert "There are no scores of these weights." in card and "model-index" not in card
     assert not {"Scores", "Tasks"} & {*sections(card)} and "2.1250" not in card
 
 
@@ -247,7 +247,7 @@ def test_decoded_text_and_the_harness_and_names_that_would_be_markup(results, tm
         hub_metric="acc",
         hub_dataset=HOSTILE,
     )
-    note = "Asked of `x` by lm-evaluation-harness."
+    note = "Run on `x` by lm-evaluation-harness."
     HarnessResult(
         format=HarnessResult.FORMAT,
         label="x",
@@ -259,10 +259,10 @@ def test_decoded_text_and_the_harness_and_names_that_would_be_markup(results, tm
     ).write(results.stage("small", "b").harness)
     export(stage(results), tmp_path / "out")
     card = text(tmp_path / "out")
-    assert "| **this model** | **2.1250†** | 2.1350† | 2.5000† |" in card and "† of the decoded text" in card
+    assert "| **this model** | **2.1250†** | 2.1350† | 2.5000† |" in card and "† of decoded text" in card
     shown = "&lt;/table>&lt;img src=x> \\| 'a' \\\\ �[31m line"
     assert f"| {shown}, acc | 0.5000 ± 0.1000 | 7 | 0 |" in card and f"| {shown} | 2.7000†" in card
-    assert "Asked of 'x' by lm-evaluation-harness." in card
+    assert "Run on 'x' by lm-evaluation-harness." in card
     results_read = model_index_to_eval_results(yaml.safe_load(card.split("---\n")[1])["model-index"])[1]
     assert results_read[-1].metric_type == "acc" and not problems_of_card(card)
 
@@ -278,9 +278,9 @@ def test_a_checkpoint_of_no_results_folder_says_less_and_has_no_empty_headings(m
 def test_a_configuration_that_cannot_be_read_costs_a_part_of_the_card(results, tmp_path, caplog):
     files.write_text(results.root / "config.yaml", "runs: {small: 3}")
     export(stage(results), tmp_path / "out")
-    assert "config.yaml: cannot be read, the model card will say less" in caplog.text
+    assert "config.yaml: cannot be read, so the model card is shorter" in caplog.text
     card = text(tmp_path / "out")
-    assert "Scores" in sections(card) and "Make it again" not in sections(card)
+    assert "Scores" in sections(card) and "Reproduce it" not in sections(card)
 
 
 def test_a_damaged_record_is_named(results, tmp_path):

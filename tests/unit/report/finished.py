@@ -1,4 +1,4 @@
-"""A real run in two stages, encoded, trained and evaluated here, with texts that would love to be HTML."""
+"""Make a real run of two stages: encode, train and evaluate it, with texts that contain HTML."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTILE += " & \x1b[31m\u202e"
 
 
 def config_of(results: Path) -> dict[str, Any]:
-    """The configuration as a user would write it."""
+    """Return the configuration as a user would write it."""
     model = {
         "preset": "tiny",
         "hidden": 32,
@@ -67,7 +67,7 @@ def config_of(results: Path) -> dict[str, Any]:
 
 
 def encode_text(results: Results) -> None:
-    """The dataset ``text``, as the workflow's jobs make it."""
+    """Encode the dataset ``text`` as the workflow does."""
     raw, shards = results.raw("text", "000"), results.shards("text")
     raw.parent.mkdir(parents=True)
     texts = [f"Document {i}: {HOSTILE} " + " ".join(str(i * j % 97) for j in range(40)) for i in range(120)]
@@ -81,21 +81,21 @@ def encode_text(results: Results) -> None:
 def train_stage(
     config: Config, results: Results, stage: str, *, run: str = "small", evaluated: bool = True
 ) -> None:
-    """One stage of a run, with the files that Snakemake and tracking would leave of its jobs."""
+    """Train a stage of a run, and write the files that Snakemake and tracking write for its jobs."""
     spec, folder = config.stage(run, stage), results.stage(run, stage).path
     names = [one.name for one in config.runs[run].stages]
     before = names[: names.index(stage)]
     previous = results.stage(run, before[-1]).receipt if before else None
     train(spec, folder, results.shards("text"), previous=previous)
-    left_by_job(results, "train", f"{run}/{stage}", 12.5)
+    write_job_files(results, "train", f"{run}/{stage}", 12.5)
     if evaluated:
         evaluate(folder / "train.json", spec, results.shards("text"), folder)
         sample(folder / "train.json", spec, folder)
         draw_stage(results.stage(run, stage))
-        left_by_job(results, "evaluate", f"{run}/{stage}", 2.25)
+        write_job_files(results, "evaluate", f"{run}/{stage}", 2.25)
 
 
-def left_by_job(
+def write_job_files(
     results: Results, rule: str, name: str, seconds: float, joules: float = 0, command: str | None = None
 ) -> None:
     """Write the benchmark file and the tracking record of a job."""
@@ -111,7 +111,7 @@ def left_by_job(
 
 
 def finished_run(folder: Path) -> tuple[Config, Results]:
-    """Both stages trained and evaluated."""
+    """Train and evaluate both stages."""
     config, results = load_config(config_of(folder)), Results(folder)
     encode_text(results)
     for stage in ("first", "second"):

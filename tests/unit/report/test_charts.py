@@ -1,3 +1,5 @@
+"""Test what is drawn of a chart: positions, ticks, labels and the readout of a page."""
+
 import json
 import math
 import re
@@ -13,58 +15,58 @@ def chart(*series, log=False, **options):
     return Chart("t", Axis("x", str), Axis("", str, log=log), series, **options)
 
 
-def places(figure: Chart, kind: str) -> list[tuple[float, float]]:
+def positions(figure: Chart, kind: str) -> list[tuple[float, float]]:
     (path,) = re.findall(rf'<path class="{kind}"[^>]* d="([^"]*)"', str(in_page(figure)))
-    return [tuple(map(float, place.split())) for place in re.findall(r"[ML]([\d. ]+)", path)]
+    return [tuple(map(float, position.split())) for position in re.findall(r"[ML]([\d. ]+)", path)]
 
 
 @pytest.mark.parametrize(
     ("low", "high", "found"),
     [(0, 10, [0, 2, 4, 6, 8, 10]), (0.98, 1.07, [0.98, 1, 1.02, 1.04, 1.06]), (3, 3, [3])],
 )
-def test_ticks_are_round_and_within(low, high, found):
+def test_ticks_are_round_and_within_the_range(low, high, found):
     assert ticks(low, high, 5) == pytest.approx(found)
 
 
-def test_ticks_over_decades_are_one_two_and_five_or_the_powers_alone():
+def test_ticks_over_decades_are_one_two_and_five_times_powers_or_the_powers_alone():
     assert ticks(1e5, 2e6, 5, log=True) == pytest.approx([1e5, 2e5, 5e5, 1e6, 2e6])
     assert ticks(1, 1e6, 5, log=True) == pytest.approx([10.0**n for n in range(7)])
 
 
-def test_points_lie_where_their_values_say():
-    xs, ys = zip(*places(chart(Series("a", [0, 5, 10], [1, 2, 3])), "line"), strict=True)
+def test_positions_of_points_are_proportional_to_their_values():
+    xs, ys = zip(*positions(chart(Series("a", [0, 5, 10], [1, 2, 3])), "line"), strict=True)
     assert xs[0] == 0 and xs[1] == pytest.approx(xs[2] / 2, abs=0.2) and xs[2] < 1000
     assert ys[0] > ys[1] > ys[2] and ys[0] - ys[1] == pytest.approx(ys[1] - ys[2], abs=0.2)
 
 
 def test_a_logarithmic_axis_spaces_equal_ratios_equally():
-    ys = [y for _, y in places(chart(Series("a", [0, 1, 2], [1, 10, 100]), log=True), "line")]
+    ys = [y for _, y in positions(chart(Series("a", [0, 1, 2], [1, 10, 100]), log=True), "line")]
     assert ys[0] - ys[1] == pytest.approx(ys[1] - ys[2], abs=0.2)
     wide = Chart("t", Axis("x", str, log=True), Axis(), [Series("a", [1, 10, 100], [1, 2, 3])])
-    xs = [x for x, _ in places(wide, "line")]
+    xs = [x for x, _ in positions(wide, "line")]
     assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)
 
 
-def test_a_long_line_is_thinned_and_keeps_its_course():
+def test_a_long_line_is_thinned_and_keeps_its_shape():
     n = 10_000
-    drawn = places(chart(Series("a", range(n), [math.sin(i / n * math.pi) for i in range(n)])), "line")
+    drawn = positions(chart(Series("a", range(n), [math.sin(i / n * math.pi) for i in range(n)])), "line")
     assert len(drawn) <= 600
-    assert min(drawn, key=lambda place: place[1])[0] == pytest.approx(500, abs=20)
+    assert min(drawn, key=lambda position: position[1])[0] == pytest.approx(500, abs=20)
 
 
-def test_names_are_escaped_and_a_band_without_room_is_not_named():
+def test_names_are_escaped_and_a_narrow_band_is_not_named():
     bands = [Band("<b>", 0, 90), Band("narrow", 90, 92)]
     drawn = str(in_page(chart(Series("<i>", [0, 100], [1, 2]), Series("b", [0, 100], [2, 1]), bands=bands)))
     assert "<b>" not in drawn and "&lt;b&gt;" in drawn and "<i>" not in drawn
     assert ">narrow</span>" not in drawn and drawn.count('<rect class="band"') == 1
 
 
-def test_nothing_is_drawn_of_nothing():
+def test_a_chart_without_points_is_empty():
     assert in_page(chart(Series("a", [], []))) == ""
     assert "<rect" in in_page(chart(Series("", [1, 2], [0.0, 0.0], style="bars")))
 
 
-def test_bars_stand_on_the_axis_and_are_as_high_as_their_values():
+def test_bars_begin_at_the_axis():
     drawing = draw(chart(Series("", [1, 2], [1.0, 3.0], style="bars")), 100, 100, stretched=False)
     numbers = r'y="([\d.]+)" width="[\d.]+" height="([\d.]+)"'
     bars = [tuple(map(float, re.findall(numbers, shape)[i])) for shape in drawing.shapes
@@ -72,7 +74,7 @@ def test_bars_stand_on_the_axis_and_are_as_high_as_their_values():
     assert all(y + height == pytest.approx(100, abs=0.2) for y, height in bars)
 
 
-def test_a_level_out_of_reach_is_left_out_unless_all_are_wanted():
+def test_a_far_level_is_left_out_unless_far_levels_are_shown():
     levels = [Level("near", 2.1), Level("far", 9.0)]
     near, both = (
         [label.text for label in draw(chart(Series("a", [0, 1], [2, 3]), levels=levels, far_levels=far),
@@ -82,13 +84,13 @@ def test_a_level_out_of_reach_is_left_out_unless_all_are_wanted():
     assert near == ["near"] and both == ["near", "far"]
 
 
-def test_a_page_reads_out_what_was_drawn():
-    drawn = str(in_page(chart(Series("a", [0, 4], [1.5, 2.5]), say=lambda v: f"{v} bits")))
-    said = json.loads(re.findall(r'data-values="([^"]*)"', drawn)[0].replace("&#34;", '"'))
-    assert said[0]["said"] == ["1.5 bits at 0", "2.5 bits at 4"] and said[0]["x"][0] == 0
+def test_a_page_has_a_readout_of_the_points():
+    drawn = str(in_page(chart(Series("a", [0, 4], [1.5, 2.5]), readout=lambda v: f"{v} bits")))
+    readout = json.loads(re.findall(r'data-values="([^"]*)"', drawn)[0].replace("&#34;", '"'))
+    assert readout[0]["texts"] == ["1.5 bits at 0", "2.5 bits at 4"] and readout[0]["x"][0] == 0
 
 
-def test_cells_are_neutral_in_the_middle_and_strong_at_the_ends():
+def test_cells_are_neutral_at_the_middle_and_strong_at_the_ends():
     shown = HeatMap(title="t", rows=["r"], column="expert", values=[[1, 0, 2.5, 9]], middle=1, most=2.5)
     drawing = draw(shown, 100, 100, stretched=False)
     fills = [re.findall(r"var\(--(\w+)\) (\d+)%", shape)[0] for shape in drawing.shapes]
@@ -101,7 +103,7 @@ def test_cells_are_neutral_in_the_middle_and_strong_at_the_ends():
     ]
 
 
-def test_a_line_is_cut_where_it_leaves_an_axis_that_ends_and_marks_stand_at_its_edge():
+def test_above_the_end_of_an_axis_lines_are_cut_and_marks_are_at_the_edge():
     line = Series("a", [0, 1, 2, 3, 4], [9.0, 2.0, 1.0, 5.0, 2.0])
     marks = Series("b", [0, 2], [9.0, 1.0], style="dots", values=str)
     figure = Chart("t", Axis("x", str), Axis(most=3.0), [line, marks])
@@ -119,10 +121,10 @@ def test_a_line_is_cut_where_it_leaves_an_axis_that_ends_and_marks_stand_at_its_
     assert float(dots[1:].split("h0")[0].split()[1]) == edge
     labels = [label.text for label in draw(figure, 100, 100, stretched=False).labels if label.kind == "value"]
     assert labels == ["9.0 ↑", "1.0"]
-    told = json.loads(re.findall(r'data-values="([^"]*)"', drawn)[0].replace("&#34;", '"'))
-    assert told[0]["said"][0].startswith("9"), "a page still reads the value out"
+    readout = json.loads(re.findall(r'data-values="([^"]*)"', drawn)[0].replace("&#34;", '"'))
+    assert readout[0]["texts"][0].startswith("9"), "the readout of a page has the value"
 
 
-def test_a_legend_draws_what_is_dashed_dashed():
+def test_a_legend_shows_dashed_lines():
     series = Series("a", [0, 1], [1, 2]), Series("b", [0, 1], [2, 1], 1, dashed=True)
     assert re.findall(r'<li class="([^"]*)"', str(in_page(chart(*series)))) == ["line", "line dashed"]

@@ -1,3 +1,5 @@
+"""Test the comparison of evaluations: summary.json, tables and figures."""
+
 import json
 import re
 
@@ -14,7 +16,7 @@ def rates_of(stage):
     return {row.label: row.value for row in stage.results["baselines"].rows}
 
 
-def test_summary_holds_what_was_promised_to_its_readers(tmp_path):
+def test_the_summary_holds_scores_costs_and_baselines(tmp_path):
     write_benchmark(tmp_path / "benchmarks", "train", "demo-main", 10.5, 2.0)
     summary = compare(demo(tmp_path / "runs"), benchmarks=tmp_path / "benchmarks", output=tmp_path / "report")
     plain = json.loads((tmp_path / "report" / "summary.json").read_text())
@@ -46,7 +48,7 @@ def test_summary_holds_what_was_promised_to_its_readers(tmp_path):
     }
 
 
-def test_figures_of_a_sweep_show_its_best_runs_and_say_so(tmp_path):
+def test_figures_of_a_sweep_show_its_best_runs(tmp_path):
     paths = [path for i in range(12) for path in demo(tmp_path / "runs", f"run{i}", shift=-i / 100)]
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
     loss, bpb = ((tmp_path / "report" / name).read_text() for name in ("loss.svg", "bpb.svg"))
@@ -59,7 +61,7 @@ def test_figures_of_a_sweep_show_its_best_runs_and_say_so(tmp_path):
     assert len(summary.runs) == 12
 
 
-def test_stages_are_in_training_order_whatever_the_order_of_the_files(tmp_path):
+def test_stages_are_in_training_order_for_any_order_of_the_files(tmp_path):
     summary = compare(demo(tmp_path / "runs")[::-1], benchmarks=None, output=tmp_path / "report")
     assert summary.runs["demo"].order == ["warmup", "main", "anneal"]
 
@@ -89,8 +91,8 @@ def test_one_dataset_scored_to_two_lengths_counts_as_two_texts(tmp_path):
     assert texts == ["pydocs (500,000 bytes)", "pydocs (9,000 bytes)"]
 
 
-def test_figures_of_text_that_a_tokenizer_left_are_marked_wherever_they_stand_and_no_others(tmp_path):
-    row = Row(name="copies/bpb", label="outside copies", value=1.31, unit=BITS)
+def test_only_scores_on_decoded_text_are_marked(tmp_path):
+    row = Row(name="overlap/bpb_outside", label="outside overlap", value=1.31, unit=BITS)
     copies = {"overlap": Result(title="Overlap", rows=[row])}
     plain = demo(tmp_path / "runs")
     paths = [*plain, *demo(tmp_path / "runs", "sp", -0.9, sha="b" * 64, lossless=False, results=copies)]
@@ -101,8 +103,8 @@ def test_figures_of_text_that_a_tokenizer_left_are_marked_wherever_they_stand_an
     first, second = table.split("## Held-out text of pydocs†")
     assert "| sp / anneal | 1.1500† | 1.1600† | 1.3100† | 128 to 256 |" in second
     assert "| xz -9 | 2.3900† |" in second and "| xz -9 | 2.3900 |" in first and "†" not in first
-    said = "† of the decoded text: the tokenizer does not keep newlines and runs of spaces"
-    assert said in second and said in page and "<td>1.1500†</td>" in page
+    note = "† of decoded text: the tokenizer does not keep newlines and runs of spaces"
+    assert note in second and note in page and "<td>1.1500†</td>" in page
     assert 'class="best"><th>sp / anneal' in page
     for name in ("bpb.svg", "loss.svg"):
         drawn = (tmp_path / "report" / name).read_text()
@@ -111,7 +113,7 @@ def test_figures_of_text_that_a_tokenizer_left_are_marked_wherever_they_stand_an
     assert not [path for path in (tmp_path / "plain").iterdir() if "†" in path.read_text()]
 
 
-def test_markdown_is_a_wellformed_table_with_stages_and_compressors(tmp_path):
+def test_the_markdown_table_has_stages_and_compressors(tmp_path):
     compare(demo(tmp_path / "runs"), benchmarks=None, output=tmp_path / "report")
     lines = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if ln.startswith("|")]
     assert len({ln.count("|") for ln in lines}) == 1
@@ -124,7 +126,7 @@ def test_markdown_is_a_wellformed_table_with_stages_and_compressors(tmp_path):
     ]
 
 
-def test_html_marks_the_best_and_escapes_names(tmp_path):
+def test_the_html_table_marks_the_best_and_escapes_names(tmp_path):
     paths = [write_stage(tmp_path / "runs", "a", "<b>", 0, 2.0, global_step=100)]
     compare(paths, benchmarks=None, output=tmp_path / "report")
     page = (tmp_path / "report" / "table.html").read_text()
@@ -143,7 +145,7 @@ def test_seconds_are_summed_over_jobs_and_attempts_and_sorted(tmp_path):
         seconds_by_rule(tmp_path)
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path):
+def test_missing_repeated_and_old_evaluations_are_refused(tmp_path):
     with pytest.raises(ValueError, match="nothing to compare"):
         compare([], benchmarks=None, output=tmp_path)
     path = write_stage(tmp_path, "a", "s", 0, 2.0, global_step=100)
@@ -160,12 +162,12 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     "stages, best",
     [
         ([(2.0, {}), (1.5, {}), (1.6, {})], "1"),
-        ([(1.5, {}), (1.5, {})], "1"),  # of two that are as good, the later
+        ([(1.5, {}), (1.5, {})], "1"),  # a tie goes to the later one
         ([(1.2, {"sha": "b" * 64}), (1.6, {}), (1.7, {})], "1"),  # the first was scored on another text
         ([(1.2, {}), (1.1, {"sha": "b" * 64, "lossless": False})], None),
     ],
 )
-def test_the_best_stage_is_of_those_on_the_last_ones_text_as_it_was_written(tmp_path, stages, best):
+def test_the_best_stage_is_one_that_was_scored_on_the_text_of_the_last(tmp_path, stages, best):
     paths = [
         write_stage(tmp_path / "runs", "a", str(index), index, bpb, global_step=100, **more)
         for index, (bpb, more) in enumerate(stages)
@@ -173,30 +175,26 @@ def test_the_best_stage_is_of_those_on_the_last_ones_text_as_it_was_written(tmp_
     assert compare(paths, benchmarks=None, output=tmp_path / "report").runs["a"].best == best
 
 
-def test_what_a_stage_was_asked_stands_beside_what_others_were(tmp_path):
+def test_results_of_tasks_have_a_table_with_a_column_for_each_task(tmp_path):
     paths = demo(tmp_path / "runs")
     for path, names in zip(paths[1:], (["cloze"], ["cloze", "copy"]), strict=True):
         rows = [Row(name=f"tasks/{n}", label=n, value=0.425, unit=SHARE, error=0.078) for n in names]
-        asked = Result(title="Questions answered right", rows=rows).model_dump()
         plain = json.loads(path.read_text())
-        plain["results"]["tasks"] = asked
+        plain["results"]["tasks"] = Result(title="Questions", rows=rows).model_dump()
         path.write_text(json.dumps(plain))
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
     rows = summary.runs["demo"].last.results["tasks"].rows
     assert [row.label for row in rows] == ["cloze", "copy"]
-    table = (tmp_path / "report/table.md").read_text().split("## Questions answered right")[1]
+    table = (tmp_path / "report/table.md").read_text().split("## Questions")[1]
     assert (
         "| demo / main | 42.5% ± 7.8 |  |" in table
         and "| demo / anneal | 42.5% ± 7.8 | 42.5% ± 7.8 |" in table
     )
-    assert (
-        "demo / warmup" not in table
-        and "Questions answered right" in (tmp_path / "report/table.html").read_text()
-    )
+    assert "demo / warmup" not in table and "Questions" in (tmp_path / "report/table.html").read_text()
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_each_run_is_compared_with_what_a_compressor_makes_of_its_own_training_text(tmp_path, turned):
+def test_each_run_is_compared_with_compressors_given_its_own_training_text(tmp_path, turned):
     paths = mixed(tmp_path / "runs")
     paths = paths[3:] + paths[:3] if turned else paths
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
@@ -215,7 +213,7 @@ def test_each_run_is_compared_with_what_a_compressor_makes_of_its_own_training_t
     assert "for slim</th><td>1.8140" in page and "for gpt</th><td>1.8670" in page
 
 
-def test_what_learns_answers_is_chosen_by_its_answers(tmp_path):
+def test_a_stage_that_learns_answers_is_ranked_by_its_answers(tmp_path):
     (one,) = compare(chat(tmp_path / "a"), benchmarks=None, output=tmp_path / "report").runs.values()
     assert (one.best, one.leading) == ("sft", "bpb_assistant")
     table = (tmp_path / "report" / "table.md").read_text()

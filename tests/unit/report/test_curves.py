@@ -1,3 +1,5 @@
+"""Test the loss curve of a stage: bytes trained, missing values and smoothing."""
+
 import json
 import math
 
@@ -33,7 +35,7 @@ def test_steps_become_bytes_trained_since_the_run_began(tmp_path):
     assert (curve.begin, curve.end) == (200_000, 600_000)
 
 
-def test_nats_are_converted_where_only_the_loss_was_logged(tmp_path):
+def test_nats_are_converted_if_only_the_loss_was_logged(tmp_path):
     rows = read_rows(write(tmp_path / "m.jsonl", row(60, **{"train/loss": math.log(2) * 3})))
     assert log(rows).points()[1] == pytest.approx([3.0])
 
@@ -49,7 +51,7 @@ def test_rows_of_other_stages_and_without_a_finite_loss_are_left_out(tmp_path):
     assert log(read_rows(write(tmp_path / "m.jsonl", *rows))).points()[1].tolist() == [2.5]
 
 
-def test_a_torn_last_line_is_left_out_and_a_malformed_line_is_named(tmp_path):
+def test_an_incomplete_last_line_is_left_out_and_a_malformed_line_is_reported(tmp_path):
     path = write(tmp_path / "m.jsonl", row(60, **{"train/bpb": 3.0}), tail='{"step": 61, "ti')
     assert [r.step for r in read_rows(path)] == [60]
     path = write(tmp_path / "m.jsonl", row(60), tail="nonsense\n")
@@ -61,7 +63,7 @@ def test_a_stage_that_logged_nothing_has_an_empty_curve(tmp_path):
     assert len(log(read_rows(tmp_path / "absent.jsonl")).points()[0]) == 0
 
 
-def test_smoothing_neither_lags_nor_shifts_the_ends():
+def test_smoothing_does_not_lag_and_keeps_the_ends():
     line = np.linspace(5, 2, 200)
     np.testing.assert_allclose(smoothed(line), line)
     noisy = line + np.random.default_rng(0).normal(0, 0.2, 200)

@@ -1,4 +1,4 @@
-"""Run `spider draw` in a process that cannot import torch."""
+"""Test `spider draw` in a process that cannot import torch."""
 
 import json
 import shutil

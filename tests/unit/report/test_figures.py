@@ -1,4 +1,4 @@
-"""Every figure as the file that it becomes: XML with its text inside, on white, in its own proportions."""
+"""Test figures as SVG files: their text, their colours and the positions of their labels."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def log(run="demo", stage="main", begin=0.0, n=50, held_out: float | None = 2.2)
 
 
 def validated(one: Log) -> Log:
-    """With rows of their own for what was validated, as training writes them."""
+    """Return a log with rows of validation, as training writes them."""
     rows = [Row(20, 0.0, {"val/bpb": 3.0}), Row(50, 0.0, {"val/bpb": 2.3})]
     return dataclasses.replace(one, rows=sorted([*one.rows, *rows], key=lambda row: row.step))
 
 
 def drawn(*shown, folder, title="a <title>") -> tuple[str, list[str]]:
-    """The file of figures side by side, and all text in it."""
+    """Write a file of figures side by side; return the SVG and all its text."""
     picture(folder / "figure.svg", [(1, [one]) for one in shown], 800, 440, title)
     assert [path.name for path in folder.iterdir()] == ["figure.svg"]
     svg = (folder / "figure.svg").read_text()
     root = ElementTree.fromstring(svg)
     assert "var(" not in svg and "href" not in svg and "color-mix" not in svg
-    return svg, [said for one in root.iter("{http://www.w3.org/2000/svg}text") for said in one.itertext()]
+    return svg, [texts for one in root.iter("{http://www.w3.org/2000/svg}text") for texts in one.itertext()]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def drawn(*shown, folder, title="a <title>") -> tuple[str, list[str]]:
         (lambda: figures.inside([EXPERTS])[0], ["layer 2", "1.70", "expert"]),
     ],
 )  # fmt: skip
-def test_a_figure_is_drawn_with_its_text_in_colour(make, needed, tmp_path):
-    svg, said = drawn(make(), folder=tmp_path)
+def test_a_figure_has_its_text_and_its_colours(make, needed, tmp_path):
+    svg, texts = drawn(make(), folder=tmp_path)
     for text in ["a <title>", *needed]:
-        assert text in said, text
+        assert text in texts, text
     assert any(colours()[name] in svg for name in ("c0", "c2")) or "fill:#" in svg
 
 
@@ -85,11 +85,11 @@ def test_a_large_heat_map_has_no_numbers_and_names_some_rows(tmp_path):
     values = (np.random.default_rng(0).dirichlet(np.ones(32), 36) * 32).tolist()
     rows = [f"row {i}" for i in range(36)]
     large = EXPERTS.model_copy(update={"values": values, "rows": rows})
-    _, said = drawn(*figures.inside([large]), folder=tmp_path)
-    assert said.count("row 0") == 1 and "row 1" not in said and not any("." in text for text in said)
+    _, texts = drawn(*figures.inside([large]), folder=tmp_path)
+    assert texts.count("row 0") == 1 and "row 1" not in texts and not any("." in text for text in texts)
 
 
-def test_what_is_not_there_says_so(tmp_path):
+def test_figures_without_data_have_a_sentence(tmp_path):
     empty = log(n=0, held_out=None)
     one = HALTING.model_copy(update={"counts": [0, 0, 7]})
     once = HALTING.model_copy(update={"counts": [0, 9]})
@@ -98,16 +98,16 @@ def test_what_is_not_there_says_so(tmp_path):
         figures.loss([empty], "t"),
         *figures.inside([one, once, none, OFF]),
     ]
-    _, said = drawn(*shown, folder=tmp_path)
+    _, texts = drawn(*shown, folder=tmp_path)
     for text in (
         "no step was logged", "all 7 patches: 2 loops",
         "all 9 patches: 1 loop", "there were no patches", "one dense layer instead",
     ):  # fmt: skip
-        assert text in said, text
+        assert text in texts, text
 
 
 def words(svg: str) -> list[tuple[str, float, float, float, float]]:
-    """Each text of a picture, and its box: left, right, top and bottom; a letter is 7 pixels wide."""
+    """Return each text of a picture with its box (left, right, top, bottom); a letter is 7 pixels wide."""
     found, root = [], ElementTree.fromstring(svg)
 
     def visit(element: ElementTree.Element, dx: float, dy: float) -> None:
@@ -137,7 +137,7 @@ def overlapping(svg: str) -> list[tuple[str, str]]:
 
 
 def of_sweep(folder, shifts, stages=(3.02, 2.21, 2.05)):
-    """The bits of each stage of runs that each have a rate of their own, as `compare` draws them."""
+    """Draw the stages of runs that each have their own rate, as `compare` does."""
     given = {"ppmd": 1.90, "ppmd given all": 1.52, "xz": 2.39, "xz given all": 1.95, "zstd": 2.41}
     runs = {
         f"lr-0.00{i}": [(f"stage{n}", bpb + by) for n, bpb in enumerate(stages)]
@@ -150,21 +150,21 @@ def of_sweep(folder, shifts, stages=(3.02, 2.21, 2.05)):
 
 
 @pytest.mark.parametrize("count", [2, 4, 7])
-def test_a_baseline_of_all_runs_is_named_once_and_no_label_covers_another(count, tmp_path):
+def test_a_baseline_of_all_runs_is_named_once_and_labels_do_not_overlap(count, tmp_path):
     svg = of_sweep(tmp_path, [-0.04 * i for i in range(count)])
-    said = [word[0] for word in words(svg)]
+    texts = [word[0] for word in words(svg)]
     for name in ("ppmd 1.900", "ppmd given all 1.520", "xz given all 1.950"):
-        assert said.count(name) == 1, name
+        assert texts.count(name) == 1, name
     last = 1.6 + 0.03 * (count - 1)
-    assert said.count(f"ppmd given stage {last:.3f}") == 1
+    assert texts.count(f"ppmd given stage {last:.3f}") == 1
     for i in range(count - 1):
-        assert f"{1.6 + 0.03 * i:.3f}" in said
+        assert f"{1.6 + 0.03 * i:.3f}" in texts
     assert overlapping(svg) == []
     width = float(ElementTree.fromstring(svg).get("width"))
     assert all(left >= 0 and right <= width for _, left, right, *_ in words(svg))
 
 
-def test_one_weak_run_does_not_hide_what_tells_the_others_apart(tmp_path):
+def test_one_weak_run_does_not_hide_the_differences_between_the_others(tmp_path):
     plain = of_sweep(tmp_path, [0.0, -0.05, -0.1, -0.15])
     (tmp_path / "weak").mkdir()
     weak = of_sweep(tmp_path / "weak", [0.0, -0.05, -0.1, -0.15, 4.0])
@@ -180,13 +180,13 @@ def test_one_weak_run_does_not_hide_what_tells_the_others_apart(tmp_path):
 @pytest.mark.parametrize("runs", [2, 8])
 def test_a_legend_names_every_run_within_the_picture(runs, tmp_path):
     logs = [log(run=f"a-long-name-of-a-run-{i}") for i in range(runs)]
-    svg, said = drawn(figures.loss(logs, "Training loss (lines) and held-out text (marks)"), folder=tmp_path)
-    assert all(f"a-long-name-of-a-run-{i}" in said for i in range(runs))
+    svg, texts = drawn(figures.loss(logs, "Training loss (lines) and held-out text (marks)"), folder=tmp_path)
+    assert all(f"a-long-name-of-a-run-{i}" in texts for i in range(runs))
     assert all(right <= 800 for _, _, right, *_ in words(svg)) and overlapping(svg) == []
 
 
 def test_the_beginning_of_training_does_not_take_most_of_the_axis():
-    """The axis shows the rest, and the label below says from where the line comes."""
+    """The axis shows the rest, and its label has the first value."""
     steep = [Row(i + 1, 0.0, {"train/bpb": 2 + 6 * math.exp(-i / 5)}) for i in range(200)]
     chart = figures.loss([dataclasses.replace(log(n=200), rows=steep)], "t")
     assert 2.2 <= chart.y.most < 2.6
@@ -196,7 +196,7 @@ def test_the_beginning_of_training_does_not_take_most_of_the_axis():
     assert quiet.y.most is None and quiet.x.label == "bytes trained"
 
 
-def test_each_marker_is_a_shape_of_its_own(tmp_path):
+def test_markers_have_different_shapes(tmp_path):
     runs = {f"run{i}": STAGES for i in range(7)}
     svg, _ = drawn(figures.bits_by_stage(runs, dict.fromkeys(runs, RATES), ""), folder=tmp_path)
     marks = [shape for shape in ElementTree.fromstring(svg).iter() if shape.get("class") == "mark"]
@@ -204,19 +204,19 @@ def test_each_marker_is_a_shape_of_its_own(tmp_path):
     assert len(marks) >= 7 and outlines >= {1, 3, 4, 12}
 
 
-def test_labels_are_moved_apart_and_stay_in_order():
+def test_labels_are_moved_apart_and_keep_their_order():
     placed = spread([1.0, 1.01, 1.02, 5.0], gap=0.5)
     assert placed[3] == 5.0
     assert all(b - a >= 0.5 - 1e-6 for a, b in itertools.pairwise(placed))
     assert np.mean(placed[:3]) == pytest.approx(1.01)
 
 
-def test_the_house_has_one_chart_engine():
+def test_there_is_one_chart_engine():
     code = [path.read_text() for path in Path(figures.__file__).parents[1].rglob("*.py")]
     assert len(code) > 50 and not any("import matplotlib" in one or "from matplotlib" in one for one in code)
 
 
-def test_evaluation_imports_nothing_that_shows():
+def test_evaluation_does_not_import_the_report():
     folder = Path(figures.__file__).parents[1] / "evaluation"
     assert not [
         path

@@ -1,3 +1,5 @@
+"""Test the page of a run: numbers, digests, missing files and hostile text."""
+
 import json
 import re
 import shutil
@@ -16,7 +18,7 @@ from spider.report.provenance import chain, read_datasets
 from spider.report.stages import read_stages
 from spider.results import Results
 from spider.training.metrics import read_rows
-from tests.unit.report.finished import config_of, encode_text, finished_run, left_by_job, train_stage
+from tests.unit.report.finished import config_of, encode_text, finished_run, write_job_files, train_stage
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def section(page: str, name: str) -> str:
     return page.split(f'<h2 id="{name}">')[1].split("<h2 ")[0]
 
 
-def test_the_page_says_what_the_files_say(made):
+def test_the_page_shows_the_numbers_of_the_files(made):
     config, results = made
     page = render(config, results, "small")
     for stage in ("first", "second"):
@@ -69,7 +71,7 @@ def test_the_page_says_what_the_files_say(made):
     assert f"<dd>{quantity(work, 'FLOP')}<small>forward" in page
 
 
-def test_scores_on_text_that_a_tokenizer_left_are_marked(copied):
+def test_scores_on_decoded_text_are_marked(copied):
     config, results = copied
     assert "†" not in render(config, results, "small")
     paths = [results.stage("small", stage).evaluation for stage in ("first", "second")]
@@ -79,10 +81,10 @@ def test_scores_on_text_that_a_tokenizer_left_are_marked(copied):
     for path in paths:
         assert f"<b>{read_json(path)['bpb']:.4f}†</b>" in section(page, "scores")
     assert f"<strong>{found['bpb']:.3f}†</strong>" in page and f"{found['bpb_strict']:.4f}†" in page
-    assert "† of the decoded text: the tokenizer does not keep newlines" in section(page, "scores")
+    assert "† of decoded text: the tokenizer does not keep newlines" in section(page, "scores")
 
 
-def test_every_digest_from_the_raw_file_to_the_checkpoint_is_there(made):
+def test_the_page_has_every_digest_from_the_raw_file_to_the_checkpoint(made):
     config, results = made
     shown = section(render(config, results, "small"), "provenance")
     metadata = read_json(results.shards("text") / "metadata.json")
@@ -97,7 +99,7 @@ def test_every_digest_from_the_raw_file_to_the_checkpoint_is_there(made):
     assert problems(config, results) == [] and "broken" not in shown
 
 
-def test_a_link_that_does_not_hold_is_named(copied):
+def test_a_broken_link_is_named(copied):
     config, results = copied
     metadata = read_json(results.shards("text") / "metadata.json")
     write_json(results.shards("text") / "metadata.json", metadata | {"digest": "another"})
@@ -110,7 +112,7 @@ def test_a_link_that_does_not_hold_is_named(copied):
     assert 'class="stage broken"' in render(config, results, "small")
 
 
-def test_text_of_users_stays_text(made):
+def test_text_of_users_is_escaped(made):
     page = render(*made, "small")
     assert "<script>window.hacked" not in page and "<img" not in page
     assert "&lt;script&gt;window.hacked" in page
@@ -118,7 +120,7 @@ def test_text_of_users_stays_text(made):
     assert len(re.findall(r"<script", page)) == 1
 
 
-def test_a_half_finished_run_has_a_page_that_says_what_is_missing(tmp_path):
+def test_the_page_of_an_unfinished_run_names_what_is_missing(tmp_path):
     plain = config_of(tmp_path / "results")
     config, results = load_config(plain), Results(tmp_path / "results")
     page = render(config, results, "small")
@@ -131,35 +133,38 @@ def test_a_half_finished_run_has_a_page_that_says_what_is_missing(tmp_path):
     page = render(config, results, "small")
     assert "trained and not evaluated: <code>spider evaluate small first</code>" in page
     assert "Stage second has not begun" in page and "This run is not finished" in page
-    # As a kill in the middle leaves it: rows and checkpoints, no receipt.
+    # A killed training leaves rows and checkpoints, but no receipt.
     (results.stage("small", "first").receipt).unlink()
     page = render(config, results, "small")
     assert "Stage first is not finished: step 20 of 20, logged" in page
     assert section(page, "training").count("<figure") == 4 and "No stage is evaluated yet" in page
 
 
-def test_parts_that_a_model_does_not_have_are_said_and_not_drawn(copied):
+def test_notes_replace_the_figures_of_parts_that_a_model_does_not_have(copied):
     config, results = copied
     path = results.stage("small", "second").evaluation
-    kept = read_json(path)
+    evaluation = read_json(path)
     experts = {"kind": "note", "title": "Experts", "text": "experts are switched off"}
-    off = {"kind": "note", "title": "Loops", "text": "no curve was asked for"}
-    inside = kept["results"]["segments"]
-    changed = kept["results"] | {
-        "loops": kept["results"]["loops"] | {"figures": [off]},
+    off = {"kind": "note", "title": "Loops", "text": "no curve was measured"}
+    inside = evaluation["results"]["segments"]
+    changed = evaluation["results"] | {
+        "loops": evaluation["results"]["loops"] | {"figures": [off]},
         "segments": inside | {"figures": [*inside["figures"][:2], experts]},
     }
-    write_json(path, kept | {"results": changed})
+    write_json(path, evaluation | {"results": changed})
     sample = path.with_name("sample.json")
     write_json(sample, read_json(sample) | {"text": ""})
-    write_json(path.parent.parent / "first/evaluation.json", kept | {"stage": "first", "results": changed})
+    write_json(
+        path.parent.parent / "first/evaluation.json",
+        evaluation | {"stage": "first", "results": changed},
+    )
     page = render(config, results, "small")
-    for said in ("no curve was asked for", "experts are switched off"):
-        assert said in section(page, "inside"), said
+    for note in ("no curve was measured", "experts are switched off"):
+        assert note in section(page, "inside"), note
     assert "Held-out text in patches" not in page and "after stage first" in section(page, "text")
 
 
-def test_a_sample_that_is_missing_or_of_other_weights_is_named(copied):
+def test_a_missing_sample_and_one_of_other_weights_are_named(copied):
     config, results = copied
     folder = results.stage("small", "second")
     write_json(folder.sample, read_json(folder.sample) | {"weights": "others"})
@@ -171,20 +176,20 @@ def test_a_sample_that_is_missing_or_of_other_weights_is_named(copied):
     assert "after stage second" not in section(page, "text")
 
 
-def test_settings_changed_since_are_named_and_what_was_trained_is_shown(copied):
+def test_changed_settings_are_named_and_the_trained_ones_are_shown(copied):
     results = copied[1]
     plain = config_of(results.root)
     plain["runs"]["small"]["stages"][0]["lr"] = 5e-3
     page = render(load_config(plain), results, "small")
-    assert "Stage first was trained with other settings than the configuration says now" in page
+    assert "Stage first was trained with other settings than the current configuration has" in page
     assert "5e-3" not in section(page, "training") and "1e-3, constant" in section(page, "training")
 
 
-def test_a_run_by_hand_is_known_by_its_folder(copied):
+def test_a_run_that_was_trained_by_hand_is_found_by_its_folder(copied):
     config, results = copied
     shutil.move(results.run("small"), results.run("small-abc"))
     page = render(config, results, "small-abc")
-    assert "trained by hand with settings" in page and "run.yaml" not in page
+    assert "trained by hand, with settings" in page and "run.yaml" not in page
     with pytest.raises(ValueError, match=r"no run 'smal-abc' in .*; did you mean \"small-abc\"\?"):
         render(config, results, "smal-abc")
 
@@ -202,7 +207,7 @@ def test_the_configuration_on_the_page_trains_the_same_run(made):
         assert again.stage("small", stage).evaluation == config.stage("small", stage).evaluation
 
 
-def test_settings_hold_what_a_dataset_is_like_and_what_its_tokenizer_was_learned_from():
+def test_settings_include_the_datasets_of_like_and_of_the_tokenizer():
     source = {"source": {"kind": "mock"}}
     run = {"data": "cut", "model": "gpt-cpu", "stages": [{"name": "a", "max_steps": 1}]}
     plain = {
@@ -216,11 +221,11 @@ def test_settings_hold_what_a_dataset_is_like_and_what_its_tokenizer_was_learned
     assert again.stage("small", "a").identity == config.stage("small", "a").identity
 
 
-def test_energy_is_given_where_a_gpu_counted_it_and_nowhere_else(copied):
+def test_energy_is_shown_only_for_jobs_whose_gpus_counted_it(copied):
     config, results = copied
     assert "Energy was not measured" in render(config, results, "small")
-    left_by_job(results, "train", "small/second", 12.5, joules=7200)
-    left_by_job(results, "train", "other/main", 12.5, joules=36e6)
+    write_job_files(results, "train", "small/second", 12.5, joules=7200)
+    write_job_files(results, "train", "other/main", 12.5, joules=36e6)
     costs = section(render(config, results, "small"), "costs")
     rows = {
         row[0]: row[1:]
@@ -231,19 +236,19 @@ def test_energy_is_given_where_a_gpu_counted_it_and_nowhere_else(copied):
     assert rows["evaluate"][-1] == "not measured" and rows["all"][-1] == "2 Wh"
 
 
-def test_the_commands_on_the_page_are_those_that_were_run(copied):
+def test_the_page_has_the_commands_of_the_jobs(copied):
     config, results = copied
     page = section(render(config, results, "small"), "again")
-    assert "The commands of the jobs are not known" in page
+    assert "The commands of the jobs are unknown" in page
     assert "--forceall --printshellcmds -- runs/small" in page
-    left_by_job(results, "train", "small/second", 12.5, command="train small second --threads 3 --wait")
-    left_by_job(results, "train", "other/second", 12.5, command="train other second")
+    write_job_files(results, "train", "small/second", 12.5, command="train small second --threads 3 --wait")
+    write_job_files(results, "train", "other/second", 12.5, command="train other second")
     page = section(render(config, results, "small"), "again")
     assert "spider --config run.yaml train small second --threads 3 --wait" in page
-    assert "train other" not in page and "are not known" not in page
+    assert "train other" not in page and "are unknown" not in page
 
 
-def test_other_runs_stand_beside_it_where_they_read_the_same_text(copied):
+def test_other_runs_on_the_same_text_are_compared(copied):
     plain = config_of(copied[1].root)
     plain["runs"]["twin"] = plain["runs"]["small"]
     plain["runs"]["news"] = plain["runs"]["small"]
@@ -265,16 +270,16 @@ def test_the_page_of_a_long_run_stays_small(copied):
     assert len(render(config, results, "small")) < 400_000
 
 
-def test_a_page_of_what_learned_answers_leads_with_them(copied):
+def test_the_page_of_a_stage_that_learned_answers_shows_their_score_first(copied):
     config, results = copied
     path = results.stage("small", "second").evaluation
     write_json(path, read_json(path) | {"learn": "assistant", "bpb_assistant": 1.524, "bpb": 1.824})
-    said = " ".join(render(config, results, "small").split('class="verdict">')[1].split("</p>")[0].split())
-    assert said.startswith("<strong>1.524</strong> bits per byte of the assistant's answers")
-    assert "1.824 of all of that text" in said and "above" not in said
+    verdict = " ".join(render(config, results, "small").split('class="verdict">')[1].split("</p>")[0].split())
+    assert verdict.startswith("<strong>1.524</strong> bits per byte of the assistant's answers")
+    assert "1.824 of all of that text" in verdict and "above" not in verdict
 
 
-def test_runs_that_learned_answers_stand_in_the_order_of_their_answers(copied):
+def test_runs_that_learned_answers_are_sorted_by_their_answers(copied):
     _, results = copied
     plain = config_of(results.root)
     plain["runs"]["twin"] = plain["runs"]["small"]
@@ -284,7 +289,7 @@ def test_runs_that_learned_answers_stand_in_the_order_of_their_answers(copied):
     better = {"run": "twin", "bpb_assistant": 1.25, "bpb": 1.9}
     write_json(results.stage("twin", "second").evaluation, measured | better)
     scores = section(render(load_config(plain), results, "small"), "scores")
-    others = scores.split("Beside the other runs")[1]
+    others = scores.split("Other runs")[1]
     assert others.index("<th>twin</th><td><b>1.2500</b>") < others.index("<th>small</th><td><b>1.5000</b>")
 
 
@@ -297,7 +302,7 @@ def test_an_evaluation_of_another_format_is_refused(copied):
 
 
 def test_all_of_a_finished_run_is_shown_without_a_model_or_torch(copied):
-    """The stages' figures, the comparison, the page and the last screen."""
+    """Make the figures, the comparison, the page and the terminal summary."""
     results = copied[1]
     folders = [results.stage("small", stage) for stage in ("first", "second")]
     before = {path: path.read_bytes() for folder in folders for path in draw_stage(folder)}

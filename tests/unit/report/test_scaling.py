@@ -1,3 +1,5 @@
+"""Test scaling laws on points whose law is known, and on real runs."""
+
 import math
 
 import numpy as np
@@ -18,7 +20,7 @@ from spider.report.scaling import (
 from spider.results import Results
 from tests.unit.report.finished import config_of, encode_text, train_stage
 
-#: Of L = E + A / N^alpha + B / D^beta, whose best size at C = 6 N D is known in closed form.
+#: Constants of L = E + A / N^alpha + B / D^beta. Its best size at C = 6 N D is known in closed form.
 E, A, ALPHA, B, BETA = 0.6, 40.0, 0.34, 60.0, 0.28
 BUDGETS = (1e13, 3e13, 1e14, 3e14, 1e15)
 
@@ -57,7 +59,7 @@ def test_known_exponents_are_recovered():
         assert curve.best_bpb == pytest.approx(point(curve.budget, best).bpb, abs=1e-3)
 
 
-def test_with_noise_the_truth_lies_within_a_few_of_the_errors_that_are_told():
+def test_with_noise_the_error_of_an_exponent_is_realistic():
     off = []
     for seed in range(20):
         law = fit(sweep(0.002, seed)).parameters
@@ -76,15 +78,15 @@ def test_a_parabola_that_opens_downwards_is_reported_and_not_used():
 
 
 @pytest.mark.parametrize(
-    ("ratios", "said"), [((2, 3, 4), "below the smallest"), ((0.2, 0.3, 0.4), "above the largest")]
+    ("ratios", "problem"), [((2, 3, 4), "below the smallest"), ((0.2, 0.3, 0.4), "above the largest")]
 )
-def test_a_minimum_outside_the_sizes_is_reported_and_not_used(ratios, said):
+def test_a_minimum_outside_the_sizes_is_reported_and_not_used(ratios, problem):
     points = [point(1e14, best_size(1e14) * ratio) for ratio in ratios]
     curve = fit_budget(1e14, points)
-    assert said in curve.problem and curve.best_parameters is None and curve.best_bytes is None
+    assert problem in curve.problem and curve.best_parameters is None and curve.best_bytes is None
 
 
-def test_too_few_sizes_or_budgets_make_no_law_and_say_so(tmp_path):
+def test_too_few_sizes_or_budgets_give_no_law(tmp_path):
     points = [p for p in sweep() if p.budget == 1e13] + [point(3e13, 1e5), point(3e13, 2e5)]
     found = fit(points)
     assert found.curves[1].problem == "2 sizes, a parabola needs 3"
@@ -94,13 +96,13 @@ def test_too_few_sizes_or_budgets_make_no_law_and_say_so(tmp_path):
     assert (tmp_path / "a.svg").read_text().count(">1 of 2 budgets have a minimum, a law needs 2</text>") == 3
 
 
-def test_of_runs_of_one_size_and_budget_the_best_counts():
+def test_the_best_run_of_one_size_and_budget_counts():
     worse = [point(p.budget, p.parameters, run="worse", bpb=p.bpb + 0.3) for p in sweep()]
     assert fit(worse + sweep()) == fit(sweep())
     assert all(p.run == "r" for curve in fit(worse + sweep()).curves for p in curve.points)
 
 
-def test_the_law_is_at_the_budgets_what_the_minima_are():
+def test_the_law_passes_through_exact_minima():
     law = fit_law([1e12, 1e13, 1e14], [2e5, 6e5, 18e5])
     assert law.exponent == pytest.approx(math.log10(3)) and law.at(1e13) == pytest.approx(6e5)
     assert law.error == pytest.approx(0, abs=1e-6)
@@ -113,9 +115,9 @@ def test_the_coefficients_are_of_the_logarithm_of_the_size():
     assert at == pytest.approx(curve.best_bpb, abs=1e-9) and curve.residual < 1e-3
 
 
-def test_the_table_names_laws_minima_and_runs():
+def test_the_table_has_laws_minima_and_runs():
     text = markdown(fit(sweep()), "demo")
-    assert "| best parameters |" in text and text.count("| r |") == 35 and "bytes a parameter" in text
+    assert "| best parameters |" in text and text.count("| r |") == 35 and "bytes per parameter" in text
     assert len({line.count("|") for line in text.split("\n\n")[2].splitlines()}) == 1
 
 
@@ -134,7 +136,7 @@ def test_real_runs_become_points_and_files(tmp_path):
     points = read_points(config, results, "small")
     assert [point.run for point in points] == config.sweeps["small"] == list(config.runs)
     for point in points:
-        # What the trainer spent: whole steps, and not one more would fit.
+        # The trainer takes whole steps, and one more would exceed the budget.
         step = config.stage(point.run, "first").tokens_per_step
         receipt = read_json(results.stage(point.run, "first").receipt)
         assert point.flops <= point.budget < point.flops * (1 + step / receipt["tokens"])

@@ -1,3 +1,5 @@
+"""Test the terminal summary of a workflow."""
+
 import io
 import re
 from pathlib import Path
@@ -24,7 +26,7 @@ def shown(tmp_path, *, shift=0.0, terminal=False, width=80, **changed) -> str:
     return file.getvalue()
 
 
-def test_it_says_all_a_newcomer_needs(tmp_path):
+def test_it_shows_scores_a_sample_and_the_next_commands(tmp_path):
     text = shown(tmp_path)
     for needed in (
         "2.050 bits per byte: 11.3% below bz2",
@@ -84,7 +86,7 @@ def test_the_next_size_is_larger_and_is_shown_only_where_a_gpu_scored(tmp_path, 
     assert steps.get("Train the next size") == expected
 
 
-def test_presets_for_a_gpu_are_there_with_the_parameters_that_are_named():
+def test_the_presets_for_a_gpu_have_the_listed_parameters():
     from spider.config import load_config
     from spider.describe import describe
 
@@ -95,7 +97,7 @@ def test_presets_for_a_gpu_are_there_with_the_parameters_that_are_named():
         assert describe(config, run)["parameters"] == pytest.approx(size, rel=0.02)
 
 
-def test_a_score_on_text_that_a_tokenizer_left_has_its_mark(tmp_path):
+def test_scores_on_decoded_text_are_marked(tmp_path):
     text = shown(tmp_path, lossless=False)
     for marked in (
         "2.050† bits per byte",
@@ -104,7 +106,7 @@ def test_a_score_on_text_that_a_tokenizer_left_has_its_mark(tmp_path):
         "3.020†",
     ):
         assert marked in text, marked
-    assert "† of the decoded text: the tokenizer does not keep newlines" in text
+    assert "† of decoded text: the tokenizer does not keep newlines" in text
     assert "†" not in shown(tmp_path / "plain")
 
 
@@ -115,12 +117,12 @@ def test_rows_are_ranked_and_the_longest_bar_is_the_worst(tmp_path):
     assert bars == sorted(bars) and bars[-1] == 28
 
 
-def test_it_is_frank_when_a_compressor_wins(tmp_path):
+def test_a_compressor_that_wins_is_named(tmp_path):
     text = shown(tmp_path, shift=0.35)
     assert "2.400 bits per byte: 3.9% above bz2, the best baseline; better than zstd," in text
 
 
-def test_of_many_runs_the_best_are_listed_and_the_very_best_is_shown(tmp_path):
+def test_many_runs_are_listed_and_only_the_best_has_a_panel(tmp_path):
     paths = [path for i in range(25) for path in demo(tmp_path / "runs", f"run{i}", shift=(i * 7 % 25) / 100)]
     compare(paths, benchmarks=None, output=tmp_path / "report")
     file = io.StringIO()
@@ -140,13 +142,13 @@ def test_lines_fit_80_columns_and_a_pipe_gets_no_colour(tmp_path):
     assert max(cell_len(line) for line in text.splitlines()) <= 80
 
 
-def test_a_terminal_gets_colour_but_nothing_the_model_wrote_steers_it(tmp_path):
+def test_a_terminal_gets_colours_but_no_control_characters_of_the_model(tmp_path):
     text = shown(tmp_path, terminal=True, sample="a\x1b[2Jb\x07\r\tc")
     assert "\x1b[1;32m" in text
     assert "\x1b[2J" not in text and "\x07" not in text and "\r" not in text
 
 
-def test_a_stage_without_a_sample_is_shown_without_one(tmp_path):
+def test_a_stage_may_have_no_sample(tmp_path):
     text = shown(tmp_path, sample=None)
     assert "2.050 bits per byte" in text and "A sample" not in text
 
@@ -157,7 +159,7 @@ def test_a_summary_of_another_version_is_refused(tmp_path):
         terminal_summary(tmp_path / "summary.json")
 
 
-def test_durations_read_well():
+def test_durations_are_readable():
     assert [duration(s) for s in (3.24, 42.4, 61, 7384)] == ["3.2 s", "42 s", "1 min 01 s", "2 h 03 min"]
 
 
@@ -168,14 +170,14 @@ def summary_of(paths, tmp_path):
     return file.getvalue()
 
 
-def test_a_run_of_a_mixed_sweep_has_its_own_rates_and_its_own_dataset(tmp_path):
+def test_each_run_has_its_own_rates_and_its_own_dataset(tmp_path):
     slim, gpt = summary_of(mixed(tmp_path / "runs"), tmp_path).split("─ gpt ─")
     assert re.search(r"ppmd given stage +1\.814", slim) and "1.867" not in slim
     assert "held-out bytes of docs," in slim and "held-out bytes of docs-bpe," in gpt
     assert re.search(r"ppmd given stage +1\.867", gpt) and "1.814" not in gpt
 
 
-def test_a_run_that_learns_answers_leads_with_them(tmp_path):
+def test_a_run_that_learns_answers_shows_their_score_first(tmp_path):
     text = " ".join(summary_of(chat(tmp_path / "runs"), tmp_path).replace("│", " ").split())
     assert "1.524 bits per byte of the answers, 8.7% below stage mid" in text
     assert "1.824 of the whole text" in text and "35" not in text
