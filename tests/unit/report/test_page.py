@@ -18,7 +18,7 @@ from spider.report.provenance import chain, read_datasets
 from spider.report.stages import read_stages
 from spider.results import Results
 from spider.training.metrics import read_rows
-from tests.unit.report.finished import config_of, encode_text, finished_run, write_job_files, train_stage
+from tests.unit.report.finished import config_of, encode_text, finished_run, train_stage, write_job_files
 
 
 @pytest.fixture(scope="module")
