@@ -47,7 +47,8 @@ class Rank(NamedTuple):
 def ranking(name: str, scored: Scored, results: Results) -> list[Rank]:
     """Return a model among the best baselines, best first."""
     rows = shortened(baselines(results))
-    return sorted([Rank(scored.bpb, name, True), *(Rank(row.value or 0.0, row.label, False) for row in rows)])
+    ranks = [*(Rank(row.value or 0.0, row.label, False) for row in rows), Rank(scored.bpb, name, True)]
+    return sorted(ranks, key=lambda rank: rank.bits)
 
 
 def against(scored: Scored, best: Row) -> str:
