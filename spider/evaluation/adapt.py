@@ -138,6 +138,7 @@ class _ChunkLearner:
         # Target n is id n + 1, so the target after a BOS at n is n. That BOS was read by then.
         self.resets_D = np.flatnonzero(tokens_N == model.tokens.bos) if resets else np.zeros(0, int)
         self.trained = [p.detach().clone() for p in trainable] if resets else []
+        self.learned = False
         self._reset_optimizer()
         self._next_chunk(0)
 

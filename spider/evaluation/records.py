@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from spider.evaluation import result
 from spider.evaluation.result import BITS, Result, Row
@@ -27,6 +27,8 @@ class Training(BaseModel, frozen=True):
 
 class Scored(BaseModel):
     """The score of one checkpoint on one text, and the settings that it depends on."""
+
+    model_config = ConfigDict(frozen=True)
 
     bpb: float
     bpb_strict: float

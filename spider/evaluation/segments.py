@@ -102,12 +102,11 @@ def cut(
     segments = []
     for begin, end in pairwise(ends):
         closed = bool(closed_N[end - 1])
-        predicted = closed and probability_N is not None
         segment = Segment(
             pieces=pieces_of(shown_N[begin:end], vocabulary),
             size=int(np.maximum(vocabulary.bytes_of[shown_N[begin:end]], 1).sum()),
             closed=closed,
-            probability=float(probability_N[end - 1]) if predicted else None,
+            probability=float(probability_N[end - 1]) if closed and probability_N is not None else None,
         )
         segments.append(segment)
     total = sum(segment.size for segment in segments)

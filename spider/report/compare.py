@@ -51,7 +51,7 @@ class CompressedStage(BaseModel, frozen=True):
     results: dict[str, Result]
 
 
-class ComparedStage(Scored, frozen=True):
+class ComparedStage(Scored):
     """One stage of a run, from its evaluation, its receipt and its sample."""
 
     steps: int

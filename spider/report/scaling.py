@@ -120,7 +120,7 @@ def fit(points: list[Point]) -> ScalingFit:
         return ScalingFit(curves, problem=problem)
     flops = [curve.flops for curve in good]
     laws = {name: fit_law(flops, [getattr(curve, f"best_{name}") for curve in good]) for name in _LAWS}
-    return ScalingFit(curves, **laws)
+    return ScalingFit(curves, laws["parameters"], laws["bytes"], laws["bpb"])
 
 
 def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
