@@ -18,12 +18,12 @@ from typing import Any
 
 import psutil
 import torch
+from rich.filesize import decimal
 
 from spider.config import StageSpec, merged
 from spider.errors import TrainingError
 from spider.model import build_model
 from spider.model.interface import Model
-from spider.report.formatting import quantity
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import device_name
 from spider.training.warmup_record import Kind
@@ -101,17 +101,17 @@ def check_fits(spec: StageSpec, kind: Kind, device: torch.device, processes: int
         return
     free, total = torch.cuda.mem_get_info(device)
     least, likely = _needs(spec, kind, "cuda")
-    has = f"{device_name(device)} has {quantity(total, 'B')}"
+    has = f"{device_name(device)} has {decimal(total)}"
     if total - free > total // 20:
-        taken = quantity(total - free, "B")
+        taken = decimal(total - free)
         has += f", of which another process holds {taken} (nvidia-smi says which; end it)"
     if least > free:
         raise TrainingError(
-            f"this training needs {quantity(likely, 'B')} of GPU memory, {quantity(least, 'B')} at least, "
+            f"this training needs {decimal(likely)} of GPU memory, {decimal(least)} at least, "
             f"and {has}; {_what_fits(spec, kind, free)}"
         )
     if likely > free:
-        log.warning("memory: this training may need %s, and %s", quantity(likely, "B"), has)
+        log.warning("memory: this training may need %s, and %s", decimal(likely), has)
 
 
 def _check_machine(spec: StageSpec, kind: Kind) -> None:
@@ -121,8 +121,8 @@ def _check_machine(spec: StageSpec, kind: Kind) -> None:
     if likely > 2 * total:
         s = spec.settings
         raise TrainingError(
-            f"this training needs about {quantity(likely, 'B')} of memory, and this machine has "
-            f"{quantity(total, 'B')} with swap; lower seq_len ({s.seq_len}) or micro_batch "
+            f"this training needs about {decimal(likely)} of memory, and this machine has "
+            f"{decimal(total)} with swap; lower seq_len ({s.seq_len}) or micro_batch "
             f"({s.micro_batch}), or take a smaller model"
         )
 
@@ -164,7 +164,7 @@ def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:
                         [f"model.{spec.model.RECOMPUTE}: {spec.model.most_recomputed}"] if block else []
                     )
                     changes += [f"optimizer.kind: {kind}" for kind in optimizer.values()]
-                    return f"what would fit: {', '.join(changes)} ({quantity(likely, 'B')})"
+                    return f"what would fit: {', '.join(changes)} ({decimal(likely)})"
     return "no change that keeps the model would fit: take a smaller model, or a larger GPU"
 
 

@@ -74,7 +74,6 @@ LAYERS = [
 EXCEPTIONS = {
     ("spider/checkpoints/load.py", "compress"),  # A path may name a compressed model, which `compress` reads.
     ("spider/data/loader.py", "ngram"),  # The type of an argument.
-    ("spider/training/memory.py", "report"),  # Until numbers are formatted in a module below.
     ("spider/tracking/registry.py", "publish"),  # With `copy_weights` the store gets an exported folder.
 }
 
