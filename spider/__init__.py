@@ -25,13 +25,13 @@ def load_model(path: str | Path, *, family_module: str | None = None) -> tuple[M
     """Load a model in evaluation mode and its configuration.
 
     Args:
-        path: a checkpoint, a stage's folder or its train.json, or a folder made by ``spider checkpoint
-            export``.
-        family_module: a family of models that is neither Spider's nor registered by an installed package, as
-            it is imported. Reading a model of that family runs its code; without the name it is refused.
+        path: a checkpoint, a stage's folder, its train.json, a compressed model.spider, or a folder that
+            ``spider checkpoint export`` wrote.
+        family_module: import path of a family that the model may have. It is needed for a family that is not
+            Spider's and that no installed package registers, because reading the model runs its code.
 
     Raises:
-        ValueError: the path is none of these, or a file there is damaged.
+        ValueError: the path has no model, or a file there is damaged.
     """
     from spider.checkpoints.load import Checkpoint
     from spider.config.imports import allow_import

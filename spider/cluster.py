@@ -1,8 +1,7 @@
-"""Help with schedulers: remedies for their refusals, values handed to jobs, a plain path of the interpreter.
+"""Help with schedulers: remedies for refused jobs, values for jobs, a path of the interpreter without spaces.
 
-Slurm reports what it refuses and not which setting asked for it. After a workflow failed, its log is searched
-for the refusals that a wrong site value brings, and the setting to change is named. The files that were made
-before stay; the same command goes on from them.
+Slurm reports a refused job without the setting that caused it. After a workflow has failed, `remedies` finds
+these reports in its log and names the setting to change. Finished files stay, and the same command continues.
 """
 
 from __future__ import annotations
@@ -34,32 +33,32 @@ _REMEDIES = {
         f"{_PARTITIONS}; `sinfo -s` lists what there is"
     ),
     r"Invalid account|account \S+ appears to be invalid": (
-        f"Slurm does not take this account on this partition: set account {_SITE}; "
+        f"Slurm refuses this account on this partition: set account {_SITE}; "
         "`sacctmgr show assoc user=$USER format=account,partition` lists yours"
     ),
     r"Invalid generic resource|Invalid Trackable RESource": (
-        f"the partition has no such GPUs: set max_gpu of the partitions {_PARTITIONS}, or gpus {_RUN}; "
+        f"the partition lacks these GPUs: set max_gpu of the partitions {_PARTITIONS}, or gpus {_RUN}; "
         "`sinfo -o '%P %G'` lists what each has"
     ),
     r"Requested time limit is invalid|time limit exceeds|TIME limit": (
-        f"the partition allows jobs less time: set longest {_SITE}; `sinfo -o '%P %l'` lists the limits"
+        f"the time limit of the partition is lower: set longest {_SITE}; `sinfo -o '%P %l'` lists the limits"
     ),
     r"Requested node configuration is not available|Memory specification can not be satisfied"
     r"|More processors requested|Node count specification invalid": (
-        f"no node of the partition is so large: set threads, mem_mb, gpus and nodes {_RUN}; "
+        f"every node of the partition is smaller: set threads, mem_mb, gpus and nodes {_RUN}; "
         "`sinfo -o '%P %D %c %m %G'` lists the nodes"
     ),
     r"sbatch: (?:command )?not found|No such file or directory: 's(?:batch|acct)'": (
         "Slurm's commands are not on this machine: start Snakemake on a login node of the cluster"
     ),
     r"Unable to contact slurm controller|Could not establish a configuration source": (
-        "Slurm does not answer: give the same command again once `sinfo` does"
+        "Slurm does not answer: repeat the command as soon as `sinfo` answers"
     ),
 }
 
 
 def remedies(logs: Iterable[str]) -> list[str]:
-    """Return what to change: a line for each kind of refusal in Snakemake's logs of a failed workflow."""
+    """Return a line with a remedy for each kind of refusal in Snakemake's logs of a failed workflow."""
     text = "".join(Path(log).read_text(encoding="utf-8", errors="replace") for log in logs)
     refusals = ((re.search(pattern, text), advice) for pattern, advice in _REMEDIES.items())
     return [advice.format(**match.groupdict()) for match, advice in refusals if match]
@@ -77,23 +76,23 @@ def unpacked(text: str) -> Any:
 
 
 def lacking_gpus(gpus: int) -> str | None:
-    """Return why jobs on this machine cannot have so many GPUs, or None where they can.
+    """Return why this machine cannot give its jobs this number of GPUs, or None if it can.
 
-    Another process looks: torch takes seconds to import, and holds GPU memory once it has looked.
+    The check runs in another process, because it imports torch, which takes seconds and holds GPU memory.
     """
     command = [sys.executable, "-m", "spider.processes.device", str(gpus)]
-    looked = subprocess.run(command, capture_output=True, text=True, check=False)
-    return None if looked.returncode == 0 else looked.stderr.strip().splitlines()[-1]
+    check = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if check.returncode == 0 else check.stderr.strip().splitlines()[-1]
 
 
 def one_word(python: str) -> str:
-    """Return a path of this interpreter without a space or another character that a shell takes apart.
+    """Return a path of this interpreter without spaces or other characters that a shell splits at.
 
-    The script that Snakemake sends to a scheduler names the interpreter unquoted. Where its folder has a
-    space, the environment gets a link in the user's cache folder, which a cluster shares as it shares homes.
+    The script that Snakemake sends to a scheduler has the path of the interpreter without quotes. If it has a
+    space, a link to the environment is made in the user's cache folder, which a cluster shares like homes.
 
     Raises:
-        ValueError: that folder has a space as well, or cannot be written.
+        ValueError: the cache folder has a space as well, or cannot be written.
     """
     if shlex.quote(python) == python:
         return python
@@ -103,7 +102,7 @@ def one_word(python: str) -> str:
     if shlex.quote(plain) != plain:
         raise ValueError(
             f"{python}: a scheduler's job scripts cannot name an interpreter in a folder with a space, and "
-            f"{cache} is no better for a link; move the project, or name another folder in XDG_CACHE_HOME"
+            f"{cache} has one too; move the project, or set XDG_CACHE_HOME to a folder without a space"
         )
     try:
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -116,5 +115,5 @@ def one_word(python: str) -> str:
             f"{link}: cannot link the environment there for a scheduler's job scripts ({error.strerror}); "
             "name another folder in XDG_CACHE_HOME, or move the project to a folder without a space"
         ) from None
-    log.warning("jobs call this environment by %s: their scripts cannot name a folder with a space", link)
+    log.warning("jobs use this environment through %s, because its own path has a space", link)
     return plain

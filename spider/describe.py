@@ -1,7 +1,7 @@
-"""What a run will cost, before it is paid: parameters, FLOPs, steps and memory, from the configuration alone.
+"""Estimate the cost of a run before training: parameters, FLOPs, steps and memory.
 
-The model is built on the meta device, so a description of a billion parameters takes a second and no memory,
-and its counts are the model's own. Memory is that of one process (`spider.training.memory`).
+The model is built on the meta device, so a description of a billion parameters takes a second and no memory.
+Memory is that of one process (`spider.training.memory`).
 """
 
 from __future__ import annotations
@@ -21,30 +21,46 @@ from spider.training.memory import fixed_memory, meta_model, stage_memory
 from spider.training.schedule import horizon
 
 FORMAT = 1
-#: Bytes of text that an index's cost is shown for while the run's own text is not encoded: a billion, and
+#: Sizes of text, in bytes, for the cost of an n-gram index whose text is not encoded yet: a billion, and
 #: FineWeb-Edu's sample of ten billion tokens.
 _TEXTS = (1e9, 46e9)
-_KEPT = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "schedule", "warmup_steps", "min_lr_ratio")
+#: Settings of a stage that the description repeats.
+_SETTINGS = (
+    "seq_len",
+    "micro_batch",
+    "grad_accum",
+    "n_loops",
+    "lr",
+    "schedule",
+    "warmup_steps",
+    "min_lr_ratio",
+    "max_hours",
+)
 
 
 def describe(config: Config, run: str) -> dict[str, Any]:
-    """A plain mapping, ready for JSON; sizes are in bytes.
+    """Return the description of a run as plain JSON, with sizes in bytes.
 
-    ``flops_per_byte`` is of training, forward and backward, at the window and depth of the stage (at the top:
-    of the last). ``precision: auto`` is counted as bf16 where the run asks for a GPU, else as fp32, and
-    activations as those of a compiled pass where it would be one; ``counted_as`` says which. How many bytes
-    an id of a tokenizer stands for is known from the dataset, once it is encoded. What is not known, also of
-    a stage that only ``max_hours`` limits, is null, and so are sums that it belongs to. `ValueError` where a
-    stage ends before its average of the weights starts.
+    ``flops_per_byte`` counts forward and backward passes at the window and the loops of a stage (at the top:
+    of the last stage). ``precision: auto`` counts as bf16 for a run with GPUs, else as fp32. Activations
+    are those of a compiled pass if the model is compiled. ``counted_as`` has both choices. The bytes of a
+    token come from the dataset, once it is encoded. Unknown values are null, and so are their sums; a stage
+    with no limit but ``max_hours`` has an unknown number of steps.
+
+    Raises:
+        ValueError: a stage ends before the moving average of its weights starts.
     """
     block = config.run(run)
     specs = [config.stage(run, stage.name) for stage in block.stages]
     model = meta_model(specs[0])
     narrow = block.precision in ("bf16", "fp8") or (block.precision == "auto" and block.resources.gpus > 0)
     fixed = fixed_memory(model, specs[0], narrow)
-    device, kind = "cuda" if block.resources.gpus else "cpu", "bf16" if narrow else "fp32"
-    how = {"narrow": narrow, "compiled": specs[0].compiled_on(device, kind)}
-    stages = [_stage(spec, model, fixed, _bytes_per_token(config, spec), **how) for spec in specs]
+    kind = "bf16" if narrow else "fp32"
+    compiled = specs[0].compiled_on("cuda" if block.resources.gpus else "cpu", kind)
+    stages = [
+        _stage(spec, model, fixed, _bytes_per_token(config, spec), narrow=narrow, compiled=compiled)
+        for spec in specs
+    ]
     parts = {name: [stage[name] for stage in stages] for name in ("steps", "tokens", "bytes", "flops")}
     return {
         "format": FORMAT,
@@ -57,7 +73,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         **{name: None if None in known else sum(known) for name, known in parts.items()},
         "memory": max(stage["memory"]["total"] for stage in stages),
         "precision": block.precision,
-        "counted_as": kind + (", compiled" if how["compiled"] else ""),
+        "counted_as": kind + (", compiled" if compiled else ""),
         "optimizer": block.optimizer.kind,
         "stages": stages,
         "counted_text": _counted(config, specs[0]),
@@ -66,10 +82,10 @@ def describe(config: Config, run: str) -> dict[str, Any]:
 
 
 def _counted(config: Config, spec: StageSpec) -> list[dict[str, float]]:
-    """Return what the model's index costs, by the size of its text: that of the run, once it is encoded."""
+    """Return the cost of the n-gram index for the run's text, or for `_TEXTS` before that is encoded."""
     if spec.model.ngram is None:
         return []
-    from spider.ngram.cost import cost  # compiles
+    from spider.ngram.cost import cost  # imports numba
 
     shards = Results(Path(config.results)).shards(spec.data)
     sizes: tuple[float, ...] = _TEXTS
@@ -80,17 +96,17 @@ def _counted(config: Config, spec: StageSpec) -> list[dict[str, float]]:
     return [cost(spec.model.ngram, size)._asdict() for size in sizes]
 
 
-def _compressed_model(model: Model, asked: CompressConfig | None) -> dict[str, Any] | None:
-    """What its file will be, where it is to be compressed (`spider.compress.predict`)."""
-    if asked is None:
+def _compressed_model(model: Model, settings: CompressConfig | None) -> dict[str, Any] | None:
+    """Predict the size of the compressed model. Return None for a run that is not compressed."""
+    if settings is None:
         return None
     from spider.compress.predict import predict
 
-    return predict(model, asked)
+    return predict(model, settings)
 
 
 def _bytes_per_token(config: Config, spec: StageSpec) -> float | None:
-    """Of a stage's text; None where that is still to be encoded."""
+    """Return the mean bytes of a token in the text of a stage. Return None before the text is encoded."""
     if spec.model.vocab_size is None:
         return 1.0
     shards = Results(Path(config.results)).shards(spec.data)
@@ -101,8 +117,15 @@ def _bytes_per_token(config: Config, spec: StageSpec) -> float | None:
 
 
 def _stage(
-    spec: StageSpec, model: Model, fixed: dict[str, int], bytes_per_token: float | None, **how: bool
+    spec: StageSpec,
+    model: Model,
+    fixed: dict[str, int],
+    bytes_per_token: float | None,
+    *,
+    narrow: bool,
+    compiled: bool,
 ) -> dict[str, Any]:
+    """Return the description of one stage."""
     s = spec.settings
     flops = model.flops_per_token(s.seq_len, s.n_loops)
     steps = horizon(spec, model)
@@ -118,17 +141,18 @@ def _stage(
         "flops_per_token": flops,
         "flops_per_byte": None if bytes_per_token is None else flops / bytes_per_token,
         "flops": None if tokens is None else flops * tokens,
-        "memory": stage_memory(model, spec, fixed, **how),
-        **{name: getattr(s, name) for name in (*_KEPT, "max_hours")},
+        "memory": stage_memory(model, spec, fixed, narrow=narrow, compiled=compiled),
+        **{name: getattr(s, name) for name in _SETTINGS},
     }
 
 
-# ------------------------------------------------------------------------------------------------ for people
+# ------------------------------------------------------------------------------------------------ tables
 
 
 def render(run: dict[str, Any]) -> None:
     """Print a description as tables."""
-    console, total = Console(highlight=False), run["parameters"]
+    console = Console(highlight=False)
+    total = run["parameters"]
     console.print(f"[bold]{run['run']}[/] ({run['preset']}): {total:,} parameters")
     table = _table("Part", "Parameters", "Share")
     for part, count in run["parameters_by_part"].items():
@@ -136,37 +160,47 @@ def render(run: dict[str, Any]) -> None:
     console.print(table, "")
     ids, unit = ("Bytes", "B") if run["bytes_per_token"] == 1 else ("Tokens", "")
     table = _table(
-        *("Stage", "Data", ids, "Steps", f"{ids} a step", "Window", "Loops"),
-        *(f"FLOPs a {ids.lower()[:-1]}", "Memory"),
+        "Stage",
+        "Data",
+        ids,
+        "Steps",
+        f"{ids} a step",
+        "Window",
+        "Loops",
+        f"FLOPs a {ids.lower()[:-1]}",
+        "Memory",
     )
     table.columns[1].justify = "left"
     for stage in run["stages"]:
         table.add_row(
-            *(stage["stage"], stage["data"], _known(stage["tokens"], unit)),
+            stage["stage"],
+            stage["data"],
+            _known(stage["tokens"], unit),
             f"{stage['max_hours']:g} h" if stage["steps"] is None else f"{stage['steps']:,}",
-            *(quantity(stage["tokens_per_step"], unit), f"{stage['seq_len']:,}", str(stage["n_loops"])),
-            *(quantity(stage["flops_per_token"], ""), quantity(stage["memory"]["total"], "B")),
+            quantity(stage["tokens_per_step"], unit),
+            f"{stage['seq_len']:,}",
+            str(stage["n_loops"]),
+            quantity(stage["flops_per_token"], ""),
+            quantity(stage["memory"]["total"], "B"),
         )
     console.print(table, "")
     if run["steps"] is None:
-        console.print("A clock ends some of it (max_hours): how much it trains depends on the machine.")
+        console.print("max_hours limits at least one stage: its steps depend on the speed of the machine.")
     else:
-        work = quantity(run["flops"], "FLOP")
-        much = f"{quantity(run['tokens'], unit)}{'' if unit else ' tokens'}"
+        text = f"{quantity(run['tokens'], unit)}{'' if unit else ' tokens'}"
         if not unit and run["bytes"] is not None:
-            much += f" ({quantity(run['bytes'], 'B')})"
-        console.print(f"{much} in {run['steps']:,} steps, {work} in all.")
+            text += f" ({quantity(run['bytes'], 'B')})"
+        console.print(f"{text} in {run['steps']:,} steps, {quantity(run['flops'], 'FLOP')} in all.")
     memory = max((stage["memory"] for stage in run["stages"]), key=lambda memory: memory["total"])
     parts = [f"{name.replace('_', ' ')} {quantity(n, 'B')}" for name, n in memory.items() if name != "total"]
     counted = f"Memory of a process, counted as {run['counted_as']}"
     console.print(f"{counted}: {', '.join(parts)} (activations: an estimate).")
     for one in run["counted_text"]:
         hours = one["seconds"] / 3600
-        took = f"{hours:.1f} processor hours" if hours >= 1 else f"{60 * hours:.1f} processor minutes"
+        time = f"{hours:.1f} processor hours" if hours >= 1 else f"{60 * hours:.1f} processor minutes"
         console.print(
-            f"Its n-gram index of {quantity(one['text'], 'B')} of text: {quantity(one['disk'], 'B')} on "
-            f"disk, and {quantity(one['runs'], 'B')} of runs there until it is merged; {took} to count and "
-            "merge; "
+            f"N-gram index of {quantity(one['text'], 'B')} of text: {quantity(one['disk'], 'B')} on disk, "
+            f"and {quantity(one['runs'], 'B')} more until its counts are merged; {time} to count and merge; "
             f"{one['look_up']:,} bytes read for each byte (extrapolated from 24 MB)."
         )
     if (file := run["compressed"]) is not None:
@@ -181,13 +215,17 @@ def render(run: dict[str, Any]) -> None:
 
 
 def render_list(runs: list[dict[str, Any]]) -> None:
-    """Print several descriptions, a line each."""
+    """Print several descriptions, one in each line."""
     table = _table("Run", "Parameters", "FLOPs a byte", "Steps", "Bytes", "FLOPs", "Memory", no_wrap=True)
     for run in runs:
         table.add_row(
-            *(run["run"], quantity(run["parameters"], ""), _known(run["flops_per_byte"], "")),
+            run["run"],
+            quantity(run["parameters"], ""),
+            _known(run["flops_per_byte"], ""),
             "?" if run["steps"] is None else f"{run['steps']:,}",
-            *(_known(run["bytes"], "B"), _known(run["flops"], ""), quantity(run["memory"], "B")),
+            _known(run["bytes"], "B"),
+            _known(run["flops"], ""),
+            quantity(run["memory"], "B"),
         )
     Console(highlight=False).print(table)
 

@@ -1,29 +1,29 @@
-"""How a training run ends when it does not end by finishing."""
+"""Errors that end a training, and the exit status of a training that can be resumed."""
 
 from __future__ import annotations
 
 import signal
 
-#: Exit status of a job that saved its work and wants to be started again (BSD's EX_TEMPFAIL).
+#: Exit status of a job that saved its work and can be resumed (BSD's EX_TEMPFAIL).
 RESUME_ME = 75
 
 
 class TrainingError(ValueError):
-    """Training cannot start or go on; the message says why, where, and what to do."""
+    """Training cannot start or continue. The message has the reason, the place and the remedy."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written or read; the message names the path and the remedy."""
+    """A checkpoint cannot be written or read. The message has the path and the remedy."""
 
 
 class Ended(Exception):
-    """Another process of this training stopped, and says why; there is nothing left to do here."""
+    """Another process of this training stopped, and reports the reason."""
 
     exit_code = 1
 
 
 class Preempted(Exception):
-    """A signal asked the run to stop; its state was saved. The command line exits with `RESUME_ME`."""
+    """A signal stopped the training after its state was saved. The command exits with `RESUME_ME`."""
 
     exit_code = RESUME_ME
 

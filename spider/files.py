@@ -27,9 +27,9 @@ def fsync(path: Path) -> None:
 
 
 def hidden(path: Path, end: str) -> Path:
-    """Return a hidden name beside ``path`` that no other process uses.
+    """Return a hidden path in the folder of ``path`` that no other process uses.
 
-    Two containers that share a disk may each have a process of the same number, hence the random part.
+    Its random part is for containers that share a disk, because they may have processes of the same number.
     """
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{end}")
 
@@ -49,15 +49,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
+    """Write bytes atomically."""
     with replacing(path) as beside:
         beside.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write text atomically, in UTF-8."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value atomically as indented JSON."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -27,6 +27,7 @@ class Record(BaseModel):
     REMEDY: ClassVar[str]
     """Remedy for a bad file, such as ``train that stage again``."""
     ERROR: ClassVar[type[ValueError]] = ValueError
+    """Class of the errors of `read` and `parse`."""
 
     format: int
 
@@ -35,8 +36,7 @@ class Record(BaseModel):
         """Read the record at ``path``.
 
         Raises:
-            ValueError: the record is missing, malformed, incomplete or of another format. The class of the
-                error is `ERROR`.
+            ValueError: the record is missing, malformed, incomplete or of another format (class `ERROR`).
         """
         try:
             plain = files.read_json(path)
@@ -55,7 +55,7 @@ class Record(BaseModel):
             return cls.model_validate(plain)
         except ValidationError as error:
             wrong = "; ".join(f"{key_path(one['loc'])}: {one['msg']}" for one in error.errors()[:3])
-            raise cls.ERROR(f"{path}: {cls.WHAT} that is not whole ({wrong}); {cls.REMEDY}") from None
+            raise cls.ERROR(f"{path}: {cls.WHAT} that is not complete ({wrong}); {cls.REMEDY}") from None
 
     def plain(self) -> dict[str, Any]:
         """Return the record as a JSON value."""

@@ -1,5 +1,8 @@
-"""The results folder: where in it everything lies, and the mark at its root, ``spider.json``. That tells a
-later Spider whether it can read the folder, and lets a command given a path deep inside find the root."""
+"""Paths in the results folder, and ``spider.json`` at its root.
+
+That file has the format of the folder, which another version of Spider checks. It also marks the root, so
+that a command with a path inside the folder finds it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ NEWEST = "config.yaml"
 
 @dataclass(frozen=True)
 class _Inside:
-    """A path of this name in the folder that it is asked of."""
+    """Attribute of a folder: the path of this name inside it."""
 
     name: str
 
@@ -31,11 +34,11 @@ class _Inside:
 
 @dataclass(frozen=True)
 class StageFolder:
-    """The files of one stage in ``runs/{run}/{stage}``; their names stand here only."""
+    """The files of one stage in ``runs/{run}/{stage}``."""
 
     path: Path
 
-    origin = _Inside("origin.json")  # whose the checkpoints and metrics are
+    origin = _Inside("origin.json")  # the training that the checkpoints and metrics belong to
     metrics = _Inside("metrics.jsonl")
     checkpoints = _Inside("checkpoints")
     receipt = _Inside("train.json")
@@ -44,13 +47,13 @@ class StageFolder:
     sample = _Inside("sample.json")
     sample_text = _Inside("sample.txt")
     compressed = _Inside("compressed")
-    lock = _Inside(".lock")  # held by who trains here
-    holder = _Inside(".lock.json")  # who that is
+    lock = _Inside(".lock")  # held by the trainer of this folder
+    holder = _Inside(".lock.json")  # process and host of that trainer
 
 
 @dataclass(frozen=True)
 class CompressedFolder(StageFolder):
-    """The files of a stage's compressed model and of its scores, in the stage's folder ``compressed``."""
+    """The files of a stage's compressed model and of its evaluation, in the stage's folder ``compressed``."""
 
     receipt = _Inside("compress.json")
     model = _Inside("model.spider")
@@ -58,7 +61,7 @@ class CompressedFolder(StageFolder):
 
 @dataclass(frozen=True)
 class Results:
-    """Paths below a results root, in the order of the flow."""
+    """Paths in a results folder, in the order of the workflow."""
 
     root: Path
 
@@ -82,7 +85,7 @@ class Results:
         return StageFolder(self.run(run) / stage)
 
     def stages(self, run: str) -> list[StageFolder]:
-        """Return the folders in a run's folder, by name; some of their stages may not be trained."""
+        """Return the stage folders of a run, sorted by name, including stages that are not trained yet."""
         return [StageFolder(path) for path in sorted(self.run(run).glob("*/"))]
 
     def match(self, run: str) -> Path:
@@ -96,8 +99,13 @@ class Results:
         return sorted(self.run(run).glob("warmup-*.json"))
 
     def ngram(self, dataset: str, counted: str, text: str = "full") -> Path:
-        """Of a dataset's n-gram split alone (``ngram``), as training reads it, or with the training text
-        merged in (``full``), as all others do; ``counted`` is the digest of the settings."""
+        """Return the folder of a dataset's n-gram index.
+
+        Args:
+            counted: digest of the settings of the index.
+            text: ``split`` for the n-gram split only, which training reads; ``full`` for the index with the
+                training split merged in, which everything else reads.
+        """
         return self.root / "ngram" / dataset / counted / text
 
     @property
@@ -109,7 +117,7 @@ class Results:
 
 
 def check_root(root: Path) -> None:
-    """Refuse, by a `ValueError`, a results folder that another version of Spider wrote."""
+    """Raise `ValueError` for a results folder of another format."""
     if not (root / MARK).exists():
         return
     plain = read_json(root / MARK)
@@ -117,45 +125,45 @@ def check_root(root: Path) -> None:
     if mark.get("format") != FORMAT:
         raise ValueError(
             f"{root}: written by Spider {mark.get('spider', '(unknown)')} in format {mark.get('format')}, "
-            f"this is Spider {VERSION} with format {FORMAT}: "
+            f"this is Spider {VERSION} with format {FORMAT}; "
             "name another folder under `results:` in the configuration, or move this one away"
         )
 
 
 def root_of(path: Path) -> Path | None:
-    """The results folder that something lies in; None for what lies in none."""
+    """Return the results folder that contains a path, or None."""
     absolute = path.resolve()
     return next((p for p in (absolute, *absolute.parents) if (p / MARK).is_file()), None)
 
 
 def snapshot(root: Path, config: dict[str, Any]) -> Path:
-    """Return where a results folder keeps this configuration: a file named by a digest of its text."""
+    """Return the path of a configuration's copy in a results folder. Its name is a digest of the text."""
     return root / "configs" / f"{digest(_text(config))}.yaml"
 
 
 def write_config(root: Path, config: dict[str, Any]) -> Path:
-    """Keep a configuration in its results folder, for the jobs of one workflow, and return the file.
+    """Copy a configuration into its results folder, for the jobs of one workflow, and return the copy.
 
-    Writes three files, and only what differs: the mark of the folder, the `snapshot` that the jobs read, and
-    ``config.yaml``, which is the newest configuration, for people. Each job of a Snakemake module calls this.
+    Write three files, if their content differs: ``spider.json``, the `snapshot` that the jobs read, and
+    ``config.yaml``, the newest configuration, for people. Each job of a Snakemake module calls this.
 
     Raises:
         ValueError: another version of Spider wrote the folder, or the folder cannot be written.
     """
     check_root(root)
-    kept = snapshot(root, config)
+    copy = snapshot(root, config)
     try:
-        if not (mark := root / MARK).exists():
-            write_json(mark, {"format": FORMAT, "spider": VERSION})
-        for path in (kept, root / NEWEST):
+        if not (root / MARK).exists():
+            write_json(root / MARK, {"format": FORMAT, "spider": VERSION})
+        for path in (copy, root / NEWEST):
             if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
                 write_text(path, _text(config))
     except OSError as error:
         remedy = "make it writable, or name another folder under `results:` in the configuration"
         raise ValueError(f"{root}: cannot be written ({error.strerror}); {remedy}") from None
-    return kept
+    return copy
 
 
 def _text(config: dict[str, Any]) -> str:
-    plain = json.loads(json.dumps(config))  # Snakemake reads a configuration in JSON as mappings of its own
+    plain = json.loads(json.dumps(config))  # a configuration from Snakemake has mappings of other classes
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

@@ -66,7 +66,7 @@ def enter(folder: Path, *, change: bool = True) -> Presence | None:
         if error.errno not in _WITHOUT_LOCKS:
             raise
         log.warning(
-            "%s: this disk has no file locks (%s); after a workflow was killed: snakemake --unlock",
+            "%s: this disk has no file locks (%s); after a workflow was killed, run snakemake --unlock",
             records,
             error.strerror,
         )
@@ -83,15 +83,16 @@ def enter(folder: Path, *, change: bool = True) -> Presence | None:
 
 
 def _examine(folder: Path, path: Path, change: bool) -> Locks:
-    """Return the lock files of a living workflow; of one that has ended, remove what it left."""
+    """Return the lock files of a living workflow, and remove those of one that has ended."""
     try:
         record = open(path, "r+", encoding="utf-8")  # noqa: SIM115 - flock needs it open until the end
     except FileNotFoundError:  # another workflow has just removed it
         return {}
     with record:
-        told = _read(record)
-        who = f"process {told.get('process', '(unknown)')} on {told.get('host', '(unknown)')}"
-        left = {name: it for name, it in _lock_files(folder).items() if told.get("locks", {}).get(name) == it}
+        entries = _read(record)
+        owner = f"process {entries.get('process', '(unknown)')} on {entries.get('host', '(unknown)')}"
+        own = entries.get("locks", {})
+        left = {name: identity for name, identity in _lock_files(folder).items() if own.get(name) == identity}
         try:
             fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -100,19 +101,19 @@ def _examine(folder: Path, path: Path, change: bool) -> Locks:
                     "%s: %s has been at work here since %s. Where both make the same files, Snakemake stops "
                     "with a LockException: wait for that process or stop it, and do not use --unlock",
                     folder,
-                    who,
-                    told.get("started", "(unknown)"),
+                    owner,
+                    entries.get("started", "(unknown)"),
                 )
             return left
         if not change:
             if left:
-                log.warning("%s: %s was killed; the next run removes its lock", folder, who)
+                log.warning("%s: %s was killed; the next run removes its lock", folder, owner)
             return left
         for name in left:
             (folder / ".snakemake/locks" / name).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         if left:
-            log.warning("%s: %s was killed; its lock is removed", folder, who)
+            log.warning("%s: %s was killed; its lock is removed", folder, owner)
     return {}
 
 
@@ -137,15 +138,16 @@ def _append(record: IO[str], entry: dict[str, Any]) -> None:
 
 
 def _read(record: IO[str]) -> dict[str, Any]:
-    """Return all entries of a record as one; a line that a killed process left unfinished is skipped."""
-    told: dict[str, Any] = {}
+    """Return all entries of a record as one. A line that a killed process left incomplete is skipped."""
+    entries: dict[str, Any] = {}
     for line in record:
         with suppress(json.JSONDecodeError):
-            told |= json.loads(line)
-    return told
+            entries |= json.loads(line)
+    return entries
 
 
 def _lock_files(folder: Path) -> Locks:
+    """Return the lock files of Snakemake in a folder."""
     found: Locks = {}
     for path in folder.glob(".snakemake/locks/*.lock"):
         with suppress(FileNotFoundError):

@@ -1,3 +1,3 @@
-"""The version of Spider, apart from `spider` itself so that what writes it down need not import that."""
+"""The version of Spider, in a module without imports."""
 
 VERSION = "0.1.0"

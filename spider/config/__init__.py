@@ -1,16 +1,18 @@
-"""The schema of ``config.yaml``: one pydantic model a block, and the only home of defaults.
+"""The schema of ``config.yaml``: one pydantic model for each block. Every default is defined here.
 
-    block      what a block is, what its digests are made of, and errors in words
-    data       datasets          run    runs and stages       model    families of models
-    spec       a stage, resolved: what a job reads
-    settings   a setting by its path; grids, which make many runs of one block
-    names      what is imported from here
-    schema     all of it, from a file and settings given beside it to a checked `Config`
+    block      base class of all blocks; digests and error messages
+    data       datasets
+    model      families of models
+    run        runs and stages
+    spec       the resolved specification of a stage, which a job reads
+    settings   settings by their path, and grids that make several runs from one block
+    schema     the whole `Config`, read from a file and validated
+    names      the names that ``from spider.config import ...`` finds
 
-A configuration names datasets and runs. A run trains one model through a list of stages; settings shared by
-its stages stand in ``defaults`` and any stage may override any of them. ``Config.stage`` resolves that into a
-`StageSpec`. Nothing here imports torch: the Snakefile loads it at every parse. The package's own names
-(`names`) are found when they are asked for: whoever reads a model needs a family's block, not the schema.
+A configuration names datasets and runs. A run trains one model through a list of stages. Its ``defaults``
+hold the settings that the stages share, and any stage may override any of them. `Config.stage` resolves both
+into a `StageSpec`. This package imports no torch, because the Snakefile loads it at every parse. `names` is
+imported on first use, so that reading a model imports only the schema of its family.
 """
 
 from __future__ import annotations

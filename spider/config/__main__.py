@@ -1,6 +1,6 @@
-"""Read the configuration that is named, and print its results folder.
+"""Print the results folder of the configuration file in the first argument.
 
-`make` calls this before Snakemake, whose own errors name neither the line of a broken file nor a missing one.
+`make` calls this before Snakemake, whose own errors name neither a missing file nor the line of a broken one.
 """
 
 import sys
@@ -10,7 +10,7 @@ from spider.config.schema import ConfigError, read_yaml
 
 
 def results_folder(path: Path) -> str:
-    """Return the folder that ``results:`` names; the rest of the file is left for the workflow to check."""
+    """Return the folder that ``results:`` names. The workflow validates the rest of the file."""
     written = read_yaml(path)
     return str(written.get("results", "results")) if isinstance(written, dict) else "results"
 

@@ -1,9 +1,9 @@
-"""What every block of the configuration is, what its digests are made of, and how it is said what is wrong.
+"""The base class of all blocks of the configuration, their digests, and their error messages.
 
-A digest holds what *differs from the defaults*, and `FORMAT`. So a new key changes no digest as long as it
-stands at its default, and nothing that was finished before it is done again. The price: whoever changes a
-*default* changes what an unchanged configuration means, and has to raise `FORMAT`, which changes every digest
-(``tests/unit/config/test_identity.py`` insists).
+A digest contains the settings that *differ from the defaults*, and `FORMAT`. A new key at its default
+therefore changes no digest, and finished work stays valid. A change of a *default* changes the meaning of an
+unchanged configuration, so it must raise `FORMAT`, which changes every digest
+(``tests/unit/config/test_identity.py`` checks this).
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from pydantic_core import PydanticCustomError
 from spider.files import digest
 from spider.record import key_path
 
-#: Of all defaults together; see above.
+#: Version of all defaults together.
 FORMAT = 1
 
 
 class ConfigError(ValueError):
-    """What is wrong in the configuration, one problem a line, each with the path of its key."""
+    """The configuration is wrong. The message has a line for each problem, with the path of its key."""
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """A hint for a misspelt name, or the names there are."""
+    """Return a hint for a misspelt name: the nearest known name, or all of them."""
     close = difflib.get_close_matches(str(name), known, n=1)
     return f'; did you mean "{close[0]}"?' if close else f" (there are: {', '.join(sorted(known))})"
 
 
 def none_such(kind: str, name: str, known: Collection[str]) -> str:
+    """Return the message about a name that does not exist."""
     return f"no {kind} {name!r}{nearest(name, known)}"
 
 
 def check_name(name: str) -> str:
-    """A name as it is, if it can be that of a folder."""
+    """Return a name. Raise `ConfigError` if it cannot be the name of a folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise ConfigError(f"a name is letters, digits, - and _ (got {name!r})")
     return name
@@ -52,7 +53,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Block(BaseModel):
-    """A block of the configuration: unknown keys are refused, values are frozen once validated."""
+    """Base class of the blocks of the configuration. Unknown keys are refused, and blocks are immutable."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
@@ -61,35 +62,37 @@ class Block(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _checked(cls, plain: Any, validate: Callable[[Any], Self]) -> Self:
-        """Name the key that an unknown key is near to, and read ``6e5`` as a whole number.
+        """Suggest a key for an unknown one, read ``6e5`` as an integer, and refuse bool as a number.
 
-        A number must not be true or false. To Python these are 1 and 0, and YAML reads ``yes``, ``no``,
-        ``on`` and ``off`` as them.
+        In Python bool is a subclass of int, and YAML reads ``yes``, ``no``, ``on`` and ``off`` as bool.
         """
         if isinstance(plain, dict):
-            plain = {key: _whole(value) if cls._kind(key) == "int" else value for key, value in plain.items()}
-        wrong: list[Any] = [
-            {"type": _said(f"must be a number (got {str(value).lower()})"), "loc": (key,), "input": value}
+            plain = {
+                key: _as_integer(value) if cls._number_type(key) == "int" else value
+                for key, value in plain.items()
+            }
+        errors: list[Any] = [
+            {"type": _message(f"must be a number (got {str(value).lower()})"), "loc": (key,), "input": value}
             for key, value in (plain.items() if isinstance(plain, dict) else ())
-            if isinstance(value, bool) and cls._kind(key)
+            if isinstance(value, bool) and cls._number_type(key)
         ]
         try:
             block = validate(plain)
         except ValidationError as error:
-            said = {one["loc"] for one in wrong}
-            wrong += [one for one in error.errors() if one["loc"] not in said]
+            reported = {one["loc"] for one in errors}
+            errors += [one for one in error.errors() if one["loc"] not in reported]
         else:
-            if not wrong:
+            if not errors:
                 return block
-        for one in wrong:
+        for one in errors:
             if one["type"] == "extra_forbidden" and len(one["loc"]) == 1:
-                one["type"] = _said(f"unknown key{nearest(one['loc'][0], cls.model_fields)}")
-        raise ValidationError.from_exception_data("block", wrong)
+                one["type"] = _message(f"unknown key{nearest(one['loc'][0], cls.model_fields)}")
+        raise ValidationError.from_exception_data("block", errors)
 
     @classmethod
     @cache
-    def _kind(cls, key: str) -> str:
-        """Return "int" or "float" for a key that holds such numbers alone, else ""."""
+    def _number_type(cls, key: str) -> str:
+        """Return "int" or "float" for a key that holds only such numbers, else ""."""
         field = cls.model_fields.get(key)
         kinds = set(re.findall(r"\w+", str(field.annotation))) if field else set()
         if kinds & {"bool", "Any"} or not kinds & {"int", "float"}:
@@ -97,17 +100,20 @@ class Block(BaseModel):
         return "float" if "float" in kinds else "int"
 
     def changed(self, **without: Any) -> dict[str, Any]:
-        """What differs from the defaults, as plain JSON; ``without`` is pydantic's ``exclude``."""
+        """Return the settings that differ from the defaults, as plain JSON.
+
+        ``without`` is passed to pydantic, such as ``exclude={...}``.
+        """
         return self.model_dump(mode="json", exclude_defaults=True, **without)
 
 
-def _whole(value: Any) -> Any:
-    """Return the whole number that text such as ``6e5`` stands for, also in a list; any other value as it is.
+def _as_integer(value: Any) -> Any:
+    """Return text such as ``6e5`` as an integer, also in a list. Return any other value unchanged.
 
     YAML 1.1 reads a number with an exponent as text unless it has a point and a sign, as in ``6.0e+5``.
     """
     if isinstance(value, list):
-        return [_whole(one) for one in value]
+        return [_as_integer(one) for one in value]
     if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,2}", value):
         number = Decimal(value)
         return int(number) if number == number.to_integral_value() else value
@@ -115,13 +121,13 @@ def _whole(value: Any) -> Any:
 
 
 def identity(plain: Any) -> str:
-    """Digest of what `Block.changed` says of one or several blocks."""
+    """Return the digest of what `Block.changed` returns for one or several blocks."""
     return digest({"format": FORMAT, "changed": plain})
 
 
-# ------------------------------------------------------------------------ pydantic's errors in words
+# ----------------------------------------------------------------------------- messages of pydantic's errors
 
-#: By the kind of error, else by its first word.
+#: Messages by the type of the error, else by the first word of its type.
 _PLAIN = {
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
@@ -143,22 +149,25 @@ _PLAIN = {
 }
 
 
-def _said(text: str) -> PydanticCustomError:
+def _message(text: str) -> PydanticCustomError:
     return PydanticCustomError("value_error", "{error}", {"error": text})
 
 
 def wrong_key(key: str, text: str) -> ValidationError:
-    """For a block's validator to raise, where it knows which of its keys is wrong."""
-    return ValidationError.from_exception_data("block", [{"type": _said(text), "loc": (key,), "input": None}])
+    """Return the error about one key that a validator of its block raises."""
+    problem = {"type": _message(text), "loc": (key,), "input": None}
+    return ValidationError.from_exception_data("block", [problem])  # type: ignore[list-item]
 
 
 def explain(error: Any) -> str:
-    """One of pydantic's errors as a line."""
-    where, kind, ctx = key_path(error["loc"]), error["type"], error.get("ctx", {})
+    """Return one of pydantic's errors as a line."""
+    where = key_path(error["loc"])
+    kind = error["type"]
+    context = error.get("ctx", {})
     if kind == "value_error":
-        return f"{where}: {ctx['error']}"
+        return f"{where}: {context['error']}"
     text = _PLAIN.get(kind) or _PLAIN.get(kind.partition("_")[0]) or error["msg"]
-    text = "must be positive" if ctx.get("gt") == 0 else text.format(**ctx)
+    text = "must be positive" if context.get("gt") == 0 else text.format(**context)
     got = error["input"]
     shown = "" if kind == "missing" or isinstance(got, (dict, list)) else f" (got {got!r})"
     return f"{where}: {text}{shown}"

@@ -1,7 +1,7 @@
-"""Datasets: where their text comes from, and how it is split and encoded.
+"""Datasets: the source of their text, and how it is split and encoded.
 
-A source of text is one file with a subclass of `Source`. A file in ``spider/sources/`` is known by its name,
-and a module of the user by its import path, ``source: {kind: my_package.my_source}``. This module defines the
+A source is one file with a subclass of `Source`. Its kind is the name of a file in ``spider/sources/``, or
+the import path of a module of the user, ``source: {kind: my_package.my_source}``. This module defines the
 base class and finds the class of a kind. It names no source.
 """
 
@@ -21,10 +21,10 @@ from spider.config.imports import import_named, may_import
 
 @dataclass(frozen=True)
 class Files:
-    """The files behind the text of a dataset. Two datasets that share a file share documents."""
+    """The files of the text of a dataset. Two datasets that share a file share documents."""
 
     origin: str
-    """The place that the names belong to, such as a repository."""
+    """Namespace of the names, such as a repository."""
     names: frozenset[str]
     overlapping: bool = False
     """Whether files of different names may hold the same documents: a folder and a file in it, or a copy."""
@@ -46,12 +46,12 @@ class Source(Block):
     LISTS: ClassVar[frozenset[str]] = frozenset()
 
     kind: str
-    """Name of the source, or the name that Python imports your own source by."""
+    """Name of a source of Spider, or the import path of your own."""
 
     # ------------------------------------------------------------------------------------------ parts
 
     def items(self) -> list[str]:
-        """Return what each part is made from, such as a file, in order. This uses no network."""
+        """Return the item of each part, such as a file, in order. This uses no network."""
         return []
 
     def parts(self) -> list[str]:
@@ -59,25 +59,26 @@ class Source(Block):
         return [f"{i:03d}" for i in range(len(self.items()))]
 
     def item(self, part: str) -> str:
-        """Return what one part is made from."""
+        """Return the item of one part."""
         if part not in self.parts():
             raise ConfigError(f"no part {part!r}; there are {len(self.parts())}, from 000")
         return self.items()[int(part)]
 
     def own_files(self, item: str) -> list[str]:
-        """Return the user's own files that a part is read from. A change of one makes the part again."""
+        """Return the user's own files of a part. The part is encoded again after a change of one."""
         return []
 
     def estimated_bytes(self, item: str) -> int:
-        """Estimate the size of a part before it is here, or return 0 where nothing is known of it."""
+        """Estimate the size of a part before it is downloaded, or return 0 if it is unknown."""
         return sum(Path(file).stat().st_size for file in self.own_files(item) if Path(file).exists())
 
     # ------------------------------------------------------------------------------------------- text
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
-        """Write a part as a parquet file with the columns that the dataset names, whole or not at all.
+        """Write a part atomically as a parquet file with the columns that the dataset names.
 
-        Raise `ValueError`, with the remedy, where the text cannot be read.
+        Raises:
+            ValueError: the text cannot be read. The message has a remedy.
         """
         raise ConfigError(f"a source of kind {self.kind} has nothing to download; encode its parts")
 
@@ -89,7 +90,7 @@ class Source(Block):
         """Return the name, size and SHA-256 of the file that an imported part was made from."""
         raise NotImplementedError
 
-    def batches(self, dataset: Dataset, **place: Any) -> Any:
+    def batches(self, dataset: Dataset, **options: Any) -> Any:
         """Open the batches of training, a `spider.data.loader.Batches`."""
         raise NotImplementedError
 
@@ -99,11 +100,11 @@ class Source(Block):
         """Raise `ValidationError` for a setting of the dataset that does not fit the source."""
 
     def identity(self, item: str, dataset: Dataset) -> dict[str, Any]:
-        """Return what decides the content of the part that is made from ``item``."""
+        """Return the settings that decide the content of the part of ``item``."""
         return self.changed(exclude=set(self.LISTS)) | {"item": item}
 
     def encoding(self, part: str) -> dict[str, Any]:
-        """Return what decides the ids of a part, besides the settings of the dataset."""
+        """Return the settings that decide the tokens of a part, besides those of the dataset."""
         return {}
 
     @property
@@ -117,11 +118,11 @@ class Source(Block):
         return None
 
     def learned_files(self, parts: int | None = None) -> Files:
-        """Return the files behind the first ``parts``, or behind all text that is not held out."""
+        """Return the files of the first ``parts``, or of all text that is not held out."""
         return Files(self.kind, frozenset({f"the text of {self.kind}"}))
 
     def held_out_files(self) -> Files:
-        """Return the files behind the text that is held out."""
+        """Return the files of the text that is held out."""
         return self.learned_files()
 
     # ------------------------------------------------------------------------------------ description
@@ -157,7 +158,7 @@ def source_class(kind: str) -> type[Source]:
     if kind not in kinds() and not may_import(kind):
         raise ConfigError(
             f"the source {kind!r} is not one of Spider's ({', '.join(kinds())}), and importing it runs its "
-            "code. If you trust that code, give the configuration that names it: spider --config FILE"
+            "code. If you trust that code, pass the configuration that names it: spider --config FILE"
         )
     package = f"spider.sources.{kind}" if kind in kinds() else kind
     module = import_named("source", kind, package, kinds())
@@ -169,7 +170,7 @@ def source_class(kind: str) -> type[Source]:
 
 
 def _source_block(value: Any) -> Any:
-    """Return a mapping as the block of the source that it names, anything else as it is."""
+    """Validate a mapping as the block of its kind of source. Return other values as they are."""
     if not isinstance(value, dict):
         return value
     kind = value.get("kind")
@@ -183,9 +184,9 @@ def _source_block(value: Any) -> Any:
 
 
 def recorded_source(plain: dict[str, Any]) -> Source:
-    """Return the source that the record of a dataset describes, to read its description alone.
+    """Return the source in the record of a dataset, without validation, for its description only.
 
-    Nothing is validated: a record names the files in more detail than the configuration does.
+    A record has more details of the files than the configuration.
     """
     try:
         return source_class(plain["kind"]).model_construct(**plain)
@@ -198,7 +199,7 @@ AnySource = Annotated[SerializeAsAny[Source], BeforeValidator(_source_block)]
 
 
 def expand_globs(key: str, patterns: list[str]) -> list[str]:
-    """Return the paths that globs match, sorted. A path that is not a glob stands for itself."""
+    """Return the paths that globs match, sorted. A path that is not a glob is returned as it is."""
     paths: list[str] = []
     for pattern in patterns:
         matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
@@ -225,20 +226,20 @@ def _expanded(name: str, block: Any, datasets: dict[str, Any]) -> Any:
     if like not in datasets:
         raise ConfigError(f"{where}.like: {none_such('dataset', like, datasets)}")
     if own := sorted(block.keys() - {"like", "tokenizer", "ngram"}):
-        raise ConfigError(f"{where}.{own[0]}: is that of {like}, which this is like; leave it out")
+        raise ConfigError(f"{where}.{own[0]}: is inherited from {like} (key like); leave it out")
     other = datasets[like] if isinstance(datasets[like], dict) else {}
     if other.get("like") is not None:
-        raise ConfigError(f"{where}.like: {like} is itself like {other['like']}; name that")
+        raise ConfigError(f"{where}.like: {like} itself inherits from {other['like']}; name that")
     return {**other, **block}
 
 
 class SplitBy(Block):
-    """Group documents, so that all documents of a group are in the same split."""
+    """Grouping of documents. All documents of a group are in the same split."""
 
     column: str
-    """Column of strings that names the group, such as ``url``."""
+    """Column of strings that names the group of a document, such as ``url``."""
     pattern: Annotated[str, Field(min_length=1)] = ".+"
-    """Regular expression. Its first group, or its whole match, names the group of the document. A document
+    """Regular expression for that column. Its first group, or its whole match, is the name. A document
     without a match is a group of its own."""
 
     @field_validator("pattern")
@@ -257,8 +258,8 @@ def checked_vocab_size(vocab_size: int) -> int:
     from spider.tokens.bytes import MAX_TOKENS
 
     if not BYTES.size <= vocab_size <= MAX_TOKENS:
-        bounds = f"at least {BYTES.size}, the ids of bytes, and at most {MAX_TOKENS:,}, shards are uint16"
-        raise ValueError(f"must be {bounds} (got {vocab_size:,})")
+        bounds = f"at least {BYTES.size} (the bytes) and at most {MAX_TOKENS:,} (shards are uint16)"
+        raise ValueError(f"must be {bounds}; got {vocab_size:,}")
     return vocab_size
 
 
@@ -266,15 +267,15 @@ class TokenizerConfig(Block):
     """A byte-pair tokenizer, learned from documents that are not held out (docs/tokenizer.md)."""
 
     data: str
-    """Dataset whose text it is learned from."""
+    """Dataset to learn from."""
     vocab_size: Positive = 4096
-    """Size of the vocabulary: the ids of bytes (272), and one for each learned pair; 65,536 at most."""
+    """Size of the vocabulary: 272 ids of bytes and special tokens, and one for each merge; 65,536 at most."""
     parts: Positive | None = None
     """Number of parts to learn from, from the first on (null: all)."""
     max_bytes: Positive = 200_000_000
-    """Largest amount of text to learn from, the same share of each part."""
+    """Largest number of bytes of text to learn from, the same share of each part."""
     document_bytes: Annotated[int, Field(ge=4)] = 100_000
-    """Longer documents are truncated to this size."""
+    """Largest size of a document in bytes. Longer documents are truncated."""
 
     @field_validator("vocab_size")
     @classmethod
@@ -283,23 +284,22 @@ class TokenizerConfig(Block):
 
 
 class Dataset(Block):
-    """Documents, and how they are split and encoded."""
+    """A dataset: its source, and how its documents are split and encoded."""
 
     source: AnySource
     """Source of the text."""
     text_column: str = "text"
-    """Column that holds the documents."""
+    """Column of the documents."""
     id_column: str = "id"
-    """Column whose hash decides the split; where it is absent the text itself is hashed."""
+    """Column whose hash decides the split of a document. The text is hashed where the column is missing."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.005
-    """Share of documents held out."""
+    """Share of documents that is held out."""
     ngram: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of documents that the n-gram index counts and training leaves out."""
     split_by: SplitBy | None = None
-    """Hold out whole sites, packages, authors, ... (null: each document by itself)."""
+    """Hold out whole groups of documents, such as sites or packages (null: each document by itself)."""
     max_document_bytes: Annotated[int, Field(ge=4)] | None = None
-    """Truncate longer documents at a UTF-8 boundary (null: keep them whole)."""
-
+    """Largest size of a document in bytes. Longer ones are truncated at a UTF-8 boundary (null: no limit)."""
     format: Literal["text", "chat"] = "text"
     """chat: each row is a conversation in JSON, ``[{"role": "user", "content": "..."}, ...]``."""
     like: str | None = None
@@ -307,23 +307,23 @@ class Dataset(Block):
     tokenizer: str | None = None
     """Name of the tokenizer, one of ``tokenizers`` (null: bytes)."""
     license: Annotated[str | None, Field(exclude=True)] = None
-    """License of the text for the model card, by the hub's name: ``cc-by-4.0``. No digest contains it."""
+    """License of the text for the model card, by the hub's name, such as ``cc-by-4.0``."""
     language: Annotated[str | None, Field(exclude=True)] = None
-    """Language of the text for the model card: ``en``, ``code``, ``multilingual``."""
+    """Language of the text for the model card, such as ``en``, ``code`` or ``multilingual``."""
 
     @field_validator("license")
     @classmethod
     def _names_a_license(cls, license: str | None) -> str | None:
         if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
-            wanted = "must be the name that the hub has for a licence, in lower case: cc-by-4.0, apache-2.0"
-            raise ValueError(f"{wanted}; `other` for one that it does not know (got {license!r})")
+            wanted = "must be a license's name on the hub, in lower case, such as cc-by-4.0 or apache-2.0"
+            raise ValueError(f"{wanted}, or `other` (got {license!r})")
         return license
 
     @field_validator("language")
     @classmethod
     def _names_a_language(cls, language: str | None) -> str | None:
         if language is not None and not re.fullmatch(r"[a-z]{2,3}|code|multilingual", language):
-            wanted = "must be a language by its two or three letters (en), code or multilingual"
+            wanted = "must be a language code of two or three letters such as en, or code, or multilingual"
             raise ValueError(f"{wanted} (got {language!r})")
         return language
 
@@ -331,10 +331,10 @@ class Dataset(Block):
     def _settings_fit_together(self) -> Dataset:
         self.source.check(self)
         if self.ngram and self.validation + self.ngram >= 1:
-            sum_of = f"validation + ngram = {self.validation:g} + {self.ngram:g}"
-            raise wrong_key("ngram", f"leaves no document to train on, {sum_of} must be below 1")
+            total = f"validation + ngram = {self.validation:g} + {self.ngram:g}"
+            raise wrong_key("ngram", f"leaves no document to train on; {total} must be below 1")
         if self.format == "chat" and self.max_document_bytes is not None:
-            raise wrong_key("max_document_bytes", "cuts text, and a conversation is JSON; leave it out")
+            raise wrong_key("max_document_bytes", "truncates text, and a conversation is JSON; leave it out")
         return self
 
     @property
@@ -344,15 +344,15 @@ class Dataset(Block):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that settings name: the text, the id, and the one that ``split_by`` reads."""
+        """Columns that the settings name: the text, the id, and that of ``split_by``."""
         names = [self.text_column, self.id_column]
         names += [self.split_by.column] if self.split_by else []
         return tuple(dict.fromkeys(names))
 
     def encoding(self) -> dict[str, Any]:
-        """Return the settings that decide the ids of a shard, besides the text and the tokenizer.
+        """Return the settings that decide the tokens of a shard, besides the text and the tokenizer.
 
-        The description of the dataset shows some settings at their default too.
+        Some settings are included at their default too, for the description of the dataset.
         """
         if self.source.TOKENS:
             return {}

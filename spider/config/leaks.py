@@ -33,9 +33,9 @@ class _Learned:
     data: str
     limit: float
     how: str
-    """A clause for messages: ``stage main trains on it``."""
+    """Clause for messages: ``stage main trains on it``."""
     parts: int | None = None
-    """Only the first parts of the dataset, or None for all of them."""
+    """Number of parts of the dataset, from the first on; None for all of them."""
 
 
 def leak_problems(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[str]:
@@ -45,18 +45,19 @@ def leak_problems(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Itera
     for learned in _learned(datasets, tokenizers, run):
         if scored not in datasets or learned.data in refused:
             continue
-        if reason := _refusal(datasets, scored, learned):
+        reason = _refusal(datasets, scored, learned)
+        if reason is not None:
             refused.add(learned.data)
             yield f"evaluation.data: {reason}"
 
 
 def undecided(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> list[str]:
-    """Return a line for each dataset that a run learns from and whose overlap with the scored text the
-    configuration does not show."""
+    """Return a line for each dataset whose overlap with the scored text the configuration does not show."""
     scored = run.evaluation.data or run.data
     doubts: dict[str, str] = {}
     for learned in _learned(datasets, tokenizers, run):
-        if doubt := _doubt(datasets, scored, learned):
+        doubt = _doubt(datasets, scored, learned)
+        if doubt is not None:
             doubts.setdefault(learned.data, f"evaluation.data: {doubt}")
     source = datasets[run.data].source
     if source.own_tokenizer is not None:

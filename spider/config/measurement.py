@@ -20,7 +20,7 @@ def measurement(name: str) -> ModuleType:
     """Import a measurement by name.
 
     Raises:
-        ConfigError: the module cannot be imported, or has no ``Config`` or ``measure``.
+        ConfigError: the module cannot be imported, or lacks ``Config`` or ``measure``.
     """
     module = import_named("measurement", name, name, own=())
     block = getattr(module, "Config", None)

@@ -1,11 +1,11 @@
-"""Families of models: how a run's ``model:`` block finds the schema that checks it.
+"""Families of models, and the schema of a run's ``model:`` block.
 
-A family is a package of two modules (docs/architecture.md, "Adding a family"). Those in ``spider/model/`` are
-known by their folder's name and their presets; any other by the name it is imported by, ``model: {family:
-my_package.my_family}``. Nothing else in Spider names a family.
+A family is a package of two modules (docs/architecture.md, "Adding a family"). A family in ``spider/model/``
+has its folder's name. Any other has its import path, ``model: {family: my_package.my_family}``. No other
+module of Spider names a family.
 
-Reading a model imports its family, and importing runs code: `spider.config.imports` says which names may be
-imported.
+Reading a model imports its family, and importing runs code. `spider.config.imports` decides which names may
+be imported.
 """
 
 from __future__ import annotations
@@ -24,47 +24,50 @@ from spider.config.ngram import NgramConfig
 
 
 class ModelConfig(Block):
-    """What the block of every family has."""
+    """Base class of the block of every family."""
 
-    #: Path, below ``model``, of how often a looped part runs; None: the family has no loops.
+    #: Path, below ``model``, of the number of loops; None for a family without loops.
     LOOPS: ClassVar[str | None] = None
-    #: Whether it reads whatever vocabulary its dataset has; else bytes alone.
+    #: Whether the family reads the tokens of any vocabulary. Otherwise it reads bytes only.
     ANY_TOKENS: ClassVar[bool] = False
-    #: Whether its ``forward`` takes ``segments_BT``, which document of its row each id is of (0: padding), to
-    #: read each document alone.
+    #: Whether ``forward`` takes ``segments_BT``, the number of each token's document in its row (0: padding),
+    #: and then reads each document by itself.
     DOCUMENTS: ClassVar[bool] = False
-    #: Path of whether activations are recomputed, which no weight knows of; None: the family does not.
+    #: Path, below ``model``, of the setting for recomputed activations; None if the family recomputes none.
+    #: No weight depends on this setting.
     RECOMPUTE: ClassVar[str | None] = None
-    #: What stands there where all that can be is recomputed.
+    #: Value of that setting that recomputes the most activations.
     MOST_RECOMPUTED: ClassVar[Any] = True
 
     family: str = "spider"
-    """Which architecture; a preset implies it."""
+    """Architecture of the model; a preset implies it."""
     preset: str = ""
-    """Named sizes to start from; keys beside it change a part."""
+    """Name of a preset. Other keys of the block override parts of it."""
     vocab_size: Positive | None = None
-    """Ids that it reads and writes (null: those of bytes). The dataset's tokenizer decides; leave it out."""
+    """Size of the vocabulary (null: bytes). The dataset's tokenizer decides it; leave it out."""
     ngram: NgramConfig | None = None
-    """Read what counts of a text, and the document itself, propose (docs/ngram.md; null: do not)."""
+    """N-gram index, match model and the head that reads both (docs/ngram.md; null: none)."""
 
     @property
     def looped(self) -> bool:
-        """Whether a part of this model runs as often as asked."""
+        """Whether a part of the model is looped."""
         return self.LOOPS is not None
 
     @property
     def loops(self) -> int:
-        """Times the looped part runs, where a stage does not say."""
+        """Number of loops where a stage does not set it."""
         return attrgetter(self.LOOPS)(self) if self.LOOPS else 1
 
     @property
     def recomputes(self) -> Any:
-        """What stands at `RECOMPUTE`."""
+        """Value of the setting at `RECOMPUTE`."""
         return attrgetter(self.RECOMPUTE)(self) if self.RECOMPUTE else False
 
     def recomputing(self) -> dict[str, Any]:
-        """What to lay on this block for the least memory that recomputation leads to; empty where nothing
-        more can be recomputed."""
+        """Return the changes of this block that minimize activation memory.
+
+        The result is empty if no more activations can be recomputed.
+        """
         if not self.RECOMPUTE or self.recomputes == self.MOST_RECOMPUTED:
             return {}
         block = self.MOST_RECOMPUTED
@@ -74,7 +77,7 @@ class ModelConfig(Block):
 
     @property
     def most_recomputed(self) -> str:
-        """`MOST_RECOMPUTED` as it is written in a file."""
+        """`MOST_RECOMPUTED` as YAML text."""
         return str(self.MOST_RECOMPUTED).lower()
 
     @property
@@ -83,11 +86,11 @@ class ModelConfig(Block):
         return False
 
     def problems(self, precision: str, compiled: bool | None) -> list[str]:
-        """What of a run does not go with this model, each with the run's key: ``compile: ...``."""
+        """Return the settings of a run that this model cannot have, each with its key: ``compile: ...``."""
         return []
 
     def shape_of_weights(self) -> dict[str, Any]:
-        """What two models must share to read each other's weights, as plain JSON."""
+        """Return the settings that two models must share to read each other's weights, as plain JSON."""
         plain = self.model_dump(mode="json")
         if self.RECOMPUTE:
             *blocks, key = self.RECOMPUTE.split(".")
@@ -96,12 +99,12 @@ class ModelConfig(Block):
 
 
 def default_family() -> str:
-    """Of a block that names neither a family nor a preset."""
+    """Return the family of a block that names neither a family nor a preset."""
     return ModelConfig.model_fields["family"].default
 
 
 def families() -> list[str]:
-    """Those that come with Spider."""
+    """Return the names of the families that come with Spider."""
     return sorted(path.parent.name for path in Path(__file__).parents[1].glob("model/*/config.py"))
 
 
@@ -113,7 +116,7 @@ def family_module(family: str, module: str) -> ModuleType:
     """
     if family not in families() and not may_import(family):
         raise ConfigError(
-            f"the family {family!r} is neither one of Spider's ({', '.join(families())}) nor registered by "
+            f"the family {family!r} is not one of Spider's ({', '.join(families())}) and not registered by "
             "an installed package, and importing it runs its code. If you trust that code, name the family: "
             f"spider --family-module {family}, spider.load_model(path, family_module={family!r}), or "
             "trust_remote_code=True in transformers"
@@ -123,7 +126,7 @@ def family_module(family: str, module: str) -> ModuleType:
 
 
 def family_config(family: str) -> type[ModelConfig]:
-    """The schema of a family's block; raises as `family_module`."""
+    """Return the schema of a family's block. Raise `ConfigError` like `family_module`."""
     config = getattr(family_module(family, "config"), "Config", None)
     if not (isinstance(config, type) and issubclass(config, ModelConfig)):
         raise ConfigError(f"family {family!r}: its config.py defines no Config, a spider.config.ModelConfig")
@@ -131,15 +134,19 @@ def family_config(family: str) -> type[ModelConfig]:
 
 
 def presets(family: str) -> dict[str, dict[str, Any]]:
+    """Return the presets of a family by name, each as the settings that differ from the defaults."""
     return getattr(family_module(family, "config"), "PRESETS", {})
 
 
-def model_block(given: Any) -> Any:
-    """``tiny`` or ``{preset: tiny, ...}`` as the preset's full mapping, with the family's name in it;
-    `ValidationError` where there is no such family or preset."""
-    block = {"preset": given} if isinstance(given, str) else given
+def model_block(value: Any) -> Any:
+    """Expand ``tiny`` or ``{preset: tiny, ...}`` into the preset's whole mapping, with its family's name.
+
+    Raises:
+        ValidationError: the family or the preset does not exist.
+    """
+    block = {"preset": value} if isinstance(value, str) else value
     if not isinstance(block, dict):
-        return given
+        return value
     known = {name: family for family in families() for name in presets(family)}
     if (family := block.get("family")) is not None:
         try:
@@ -154,20 +161,23 @@ def model_block(given: Any) -> Any:
 
 
 def merged(base: Any, over: Any) -> Any:
-    """``over`` laid on ``base``: mappings are merged key by key, anything else is replaced."""
+    """Merge two mappings key by key, recursively. A value of ``over`` replaces one of ``base``."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
     return {**base, **{k: merged(base.get(k), v) for k, v in over.items()}}
 
 
 def family_block(value: Any) -> Any:
-    """A mapping as the block of the family that it names, or, written before families were named, of the
-    default's; anything else as it is. `ConfigError` of a family that is not here, `ValidationError` of keys
-    or values that it does not know."""
+    """Validate a mapping as the block of its family. Return other values as they are.
+
+    Raises:
+        ConfigError: the family cannot be imported.
+        ValidationError: a key or a value is wrong.
+    """
     if not isinstance(value, dict):
         return value
     return family_config(value.get("family", default_family())).model_validate(value)
 
 
-#: A model's block of whatever family it names.
+#: The block of a model of any family.
 AnyModel = Annotated[SerializeAsAny[ModelConfig], BeforeValidator(family_block)]

@@ -1,4 +1,4 @@
-"""What the rest of Spider imports from `spider.config`."""
+"""The names that the rest of Spider imports from `spider.config`."""
 
 from spider.config.block import FORMAT, Block, ConfigError, nearest
 from spider.config.data import Dataset, Source, TokenizerConfig

@@ -1,4 +1,4 @@
-"""Runs: the stages of a training, and what each is trained, evaluated and given with."""
+"""Runs: the stages of a training, its optimizer, its evaluation and its resources."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
 
 class OptimizerConfig(Block):
-    """AdamW, its moments in 32 or 8 bits; or Muon for the matrices and AdamW for the rest."""
+    """AdamW with moments in 32 or 8 bits, or Muon for the matrices and AdamW for all other parameters."""
 
     kind: Literal["adamw", "adamw8bit", "muon"] = "adamw"
-    """adamw, the same with quantized moments, or Muon for the matrices beside it."""
+    """adamw8bit: AdamW with moments in 8 bits. muon: Muon for matrices, AdamW for all other parameters."""
     master_weights: Literal["fp32", "bf16"] = "fp32"
-    """bf16: matrices in half the memory, stochastically rounded (adamw8bit only)."""
+    """bf16: matrices in half the memory, rounded stochastically (adamw8bit only)."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    """AdamW's."""
+    """Decay rates of AdamW's first and second moments."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
-    """AdamW's."""
+    """Term in the denominator of AdamW's update."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decoupled; of matrices only."""
+    """Decoupled weight decay of the matrices."""
     decay_embeddings: bool = False
-    """Of embeddings too, and of other tables."""
+    """Decay embeddings and other tables too."""
     cautious_decay: bool = True
-    """Muon's matrices decay only where that pulls the same way as their update; false: everywhere."""
+    """Muon decays an entry only where the decay has the sign of the update; false: everywhere."""
     weight_decay_end: Annotated[float, Field(ge=0)] | None = None
-    """It goes there linearly over each stage; with ``max_hours``, as the rate falls (null: stays)."""
+    """Weight decay at the end of each stage, reached linearly, or with the learning rate where ``max_hours``
+    ends the stage (null: constant)."""
     muon_lr_ratio: Annotated[float, Field(gt=0)] = 4.0
-    """Learning rate of the matrices under Muon, as a multiple of the stage's ``lr``."""
+    """Learning rate of Muon, as a multiple of the stage's ``lr``."""
     muon_momentum: Fraction = 0.95
-    """Muon's."""
+    """Momentum of Muon."""
     muon_momentum_start: Fraction | None = None
-    """Muon's in the first step of the run, from where it goes to ``muon_momentum`` (null: begins there)."""
+    """Momentum of Muon in the first step of the run (null: ``muon_momentum``)."""
     muon_momentum_steps: Positive = 300
-    """Steps of the run in which it does, linearly."""
+    """Number of steps from ``muon_momentum_start`` to ``muon_momentum``, linearly."""
     muon_beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """NorMuon: evens out Muon's updates by a running mean of their squares, which keeps this share of itself
-    (null: plain Muon)."""
+    """NorMuon: decay rate of the second moment that normalizes Muon's updates (null: plain Muon)."""
     muon_rows: bool = False
-    """Bring each row of Muon's momentum to one length before its polar factor."""
+    """Normalize each row of Muon's momentum before it is orthogonalized."""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the gradient."""
 
@@ -53,7 +53,7 @@ class OptimizerConfig(Block):
     def _bf16_is_rounded(self) -> OptimizerConfig:
         if self.master_weights == "bf16" and self.kind != "adamw8bit":
             remedy = "set kind: adamw8bit, or master_weights: fp32"
-            reason = f"bf16 loses small updates under {self.kind}, which rounds to nearest"
+            reason = f"bf16 loses small updates with {self.kind}, which rounds to nearest"
             raise ValueError(f"master_weights: {reason}; {remedy}")
         return self
 
@@ -61,82 +61,83 @@ class OptimizerConfig(Block):
     def _only_muons(self) -> OptimizerConfig:
         for key in ("muon_beta2", "muon_momentum_start", "muon_rows", "cautious_decay"):
             if self.kind != "muon" and getattr(self, key) != type(self).model_fields[key].default:
-                raise wrong_key(key, f"kind: {self.kind} has no Muon; set kind: muon, or leave it out")
+                raise wrong_key(key, f"kind: {self.kind} does not use Muon; set kind: muon, or leave it out")
         return self
 
 
 class EmaConfig(Block):
-    """A running average of the weights, which is what the stage's evaluation measures. The next stage goes
-    on from the weights themselves."""
+    """Exponential moving average of the weights. The stage's evaluation measures the average; the next stage
+    continues from the weights themselves."""
 
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
-    """Share of the average that a step leaves as it was."""
+    """Share of the average that remains after each step."""
     start_step: Annotated[int, Field(ge=0)] = 0
-    """Step of the stage after which it starts, from the weights of that moment."""
+    """Step of the stage whose weights start the average."""
 
 
 class StageSettings(Block):
-    """How one stage trains. The names are the command line's."""
+    """Settings of the training of one stage."""
 
     tokens: Positive | None = None
-    """Ids to train on in this stage: bytes, or a tokenizer's, and special ones."""
+    """Tokens to train on in this stage, special ones included. Without a tokenizer a token is a byte."""
     max_steps: Positive | None = None
-    """Optimizer steps."""
+    """Optimizer steps to train for."""
     target_flops: Annotated[float, Field(gt=0)] | None = None
-    """FLOPs of forward and backward passes (``spider describe`` counts them)."""
+    """FLOPs of forward and backward passes to train for (``spider describe`` counts them)."""
     tokens_per_parameter: Annotated[float, Field(gt=0)] | None = None
-    """The same for each of the model's parameters, all experts counted (of a GPT: of matrices and head)."""
+    """Tokens to train on for each parameter of the model. All experts count; of a GPT, matrices and head."""
     max_hours: Annotated[float, Field(gt=0)] | None = None
-    """Hours of training, over all restarts; ``schedule: wsd`` then decays in time. Not bit-reproducible."""
+    """Hours to train for, over all restarts; ``schedule: wsd`` then decays in time. Not bit-reproducible."""
     data: str | None = None
-    """Dataset of this stage (default: the run's)."""
+    """Dataset of this stage (null: the run's)."""
     seq_len: Annotated[int, Field(ge=8)] = 2048
-    """Ids a window."""
+    """Tokens in a window."""
     micro_batch: Positive = 64
-    """Windows a forward pass."""
+    """Windows in a forward pass."""
     grad_accum: Positive = 1
-    """Forward passes an optimizer step."""
+    """Forward passes in an optimizer step."""
     packing: Literal["ring", "best_fit"] = "ring"
-    """ring: windows cut from the text wherever they end; best_fit: whole documents, packed into rows."""
+    """ring: cut windows from the text at equal distances. best_fit: pack rows from whole documents."""
     attend: Literal["row", "document"] = "row"
-    """What an id may see of a packed row: all before it, or its own document alone."""
+    """Attention in a packed row. row: over all tokens before. document: over the same document only."""
     learn: Literal["all", "assistant"] = "all"
-    """What is learned: every id, or what an assistant says in conversations."""
+    """Tokens in the loss: all, or only those that the assistant writes in conversations."""
     n_loops: Positive | None = None
-    """Loops of the model's recurrent part (default: the model's)."""
+    """Loops of the model's recurrent part (null: the model's)."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
-    """Peak learning rate (AdamW's)."""
+    """Peak learning rate of AdamW."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """How the rate goes down after the warm-up; wsd: constant, then linear at the end."""
+    """Decay of the learning rate after the warm-up. wsd: constant, then linear at the end."""
     decay_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of the stage's steps in which ``wsd`` goes down."""
+    """Length of the decay of ``schedule: wsd``, as a share of the stage's steps."""
     warmup_steps: Annotated[int, Field(ge=0)] = 200
-    """Steps in which it rises from 0."""
+    """Number of steps of the warm-up, which raises the learning rate linearly from 0."""
     min_lr_ratio: Fraction = 0.1
-    """The schedule ends at this share of ``lr``."""
+    """Learning rate at the end of the schedule, as a share of ``lr``."""
     ema: EmaConfig | None = None
-    """Average the weights (null: do not)."""
+    """Moving average of the weights (null: none)."""
     nan_patience: Positive = 10
     """Steps with a non-finite loss that are skipped before the run stops."""
     stall_minutes: Annotated[float, Field(gt=0)] | None = 30
-    """End a step that takes longer (the first: four times as long) with status 75 (null: wait for ever)."""
+    """Minutes after which a step counts as stalled and the job ends with status 75. The first step may take
+    four times as long (null: no limit)."""
     log_every: Positive = 10
     """Steps between log lines."""
     ckpt_every: Positive = 50
     """Steps between checkpoints."""
     ckpt_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Minutes between checkpoints, in place of ``ckpt_every`` (null: so many steps)."""
+    """Minutes between checkpoints, instead of ``ckpt_every`` (null: ``ckpt_every`` steps)."""
     keep_last: Annotated[int, Field(ge=2)] = 2
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints to keep."""
     keep_every: Positive | None = None
-    """Also keep those whose step in the stage is a multiple of this, a multiple of ``ckpt_every``."""
+    """Also keep the checkpoints whose step is a multiple of this, which is a multiple of ``ckpt_every``."""
     val_every: Annotated[int, Field(ge=0)] | None = None
-    """Steps between validations, a multiple or a divisor of ``ckpt_every`` (null: as often as they cost a
-    400th of the training's FLOPs; 0: none)."""
+    """Steps between validations, a multiple or a divisor of ``ckpt_every`` (null: so that validation costs
+    1/400 of the training's FLOPs; 0: none)."""
     val_bytes: Positive = 16_384
-    """Of the text that the evaluation scores, so much is scored each time, spread evenly over it."""
+    """Bytes that each validation scores, spread evenly over the text that the evaluation scores."""
 
-    #: Settings that never touch the weights: they may change in the middle of a stage.
+    #: Settings that do not affect the weights and may change in the middle of a stage.
     BOOKKEEPING: ClassVar = frozenset(
         {"log_every", "ckpt_every", "ckpt_minutes", "keep_last", "keep_every", "stall_minutes"}
         | {"val_every", "val_bytes"}
@@ -144,31 +145,31 @@ class StageSettings(Block):
 
 
 class Stage(StageSettings):
-    """A stage ends with the first of ``tokens``, ``max_steps``, ``target_flops``, ``tokens_per_parameter``
-    and ``max_hours`` that it reaches; it needs at least one of them."""
+    """A stage of a run. It ends at the first of its limits, and needs at least one: ``tokens``,
+    ``max_steps``, ``target_flops``, ``tokens_per_parameter`` or ``max_hours``."""
 
     name: Name
-    """Its folder's name."""
+    """Name of the stage and of its folder."""
 
 
 class TTTConfig(Block):
-    """Test-time training: score the text again and learn from each chunk of it once that is scored. A figure
-    of its own beside the frozen model's (docs/evaluation.md)."""
+    """Test-time training: score the text a second time, and train on each chunk after it is scored. The
+    result stands beside the score of the frozen model (docs/evaluation.md)."""
 
     chunk: Positive = 8192
-    """Ids scored before they are learned from; at least a window."""
+    """Tokens that are scored before the model trains on them; at least a window."""
     epochs: Positive = 1
-    """Times that a chunk is read to learn from it, window by window from left to right."""
+    """Passes over a chunk, window by window from left to right."""
     lr: Annotated[float, Field(ge=0)] = 0.002
-    """Of SGD, one for all parameters and all of the text (0: must score what the frozen model does)."""
+    """Learning rate of SGD, constant and equal for all parameters (0: the score of the frozen model)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of SGD, kept from chunk to chunk."""
+    """Momentum of SGD, which continues from chunk to chunk."""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the gradient."""
     parameters: Literal["all", "ffn_down"] = "all"
-    """What learns: every weight, or those that lead out of the feed-forwards."""
+    """Parameters that are trained. ffn_down: only the output projections of the feed-forwards."""
     reset: Literal["never", "document"] = "never"
-    """document: back to the trained weights where a document begins."""
+    """document: restore the trained weights at the beginning of each document."""
 
 
 Bits = Annotated[int, Field(ge=2, le=8)]
@@ -176,64 +177,64 @@ Deviations = Annotated[float, Field(gt=0)]
 
 
 class CompressConfig(Block):
-    """Weights as small integers, coded near their entropy, in one file (docs/golf.md)."""
+    """Compression of the last checkpoint: quantized weights, entropy-coded, in one file (docs/golf.md)."""
 
     cap: Positive = 16_000_000
-    """Bytes that the file and the code it needs may take together."""
+    """Largest size in bytes of the file and of the code that reads it, together."""
     bits: Bits = 6
-    """Bits of an entry of a matrix, which takes one of 2^bits - 1 values."""
+    """Bits of an entry of a matrix, which has one of 2^bits - 1 values."""
     embedding_bits: Bits = 8
     """Bits of an entry of a table: embeddings, heads, hashed n-grams."""
     clip: Deviations | None = None
-    """Clipping range of a row, in standard deviations. A larger range gives a smaller file, more error (null:
-    the smallest range that fits ``cap``)."""
+    """Clipping range of a row, in standard deviations. A larger range gives a coarser step, a smaller file
+    and more error (null: the smallest range that fits ``cap``)."""
     embedding_clip: Deviations = 20.0
-    """The same of tables, each by one step."""
+    """Clipping range of a table, in standard deviations."""
     scale: Literal["row", "matrix"] = "row"
-    """What of a matrix shares a step."""
+    """Entries of a matrix that share a scale. A table always has one scale."""
     method: Literal["gptq", "nearest"] = "gptq"
-    """gptq: what is not rounded yet takes up the error, as training text enters; or to the nearest."""
+    """gptq: round so that the outputs for training text change least. nearest: round to nearest."""
     windows: Positive = 64
-    """Windows of training text that are read for that."""
+    """Windows of training text that GPTQ reads."""
     damping: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Of what enters, in its mean square."""
+    """Damping of GPTQ, as a fraction of the mean of the Hessian's diagonal."""
 
 
 class EvaluationConfig(Block):
-    """What every stage's last checkpoint is measured on."""
+    """Evaluation of the last checkpoint of each stage."""
 
-    #: Keys of the sample alone: they change no score.
+    #: Keys that affect only the sample, not the scores.
     SAMPLE: ClassVar[frozenset[str]] = frozenset({"prompt", "sample_bytes", "temperature"})
 
     data: str | None = None
-    """Dataset whose validation split is scored (default: the run's)."""
+    """Dataset whose validation split is scored (null: the run's)."""
     max_bytes: Positive = 1_000_000
-    """Score at most this much of it, from the start."""
+    """Bytes of the validation split to score, from its start."""
     seq_len: Positive | None = None
-    """Window (default: the stage's seq_len)."""
+    """Tokens in a window (null: the stage's ``seq_len``)."""
     overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Share of each window that is context only; every byte is scored exactly once."""
     batch: Positive = 16
     """Windows scored at once."""
     n_loops: Positive | None = None
-    """Loops (default: the stage's)."""
+    """Loops of the model's recurrent part (null: the stage's)."""
     loops_bytes: Annotated[int, Field(ge=0)] = 50_000
-    """Score this much with 1, 2, ... twice the stage's loops, for the curve (0: no curve)."""
+    """Bytes to score with each number of loops from 1 to twice the stage's, for a curve (0: no curve)."""
     training_bytes: Positive | None = 4_000_000
-    """Training text that PPMd is given before the scored text, at most; slower compressors are given what is
-    no more than a 16th of it, and eight times as much is searched for copies (null: all of it)."""
+    """Bytes of training text that prime PPMd (null: all). Slower compressors are primed only if the text is
+    at most 1/16 of this. The overlap search reads up to 8 times as much."""
     ttt: TTTConfig | None = None
-    """Also score the text while learning from it (null: do not)."""
+    """Test-time training (null: none)."""
     tasks: dict[Name, TaskConfig] = {}
-    """Questions to answer beside, by name (docs/evaluation.md)."""
+    """Questions to answer, by name (docs/evaluation.md)."""
     measurements: dict[str, dict[str, Any]] = {}
-    """Measurements of your own: settings by the name of the module that is imported (CONTRIBUTING.md)."""
+    """Your own measurements: the settings of each, by the name of its Python module (CONTRIBUTING.md)."""
     prompt: str = "The "
-    """What the sample continues, or answers where the model was trained on conversations."""
+    """Text that the sample continues, or answers where the model was trained on conversations."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400
-    """Length of the sample."""
+    """Length of the sample, in bytes."""
     temperature: Annotated[float, Field(ge=0)] = 0.7
-    """Of the sample."""
+    """Temperature of the sample."""
 
     def scoring(self) -> dict[str, Any]:
         """Return the changed keys that decide the scores."""
@@ -245,20 +246,20 @@ class EvaluationConfig(Block):
 
 
 class Resources(Block):
-    """What one training or evaluation job asks of the machine or the cluster."""
+    """Resources of one training or evaluation job, on this machine or on a cluster."""
 
     gpus: Annotated[int, Field(ge=0)] = 0
-    """GPUs a job asks a scheduler for."""
+    """GPUs of a job."""
     processes: Positive = Field(default_factory=lambda given: max(1, given.get("gpus", 0)))
-    """Processes that train together (default: one a GPU, at least one)."""
+    """Processes that train together (default: one for each GPU, at least one)."""
     nodes: Positive = 1
-    """Machines that share a training: the GPUs and processes evenly; threads and memory are of each."""
+    """Machines of a training. They share GPUs and processes evenly; each has ``threads`` and ``mem_mb``."""
     threads: Positive = 2
-    """CPU threads, at most those there are."""
+    """CPU threads, limited to those of the machine."""
     mem_mb: Positive = 6000
     """Memory in MB."""
     runtime: Positive = 60
-    """Minutes."""
+    """Time limit in minutes."""
 
     @model_validator(mode="after")
     def _share(self) -> Resources:
@@ -270,42 +271,44 @@ class Resources(Block):
 
 
 class RunSettings(Block):
-    """What holds for all stages of a run."""
+    """Settings that all stages of a run share."""
 
     model: AnyModel
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the weights, the order of the data, and every step's noise."""
+    """Seed of the weights, of the order of the data, and of the noise in each step."""
     precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
-    """Of matrix products; auto: what the warm-up measured to be fastest."""
+    """Precision of matrix products. auto: the fastest that the warm-up measures."""
     fp8_recipe: Fp8Recipe = "tensorwise"
-    """What shares a scale in fp8: a tensor, a row, or a row with weight gradients left in bf16."""
+    """Granularity of scales in fp8: one for a tensor, or one for a row. gw_hp: weight gradients in bf16."""
     compile: bool | None = None
-    """Use torch.compile (null: on a GPU, not on a CPU)."""
+    """Use torch.compile (null: on a GPU only)."""
     kernels: Literal["auto", "triton", "torch"] = "auto"
-    """Of experts and Engram: our own in Triton, or the same in torch; auto: Triton on a GPU."""
+    """Kernels of experts and Engram: Spider's own in Triton, or PyTorch's. auto: Triton on a GPU."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Of several processes: each holds the whole model (ddp), or a share of it (fsdp)."""
+    """Several processes: each has the whole model (ddp), or a share of its weights (fsdp)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
 
 class Run(RunSettings):
-    """A model, trained through a list of stages."""
+    """A model that is trained through a list of stages."""
 
     model: Annotated[AnyModel, BeforeValidator(model_block)]
-    """A preset's name, or a block."""
+    """Name of a preset, or a block."""
     data: str
     """Dataset to train on, unless a stage names another."""
     defaults: StageSettings = StageSettings()
+    """Settings that the stages share."""
     stages: Annotated[list[Stage], Field(min_length=1)]
-    """Trained one after the other."""
+    """Stages in the order of training."""
     harness: HarnessConfig | None = None
-    """Standard tasks for the last checkpoint (null: none)."""
+    """Tasks of lm-evaluation-harness for the last checkpoint (null: none)."""
     compress: CompressConfig | None = None
-    """Compress the last checkpoint into a file, and measure that (null: do not)."""
+    """Compress the last checkpoint into one file, and evaluate that (null: no)."""
     resources: Resources = Resources()
+    """Resources of the run's jobs."""
     grid: dict[str, list[Any] | dict[str, Any]] = {}
-    """Settings to sweep: each combination of their values becomes a run of its own (docs/sweeps.md)."""
+    """Values of settings to sweep. Each combination becomes a run of its own (docs/sweeps.md)."""
 
     @model_validator(mode="after")
     def _decay_ends(self) -> Run:
@@ -313,35 +316,40 @@ class Run(RunSettings):
             return self
         for stage in self.stages:
             own = stage.model_fields_set
-            hours, schedule = (
-                getattr(stage if key in own else self.defaults, key) for key in ("max_hours", "schedule")
-            )
-            if hours is not None and schedule == "constant":
-                reason = f"stage {stage.name} ends by the clock (max_hours) and its rate never falls"
-                remedy = "the decay would not either; set its schedule: wsd, or leave weight_decay_end out"
-                raise wrong_key("optimizer.weight_decay_end", f"{reason}, {remedy}")
+            max_hours = stage.max_hours if "max_hours" in own else self.defaults.max_hours
+            schedule = stage.schedule if "schedule" in own else self.defaults.schedule
+            if max_hours is not None and schedule == "constant":
+                reason = (
+                    f"stage {stage.name} ends by the clock (max_hours), and its constant rate never falls"
+                )
+                remedy = "set its schedule: wsd, or leave weight_decay_end out"
+                raise wrong_key(
+                    "optimizer.weight_decay_end", f"{reason}, so neither would the decay; {remedy}"
+                )
         return self
 
 
 class TrackingConfig(Block):
+    """Records of all jobs in MLflow (docs/tracking.md)."""
+
     uri: str | None = None
-    """MLflow store (default: SQLite in the results folder); MLFLOW_TRACKING_URI goes before it."""
+    """Address of the MLflow store (null: SQLite in the results folder). MLFLOW_TRACKING_URI overrides it."""
     experiment: Name | None = None
-    """Whose runs these are, on a store of several people: ada logs to ada/Training and ada/Pipeline."""
+    """Prefix of the experiments on a shared store: ``ada`` logs to ada/Training and ada/Pipeline."""
     enabled: bool = True
-    """false: nothing is recorded."""
+    """false: record nothing."""
     registry: bool = True
-    """Every run is a registered model in MLflow, every stage a version of it."""
+    """Register each run as a model in MLflow, and each stage as a version of it."""
     copy_weights: bool = False
-    """true: the store gets a copy of each stage's weights, for who cannot read the results folder."""
+    """true: copy the weights of each stage to the store, for people without access to the results folder."""
 
     @model_validator(mode="after")
     def _names(self) -> TrackingConfig:
         if self.uri and re.search(r"://[^/@]*:[^/]*@|[?&]password=|(?i:^https?)://[^/@?#]*@", self.uri):
             raise ValueError(
                 "uri holds a password or a token, which would be copied into the results folder; set it in "
-                "the environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-                "MLFLOW_TRACKING_TOKEN, for a server, PGPASSWORD for PostgreSQL, or the whole address in "
+                "the environment: for a server MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+                "MLFLOW_TRACKING_TOKEN; for PostgreSQL PGPASSWORD; or the whole address in "
                 "MLFLOW_TRACKING_URI"
             )
         return self

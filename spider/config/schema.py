@@ -1,7 +1,7 @@
-"""The whole configuration, from a file and from settings that are given beside it, checked.
+"""The whole configuration: read from a file, with settings of the command line, and validated.
 
-Settings from elsewhere go where the file has its own (`spider.config.settings`), and the whole is checked as
-a file is: so nothing can be asked for that a file could not, in the same messages.
+Settings of the command line and of the environment are written into the parsed file
+(`spider.config.settings`). The result is then validated like a file, with the same messages.
 """
 
 from __future__ import annotations
@@ -29,47 +29,53 @@ from spider.record import key_path
 
 
 class Config(Block):
+    """A whole configuration."""
+
     results: str = "results"
-    """Folder for everything that is made."""
+    """Folder of all results."""
     datasets: dict[Name, Dataset]
     """Datasets by name."""
     tokenizers: dict[Name, TokenizerConfig] = {}
-    """Learned vocabularies by name, for datasets to be written in."""
+    """Tokenizers by name, which datasets may name."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)]
+    """Runs by name."""
     tracking: TrackingConfig = TrackingConfig()
+    """Records in MLflow."""
     scaling: str | None = None
-    """Fit a scaling law to this run's grid, over models and ``target_flops`` (docs/sweeps.md)."""
+    """Run with a grid over models and ``target_flops``, to fit a scaling law (docs/sweeps.md; null: none)."""
     _written: dict[str, Any] = {}
     _sweeps: dict[str, list[str]] = {}
 
     @property
     def sweeps(self) -> dict[str, list[str]]:
-        """Of each block with a grid, the names of the runs that it became."""
+        """Names of the runs of each grid, by the name of the block with the grid."""
         return self._sweeps
 
     @property
     def written(self) -> dict[str, Any]:
-        """The mapping that this was read from, runs in the place of their grids."""
+        """The mapping that this was read from, with grids replaced by their runs."""
         return self._written
 
     def choose(self, run: str | None = None, stage: str | None = None) -> tuple[str, str]:
-        """The run and stage meant: where none is named, the only run, and a run's first stage."""
+        """Return the names of a run and a stage (default: the only run, and the first stage of a run)."""
         if run is None:
             run, *others = self.runs
             if others:
-                raise ConfigError(f"which run? There are several, name one: {', '.join(self.runs)}")
+                raise ConfigError(f"the configuration has several runs, name one: {', '.join(self.runs)}")
         return run, stage or self.run(run).stages[0].name
 
     def stage(self, run_name: str, stage_name: str) -> StageSpec:
-        """Resolve one stage: its own settings over the run's defaults over the schema's."""
+        """Resolve one stage. Its own settings override the run's defaults, which override the schema's."""
         run = self.run(run_name)
         names = [s.name for s in run.stages]
         if stage_name not in names:
             raise ConfigError(f"runs.{run_name}: {none_such('stage', stage_name, names)}")
-        stage = run.stages[index := names.index(stage_name)]
+        index = names.index(stage_name)
+        stage = run.stages[index]
         own = {k: getattr(stage, k) for k in stage.model_fields_set - {"name"}}
         settings = run.defaults.model_copy(update=own)
-        data, loops = settings.data or run.data, settings.n_loops or run.model.loops
+        data = settings.data or run.data
+        loops = settings.n_loops or run.model.loops
         dataset = self.datasets.get(data)
         shared = {name: getattr(run, name) for name in RunSettings.model_fields}
         shared["evaluation"] = run.evaluation.model_copy(update={"data": run.evaluation.data or run.data})
@@ -90,7 +96,7 @@ class Config(Block):
         return self.datasets[name]
 
     def parts(self, dataset: str) -> dict[str, str]:
-        """Return the parts of a dataset by name, each with the file or the piece that it is made from."""
+        """Return the items of a dataset by the name of their part."""
         source = self.dataset(dataset).source
         try:
             return dict(zip(source.parts(), source.items(), strict=True))
@@ -113,7 +119,7 @@ class Config(Block):
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what a YAML file holds; `ConfigError` names the file, and the line where it is not YAML."""
+    """Parse a YAML file. Raise `ConfigError` with the file and the line if this fails."""
     try:
         with open(path, encoding="utf-8") as file:
             return yaml.safe_load(file)
@@ -127,8 +133,8 @@ def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) ->
     """Validate a YAML file or a parsed mapping.
 
     Args:
-        allow_imports: whether the families, sources and measurements that it names may be imported, which
-            runs their code. Only a configuration of the user's own may allow that.
+        allow_imports: whether the families, sources and measurements that it names may be imported. That runs
+            their code, so only a configuration of the user may allow it.
 
     Raises:
         ConfigError: names the key of every problem, such as
@@ -189,11 +195,11 @@ def named_imports(written: Any) -> Iterator[str]:
             yield from (name for name in names if isinstance(name, str))
 
 
-# ------------------------------------------------------------------------ what no block can see by itself
+# ------------------------------------------------------------------------------ checks across several blocks
 
 
 def _problems(config: Config) -> Iterator[str]:
-    """A line for each, with the path of its key."""
+    """Yield a line for each problem, with the path of its key."""
     for name, run in config.runs.items():
         yield from (f"runs.{name}.{problem}" for problem in _run_problems(run))
         yield from (f"runs.{name}.{problem}" for problem in _ngram_problems(config, run))
@@ -208,9 +214,9 @@ def _problems(config: Config) -> Iterator[str]:
         if (dataset := config.datasets.get(scored)) is None:
             yield f"{where}: {none_such('dataset', scored, config.datasets)}"
         elif dataset.source.STREAMED:
-            yield f"{where}: {scored!r} is a stream and has no validation shards; name another"
+            yield f"{where}: {scored!r} is a stream and has no validation shards; name another dataset"
         elif dataset.validation == 0:
-            yield f"datasets.{scored}.validation: must be above 0, runs.{name} is evaluated on it"
+            yield f"datasets.{scored}.validation: must be above 0, because runs.{name} is evaluated on it"
         else:
             yield from (
                 f"runs.{name}.{one}" for one in leak_problems(config.datasets, config.tokenizers, run)
@@ -220,25 +226,28 @@ def _problems(config: Config) -> Iterator[str]:
 
 
 def _ngram_problems(config: Config, run: Run) -> Iterator[str]:
-    """What keeps a run from having the n-gram index that it asks for."""
+    """Yield the problems of a run whose model reads an n-gram index."""
     dataset = config.datasets.get(run.data)
     if run.model.ngram is None or dataset is None:
         return
     if run.compress is not None:
-        yield "compress: the model reads an index, many times as large as any file; leave one of them out"
+        reason = "the model needs its n-gram index, which is many times as large as the compressed file"
+        yield f"compress: {reason}; leave compress or model.ngram out"
     if dataset.ngram == 0:
-        why = f"datasets.{run.data}.ngram is 0, no document is kept for it"
-        yield f"model.ngram: {why}; set that to the share of documents to count, such as 0.8"
+        reason = f"datasets.{run.data}.ngram is 0, so the n-gram index has no documents"
+        yield f"model.ngram: {reason}; set that to the share of documents to count, such as 0.8"
     for i, stage in enumerate(run.stages):
-        if (data := stage.data or run.defaults.data or run.data) != run.data:
-            why = f"its documents ({data}) may be in the n-gram index, which is of {run.data}"
-            yield f"stages[{i}].data: {why}; train the stage on that dataset, or leave model.ngram out"
+        data = stage.data or run.defaults.data or run.data
+        if data != run.data:
+            reason = f"its documents ({data}) may be in the n-gram index, which is of {run.data}"
+            yield f"stages[{i}].data: {reason}; train the stage on that dataset, or leave model.ngram out"
 
 
 def _ttt_problems(config: Config, name: str) -> Iterator[str]:
-    """What keeps a text from being learned from in whole windows."""
+    """Yield a problem if a chunk of test-time training is smaller than a window."""
     run = config.runs[name]
-    if (ttt := run.evaluation.ttt) is None:
+    ttt = run.evaluation.ttt
+    if ttt is None:
         return
     window, stage = max((config.stage(name, stage.name).window, stage.name) for stage in run.stages)
     if ttt.chunk < window:
@@ -247,23 +256,27 @@ def _ttt_problems(config: Config, name: str) -> Iterator[str]:
 
 
 def _run_problems(run: Run) -> Iterator[str]:
+    """Yield the problems of a run's settings with each other."""
     yield from run.model.problems(run.precision, run.compile)
-    where, narrow = "optimizer.master_weights", run.optimizer.master_weights == "bf16"
-    if narrow and run.precision not in ("bf16", "fp8"):
-        may = f"which precision: {run.precision} may come to"
-        yield f"{where}: bf16 weights cannot be multiplied in fp32, {may}; set precision: bf16 or fp8"
-    if narrow and run.parallel == "fsdp":
+    if run.optimizer.master_weights != "bf16":
+        return
+    where = "optimizer.master_weights"
+    if run.precision not in ("bf16", "fp8"):
+        reason = f"bf16 weights cannot be multiplied in fp32, which precision: {run.precision} may choose"
+        yield f"{where}: {reason}; set precision: bf16 or fp8"
+    if run.parallel == "fsdp":
         remedy = "set fp32 (each process then holds a share of them), or parallel: ddp"
         yield f"{where}: parallel: fsdp shares fp32 weights only; {remedy}"
 
 
 def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
+    """Yield the problems of a stage's settings, without the path of the stage."""
     s = spec.settings
     if not any((s.tokens, s.max_steps, s.target_flops, s.tokens_per_parameter, s.max_hours)):
         yield ": needs tokens, max_steps, target_flops, tokens_per_parameter or max_hours"
     if s.max_hours and s.schedule not in ("wsd", "constant"):
-        remedy = "set schedule: wsd, which decays when time runs out, or constant"
-        yield f".max_hours: schedule: {s.schedule} must know its last step from the first; {remedy}"
+        remedy = "set schedule: wsd, which decays at the end of the time, or constant"
+        yield f".max_hours: schedule: {s.schedule} needs the number of steps in advance; {remedy}"
     yield from _row_problems(config, spec)
     try:
         spec.micro_batch(spec.processes)
@@ -273,7 +286,7 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         yield ".keep_every: counts steps, and ckpt_minutes saves by the clock; leave one of them out"
     elif s.keep_every and s.keep_every % s.ckpt_every:
         got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
-        yield f".keep_every: must be a multiple of ckpt_every, only what is saved can be kept {got}"
+        yield f".keep_every: must be a multiple of ckpt_every, because only saved steps can be kept {got}"
     yield from _validation_problems(config, spec)
     if not spec.model.looped and spec.loops != 1:
         yield f".n_loops: this model of family {spec.model.family} has no loops; leave it out"
@@ -282,44 +295,50 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
 
 
 def _validation_problems(config: Config, spec: StageSpec) -> Iterator[str]:
-    """What keeps a stage from being validated as asked; as often as by default it is where it can be."""
-    s, dataset = spec.settings, config.datasets.get(spec.data)
+    """Yield the problems of validations that ``val_every`` requests. The default adapts to the dataset."""
+    s = spec.settings
+    dataset = config.datasets.get(spec.data)
     if not s.val_every or dataset is None:
         return
     if s.ckpt_minutes is None and s.val_every % s.ckpt_every and s.ckpt_every % s.val_every:
         got = f"(got {s.val_every}, ckpt_every is {s.ckpt_every})"
-        yield f".val_every: must be a multiple or a divisor of ckpt_every, or the best is never saved {got}"
+        reason = "because only a saved step can be the best checkpoint"
+        yield f".val_every: must be a multiple or a divisor of ckpt_every, {reason} {got}"
     if spec.stream is not None:
         yield f".val_every: {spec.data} is a stream and has no validation split; leave it out"
     elif dataset.validation == 0:
-        yield f".val_every: datasets.{spec.data}.validation is 0: raise it, or leave val_every out"
+        yield f".val_every: datasets.{spec.data}.validation is 0; raise it, or leave val_every out"
 
 
 def _row_problems(config: Config, spec: StageSpec) -> Iterator[str]:
-    """What rows of a stage cannot be made or read as asked."""
-    s, packed = spec.settings, spec.settings.packing == "best_fit"
+    """Yield the problems of packing, and of attention and loss in packed rows."""
+    s = spec.settings
+    packed = s.packing == "best_fit"
     if packed and spec.stream is not None:
-        yield f".packing: {spec.data} is a stream, whose documents are not known before; leave it out"
+        yield f".packing: best_fit needs all documents in advance, but {spec.data} is a stream; leave it out"
     if packed and spec.model.ngram is not None:
-        yield ".packing: best_fit knows no place in the text, by which an n-gram index proposes; leave it out"
-    if s.attend == "document" and not (packed and spec.model.DOCUMENTS):
-        why = "the model's family sees all of a row" if packed else "rows are cut from one long text"
-        yield f".attend: document: {why}; {'leave it out' if packed else 'set packing: best_fit'}"
+        reason = "the n-gram lookup needs each row's position in the text, which best_fit does not have"
+        yield f".packing: {reason}; leave it out"
+    if s.attend == "document" and not packed:
+        yield ".attend: document: needs packed rows; set packing: best_fit"
+    elif s.attend == "document" and not spec.model.DOCUMENTS:
+        yield f".attend: document: the family {spec.model.family} attends to the whole row; leave it out"
     if s.learn == "assistant" and not packed:
-        yield ".learn: assistant: who speaks at a window's start is not known; set packing: best_fit"
+        reason = "a window may begin inside a turn, whose role is then unknown"
+        yield f".learn: assistant: {reason}; set packing: best_fit"
     dataset = config.datasets.get(spec.data)
     if s.learn == "assistant" and dataset is not None and dataset.format != "chat":
-        yield f".learn: assistant: {spec.data} holds no conversations (format: {dataset.format})"
+        yield f".learn: assistant: {spec.data} has no conversations (format: {dataset.format})"
 
 
 def _scaling_problems(config: Config, sweep: str) -> Iterator[str]:
-    """What keeps a law from being fitted; better said before its runs are trained than after."""
+    """Yield the reasons why no scaling law can be fitted, before its runs are trained."""
     if sweep not in config.sweeps:
         yield f"scaling: no run {sweep!r} with a grid{nearest(sweep, config.sweeps)}"
         return
     runs = {name: config.runs[name] for name in config.sweeps[sweep]}
     if (count := len(next(iter(runs.values())).stages)) != 1:
-        yield f"runs.{sweep}.stages: what a scaling law is fitted to has one stage (here are {count})"
+        yield f"runs.{sweep}.stages: a run of a scaling law has one stage (here are {count})"
         return
     budgets = {config.stage(name, run.stages[0].name).settings.target_flops for name, run in runs.items()}
     models = {run.model.model_dump_json() for run in runs.values()}
@@ -328,19 +347,19 @@ def _scaling_problems(config: Config, sweep: str) -> Iterator[str]:
         yield f"runs.{sweep}.grid: {needs} (here are {len(models)} and {len(budgets - {None})})"
 
 
-# --------------------------------------------------------------------------------------------- from elsewhere
+# --------------------------------------------------------------- settings of command line and environment
 
 
 @dataclass
 class Given:
-    """A setting that is not from the file; a value that is text is read as YAML."""
+    """A setting of the command line or the environment. Text is parsed as YAML."""
 
     origin: str
-    """What messages call it: ``--lr``, ``LR``, ``lr=4e-3``."""
+    """Name of the setting in messages: ``--lr``, ``LR``, ``lr=4e-3``."""
     key: str
     value: Any
     yields: bool = False
-    """To another of the same setting, as a variable does to the command line."""
+    """Whether another `Given` of the same setting overrides this one, as the command line does a variable."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, str):
@@ -348,17 +367,25 @@ class Given:
         try:
             plain = yaml.safe_load(self.value)
         except yaml.YAMLError:
-            raise ConfigError(f"{self.origin}: {self.value!r} is not a value as YAML has them") from None
-        # YAML 1.1 wants ``4.0e-3``; ``4e-3`` is a number here too.
+            raise ConfigError(f"{self.origin}: {self.value!r} is not valid YAML") from None
+        # YAML 1.1 reads ``4.0e-3`` as a number and ``4e-3`` as text; here both are numbers.
         number = isinstance(plain, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", plain)
         self.value = float(plain) if number else plain
 
 
 def with_settings(config: Config, run: str, stage: str, given: Sequence[Given]) -> tuple[Config, list[Given]]:
-    """The configuration with these settings of one stage, and those that were not yielded. `ConfigError`
-    where there is no such setting, one is given twice, or what comes of it is refused."""
+    """Apply settings to one stage.
+
+    Returns:
+        The new configuration, and the settings that no other one overrode.
+
+    Raises:
+        ConfigError: a setting does not exist or is given twice, or the new configuration is not valid.
+    """
     index = config.stage(run, stage).index
-    plain = copy.deepcopy({**config.written, "scaling": None})  # there are no grids left to fit a law to
+    plain = copy.deepcopy(
+        {**config.written, "scaling": None}
+    )  # a law needs grids, which are expanded already
     block = plain["runs"][run]
     used: dict[tuple[str, ...], Given] = {}
     for one in sorted(given, key=lambda one: (one.yields, one.key.count("."))):  # a model before its parts
@@ -368,14 +395,14 @@ def with_settings(config: Config, run: str, stage: str, given: Sequence[Given]) 
             put(block, path, one.value)
         elif not one.yields:
             raise ConfigError(f"{used[path].origin} and {one.origin} are the same setting; give one of them")
-    for one in used.values():  # once more, since one may hide another
+    for one in used.values():  # again, because one setting may override another
         resolve(one.origin, one.key, block, stage)
     try:
         return load_config(plain), [one for one in given if one in used.values()]
     except ConfigError as error:
         text = str(error)
-        for path, one in used.items():  # in the words in which it was given
+        for path, one in used.items():  # name each setting as the user gave it
             inside = ("stages", index, *path[2:]) if path[0] == "stages" else path
-            place = re.escape(key_path(("runs", run, *inside)))
-            text = re.sub(rf"^{place}(?=[:.\[])", one.origin.replace("\\", r"\\"), text, flags=re.MULTILINE)
+            key = re.escape(key_path(("runs", run, *inside)))
+            text = re.sub(rf"^{key}(?=[:.\[])", one.origin.replace("\\", r"\\"), text, flags=re.MULTILINE)
         raise ConfigError(text) from None

@@ -1,13 +1,13 @@
-"""A setting by its path, the one way in which anything but the file itself sets one, and grids of settings.
+"""Settings by their path, and grids of settings.
 
-A path is what one would write to find the setting in a run's block, ``model.recurrence.loops`` or
-``stages.main.lr``. A setting of a stage may stand alone, ``lr``: it then means the stage that is spoken of
-or, where none is, all stages (``defaults``). Only whether there is such a setting is checked here. What it
-may be is the schema's to say, of the configuration that comes of it.
+A path leads to a setting in a run's block: ``model.recurrence.loops`` or ``stages.main.lr``. A setting of a
+stage may be given by its name alone, ``lr``. It then belongs to the stage in question, or to all stages
+(``defaults``). This module checks that the setting exists. The schema validates its value later, as a part
+of the whole configuration.
 
-A block of ``runs:`` with a ``grid`` from paths to values stands for a run for each combination of these: of
-``demo``, ``grid: {lr: [4.0e-3, 8.0e-3]}`` makes ``demo-lr4e-3`` and ``demo-lr8e-3``. Each is an ordinary run,
-so that rules, tracking, comparison and report need to know nothing of sweeps.
+A run with a ``grid`` becomes one run for each combination of the grid's values. For example, ``grid: {lr:
+[4.0e-3, 8.0e-3]}`` in ``demo`` gives ``demo-lr4e-3`` and ``demo-lr8e-3``. Each is an ordinary run, so no rule
+and no report handles sweeps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from spider.config.run import Run, StageSettings
 
 Path = tuple[str, ...]
 
-#: Settings that each family keeps at a path of its own: what says which, and what is said where none does.
+#: Names for settings whose path differs between families: the class attribute that has the path, and the
+#: message for a family without it.
 _OF_FAMILY = {
     "model.n_loops": ("LOOPS", "has no loops"),
     "model.gradient_checkpointing": ("RECOMPUTE", "recomputes no activations"),
@@ -34,18 +35,23 @@ _OF_FAMILY = {
 
 
 def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None) -> Path:
-    """The setting that ``key`` means, as steps into the run's block as it is in the file. Errors begin with
-    ``where``; with ``stage``, what names no stage means that one alone.
+    """Return the path of the setting ``key`` in the block of a run as the file has it.
+
+    Args:
+        where: what error messages call the setting.
+        stage: the stage of a ``key`` that names none (None: all stages).
 
     Raises:
-        ConfigError: there is no such setting, or a stage's own would hide it.
+        ConfigError: the setting does not exist, or a stage overrides it.
     """
-    family, stages = _family(run), _stages(run)
+    family = _family(run)
+    stages = _stages(run)
     if key in _OF_FAMILY:
-        attribute, lacks = _OF_FAMILY[key]
-        if (place := getattr(family, attribute)) is None:
-            raise ConfigError(f"{where}: this run's model {lacks}")
-        key = f"model.{place}"
+        attribute, message = _OF_FAMILY[key]
+        path_of_family = getattr(family, attribute)
+        if path_of_family is None:
+            raise ConfigError(f"{where}: this run's model {message}")
+        key = f"model.{path_of_family}"
     path = tuple(key.split("."))
     if path[0] in StageSettings.model_fields and (stage or path[0] not in Run.model_fields):
         path = ("defaults", *path)
@@ -58,8 +64,9 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
             known = f"one of this run's stages{nearest(''.join(path[1:2]), stages)}"
             raise ConfigError(f"{where}: write stages.NAME.SETTING, NAME being {known}")
         if stage and path[1] != stage:
-            raise ConfigError(f"{where}: is a setting of stage {path[1]}, and this is about stage {stage}")
-        block, steps = StageSettings, path[2:]
+            raise ConfigError(f"{where}: is a setting of stage {path[1]}, but stage {stage} is trained")
+        block = StageSettings
+        steps = path[2:]
     for step in steps:
         fields = [f for f in block.model_fields if f not in ("grid", "stages")] if block else []
         if step not in fields:
@@ -67,27 +74,32 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
             hint = nearest(step, {*fields, *bare}) if fields else ""
             raise ConfigError(f"{where}: unknown key{hint}")
         block = family if step == "model" and block is Run else _inner(block, step)
-    # What would change nothing, because a stage goes by a setting of its own.
+    # A setting of all stages must not be overridden by one of them.
     for name, own in stages.items():
         if path[0] == "defaults" and own.keys() & {*path[1:2]}:
             remedy = f"leave it out there, or write stages.{name}.{path[1]}"
             reason = f"stage {name!r} sets {path[1]} itself, so the grid would not reach it"
             raise ConfigError(f"{where}: {reason}; {remedy}")
-    meant = [run.get("defaults"), *(own for name, own in stages.items() if stage in (None, name))]
-    if key == f"model.{family.LOOPS}" and any(isinstance(b, dict) and b.get("n_loops") for b in meant):
-        raise ConfigError(f"{where}: this run trains with n_loops, whatever the model's loops; write n_loops")
+    affected = [run.get("defaults"), *(own for name, own in stages.items() if stage in (None, name))]
+    if key == f"model.{family.LOOPS}" and any(isinstance(b, dict) and b.get("n_loops") for b in affected):
+        raise ConfigError(f"{where}: n_loops of this run overrides the model's loops; write n_loops")
     return path
 
 
 def put(run: dict[str, Any], path: Path, value: Any) -> None:
-    """Set what `resolve` returned. Blocks on the way are copied, since YAML lets several share one, or made:
-    of a model's preset, and of what a stage has from the run's defaults. What is no block at all is left for
-    the schema to refuse."""
+    """Set the setting at a path that `resolve` returned.
+
+    Blocks on the path are copied, because YAML lets several keys share one. A block that is not there is
+    made from the model's preset or from what the stage inherits from the run's defaults. A value that should
+    be a block and is not stays as it is, and the schema refuses it.
+    """
     here: Any = run
     inherited: Any = None
     if path[0] == "stages":
         run["stages"] = [dict(one) if isinstance(one, dict) else one for one in run["stages"]]
-        here, inherited, path = _stages(run)[path[1]], run.get("defaults"), path[2:]
+        here = _stages(run)[path[1]]
+        inherited = run.get("defaults")
+        path = path[2:]
     *blocks, last = path
     for step in blocks:
         inner = here.get(step, inherited.get(step) if isinstance(inherited, dict) else None)
@@ -96,17 +108,18 @@ def put(run: dict[str, Any], path: Path, value: Any) -> None:
         if not isinstance(inner, dict | None):
             return
         here[step] = dict(inner or {})
-        here, inherited = here[step], None
+        here = here[step]
+        inherited = None
     here[last] = copy.deepcopy(value)
 
 
 def _stages(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """By name."""
+    """Return the stages of a run by name."""
     return {str(one.get("name")): one for one in run.get("stages") or [] if isinstance(one, dict)}
 
 
 def _family(run: dict[str, Any]) -> type[ModelConfig]:
-    """The schema of a run's model; of one that is wrong itself or not there, that of the family implied."""
+    """Return the schema of a run's model, or of the default family where the model is missing or wrong."""
     try:
         return family_config(model_block(run.get("model"))["family"])
     except (ValueError, TypeError):
@@ -114,7 +127,7 @@ def _family(run: dict[str, Any]) -> type[ModelConfig]:
 
 
 def _inner(block: type[Block], key: str) -> type[Block] | None:
-    """The block that a key of another holds, be it that or null."""
+    """Return the class of the block at a key, which may also be null there. Return None for other keys."""
     annotation = block.model_fields[key].annotation
     kinds = (annotation, *get_args(annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Block)), None)
@@ -122,23 +135,30 @@ def _inner(block: type[Block], key: str) -> type[Block] | None:
 
 # ------------------------------------------------------------------------------------------------------ grids
 
-#: Runs that a grid may make.
+#: Largest number of runs of a grid.
 LIMIT = 200
 
 
 def expand_grids(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """The block ``runs:`` of a file with each grid replaced by the runs it stands for, and of each grid their
-    names; `ConfigError` of a grid that makes none. What is no mapping is left to the schema."""
+    """Replace each run that has a grid in the block ``runs:`` by the runs of its grid.
+
+    Returns:
+        The new block, and the names of the runs of each grid. A run that is not a mapping stays as it is, and
+        the schema refuses it.
+
+    Raises:
+        ConfigError: a grid is wrong.
+    """
     expanded: dict[str, Any] = {}
     sweeps: dict[str, list[str]] = {}
     for name, run in runs.items():
-        made = {name: run}
+        blocks = {name: run}
         if isinstance(run, dict) and "grid" in run:
-            made = _expand(str(name), {k: v for k, v in run.items() if k != "grid"}, run["grid"])
-            sweeps[name] = list(made)
-        for one, block in made.items():
+            blocks = _expand(str(name), {k: v for k, v in run.items() if k != "grid"}, run["grid"])
+            sweeps[name] = list(blocks)
+        for one, block in blocks.items():
             if one in expanded or (one != name and one in runs):
-                problem = f"its grid makes a run {one!r}, and there is another of that name"
+                problem = f"its grid makes a run {one!r}, but another run has that name"
                 raise ConfigError(f"runs.{name}: {problem}")
             expanded[one] = block
     return expanded, sweeps
@@ -166,26 +186,26 @@ def _expand(name: str, run: dict[str, Any], grid: Any) -> dict[str, Any]:
         raise ConfigError(
             f"{where}: {sizes} values make {count:,} runs, and a grid may make {LIMIT}; {remedy}"
         )
-    made: dict[str, Any] = {}
+    expanded: dict[str, Any] = {}
     for combination in itertools.product(*axes):
         block = copy.deepcopy(run)
         chosen = zip(paths.values(), combination, strict=True)
         for path, (_, value) in sorted(chosen, key=lambda item: len(item[0])):  # a model before its parts
             put(block, path, value)
         full = "-".join([name, *(label for label, _ in combination)])
-        if full in made:
+        if full in expanded:
             problem = f"two combinations are both named {full!r}"
             raise ConfigError(f"{where}: {problem}; name the values: {{name: value}}")
-        made[full] = block
-    return made
+        expanded[full] = block
+    return expanded
 
 
-def _values(label: str, given: Any) -> list[tuple[str, Any]]:
-    """Name and value of each point of an axis."""
-    if isinstance(given, dict):
-        named = [(str(name), value) for name, value in given.items()]
-    elif isinstance(given, list):
-        named = [(label + _written(value), value) for value in given]
+def _values(label: str, axis: Any) -> list[tuple[str, Any]]:
+    """Return the name and the value of each point of an axis of a grid."""
+    if isinstance(axis, dict):
+        named = [(str(name), value) for name, value in axis.items()]
+    elif isinstance(axis, list):
+        named = [(label + _written(value), value) for value in axis]
     else:
         raise ConfigError("must be a list of values, or a mapping from names to values")
     if not named:
@@ -193,13 +213,13 @@ def _values(label: str, given: Any) -> list[tuple[str, Any]]:
     for i, (name, value) in enumerate(named):
         check_name(name)
         if any(value == other and type(value) is type(other) for _, other in named[:i]):
-            raise ConfigError(f"{value!r} is there twice")
+            raise ConfigError(f"{value!r} occurs twice")
     return named
 
 
 def _written(value: Any) -> str:
-    """A value as a part of a folder's name: ``4e-3``, ``15e-1``, ``true``, ``adamw8bit``."""
-    if value is None or isinstance(value, int):  # or true or false
+    """Write a value as a part of a folder's name: ``4e-3``, ``15e-1``, ``true``, ``adamw8bit``."""
+    if value is None or isinstance(value, int):  # bool is an int
         return json.dumps(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 10_000:
         return str(int(value))
@@ -208,4 +228,4 @@ def _written(value: Any) -> str:
         return f"{'-' * sign}{''.join(map(str, digits))}e{power}"
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-]+", value):
         return value
-    raise ConfigError(f"{value!r} makes no name; name the values: {{name: value, ...}}")
+    raise ConfigError(f"{value!r} cannot be part of a name; name the values: {{name: value, ...}}")

@@ -1,4 +1,4 @@
-"""Tasks: questions with an answer to choose, which measure a model beside bits per byte."""
+"""Tasks: questions with several choices, which measure a model besides bits per byte."""
 
 from __future__ import annotations
 
@@ -16,91 +16,94 @@ from spider.config.block import Block, Positive
 
 class _Task(Block):
     def files(self) -> list[str]:
-        """Return the files that the task is read from; after an edit of one the model is asked again."""
+        """Return the files that the task is read from; the model is scored again after an edit of one."""
         return []
 
 
-class _Made(_Task):
-    """Made from the text that is scored, by a seed."""
+class _SampledTask(_Task):
+    """Base of the tasks whose questions are sampled from the scored text."""
 
     items: Positive = 200
-    """Questions."""
+    """Number of questions."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the questions."""
 
 
-class ClozeTask(_Made):
-    """How a document goes on: the true continuation, against three from other documents."""
+class ClozeTask(_SampledTask):
+    """Choose the true continuation of a document among three from other documents."""
 
     kind: Literal["cloze"]
     context: Positive = 120
-    """Bytes that are given."""
+    """Bytes of context."""
     choice: Positive = 24
     """Bytes of each continuation."""
 
 
-class InductionTask(_Made):
-    """A made-up word that comes again after some text, against three others."""
+class InductionTask(_SampledTask):
+    """Choose the end of a random word that occurred before, among the ends of three other words."""
 
     kind: Literal["induction"]
     word: Annotated[int, Field(ge=8)] = 16
-    """Bytes of a word; the first half of it is given the second time."""
+    """Bytes of a word. Its second occurrence gives the first half."""
     gap: Positive = 64
-    """Bytes of text between."""
+    """Bytes of text between the occurrences."""
 
 
-class CopyTask(_Made):
-    """Which of four passages, all read long before, goes on from a cue: what was read is found again."""
+class CopyTask(_SampledTask):
+    """Choose the passage that continues a cue, among four passages that the model read before."""
 
     kind: Literal["copy"]
     cue: Positive = 24
-    """Bytes of the passage that come again."""
+    """Bytes of the passage that are repeated as the cue."""
     choice: Positive = 24
-    """Bytes of it that follow them."""
+    """Bytes of the continuation."""
     distance: Positive = 1024
-    """Bytes of text between."""
+    """Bytes of text between the passage and the cue."""
 
 
 class JsonlTask(_Task):
-    """Your own questions, a line each: ``query, choices, gold``, ``context_options, continuation, gold``, or
-    ``context, continuation``, where the continuation has to be the likeliest."""
+    """Your own questions, one JSON object in a line. A question has the keys ``query, choices, gold``, or
+    ``context_options, continuation, gold``, or ``context, continuation``. The last kind is answered right if
+    greedy decoding gives the continuation."""
 
     kind: Literal["jsonl"]
     file: str
-    """Path."""
+    """Path of the file."""
     items: Positive | None = None
-    """The first so many (null: all)."""
+    """Number of questions, from the first on (null: all)."""
     shots: Annotated[int, Field(ge=0)] = 0
-    """Answered questions before each, drawn from the others."""
+    """Number of answered questions before each question, drawn from the others."""
     delimiter: str = " "
-    """Between a question and its answer."""
+    """Text between a question and its answer."""
     seed: Annotated[int, Field(ge=0)] = 1234
+    """Seed of the answered questions."""
 
     def files(self) -> list[str]:
         return [self.file]
 
 
 class CoreTask(_Task):
-    """A folder as nanochat's evaluation bundle is: ``core.yaml``, ``eval_data/``, ``eval_meta_data.csv``."""
+    """Tasks of nanochat's evaluation bundle: ``core.yaml``, ``eval_data/`` and ``eval_meta_data.csv``."""
 
     kind: Literal["core"]
     folder: str
-    """Path."""
+    """Path of the folder."""
     items: Positive | None = None
-    """Of each of its tasks, drawn by the bundle's own seed (null: all)."""
+    """Number of questions of each task, drawn with the bundle's own seed (null: all)."""
 
     def files(self) -> list[str]:
-        named = [f"{self.folder}/core.yaml", f"{self.folder}/eval_meta_data.csv"]
+        files = [f"{self.folder}/core.yaml", f"{self.folder}/eval_meta_data.csv"]
         try:
-            return named + [f"{self.folder}/eval_data/{entry['dataset_uri']}" for entry in self.entries()]
+            return files + [f"{self.folder}/eval_data/{entry['dataset_uri']}" for entry in self.entries()]
         except (OSError, ValueError):  # the evaluation reports it
-            return named
+            return files
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return what ``core.yaml`` says of each task.
+        """Return the entry of each task in ``core.yaml``.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it does not hold a list of tasks, each with its data.
+            ValueError: the file lacks the list of tasks, or a task lacks its data.
         """
         path = Path(self.folder, "core.yaml")
         try:
@@ -115,31 +118,37 @@ class CoreTask(_Task):
 
 
 class HarnessConfig(Block):
-    """Tasks of lm-evaluation-harness that a run's last checkpoint is asked; needs ``spider[harness]``."""
+    """Tasks of lm-evaluation-harness for the last checkpoint of a run; needs ``spider[harness]``."""
 
-    #: What H-Net reports.
+    #: The tasks that H-Net reports.
     SEVEN: ClassVar = (
-        *("lambada_openai", "hellaswag", "piqa", "arc_easy", "arc_challenge", "winogrande", "openbookqa"),
+        "lambada_openai",
+        "hellaswag",
+        "piqa",
+        "arc_easy",
+        "arc_challenge",
+        "winogrande",
+        "openbookqa",
     )
 
     tasks: Annotated[list[str], Field(min_length=1)] = list(SEVEN)
-    """Their names there, or in ``include``."""
+    """Names of tasks of the harness, or of those in ``include``."""
     include: str | None = None
-    """Folder with tasks of your own, in YAML as the harness has them."""
+    """Folder with your own tasks, in the harness's YAML format."""
     items: Positive | None = None
-    """Of each task, the first so many (null: all)."""
+    """Number of items of each task, from the first on (null: all)."""
     shots: Annotated[int, Field(ge=0)] | None = None
-    """Answered examples before each question (null: the task's own number)."""
+    """Number of answered examples before each question (null: the task's own)."""
     batch: Positive = 16
-    """Rows that are read at once."""
+    """Rows scored at once."""
     online: bool = False
-    """Fetch the text of tasks that is not on this machine."""
+    """Download the data of tasks that is not on this machine."""
 
     def files(self) -> list[str]:
-        """Return the files that your own tasks are read from; after an edit of one the model is asked again.
+        """Return the files that your own tasks are read from; the model is scored again after an edit of one.
 
         These are all files in the folder, the files that a task includes, and the data on this machine that
-        it names. A missing folder stands for itself.
+        it names. The path of a missing folder is returned as it is.
         """
         if not self.include or not Path(self.include).is_dir():
             return [self.include] if self.include else []
@@ -152,7 +161,7 @@ class HarnessConfig(Block):
 
 
 class _HarnessLoader(yaml.SafeLoader):
-    """Reads a task of the harness without the Python functions that its tags stand for."""
+    """Loader of a task of the harness that ignores the Python functions of its tags."""
 
 
 _HarnessLoader.add_multi_constructor("!", lambda loader, tag, node: None)
@@ -192,9 +201,9 @@ def _strings(value: Any) -> Iterator[str]:
 def _below(folder: Path) -> list[Path]:
     """Return the files in a folder and below it; hidden ones and compiled Python are left out."""
     found = []
-    for place, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
-        found += [Path(place, name) for name in names if not name.startswith(".")]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
     return found
 
 

@@ -49,9 +49,9 @@ def token_problems(datasets: Datasets, tokenizers: Tokenizers, runs: Mapping[str
         if (dataset := datasets.get(tokenizer.data)) is None:
             yield f"{where}: {none_such('dataset', tokenizer.data, datasets)}"
         elif dataset.source.STREAMED:
-            yield f"{where}: {tokenizer.data!r} is a stream, and nothing of it is kept; name another dataset"
+            yield f"{where}: {tokenizer.data!r} is a stream, which is not stored; name another dataset"
         elif dataset.source.TOKENS:
-            yield f"{where}: {tokenizer.data!r} holds token ids and no text; name another dataset"
+            yield f"{where}: {tokenizer.data!r} has token ids instead of text; name another dataset"
     for name, dataset in datasets.items():
         if dataset.tokenizer is not None and dataset.tokenizer not in tokenizers:
             missing = none_such("tokenizer", dataset.tokenizer, tokenizers)
@@ -61,20 +61,22 @@ def token_problems(datasets: Datasets, tokenizers: Tokenizers, runs: Mapping[str
 
 
 def _run_problems(run: Run, datasets: Datasets, tokenizers: Tokenizers) -> Iterator[str]:
+    """Yield the problems of a run, without the path of the run."""
     tokenizer = tokenizer_of(datasets, run.data)
     size = size_of(datasets, tokenizers, run.data)
     if tokenizer and not run.model.ANY_TOKENS:
         others = [family for family in families() if family_config(family).ANY_TOKENS]
         remedy = f"use a dataset of bytes, or a model of family {' or '.join(others)}"
-        yield f"data: {run.data} is written in {tokenizer}, and the {run.model.family} reads bytes; {remedy}"
+        family = f"the family {run.model.family} reads bytes"
+        yield f"data: {run.data} is encoded by {tokenizer}, but {family}; {remedy}"
     elif run.model.vocab_size not in (None, size):
         decides = f"{tokenizer}: {size:,}" if size else f"bytes: {run.data} names no tokenizer"
         yield f"model.vocab_size: is decided by the dataset's tokenizer ({decides}); leave it out"
     if tokenizer and run.model.ngram is not None:
         remedy = "use a dataset of bytes, or leave the n-gram index out"
-        yield f"model.ngram: proposes bytes, and {run.data} is written in {tokenizer}; {remedy}"
+        yield f"model.ngram: counts bytes, but {run.data} is encoded by {tokenizer}; {remedy}"
     for i, stage in enumerate(run.stages):
         data = stage.data or run.defaults.data or run.data
         if data in datasets and (other := tokenizer_of(datasets, data)) != tokenizer:
-            written = f"{data} is written in {other or 'bytes'}, and {run.data} in {tokenizer or 'bytes'}"
-            yield f"stages[{i}].data: {written}; one model reads one vocabulary"
+            vocabularies = f"{data} has that of {other or 'bytes'}, {run.data} that of {tokenizer or 'bytes'}"
+            yield f"stages[{i}].data: all stages must have the same vocabulary; {vocabularies}"

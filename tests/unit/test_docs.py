@@ -2,8 +2,7 @@
 
 import ast
 import re
-import subprocess
-import sys
+import runpy
 from importlib import import_module
 from pathlib import Path
 
@@ -13,7 +12,21 @@ import yaml
 
 from spider.cli import cli
 from spider.cli.train import _read_settings
-from spider.config import Config, ModelConfig, Run, Stage, load_config, with_settings
+from spider.config import (
+    Block,
+    Config,
+    ModelConfig,
+    Run,
+    Source,
+    Stage,
+    StageSettings,
+    StageSpec,
+    load_config,
+    with_settings,
+)
+from spider.config.model import family_block, model_block
+from spider.config.run import RunSettings
+from spider.config.tasks import _SampledTask, _Task
 from spider.model.gpt.config import Config as GPTConfig
 from tests.shown_commands import examples, shown, words
 
@@ -27,12 +40,38 @@ def named(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def test_the_configuration_reference_is_what_the_schema_says():
-    script = ROOT / "docs/config_reference.py"
-    made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-    assert (ROOT / "docs/config.md").read_text() == made, (
+REFERENCE = runpy.run_path(str(ROOT / "docs/config_reference.py"))
+BLOCKS = {title: block for blocks in REFERENCE["chapters"]().values() for title, block in blocks}
+
+
+def test_the_configuration_reference_agrees_with_the_schema():
+    assert (ROOT / "docs/config.md").read_text() == REFERENCE["reference"](), (
         "run: python docs/config_reference.py > docs/config.md"
     )
+
+
+@pytest.mark.parametrize("title", BLOCKS)
+def test_the_examples_of_the_reference_are_valid(title):
+    _, example = REFERENCE["example"](title)
+    if title == "(top level)":
+        load_config(example)
+    elif issubclass(BLOCKS[title], ModelConfig):
+        family_block(model_block(example))
+    else:
+        BLOCKS[title].model_validate(example)
+
+
+def test_the_reference_has_every_block():
+    """The reference has all blocks that a configuration may contain, without base classes."""
+    bases = {Source, ModelConfig, StageSettings, RunSettings, StageSpec, _Task, _SampledTask}
+
+    def blocks(base):
+        for block in base.__subclasses__():
+            yield from blocks(block)
+            if block.__module__.startswith("spider."):
+                yield block
+
+    assert set(blocks(Block)) - set(BLOCKS.values()) - bases == set()
 
 
 def anchors(page: Path) -> set[str]:

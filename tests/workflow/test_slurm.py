@@ -268,7 +268,7 @@ def test_more_than_a_node_has_is_refused_with_what_to_set(cluster):
     cluster.run["resources"] |= {"gpus": 8, "processes": 1, "threads": 6}
     output = cluster(FIRST, "--retries", "0", fails=True)
     assert "--cpus-per-task=6" in output and "--gpus=8" in output
-    assert "no node of the partition is so large: set threads, mem_mb, gpus and nodes under" in output
+    assert "every node of the partition is smaller: set threads, mem_mb, gpus and nodes under" in output
 
 
 @pytest.mark.long

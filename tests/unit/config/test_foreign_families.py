@@ -23,7 +23,7 @@ from tests.unit.hf.small_exports import exported
 
 ROOT = Path(__file__).parents[3]
 REFUSED = (
-    r"'foreign_code\.family' is neither one of Spider's \(gpt, spider\) nor registered .*--family-module"
+    r"'foreign_code\.family' is not one of Spider's \(gpt, spider\) and not registered .*--family-module"
 )
 
 

@@ -23,7 +23,7 @@ def config_with(grid: str, **run):
     return config
 
 
-def test_a_grid_becomes_a_run_for_each_combination_and_nothing_else_changes():
+def test_a_grid_becomes_one_run_for_each_combination():
     config = load_config(config_with("{model.recurrence.loops: [2, 4], lr: [4e-3, 0.8]}"))
     names = ["demo-loops2-lr4e-3", "demo-loops2-lr8e-1", "demo-loops4-lr4e-3", "demo-loops4-lr8e-1"]
     assert list(config.runs) == names and config.sweeps == {"demo": names}
@@ -49,11 +49,11 @@ def test_a_grid_becomes_a_run_for_each_combination_and_nothing_else_changes():
         ("{stages.b.max_steps: [3, 5], seed: [0]}", ["demo-max_steps3-seed0", "demo-max_steps5-seed0"]),
     ],
 )  # fmt: skip
-def test_names_can_be_read(grid, names):
+def test_the_names_of_runs_are_readable(grid, names):
     assert list(load_config(config_with(grid)).runs) == names
 
 
-def test_a_part_of_a_model_is_changed_in_every_model_of_the_grid_whatever_the_order():
+def test_a_part_of_a_model_changes_in_every_model_of_the_grid_in_any_order():
     for grid in ("{model.hidden: [64], model: {t: tiny}}", "{model: {t: tiny}, model.hidden: [64]}"):
         (run,) = load_config(config_with(grid)).runs.values()
         assert run.model.hidden == 64 and run.model.ffn_hidden == 512
@@ -67,11 +67,11 @@ def test_a_part_of_a_model_is_changed_in_every_model_of_the_grid_whatever_the_or
         ("{model.moe.top_k.x: [1]}", "grid.model.moe.top_k.x: unknown key"),
         ("{lr: []}", "runs.demo.grid.lr: must not be empty"),
         ("{lr: 3}", "runs.demo.grid.lr: must be a list of values, or a mapping from names to values"),
-        ("{lr: [1.0, 2.0, 1.0]}", "runs.demo.grid.lr: 1.0 is there twice"),
+        ("{lr: [1.0, 2.0, 1.0]}", "runs.demo.grid.lr: 1.0 occurs twice"),
         ("{lr: [4e-3, 4.0e-3]}", "two combinations are both named 'demo-lr4e-3'"),
         ("{lr: [1.0], defaults.lr: [2.0]}", "runs.demo.grid: lr and defaults.lr are the same setting"),
         ("{}", "runs.demo.grid: must be a mapping from settings to their values, at least one"),
-        ("{model: [{preset: tiny}]}", "makes no name; name the values: {name: value, ...}"),
+        ("{model: [{preset: tiny}]}", "cannot be part of a name; name the values: {name: value, ...}"),
         ("{model: {a/b: tiny}}", "a name is letters, digits, - and _ (got 'a/b')"),
         ("{warmup_steps: [1]}", "stage 'b' sets warmup_steps itself, so the grid would not reach it"),
         ("{stages.c.lr: [1]}", "NAME being one of this run's stages (there are: a, b)"),
@@ -86,32 +86,32 @@ def test_a_wrong_grid_is_refused_with_its_key_and_the_reason(grid, message):
     assert message in str(caught.value)
 
 
-def test_loops_of_a_model_that_its_stages_overrule_are_refused():
-    with pytest.raises(ConfigError, match=r"trains with n_loops, whatever the model's loops; write n_loops"):
+def test_loops_of_a_model_that_n_loops_of_its_stages_overrides_are_refused():
+    with pytest.raises(ConfigError, match=r"n_loops of this run overrides the model's loops; write n_loops"):
         load_config(config_with("{model.n_loops: [2, 4]}", defaults={"n_loops": 3}))
 
 
-def test_a_grid_has_a_size_beyond_which_it_is_a_mistake():
+def test_a_grid_of_too_many_runs_is_refused():
     fits = config_with(str({"seed": list(range(LIMIT // 2)), "lr": [1.0, 2.0]}))
     assert len(load_config(fits).runs) == LIMIT
     with pytest.raises(ConfigError, match=rf"201 x 3 values make 603 runs, and a grid may make {LIMIT}"):
         load_config(config_with(str({"seed": list(range(201)), "lr": [1.0, 2.0, 3.0]})))
 
 
-def test_no_two_runs_get_the_same_name():
+def test_two_runs_of_one_name_are_refused():
     config = config_with("{lr: [4e-3]}")
     config["runs"]["demo-lr4e-3"] = copy.deepcopy(yaml.safe_load(BASE)["runs"]["demo"])
     for runs in (config["runs"], dict(reversed(config["runs"].items()))):
-        with pytest.raises(ConfigError, match="'demo-lr4e-3', and there is another of that name"):
+        with pytest.raises(ConfigError, match="'demo-lr4e-3', but another run has that name"):
             load_config(config | {"runs": runs})
 
 
-def test_the_name_of_a_sweep_leads_to_those_of_its_runs():
+def test_the_error_about_the_name_of_a_sweep_lists_its_runs():
     with pytest.raises(ConfigError, match="demo is a sweep, name one of its runs: demo-lr4e-3"):
         load_config(config_with("{lr: [4e-3]}")).run("demo")
 
 
-def test_a_run_of_a_sweep_that_has_a_law_is_trained_like_any_other():
+def test_settings_apply_to_a_run_of_a_sweep_with_a_scaling_law():
     models = "{a: tiny, b: {preset: tiny, hidden: 64}, c: {preset: tiny, hidden: 32}}"
     plain = config_with(f"{{model: {models}, target_flops: [1.0e+9, 2.0e+9]}}", stages=[{"name": "main"}])
     config = load_config(plain | {"scaling": "demo"})

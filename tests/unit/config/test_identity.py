@@ -1,4 +1,4 @@
-"""A new key at its default changes no digest; a changed default is noticed."""
+"""A new key at its default changes no digest, and a changed default is noticed."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,11 @@ from spider.config.data import kinds, source_class
 
 ROOT = Path(__file__).parents[3]
 PINNED = Path(__file__).with_name("pinned.json")
-PIN = "pin anew with python tests/unit/config/test_identity.py"
+PIN = "pin again with python tests/unit/config/test_identity.py"
 
 
 def digests() -> dict[str, Any]:
-    """Identity and shape of every stage of the presets, and what each dataset is known by."""
+    """Return the identity and the shape of each stage of the presets, and the digest of each dataset."""
     known: dict[str, Any] = {}
     for path in ("config.yaml", "presets/smoke.yaml", "presets/spider-1b.yaml"):
         found = load_config(ROOT / path)
@@ -32,7 +32,7 @@ def digests() -> dict[str, Any]:
 
 
 def defaults() -> dict[str, Any]:
-    """Every default of the schema, by block and key."""
+    """Return all defaults of the schema, by block and key."""
     blocks: dict[str, Any] = {}
 
     def walk(block: type[Block]) -> None:
@@ -56,10 +56,10 @@ def pinned() -> dict[str, Any]:
     return json.loads(PINNED.read_text())
 
 
-def test_the_presets_are_known_by_the_same_digests():
+def test_the_digests_of_the_presets_do_not_change():
     assert digests() == pinned()["digests"], (
-        "a digest changed: every finished stage of it would be trained again. Give a new key a default that "
-        f"changes nothing; if what is trained has to change: {PIN}"
+        "a digest changed, so every finished stage of it would be trained again. Give a new key a default "
+        f"that changes nothing; if the training has to change: {PIN}"
     )
 
 
@@ -81,7 +81,7 @@ CHANGED_BLOCKS = ["OptimizerConfig", "StageSettings", "Dataset", "PydocsSource",
 
 
 @pytest.mark.parametrize("name", CHANGED_BLOCKS)
-def test_a_new_key_at_its_default_is_in_no_digest(name):
+def test_a_new_key_at_its_default_changes_no_digest(name):
     block = source_class("pydocs") if name == "PydocsSource" else getattr(config, name)
     grown = create_model(name, __base__=block, new_key=(int, 3))
     required = {"kind": "pydocs"} if name == "PydocsSource" else {}
@@ -91,7 +91,7 @@ def test_a_new_key_at_its_default_is_in_no_digest(name):
 
 
 def test_the_settings_of_a_dataset_are_recorded_in_one_order():
-    """Snakemake compares the text of a param, and encodes again where it differs."""
+    """Snakemake compares the text of a param, and encodes again after a difference."""
     dataset = load_config(ROOT / "presets/smoke.yaml").datasets["pydocs"]
     assert repr(dataset.encoding()) == (
         "{'text_column': 'text', 'id_column': 'id', 'validation': 0.02, 'max_document_bytes': None}"
@@ -99,16 +99,17 @@ def test_the_settings_of_a_dataset_are_recorded_in_one_order():
     assert repr(dataset.changed()) == "{'source': {'kind': 'pydocs'}, 'validation': 0.02}"
 
 
-def test_a_licence_and_a_language_are_in_no_digest():
-    """They are for the model card; a stream's stage holds its dataset whole."""
+def test_a_license_and_a_language_are_in_no_digest():
+    """Both are for the model card. A stream is tested too, because the stage contains its dataset."""
     source = {"kind": "stream", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}
-    said, plain = {"license": "mit", "language": "en"}, {"datasets": {"d": {"source": source}}}
-    plain["datasets"]["held"] = {"source": {"kind": "pydocs"}}
+    for_card = {"license": "mit", "language": "en"}
+    plain = {"datasets": {"d": {"source": source}, "held": {"source": {"kind": "pydocs"}}}}
     stages = [{"name": "a", "max_steps": 2}]
     run = {"data": "d", "model": "tiny", "stages": stages, "evaluation": {"data": "held"}}
     plain["runs"] = {"r": run}
-    with_it = {**plain, "datasets": {name: one | said for name, one in plain["datasets"].items()}}
-    before, after = load_config(plain), load_config(with_it)
+    changed = {**plain, "datasets": {name: one | for_card for name, one in plain["datasets"].items()}}
+    before = load_config(plain)
+    after = load_config(changed)
     assert after.datasets["d"].license == "mit"
     assert before.stage("r", "a").identity == after.stage("r", "a").identity
     for name in ("d", "held"):

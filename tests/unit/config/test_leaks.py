@@ -18,14 +18,14 @@ PATTERN = "[^/]+"
 
 
 def configuration(datasets, *, model=TOY, stages=None, tokenizers=None, data="docs"):
-    """A run that trains on `data` and is evaluated on `held`."""
+    """Return a configuration whose run trains on `data` and is evaluated on `held`."""
     stages = stages or [{"name": "main", "max_steps": 1}]
     run = {"data": data, "model": model, "stages": stages, "evaluation": {"data": "held"}}
     return {"datasets": datasets, "tokenizers": tokenizers or {}, "runs": {"r": run}}
 
 
-def said(plain):
-    """The message of a refusal, or an empty text where the configuration is taken."""
+def refusal(plain):
+    """Return the message of a refusal, or an empty text for a valid configuration."""
     try:
         load_config(plain)
     except ConfigError as error:
@@ -51,19 +51,19 @@ def hub(**settings):
     ],
 )
 def test_documents_that_another_dataset_trains_on_are_refused_and_both_are_named(held, docs, words):
-    message = said(configuration({"held": hub(**held), "docs": hub(**docs)}))
+    message = refusal(configuration({"held": hub(**held), "docs": hub(**docs)}))
     assert message.startswith("runs.r.evaluation.data: ") and len(message.splitlines()) == 1
     assert all(word in message for word in ("'held'", "'docs'", "stage main", "one.parquet", *words))
 
 
-def test_a_dataset_of_a_later_stage_and_of_the_defaults_is_compared_as_well():
+def test_datasets_of_later_stages_and_of_the_defaults_are_compared():
     datasets = {"held": hub(validation=0.1), "docs": hub(validation=0.1), "more": hub(validation=0.01)}
     stages = [{"name": "main", "max_steps": 1}, {"name": "late", "max_steps": 1, "data": "more"}]
-    message = said(configuration(datasets, stages=stages))
+    message = refusal(configuration(datasets, stages=stages))
     assert "'more'" in message and "stage late" in message and "'docs'" not in message
     plain = configuration(datasets)
     plain["runs"]["r"]["defaults"] = {"data": "more"}
-    assert "stage main" in said(plain)
+    assert "stage main" in refusal(plain)
 
 
 def test_a_stage_that_reads_the_text_of_the_dataset_it_is_scored_on_by_default():
@@ -71,14 +71,14 @@ def test_a_stage_that_reads_the_text_of_the_dataset_it_is_scored_on_by_default()
     stages = [{"name": "main", "max_steps": 1}, {"name": "late", "max_steps": 1, "data": "more"}]
     plain = configuration(datasets, stages=stages)
     del plain["runs"]["r"]["evaluation"]
-    assert "'docs'" in said(plain) and "'more'" in said(plain)
+    assert "'docs'" in refusal(plain) and "'more'" in refusal(plain)
 
 
-def test_what_is_held_out_may_be_counted_and_not_trained_on():
-    """Hashes from `validation` to `validation + ngram` are counted by an index and never trained on."""
+def test_the_ngram_split_of_another_dataset_may_be_held_out():
+    """An index counts the hashes from `validation` to `validation + ngram`, and no stage trains on them."""
     datasets = {"held": hub(validation=0.3), "docs": hub(validation=0.1, ngram=0.4)}
-    assert said(configuration(datasets)) == ""
-    message = said(configuration(datasets, model={"preset": "tiny", "ngram": {}}))
+    assert refusal(configuration(datasets)) == ""
+    message = refusal(configuration(datasets, model={"preset": "tiny", "ngram": {}}))
     assert "n-gram index" in message and "'docs'" in message and "validation: 0.3" in message
 
 
@@ -90,13 +90,13 @@ def test_the_text_of_the_tokenizer_is_compared_part_by_part():
         "all": hub(validation=0.01),
     }
     plain = configuration(datasets, tokenizers={"bpe": {"data": "all"}})
-    message = said(plain)
+    message = refusal(plain)
     assert "tokenizer bpe" in message and "'all'" in message and "two.parquet" in message
     plain["tokenizers"]["bpe"]["parts"] = 1  # one.parquet alone
-    assert said(plain) == ""
+    assert refusal(plain) == ""
 
 
-def test_local_files_are_compared_by_where_they_lie(tmp_path, monkeypatch):
+def test_local_files_are_compared_by_their_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     for name in ("a", "b"):
@@ -106,17 +106,17 @@ def test_local_files_are_compared_by_where_they_lie(tmp_path, monkeypatch):
         return {"source": {"kind": "local", "files": list(files)}, **settings}
 
     docs = local(str(tmp_path / "*.jsonl"), validation=0.01)
-    assert "a.jsonl" in said(configuration({"held": local("a.jsonl", validation=0.5), "docs": docs}))
-    assert said(configuration({"held": local("c.jsonl", validation=0.5), "docs": docs})) == ""
-    assert said(configuration({"held": local("a.jsonl", validation=0.01), "docs": docs})) == ""
+    assert "a.jsonl" in refusal(configuration({"held": local("a.jsonl", validation=0.5), "docs": docs}))
+    assert refusal(configuration({"held": local("c.jsonl", validation=0.5), "docs": docs})) == ""
+    assert refusal(configuration({"held": local("a.jsonl", validation=0.01), "docs": docs})) == ""
     # A folder names documents by their paths in it, so another folder splits them differently.
     (tmp_path / "library/texts").mkdir(parents=True)
     (tmp_path / "library/texts/a.txt").touch()
     library = local(str(tmp_path / "library"), validation=0.1)
     within = {"held": local("library/texts", validation=0.1), "docs": library}
-    assert "texts" in said(configuration(within))
-    # A pattern without a match is refused when its dataset is made; it says so itself.
-    assert said(configuration({"held": local("none*.jsonl"), "docs": docs})) == ""
+    assert "texts" in refusal(configuration(within))
+    # A pattern without a match is refused later, with a message of its own.
+    assert refusal(configuration({"held": local("none*.jsonl"), "docs": docs})) == ""
 
 
 def test_shards_of_ids_are_compared_by_file(tmp_path):
@@ -125,20 +125,20 @@ def test_shards_of_ids_are_compared_by_file(tmp_path):
         return {"source": source}
 
     docs, held = tokens(["a.bin", "b.bin"], ["c.bin"]), tokens(["d.bin"], ["b.bin"])
-    message = said(configuration({"held": held, "docs": docs}))
+    message = refusal(configuration({"held": held, "docs": docs}))
     assert "b.bin" in message and "'docs'" in message
-    assert said(configuration({"held": tokens(["d.bin"], ["c.bin"]), "docs": docs})) == ""
+    assert refusal(configuration({"held": tokens(["d.bin"], ["c.bin"]), "docs": docs})) == ""
 
 
 def test_a_stream_is_evaluated_on_what_it_holds_out():
     stream = {"source": {**HUB, "kind": "stream"}, "validation": 0.1}
-    assert said(configuration({"held": hub(validation=0.1), "docs": stream})) == ""
-    assert "'docs'" in said(configuration({"held": hub(validation=0.2), "docs": stream}))
+    assert refusal(configuration({"held": hub(validation=0.1), "docs": stream})) == ""
+    assert "'docs'" in refusal(configuration({"held": hub(validation=0.2), "docs": stream}))
 
 
-def test_another_revision_of_a_file_is_that_file():
+def test_two_revisions_of_a_file_count_as_the_same_file():
     older = {"source": {**HUB, "revision": "before"}, "validation": 0.0}
-    assert "one.parquet" in said(configuration({"held": hub(validation=0.1), "docs": older}))
+    assert "one.parquet" in refusal(configuration({"held": hub(validation=0.1), "docs": older}))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_another_revision_of_a_file_is_that_file():
         (HUB, {}, None),
     ],
 )
-def test_what_a_configuration_cannot_show_is_said(held, docs, words):
+def test_an_overlap_that_a_configuration_cannot_show_is_reported(held, docs, words):
     plain = configuration({"held": {"source": held}, "docs": hub(**docs) if "source" not in docs else docs})
     config = load_config(plain)
     found = undecided(config.datasets, config.tokenizers, config.run("r"))
@@ -170,11 +170,11 @@ def test_a_tokenizer_from_elsewhere_is_mentioned(tmp_path):
 
 
 def test_a_refusal_agrees_with_the_split_of_documents():
-    """Over all pairs of settings: what is taken shares no document, what is refused shares some."""
+    """For all pairs of settings: valid pairs share no document, refused pairs share some."""
     rows = [{"id": f"d{i}", "uuid": f"u{i * 7}", "site": f"s{i % 90}"} for i in range(4000)]
     settings = [
-        {"validation": validation, "ngram": memory, **keys}
-        for validation, memory in ((0.1, 0.0), (0.2, 0.0), (0.05, 0.3))
+        {"validation": validation, "ngram": ngram, **keys}
+        for validation, ngram in ((0.1, 0.0), (0.2, 0.0), (0.05, 0.3))
         for keys in ({}, {"id_column": "uuid"}, {"split_by": {"column": "site"}})
     ]
 
@@ -186,13 +186,13 @@ def test_a_refusal_agrees_with_the_split_of_documents():
 
     for held, docs in itertools.product(settings, settings):
         shared = np.any(masks(held)["validation"] & masks(docs)["train"])
-        assert bool(said(configuration({"held": hub(**held), "docs": hub(**docs)}))) == bool(shared), (
+        assert bool(refusal(configuration({"held": hub(**held), "docs": hub(**docs)}))) == bool(shared), (
             held,
             docs,
         )
 
 
-def test_what_stays_open_is_in_the_log_of_an_evaluation(tmp_path, capsys):
+def test_the_log_of_an_evaluation_reports_an_unknown_overlap(tmp_path, capsys):
     plain = configuration({"held": {"source": {"kind": "mock"}}, "docs": hub()})
     plain["tracking"] = {"enabled": False}
     path = tmp_path / "config.yaml"

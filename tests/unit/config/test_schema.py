@@ -68,12 +68,12 @@ def changed(path: str, value) -> dict:
         (
             "datasets.docs.license",
             "CC BY 4.0",
-            "datasets.docs.license: must be the name that the hub has for a licence, in lower case: cc-by-4",
+            "datasets.docs.license: must be a license's name on the hub, in lower case, such as cc-by-4.0",
         ),
         (
             "datasets.docs.language",
             "english",
-            "datasets.docs.language: must be a language by its two or three letters (en), code or",
+            "datasets.docs.language: must be a language code of two or three letters such as en, or code,",
         ),
         ("datasets.docs.language", False, "datasets.docs.language: must be text (got False)"),  # `no`
         ("datasets.docs.ngram", 1, "datasets.docs.ngram: must be below 1.0 (got 1)"),
@@ -81,7 +81,7 @@ def changed(path: str, value) -> dict:
         (
             "datasets.docs.ngram",
             0.995,
-            "datasets.docs.ngram: leaves no document to train on, validation + ngram = 0.005 + 0.995 must",
+            "datasets.docs.ngram: leaves no document to train on; validation + ngram = 0.005 + 0.995 must",
         ),
         (
             "datasets.docs",
@@ -94,28 +94,28 @@ def changed(path: str, value) -> dict:
         (
             "runs.demo.stages.0.max_hours",
             8,
-            "runs.demo.stages[0].max_hours: schedule: cosine must know its last step from the first; set "
+            "runs.demo.stages[0].max_hours: schedule: cosine needs the number of steps in advance; set "
             "schedule: wsd",
         ),
         (
             "runs.demo.optimizer",
             {"kind": "muon", "master_weights": "bf16"},
-            "runs.demo.optimizer: master_weights: bf16 loses small updates under muon",
+            "runs.demo.optimizer: master_weights: bf16 loses small updates with muon",
         ),
         (
             "runs.demo.optimizer",
             {"kind": "adamw", "muon_rows": True},
-            "runs.demo.optimizer.muon_rows: kind: adamw has no Muon; set kind: muon, or leave it out",
+            "runs.demo.optimizer.muon_rows: kind: adamw does not use Muon; set kind: muon, or leave it out",
         ),
         (
             "runs.demo.optimizer",
             {"kind": "adamw", "muon_beta2": 0.95},
-            "runs.demo.optimizer.muon_beta2: kind: adamw has no Muon; set kind: muon, or leave it out",
+            "runs.demo.optimizer.muon_beta2: kind: adamw does not use Muon; set kind: muon, or leave it out",
         ),
         (
             "runs.demo.optimizer",
             {"kind": "adamw8bit", "muon_momentum_start": 0.85},
-            "runs.demo.optimizer.muon_momentum_start: kind: adamw8bit has no Muon",
+            "runs.demo.optimizer.muon_momentum_start: kind: adamw8bit does not use Muon",
         ),
         (
             "runs.demo.optimizer",
@@ -141,14 +141,14 @@ def changed(path: str, value) -> dict:
             "runs.demo",
             BASE["runs"]["demo"]
             | {"optimizer": {"weight_decay_end": 0.0}, "defaults": {"max_hours": 1, "schedule": "constant"}},
-            "runs.demo.optimizer.weight_decay_end: stage a ends by the clock (max_hours) and its rate never "
-            "falls, the decay would not either; set its schedule: wsd",
+            "runs.demo.optimizer.weight_decay_end: stage a has max_hours, so the decay follows the "
+            "learning rate, which is constant; set its schedule: wsd",
         ),
         (
             "runs.demo.optimizer",
             {"kind": "adamw8bit", "master_weights": "bf16"},
             "runs.demo.optimizer.master_weights: bf16 weights cannot be multiplied in fp32, which precision: "
-            "auto may come to",
+            "auto may choose",
         ),
         (
             "runs.demo.resources",
@@ -175,8 +175,8 @@ def changed(path: str, value) -> dict:
         (
             "runs.demo.defaults.keep_every",
             70,
-            "runs.demo.stages[0].keep_every: must be a multiple of ckpt_every, only what is saved can be "
-            "kept (got 70, ckpt_every is 50)",
+            "runs.demo.stages[0].keep_every: must be a multiple of ckpt_every, because only saved "
+            "steps can be kept (got 70, ckpt_every is 50)",
         ),
         (
             "runs.demo.defaults",

@@ -31,18 +31,18 @@ def changed(path, value):
     return plain
 
 
-def test_the_datasets_tokenizer_decides_how_many_ids_a_model_has():
+def test_the_tokenizer_of_the_dataset_decides_the_vocabulary_size():
     config = load_config(PLAIN)
     assert config.stage("bpe", "a").model.vocab_size == 1000
     assert config.stage("bytes", "a").model.vocab_size is None
     identities = {config.stage(run, "a").identity for run in ("bytes", "bpe")}
     shapes = {config.stage(run, "a").shape for run in ("bytes", "bpe")}
     assert len(identities) == len(shapes) == 2
-    # Written down, it may stand there as long as it says the same.
+    # The configuration may repeat the size.
     assert load_config(changed("runs.bpe.model", TOY | {"vocab_size": 1000})).runs == config.runs
 
 
-def test_like_takes_all_but_the_tokenizer_and_the_index_from_another():
+def test_like_inherits_all_but_the_tokenizer_and_the_share_of_the_index():
     one, other = load_config(PLAIN).datasets["web"], load_config(PLAIN).datasets["web-bpe"]
     assert other.encoding() == one.encoding() and other.source == one.source
     assert (other.like, other.tokenizer) == ("web", "bpe")
@@ -54,35 +54,35 @@ def test_like_takes_all_but_the_tokenizer_and_the_index_from_another():
     ("path", "value", "message"),
     [
         ("datasets.web-bpe.like", "wbe", "datasets.web-bpe.like: no dataset 'wbe'; did you mean \"web\"?"),
-        ("datasets.web-bpe.source", {"kind": "mock"}, "web-bpe.source: is that of web, which this is like"),
-        ("datasets.web-bpe.validation", 0.1, "datasets.web-bpe.validation: is that of web"),
-        ("datasets.more", {"like": "web-bpe"}, "datasets.more.like: web-bpe is itself like web; name that"),
+        ("datasets.web-bpe.source", {"kind": "mock"}, "web-bpe.source: is inherited from web (key"),
+        ("datasets.web-bpe.validation", 0.1, "datasets.web-bpe.validation: is inherited from web"),
+        ("datasets.more", {"like": "web-bpe"}, "more.like: web-bpe itself inherits from web; name"),
         ("datasets.more", {"like": "live"}, "datasets.more.like: live is a stream, which is not stored"),
         ("datasets.live.tokenizer", "bpe", "datasets.live.tokenizer: a stream is always encoded as bytes"),
         ("datasets.web-bpe.tokenizer", "bpee", "no tokenizer 'bpee'; did you mean \"bpe\"?"),
         ("tokenizers.bpe.data", "wbe", "tokenizers.bpe.data: no dataset 'wbe'; did you mean"),
-        ("tokenizers.bpe.data", "live", "tokenizers.bpe.data: 'live' is a stream, and nothing of it is kept"),
-        ("tokenizers.bpe.vocab_size", 271, "bpe.vocab_size: must be at least 272, the ids of bytes, and"),
-        ("tokenizers.bpe.vocab_size", 70_000, "and at most 65,536, shards are uint16 (got 70,000)"),
+        ("tokenizers.bpe.data", "live", "tokenizers.bpe.data: 'live' is a stream, which is not stored"),
+        ("tokenizers.bpe.vocab_size", 271, "bpe.vocab_size: must be at least 272 (the bytes) and"),
+        ("tokenizers.bpe.vocab_size", 70_000, "and at most 65,536 (shards are uint16); got 70,000"),
         ("tokenizers.bpe.vocab", 300, "tokenizers.bpe.vocab: unknown key; did you mean \"vocab_size\"?"),
-        ("runs.bpe.model", "tiny", "bpe.data: web-bpe is written in bpe, and the spider reads bytes"),
+        ("runs.bpe.model", "tiny", "bpe.data: web-bpe is encoded by bpe, but the family spider reads bytes"),
         ("runs.bpe.model", TOY | {"vocab_size": 999},
          "runs.bpe.model.vocab_size: is decided by the dataset's tokenizer (bpe: 1,000); leave it out"),
         ("runs.bytes.model", TOY | {"vocab_size": 999},
          "runs.bytes.model.vocab_size: is decided by the dataset's tokenizer (bytes: web names no tok"),
-        ("runs.bpe.model", TOY | {"ngram": {}}, "bpe.model.ngram: proposes bytes, and web-bpe is written"),
+        ("runs.bpe.model", TOY | {"ngram": {}}, "ngram: counts bytes, but web-bpe is"),
         ("runs.bpe.stages.0.data", "web",
-         "runs.bpe.stages[0].data: web is written in bytes, and web-bpe in bpe; one model reads one"),
-        ("runs.bytes.stages.0.data", "web-bpe", "web-bpe is written in bpe, and web in bytes; one model"),
+         "stages[0].data: all stages must have the same vocabulary; web has that of bytes, web-bpe"),
+        ("runs.bytes.stages.0.data", "web-bpe", "vocabulary; web-bpe has that of bpe, web that of bytes"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_named_by_its_key(path, value, message):
+def test_settings_that_do_not_fit_together_are_named_by_their_keys(path, value, message):
     with pytest.raises(ConfigError) as error:
         load_config(changed(path, value))
     assert message in str(error.value)
 
 
-def test_a_tokenizer_may_be_learned_from_a_dataset_that_is_written_in_it():
+def test_a_tokenizer_may_be_learned_from_a_dataset_that_it_encodes():
     plain = changed("datasets.web.tokenizer", "bpe")
     plain["runs"].pop("bytes")
     assert load_config(plain).stage("bpe", "a").model.vocab_size == 1000

@@ -137,15 +137,15 @@ def test_only_answers_are_learned_wherever_a_long_one_is_cut(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"learn": "assistant"}, "stages[0].learn: assistant: who speaks at a window's start is not known"),
+        ({"learn": "assistant"}, "stages[0].learn: assistant: a window may begin inside a turn"),
         (
             {"learn": "assistant", "packing": "best_fit"},
-            "learn: assistant: text holds no conversations",
+            "learn: assistant: text has no conversations",
         ),
-        ({"attend": "document"}, "stages[0].attend: document: rows are cut from one long text; set packing"),
+        ({"attend": "document"}, "stages[0].attend: document: needs packed rows; set packing"),
         (
             {"attend": "document", "packing": "best_fit"},
-            "document: the model's family sees all of a row",
+            "document: the family spider attends to the whole row",
         ),
         ({"packing": "best_fit", "data": "live"}, "stages[0].packing: live is a stream"),
     ],
@@ -160,7 +160,7 @@ def test_impossible_rows_are_errors_with_their_key(settings, message):
 
 
 def test_conversations_cannot_be_truncated():
-    with pytest.raises(ConfigError, match="max_document_bytes: cuts text, and a conversation is JSON"):
+    with pytest.raises(ConfigError, match="max_document_bytes: truncates text, and a conversation is JSON"):
         data = {"source": {"kind": "pydocs"}, "format": "chat", "max_document_bytes": 100}
         run = {"data": "t", "model": "tiny", "stages": [{"name": "a", "max_steps": 1}]}
         load_config({"datasets": {"t": data}, "runs": {"r": run}})

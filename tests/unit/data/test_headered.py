@@ -202,12 +202,12 @@ def test_a_model_gets_the_vocabulary_of_the_shards_and_mismatches_are_errors(tmp
     plain = config_of(tmp_path)
     assert load_config(plain).stage("r", "a").model.vocab_size == SIZE
     plain["tokenizers"] = {"t": {"data": "web"}}
-    with pytest.raises(ConfigError, match=r"tokenizers\.t\.data: 'web' holds token ids and no text"):
+    with pytest.raises(ConfigError, match=r"tokenizers\.t\.data: 'web' has token ids instead of text"):
         load_config(plain)
     plain = config_of(tmp_path, vocab_size=70_000)
     with pytest.raises(ConfigError, match=r"datasets.web.source.vocab_size: must be at least 272, .* 65,536"):
         load_config(plain)
     plain = config_of(tmp_path)
     plain["runs"]["r"]["model"] = "tiny"
-    with pytest.raises(ConfigError, match=r"runs.r.data: web is written in .*m\.model, and the spider reads"):
+    with pytest.raises(ConfigError, match=r"runs.r.data: web is encoded by .*m\.model, but the family"):
         load_config(plain)

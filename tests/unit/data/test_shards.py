@@ -177,7 +177,7 @@ def test_a_shard_of_another_size_than_its_record_is_an_error(folder, file):
         ({"format": 2}, "format 2, this Spider reads 1; encode the dataset again"),
         ({"vocab_size": 300}, "tokens are <u2 of a vocabulary of 300, this Spider reads <u2 of 272"),
         ({"dtype": "<u4"}, "tokens are <u4"),
-        ({"splits": None}, r"the description of a dataset that is not whole \(splits: "),
+        ({"splits": None}, r"the description of a dataset that is not complete \(splits: "),
     ],
 )
 def test_a_description_of_another_version_is_an_error(folder, change, message):

@@ -69,7 +69,7 @@ def test_describe_estimates_the_index_of_a_run(capsys):
     render(described)
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        "Its n-gram index of 46.0 GB of text: 269 GB on disk, and 2.61 TB of runs there until it is merged; "
+        "N-gram index of 46.0 GB of text: 269 GB on disk, and 2.61 TB more until its counts are merged; "
         in said
     )
     assert "18.4 processor hours to count and merge" in said

@@ -150,7 +150,7 @@ def test_decay_embeddings_decays_tables_which_stay_with_adamw(model, kind):
                 assert group["weight_decay"] == 0.1 and group["decayed"] and not group["muon"]
             elif p.ndim < 2 or getattr(p, "_no_weight_decay", False):
                 assert group["weight_decay"] == 0
-    with pytest.raises(ValueError, match=r"cautious_decay\n.*has no Muon"):
+    with pytest.raises(ValueError, match=r"cautious_decay\n.*does not use Muon"):
         OptimizerConfig(kind="adamw", cautious_decay=False)
 
 
