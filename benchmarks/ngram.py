@@ -116,9 +116,9 @@ def build(raw: Sequence[Path], megabytes: float, orders: list[int] | None, folde
     shards = folder / "results/shards/large"
     for part in parts:
         parquet = folder / f"results/raw/large/{part}.parquet"
-        command(["download", "large", part, "--output", parquet], folder)
-        command(["encode", "large", part, parquet], folder)
-    command(["index", "large", "--output", shards / "metadata.json"], folder)
+        command(["data", "download", "large", part, "--output", parquet], folder)
+        command(["data", "encode", "large", part, parquet], folder)
+    command(["data", "index", "large", "--output", shards / "metadata.json"], folder)
     text = sum(split.tokens for split in load_metadata(shards).splits.values())
     title = f"{text / 1e6:.0f} MB"
     if orders:
@@ -128,16 +128,19 @@ def build(raw: Sequence[Path], megabytes: float, orders: list[int] | None, folde
         note(f"{title}: {job}, seconds", sum(seconds for seconds, _ in measured), ".0f")
         note(f"{title}: {job}, peak MB", max(peak for _, peak in measured), ",.0f")
 
-    note_job("packing", command(["pack", "large", str(SEQ_LEN)], folder))
+    note_job("packing", command(["data", "pack", "large", str(SEQ_LEN)], folder))
     counts = [folder / "counts" / part for part in parts]
     note_job(
         f"counting {len(parts)} parts one after the other",
-        *(command(["count-ngrams", "run", count.name, "--output", count], folder) for count in counts),
+        *(
+            command(["data", "count-ngrams", "run", count.name, "--output", count], folder)
+            for count in counts
+        ),
     )
     runs = sum(file.stat().st_size for file in folder.glob("counts/*/*/*"))
     note(f"{title}: sorted runs, MB", runs / 1e6, ",.0f")
     index = folder / "ngram/index.json"
-    merge = ["build-ngrams", "run", *counts, "--output", index, "--full", "--threads", "2"]
+    merge = ["data", "build-ngrams", "run", *counts, "--output", index, "--full", "--threads", "2"]
     note_job("merging all that is not held out, two threads", command(merge, folder))
     size = sum(file.size for file in store.IndexDescription.read(index).files.values())
     note(f"{title}: index, MB", size / 1e6, ",.0f")

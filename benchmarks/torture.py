@@ -170,7 +170,7 @@ class Life:
         """Start one job as the workflow does."""
         log = self.log(command, stage)
         log.unlink(missing_ok=True)
-        words = [PROGRAMS / "spider", "--log", log, command, RUN, stage, "--threads", "1"]
+        words = [PROGRAMS / "spider", "--log", log, command, f"{RUN}/{stage}", "--threads", "1"]
         return self._start(words, **options)
 
     def begin_all(self) -> subprocess.Popen[str]:
@@ -307,7 +307,10 @@ def jobs_of(process: subprocess.Popen[str]) -> list[tuple[str, str, int]]:
                 words = child.cmdline()
                 if len(words) > 1 and Path(words[1]).name == "spider" and "--log" in words:
                     command, *rest = words[words.index("--log") + 2 :]
-                    found.append((command, rest[command in _OF_STAGE], child.pid))
+                    if command in ("data", "report"):
+                        command, *rest = rest
+                    stage = rest[0].partition("/")[2] if command in _OF_STAGE else rest[0]
+                    found.append((command, stage, child.pid))
     return sorted(found, key=lambda job: job[0] != "train")
 
 

@@ -383,7 +383,7 @@ def harness_options(wildcards):
     """What the command is told."""
     asked = harness_asked(wildcards)
     words = ["--tasks", ",".join(asked.tasks), "--batch", str(asked.batch)]
-    for option, value in (("include", asked.include), ("limit", asked.items), ("shots", asked.shots)):
+    for option, value in (("include", asked.include), ("items", asked.items), ("shots", asked.shots)):
         words += [f"--{option}", str(value)] if value is not None else []
     return shlex.join([*words, "--online"] if asked.online else words)
 

@@ -21,7 +21,7 @@ rule compress:
         spider=command,
         identity=compress_identity,
     shell:
-        "{params.spider} --log {log:q} compress {wildcards.run} {wildcards.stage} --threads {threads}"
+        "{params.spider} --log {log:q} compress {wildcards.run}/{wildcards.stage} --threads {threads}"
 
 
 rule evaluate_compressed:
@@ -44,7 +44,7 @@ rule evaluate_compressed:
         spider=command,
         identity=scoring,
     shell:
-        "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --compressed --threads {threads}"
+        "{params.spider} --log {log:q} evaluate {wildcards.run}/{wildcards.stage} --compressed --threads {threads}"
 
 
 rule sample_compressed:
@@ -66,4 +66,4 @@ rule sample_compressed:
         spider=command,
         identity=lambda wildcards: stage_spec(wildcards).evaluation.sampling(),
     shell:
-        "{params.spider} --log {log:q} sample {wildcards.run} {wildcards.stage} --compressed --threads {threads}"
+        "{params.spider} --log {log:q} sample {wildcards.run}/{wildcards.stage} --compressed --threads {threads}"

@@ -18,7 +18,7 @@ rule download:
         spider=command,
         identity=raw_identity,
     shell:
-        "{params.spider} --log {log:q} download {wildcards.dataset} {wildcards.part} --output {output.parquet:q}"
+        "{params.spider} --log {log:q} data download {wildcards.dataset} {wildcards.part} --output {output.parquet:q}"
 
 
 rule tokenizer:
@@ -38,7 +38,7 @@ rule tokenizer:
         spider=command,
         identity=tokenizer_identity,
     shell:
-        "{params.spider} --log {log:q} tokenizer {wildcards.tokenizer} {input:q} --output {output:q} "
+        "{params.spider} --log {log:q} data tokenizer {wildcards.tokenizer} {input:q} --output {output:q} "
         "--threads {threads}"
 
 
@@ -60,7 +60,7 @@ rule encode:
         spider=command,
         identity=encoding_identity,
     shell:
-        "{params.spider} --log {log:q} encode {wildcards.dataset} {wildcards.part} {input.parquet:q}"
+        "{params.spider} --log {log:q} data encode {wildcards.dataset} {wildcards.part} {input.parquet:q}"
 
 
 # A rule's outputs are the same for all its jobs, so datasets with an n-gram index have one of their own.
@@ -97,7 +97,7 @@ rule index:
         spider=command,
         identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].changed(),
     shell:
-        "{params.spider} --log {log:q} index {wildcards.dataset} --threads {threads} --output {output:q}"
+        "{params.spider} --log {log:q} data index {wildcards.dataset} --threads {threads} --output {output:q}"
 
 
 rule pack:
@@ -115,4 +115,4 @@ rule pack:
     params:
         spider=command,
     shell:
-        "{params.spider} --log {log:q} pack {wildcards.dataset} {wildcards.seq_len}"
+        "{params.spider} --log {log:q} data pack {wildcards.dataset} {wildcards.seq_len}"

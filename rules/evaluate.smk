@@ -26,7 +26,7 @@ rule evaluate:
         spider=command,
         identity=scoring,
     shell:
-        "{params.spider} --log {log:q} evaluate {wildcards.run} {wildcards.stage} --threads {threads}"
+        "{params.spider} --log {log:q} evaluate {wildcards.run}/{wildcards.stage} --threads {threads}"
 
 
 rule sample:
@@ -49,7 +49,7 @@ rule sample:
         spider=command,
         identity=lambda wildcards: stage_spec(wildcards).evaluation.sampling(),
     shell:
-        "{params.spider} --log {log:q} sample {wildcards.run} {wildcards.stage} --threads {threads}"
+        "{params.spider} --log {log:q} sample {wildcards.run}/{wildcards.stage} --threads {threads}"
 
 
 rule draw:
@@ -70,7 +70,7 @@ rule draw:
     params:
         spider=command,
     shell:
-        "{params.spider} --log {log:q} draw {wildcards.run} {wildcards.stage}"
+        "{params.spider} --log {log:q} report draw {wildcards.run}/{wildcards.stage}"
 
 
 rule harness:
@@ -117,4 +117,4 @@ rule compare:
     params:
         spider=command,
     shell:
-        "{params.spider} --log {log:q} compare --output {output.summary:q}"
+        "{params.spider} --log {log:q} report compare --output {output.summary:q}"

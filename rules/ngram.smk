@@ -21,7 +21,7 @@ rule count_ngrams:
         spider=command,
         run=counted_for,
     shell:
-        "{params.spider} --log {log:q} count-ngrams {params.run} {wildcards.part} --output {output:q}"
+        "{params.spider} --log {log:q} data count-ngrams {params.run} {wildcards.part} --output {output:q}"
 
 
 rule build_ngrams:
@@ -42,5 +42,5 @@ rule build_ngrams:
         run=counted_for,
         full=lambda wildcards: "--full" if wildcards.text == "full" else "",
     shell:
-        "{params.spider} --log {log:q} build-ngrams {params.run} {input.counts:q} --output {output:q} "
+        "{params.spider} --log {log:q} data build-ngrams {params.run} {input.counts:q} --output {output:q} "
         "{params.full} --threads {threads}"

@@ -22,7 +22,7 @@ rule report:
     params:
         spider=command,
     shell:
-        "{params.spider} --log {log:q} report {wildcards.run} --output {output:q}"
+        "{params.spider} --log {log:q} report page {wildcards.run} --output {output:q}"
 
 
 if CONFIG.scaling:
@@ -44,4 +44,4 @@ if CONFIG.scaling:
         params:
             spider=command,
         shell:
-            "{params.spider} --log {log:q} scaling --output {output.law:q}"
+            "{params.spider} --log {log:q} report scaling --output {output.law:q}"

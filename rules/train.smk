@@ -24,7 +24,7 @@ rule warmup:
         spider=command,
         stage=lambda w: next(s for s in stages(w.run) if CONFIG.stage(w.run, s).shape == w.shape),
     shell:
-        "{params.spider} --log {log:q} warmup {wildcards.run} {params.stage} --threads {threads}"
+        "{params.spider} --log {log:q} warmup {wildcards.run}/{params.stage} --threads {threads}"
 
 
 rule train:
@@ -56,5 +56,5 @@ rule train:
         spider=command,
         identity=lambda wildcards: stage_spec(wildcards).identity,
     shell:
-        "{params.spider} --log {log:q} train {wildcards.run} {wildcards.stage} --wait "
+        "{params.spider} --log {log:q} train {wildcards.run}/{wildcards.stage} --wait "
         "--threads {threads} --processes {resources.processes} --nodes {resources.nodes}"

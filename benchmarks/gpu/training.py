@@ -116,7 +116,7 @@ def train(
 ) -> dict[str, Any]:
     """Train one slice; it ends early if ``enough`` of its first step is true."""
     began, before = time.monotonic(), last_row(folder)
-    process = start(path, "train", run, stage)
+    process = start(path, "train", f"{run}/{stage}")
     while process.is_alive() and time.monotonic() < began + 60 * minutes and not enough(before["step"]):
         time.sleep(0.05)
     if process.is_alive():
@@ -145,7 +145,7 @@ def last_row(folder: StageFolder) -> dict[str, Any]:
 def evaluate(path: Path, run: str, stage: str, folder: StageFolder) -> dict[str, Any]:
     """Evaluate the stage and write its sample."""
     for command in ("evaluate", "sample"):
-        end(start(path, command, run, stage), minutes=10)
+        end(start(path, command, f"{run}/{stage}"), minutes=10)
     measured, receipt = read_json(folder.evaluation), read_json(folder.receipt)
     known = ("bpb", "bpb_strict", "bytes", "bytes_per_second", "seconds")
     trained = {name: receipt[name] for name in ("steps", "bytes", "seconds", "checkpoint_seconds", "loss")}

@@ -142,7 +142,7 @@ def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
             f"{folder}: holds unfinished training (up to {saved[-1].name}) under other settings:\n"
             f"  {differing}\n"
             f"Restore these settings to continue it, move {folder} away to start again, or train in "
-            "another folder (--ckpt_dir)."
+            "another folder (--ckpt-dir)."
         )
     candidates = (folder / f"superseded-{identity}-{n}" for n in count())
     aside = next(path for path in candidates if not path.exists())

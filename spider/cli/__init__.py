@@ -1,9 +1,12 @@
-"""The ``spider`` command: parse, call one function, say what came of it.
+"""The ``spider`` command: parse, call one function, report the result.
 
-Each rule of the workflow is one command here, and each command can be run by hand. Heavy libraries are
-imported by the command that needs them, so that ``spider encode`` never pays for torch. Exit codes: 0 done, 1
-an error that the message explains, 2 wrong usage, 75 (EX_TEMPFAIL) stopped by a signal with everything saved:
-run it again."""
+Each rule of the workflow runs one command, and each command can be run by hand. A command imports the heavy
+libraries that it needs itself, so that ``spider data encode`` imports no torch. A stage or a model is named
+in one way everywhere: as RUN/STAGE of the configuration, or as a path.
+
+Exit codes: 0 success; 1 an error with a message; 2 wrong usage; 75 (EX_TEMPFAIL) stopped by a signal after
+everything was saved, so that the same command continues.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ from pathlib import Path
 
 import click
 
-from spider.cli import data, evaluate, model, train
+from spider.cli import evaluate, model, train
 from spider.cli.chat import chat
+from spider.cli.data import data
 from spider.cli.harness import harness
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.config.imports import allow_import
@@ -27,21 +31,20 @@ from spider.results import write_config
 from spider.version import VERSION
 
 _COMMANDS = (
-    *(
-        data.download,
-        data.tokenizer,
-        data.encode,
-        data.index,
-        data.pack,
-        data.count_ngrams,
-        data.build_ngrams,
-        data.verify,
-        data.inspect,
-    ),
-    *(train.warmup, train.train),
-    *(evaluate.evaluate, evaluate.sample, evaluate.draw),
-    *(evaluate.compare, evaluate.report, evaluate.scaling, evaluate.track),
-    *(model.describe, model.generate, chat, model.boundaries, harness, model.compress, model.checkpoint),
+    model.describe,
+    train.warmup,
+    train.train,
+    evaluate.evaluate,
+    evaluate.sample,
+    harness,
+    model.compress,
+    model.generate,
+    chat,
+    model.boundaries,
+    data,
+    model.checkpoint,
+    evaluate.report,
+    evaluate.track,
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -54,11 +57,11 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
     type=FILE,
     default="config.yaml",
     show_default=True,
-    help="Configuration to read; the workflow names its own copy in the results folder.",
+    help="Configuration to read. Jobs of the workflow read its copy in the results folder.",
 )
-@click.option("--configure", metavar="JSON", help="Read this, and keep it in its results folder.")
-@click.option("--log", "log_path", type=FILE, help="Also write the log to this file.")
-@click.option("--family-module", metavar="NAME", help="Import this family of models where a file names it.")
+@click.option("--configure", metavar="JSON", help="Configuration in JSON, copied to its results folder.")
+@click.option("--log", "log_path", type=FILE, help="File for a copy of the log.")
+@click.option("--family-module", metavar="NAME", help="Family of models that a file may import.")
 @click.pass_context
 def cli(
     context: click.Context,
@@ -67,12 +70,15 @@ def cli(
     log_path: Path | None,
     family_module: str | None,
 ) -> None:
-    """Raw text to a trained, evaluated, tracked language model."""
+    """Train language models: from raw text to an evaluated and tracked model."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if log_path:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(log_path, encoding="utf-8"))
-    form = f"%(asctime)s {context.invoked_subcommand}: %(message)s"
+    name, *rest = context.meta["spider.words"]
+    if isinstance(cli.commands[name], click.Group) and rest:
+        name = f"{name} {rest[0]}"
+    form = f"%(asctime)s {name}: %(message)s"
     logging.basicConfig(handlers=handlers, format=form, datefmt="%H:%M:%S", level="WARNING", force=True)
     log.setLevel(logging.INFO)
     if configure:
@@ -93,7 +99,7 @@ _REMEDIES = {
 
 
 def _status() -> int:
-    """Of the command line. Errors for people go to stderr as one message, bugs keep their traceback."""
+    """Run the command line and return its exit status. An expected error gives one message, a bug raises."""
     try:
         cli(standalone_mode=False)
     except SystemExit as leaving:
@@ -102,7 +108,7 @@ def _status() -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        log.error("interrupted; run the same command again to go on")
+        log.error("interrupted; run the same command again to continue")
         return 130
     except ValueError as error:
         log.error("error: %s", error)
@@ -120,13 +126,13 @@ def _status() -> int:
 
 
 def main() -> None:
-    """The console script; one of several processes leaves without taking torch down.
+    """Run the console script. One of several processes exits without the destructors of torch.
 
-    A process group that goes down while an exchange is being forgotten waits for the interpreter's lock,
-    which its own destructor holds: for ever, and all other processes with it.
+    The destructor of a process group can wait for the interpreter's lock while it holds it, forever, if a
+    collective operation is being freed. All other processes would then wait as well.
     """
     set_wait_policy()
-    # A truncated file that is mapped ends the process by SIGBUS; this shows where it was read.
+    # Reading a truncated memory-mapped file ends the process with SIGBUS. This shows where it was read.
     faulthandler.enable(sys.__stderr__ or sys.stderr)
     grow_segments()
     status = _status()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spider.cli.session import COUNT, FILE, log
+from spider.cli.session import COUNT, MODEL, log
 
 if TYPE_CHECKING:
     from spider.data.chat import Message
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", type=FILE)
-@click.option("--system", help="What the assistant is told before the conversation.")
-@click.option("--bytes", "count", default=1000, show_default=True, help="Longest answer.")
-@click.option("--temperature", default=0.7, show_default=True, help="0 takes the likeliest id each time.")
-@click.option("--top-k", type=COUNT, default=50, show_default=True, help="Draw among the k likeliest only.")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--context", type=click.IntRange(min=8), help="Ids the model reads (default: as evaluated).")
+@MODEL
+@click.option("--system", help="System message before the conversation.")
+@click.option("--bytes", "count", default=1000, show_default=True, help="Largest size of an answer.")
+@click.option("--temperature", default=0.7, show_default=True, help="0: always the most likely token.")
+@click.option(
+    "--top-k", type=COUNT, default=50, show_default=True, help="Sample from the k likeliest tokens."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the samples.")
+@click.option("--context", type=click.IntRange(min=8), help="Tokens of context (default: as evaluated).")
 def chat(path: Path, system: str | None, count: int, context: int | None, **sampling: Any) -> None:
-    """Talk with the model at PATH (a checkpoint, a stage or exported folder, or a train.json).
+    """Chat with a model in the terminal.
 
-    A line is a message. An answer streams until the model ends its turn; Ctrl-C ends it before, and at the
-    prompt the conversation, as Ctrl-D does.
+    MODEL is RUN/STAGE, or the path of a stage, a checkpoint, a train.json, a model.spider or an exported
+    folder. Each line is a message. An answer streams until the model ends its turn. Ctrl-C stops an answer;
+    Ctrl-C or Ctrl-D at the prompt ends the conversation.
     """
     import torch
 
@@ -37,17 +40,17 @@ def chat(path: Path, system: str | None, count: int, context: int | None, **samp
     checkpoint = Checkpoint.at(path)
     if checkpoint.manifest.conversations is None:
         remedy = "train it on a dataset of format: chat (docs/gpt.md), or use `spider generate`"
-        raise ValueError(f"{path}: was never trained on conversations; {remedy}")
+        raise ValueError(f"{path}: the model was never trained on conversations; {remedy}")
     model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
-    said: list[Message] = [("system", system)] if system else []
-    for message in _messages():
-        said.append(("user", message))
-        answer = _answer(model, said, context or checkpoint.window, count, sampling)
-        said.append(("assistant", answer or " "))
+    messages: list[Message] = [("system", system)] if system else []
+    for message in _read_messages():
+        messages.append(("user", message))
+        answer = _answer(model, messages, context or checkpoint.window, count, sampling)
+        messages.append(("assistant", answer or " "))
 
 
-def _messages() -> Iterator[str]:
-    """What the person says, a line each, to the end of the input."""
+def _read_messages() -> Iterator[str]:
+    """Yield the lines of the standard input that are not empty."""
     while True:
         if sys.stdin.isatty():
             click.secho("> ", nl=False, bold=True)
@@ -61,21 +64,23 @@ def _messages() -> Iterator[str]:
             yield line.strip()
 
 
-def _answer(model: Model, said: list[Message], context: int, count: int, sampling: dict[str, Any]) -> str:
-    """Stream the answer to what was said; of a long conversation the beginning is forgotten."""
+def _answer(model: Model, messages: list[Message], context: int, count: int, sampling: dict[str, Any]) -> str:
+    """Stream the answer to a conversation, and return it. Remove the first turns of a long conversation."""
     from spider.data.chat import opening
     from spider.evaluation.generate import generate, stream_text
     from spider.tokens.turns import TURN
 
-    first = 1 if said[0][0] == "system" else 0
-    while len(ids := opening(said, model.tokens, answer=True)) > context // 2 and len(said) > first + 2:
-        log.info("the conversation fills half of the %d ids it reads: its beginning is left out", context)
-        del said[first : first + 2]
+    first = 1 if messages[0][0] == "system" else 0
+    ids = opening(messages, model.tokens, answer=True)
+    while len(ids) > context // 2 and len(messages) > first + 2:
+        log.info("the conversation fills half of the context (%d tokens): its first turn is removed", context)
+        del messages[first : first + 2]
+        ids = opening(messages, model.tokens, answer=True)
     answer = ""
     try:
-        sampling = sampling | {"seed": sampling["seed"] + len(said)}
-        written = generate(model, ids, max_bytes=count, context=context, ends=[TURN], **sampling)
-        for piece in stream_text(written, model.tokens):
+        sampling = sampling | {"seed": sampling["seed"] + len(messages)}
+        tokens = generate(model, ids, max_bytes=count, context=context, ends=[TURN], **sampling)
+        for piece in stream_text(tokens, model.tokens):
             answer += piece
             click.echo(piece, nl=False)
     except KeyboardInterrupt:

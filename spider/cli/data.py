@@ -1,4 +1,4 @@
-"""Commands of datasets: fetch a part, encode it, index all parts; check and inspect the result."""
+"""`spider data`: download, encode, index, pack and verify datasets; learn tokenizers; count n-grams."""
 
 from __future__ import annotations
 
@@ -17,21 +17,26 @@ from spider.config.ngram import NgramConfig
 from spider.files import read_json, sha256, write_json
 
 
+@click.group()
+def data() -> None:
+    """Datasets: download, encode, index, pack, verify; tokenizers and n-gram indexes."""
+
+
 @command("dataset", "part")
-@click.option("--output", type=FILE, required=True)
+@click.option("--output", type=FILE, required=True, help="Parquet file to write.")
 def download(session: Session, dataset: str, part: str, output: Path) -> None:
-    """Fetch one part of a dataset, as parquet."""
-    spec, parts = session.config.dataset(dataset), session.config.parts(dataset)
+    """Download one part of a dataset as parquet."""
+    spec = session.config.dataset(dataset)
+    parts = session.config.parts(dataset)
     if part not in parts:
         raise ValueError(f"datasets.{dataset}: no part {part!r}; there are {len(parts)}, from 000")
     item = parts[part]
     params = {"kind": spec.source.kind, "item": item}
-    made = [output, output.with_suffix(".json")]
-    with session.tracked("download", f"{dataset}/{part}", params, [], made) as job:
+    origin = output.with_suffix(".json")  # metadata.json will contain it
+    with session.tracked("download", f"{dataset}/{part}", params, [], [output, origin]) as job:
         spec.source.fetch(part, output, spec)
         size = output.stat().st_size
-        origin = {"part": part, "name": item, "bytes": size, "sha256": sha256(output)}
-        write_json(output.with_suffix(".json"), origin)  # for metadata.json
+        write_json(origin, {"part": part, "name": item, "bytes": size, "sha256": sha256(output)})
         job.metric("bytes", size)
     log.info("%s: %.1f MB from %s", output, size / 1e6, item)
 
@@ -43,9 +48,9 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
 def tokenizer(
     session: Session, tokenizer: str, parquets: tuple[Path, ...], output: Path, threads: int | None
 ) -> None:
-    """Learn a tokenizer from the parts of its dataset."""
+    """Learn a tokenizer from the parquet files of its dataset."""
     if threads:
-        os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the library that learns it
+        os.environ["RAYON_NUM_THREADS"] = str(threads)  # read by the library tokenizers
     from spider.data.tokenizer import learn
 
     config = session.config.tokenizer(tokenizer)
@@ -60,22 +65,23 @@ def tokenizer(
 @command("dataset", "part")
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
-    """Make the uint16 shards of one part, one for each split, from FILE."""
+    """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
     from spider.data.encode import encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
 
     spec = session.config.dataset(dataset)
-    settings, learned = spec.encoding(), session.tokenizer_of(dataset)
+    tokenizer_file = session.tokenizer_of(dataset)
     folder = session.results.shards(dataset)
     shards = [folder / split / f"{part}.bin" for split in spec.splits]  # `index` hashes them
     outputs = [shard.with_suffix(suffix) for shard in shards for suffix in (".idx", ".json")]
-    inputs = [file, learned] if learned else [file]
-    with session.tracked("encode", f"{dataset}/{part}", settings, inputs, outputs, shards) as job:
+    inputs = [file, tokenizer_file] if tokenizer_file else [file]
+    with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, outputs, shards) as job:
         if spec.source.TOKENS:
             record = spec.source.import_part(file, folder, part, spec)
         else:
-            record = encode_part(file, folder, part, spec, read_tokens(learned) if learned else BYTES)
+            tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
+            record = encode_part(file, folder, part, spec, tokens)
         for split, counts in record.items():
             for name in ("documents", "bytes"):
                 job.metric(f"{split}/{name}", counts[name])
@@ -83,18 +89,18 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
 
 
 @command("dataset")
-@click.option("--output", type=FILE, required=True)
+@click.option("--output", type=FILE, required=True, help="metadata.json to write.")
 @THREADS
 def index(session: Session, dataset: str, output: Path, threads: int | None) -> None:
-    """Gather the parts' records into metadata.json."""
+    """Collect the records of all parts of a dataset into metadata.json."""
     from spider.data.metadata import build_metadata
 
     spec = session.config.dataset(dataset)
-    settings, parts = spec.encoding(), list(session.config.parts(dataset))
+    parts = list(session.config.parts(dataset))
     records = [output.parent / "train" / f"{part}.json" for part in parts]
     raw = spec.like or dataset
-    learned = session.tokenizer_of(dataset)
-    inputs = [*records, learned] if learned else records
+    tokenizer_file = session.tokenizer_of(dataset)
+    inputs = [*records, tokenizer_file] if tokenizer_file else records
     if spec.source.TOKENS:
         origins = [spec.source.imported(part, record) for part, record in zip(parts, records, strict=True)]
     else:
@@ -103,14 +109,14 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
         inputs = [*inputs, *downloaded]
     source = spec.source.changed() | {"files": origins}
     _check_held_out(session.config, dataset, output.parent)
-    with session.tracked("index", dataset, settings, inputs, [output]) as job:
+    with session.tracked("index", dataset, spec.encoding(), inputs, [output]) as job:
         metadata = build_metadata(
             output.parent,
             dataset,
             spec,
             source=source,
             parts=parts,
-            tokenizer=learned,
+            tokenizer=tokenizer_file,
             threads=threads or len(os.sched_getaffinity(0)),
         )
         job.artifact(output)
@@ -123,7 +129,7 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
 
 
 def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
-    """Raise `ValueError` where a run is scored on a dataset that holds out none of its documents."""
+    """Raise `ValueError` if a run is evaluated on a dataset whose validation split is empty."""
     spec = config.dataset(dataset)
     scored_by = [
         run for run, block in config.runs.items() if dataset == (block.evaluation.data or block.data)
@@ -135,46 +141,50 @@ def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
     if scored_by and not counts["validation"]:
         raise ValueError(
             f"datasets.{dataset}.validation: {spec.validation:g} holds out none of {sum(counts.values()):,} "
-            f"documents, and runs.{scored_by[0]} is evaluated on it; raise it (with split_by it is a share "
+            f"documents, but runs.{scored_by[0]} is evaluated on it; raise it (with split_by it is a share "
             "of groups)"
         )
 
 
 @command("dataset", "seq_len")
 def pack(session: Session, dataset: str, seq_len: str) -> None:
-    """Plan rows of SEQ_LEN targets that hold whole documents, as far as they fit."""
+    """Pack whole documents into rows of SEQ_LEN targets; only documents that are longer are split."""
     from spider.data.packing import pack
 
     if not seq_len.isdecimal() or not int(seq_len):
         raise ValueError(f"seq_len: must be a whole number above 0 (got {seq_len!r})")
     session.config.dataset(dataset)
     folder = session.results.shards(dataset)
-    params, made = {"seq_len": int(seq_len)}, folder / f"packed-{seq_len}.json"
-    outputs = [made, made.with_suffix(".pieces"), made.with_suffix(".rows")]
+    params = {"seq_len": int(seq_len)}
+    plan = folder / f"packed-{seq_len}.json"
+    outputs = [plan, plan.with_suffix(".pieces"), plan.with_suffix(".rows")]
     with session.tracked("pack", f"{dataset}/{seq_len}", params, [folder / "metadata.json"], outputs) as job:
         packing = pack(folder, int(seq_len))
         job.metric("filled", packing.filled)
     filled = f"{packing.pieces:,} pieces of documents, {packing.filled:.2%} of the slots filled"
-    log.info("%s: %s rows of %s, %s", made, f"{packing.rows:,}", seq_len, filled)
+    log.info("%s: %s rows of %s, %s", plan, f"{packing.rows:,}", seq_len, filled)
 
 
 @command("run", "part")
-@click.option("--output", type=FILE, required=True)
+@click.option("--output", type=FILE, required=True, help="File of counts to write.")
 def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
-    """Count what follows what in one part of RUN's dataset, for an n-gram index."""
+    """Count the bytes after each context in one part of RUN's dataset, for an n-gram index."""
     from spider.data.metadata import load_metadata
     from spider.ngram.store import count_part
 
-    name, config = session.config.run(run).data, _ngram_of(session, run)
+    name = session.config.run(run).data
+    config = _ngram_of(session, run)
     shards = session.results.shards(name)
-    with session.tracked("count", f"{name}/{part}", config.changed(), [shards / "metadata.json"], [output]):
+    with session.tracked(
+        "count_ngrams", f"{name}/{part}", config.changed(), [shards / "metadata.json"], [output]
+    ):
         count_part(shards, load_metadata(shards), part, config, output)
 
 
 @command("run")
 @click.argument("counts", nargs=-1, required=True, type=FILE)
 @click.option("--output", type=FILE, required=True, help="index.json to write.")
-@click.option("--full", is_flag=True, help="With the training text, to be read with and not trained with.")
+@click.option("--full", is_flag=True, help="Include the training split; training must not read this index.")
 @THREADS
 def build_ngrams(
     session: Session, run: str, counts: tuple[Path, ...], output: Path, full: bool, threads: int | None
@@ -183,51 +193,52 @@ def build_ngrams(
     from spider.data.metadata import load_metadata
     from spider.ngram.store import build
 
-    name, config = session.config.run(run).data, _ngram_of(session, run)
+    name = session.config.run(run).data
+    config = _ngram_of(session, run)
     splits = ["ngram", "train"] if full else ["ngram"]
-    with session.tracked(
-        "ngram", f"{name}/{output.parent.name}", config.changed(), [*counts], [output]
-    ) as job:
+    job_name = f"{name}/{output.parent.name}"
+    with session.tracked("build_ngrams", job_name, config.changed(), [*counts], [output]) as job:
         metadata = load_metadata(session.results.shards(name))
-        made = build(counts, metadata, splits, config, output.parent, threads or 1)
-        size = sum(file.size for file in made.files.values())
-        contexts = sum(table.contexts for table in made.contexts.values())
+        built = build(counts, metadata, splits, config, output.parent, threads or 1)
+        size = sum(file.size for file in built.files.values())
+        contexts = sum(table.contexts for table in built.contexts.values())
         job.metric("bytes", size)
-    held = f"{contexts:,} contexts of {made.bytes:,} bytes"
-    log.info("%s: %s, %.0f MB", output.parent, held, size / 1e6)
+    content = f"{contexts:,} contexts of {built.bytes:,} bytes"
+    log.info("%s: %s, %.0f MB", output.parent, content, size / 1e6)
 
 
 def _ngram_of(session: Session, run: str) -> NgramConfig:
+    """Return the settings of a run's n-gram index."""
     config = session.config.run(run).model.ngram
     if config is None:
-        raise ValueError(f"runs.{run}.model.ngram: is null, there is nothing to count")
+        raise ValueError(f"runs.{run}.model.ngram: is null, so the run has no n-gram index to count for")
     return config
 
 
 @click.command()
 @click.argument("folder", type=FILE)
-@click.option("--quick", is_flag=True, help="Check sizes and indexes, not the SHA-256 of every byte.")
+@click.option("--quick", is_flag=True, help="Check sizes and indexes instead of the SHA-256 of every file.")
 def verify(folder: Path, quick: bool) -> None:
-    """Check a dataset's shards against its metadata.json, or an index's tables against its index.json."""
+    """Compare shards with their metadata.json, or the tables of an n-gram index with their index.json."""
     from spider.data.shards import verify
 
     if (folder / "index.json").exists():
         from spider.ngram import store
 
-        described = store.open_index(folder).description if quick else store.verify(folder)
-        held = f"{len(described.files)} files, {described.bytes:,} bytes counted"
-        click.echo(f"{folder}: {held}, all as index.json says")
+        index = store.open_index(folder).description if quick else store.verify(folder)
+        click.echo(f"{folder}: {len(index.files)} files, {index.bytes:,} bytes counted, all match index.json")
         return
     report = verify(folder, full=not quick)
-    click.echo(f"{folder}: {report['shards']} shards, {report['tokens']:,} tokens, all as metadata.json says")
+    content = f"{report['shards']} shards, {report['tokens']:,} tokens"
+    click.echo(f"{folder}: {content}, all match metadata.json")
 
 
 @click.command()
 @click.argument("folder", type=FILE)
-@click.option("--bytes", "count", default=400, show_default=True, help="How much text of the first shard.")
+@click.option("--bytes", "count", default=400, show_default=True, help="Bytes of text to print.")
 @JSON
 def inspect(folder: Path, count: int, as_json: bool) -> None:
-    """Print a dataset's statistics and the beginning of its text."""
+    """Print the statistics of encoded shards and the beginning of their text."""
     from spider.data.shards import inspect
 
     statistics = inspect(folder, count)
@@ -240,9 +251,14 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
 
 
 def _print(values: dict[str, Any], indent: str = "") -> None:
+    """Print nested values, one in each line."""
     for key, value in values.items():
         nested = isinstance(value, dict)
         form = {int: ",", float: ".2f"}.get(type(value), "")
         click.echo(f"{indent}{key}:" if nested else f"{indent}{key}: {value:{form}}")
         if nested:
             _print(value, indent + "  ")
+
+
+for one in (download, tokenizer, encode, index, pack, count_ngrams, build_ngrams, verify, inspect):
+    data.add_command(one)

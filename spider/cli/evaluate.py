@@ -1,4 +1,4 @@
-"""Commands that measure what was trained, and show what was measured and recorded."""
+"""Commands that evaluate checkpoints, and commands that report and track results."""
 
 from __future__ import annotations
 
@@ -9,30 +9,39 @@ import click
 
 from spider import tracking
 from spider.checkpoints.compressed import CompressedReceipt
-from spider.cli.session import FILE, NEW_FILE, THREADS, Session, command, log, prepare_torch
+from spider.cli.session import FILE, NEW_FILE, STAGE, THREADS, Session, command, log, prepare_torch
 from spider.evaluation.result import all_rows, baselines, curves
 from spider.results import CompressedFolder
 
-ARTIFACT = click.option("--compressed", is_flag=True, help="Use the compressed file of the stage.")
+COMPRESSED = click.option("--compressed", is_flag=True, help="Use the compressed model of the stage.")
 
 
-@command("run", "stage")
+@command()
+@STAGE
 @THREADS
-@ARTIFACT
-def evaluate(session: Session, run: str, stage: str, threads: int | None, compressed: bool) -> None:
-    """Score a stage's last checkpoint in bits per byte, against compressors."""
+@COMPRESSED
+def evaluate(session: Session, stage: tuple[str, str], threads: int | None, compressed: bool) -> None:
+    """Score the last checkpoint of a stage in bits per byte, beside compressors."""
     if compressed:
-        return _evaluate_compressed(session, run, stage, threads)
+        _evaluate_compressed(session, *stage, threads)
+    else:
+        _evaluate(session, *stage, threads)
+
+
+def _evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
     from spider.config.leaks import undecided
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
 
-    results, spec = session.results, session.config.stage(run, stage)
-    folder, scored = results.stage(run, stage), spec.evaluation.data or spec.data
+    results = session.results
+    spec = session.config.stage(run, stage)
+    folder = results.stage(run, stage)
+    scored = spec.evaluation.data or spec.data
     data = results.shards(scored)
     for line in undecided(session.config.datasets, session.config.tokenizers, session.config.run(run)):
         log.info("%s", line)
-    inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.evaluation]
+    inputs = [folder.receipt, data / "metadata.json"]
+    outputs = [folder.evaluation]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.scoring(), inputs, outputs) as job:
         prepare_torch(threads)
         measured = evaluate(
@@ -56,21 +65,24 @@ def evaluate(session: Session, run: str, stage: str, threads: int | None, compre
             curves=curves(measured.results),
         )
         job.metric("bpb", measured.bpb)
-    of = "" if measured.lossless else " of the decoded text"
+    text = "" if measured.lossless else " of the decoded text"
     best = "".join(f" ({row.label}: {row.value:.3f})" for row in baselines(measured.results)[:1])
-    log.info("%.3f bits per byte%s%s", measured.bpb, of, best)
+    log.info("%.3f bits per byte%s%s", measured.bpb, text, best)
 
 
 def _evaluate_compressed(session: Session, run: str, stage: str, threads: int | None) -> None:
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
 
-    results, spec = session.results, session.config.stage(run, stage)
+    results = session.results
+    spec = session.config.stage(run, stage)
     folder = CompressedFolder(results.stage(run, stage).compressed)
     data = results.shards(spec.evaluation.data or spec.data)
-    inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.evaluation]
-    asked = spec.evaluation.scoring()
-    with session.tracked("evaluate_compressed", f"{run}/{stage}", asked, inputs, outputs) as job:
+    inputs = [folder.receipt, data / "metadata.json"]
+    settings = spec.evaluation.scoring()
+    with session.tracked(
+        "evaluate_compressed", f"{run}/{stage}", settings, inputs, [folder.evaluation]
+    ) as job:
         prepare_torch(threads)
         measured = evaluate(
             folder.receipt,
@@ -85,47 +97,60 @@ def _evaluate_compressed(session: Session, run: str, stage: str, threads: int | 
         size = CompressedReceipt.read(folder.receipt).compressed.total_bytes
         metrics = {f"compressed/{name}": value for name, value in {**scores, "bytes": size}.items()}
         tracking.log_scores(results.root, run, stage, metrics, rows=rows, of="compressed", folder=folder)
-        # Not on the training run: there it would replace the evaluation of the checkpoint itself.
+        # The training run has the evaluation of the checkpoint, which this one must not replace.
         job.artifact(folder.evaluation)
         job.metric("bpb", measured.bpb)
     log.info("%.3f bits per byte, compressed into %s bytes with code", measured.bpb, f"{size:,}")
 
 
-@command("run", "stage")
+@command()
+@STAGE
 @THREADS
-@ARTIFACT
-def sample(session: Session, run: str, stage: str, threads: int | None, compressed: bool) -> None:
-    """Let a stage's last checkpoint continue the prompt of the configuration, or answer it."""
+@COMPRESSED
+def sample(session: Session, stage: tuple[str, str], threads: int | None, compressed: bool) -> None:
+    """Continue, or answer, the prompt of the configuration with the last checkpoint of a stage."""
     from spider.evaluation.sample import sample
 
-    results, spec = session.results, session.config.stage(run, stage)
-    trained = results.stage(run, stage)
+    results = session.results
+    spec = session.config.stage(*stage)
+    trained = results.stage(*stage)
     folder = CompressedFolder(trained.compressed) if compressed else trained
-    rule, outputs = "sample_compressed" if compressed else "sample", [folder.sample_text, folder.sample]
-    asked = spec.evaluation.sampling()
-    with session.tracked(rule, f"{run}/{stage}", asked, [folder.receipt], outputs) as job:
+    rule = "sample_compressed" if compressed else "sample"
+    outputs = [folder.sample_text, folder.sample]
+    settings = spec.evaluation.sampling()
+    with session.tracked(rule, "/".join(stage), settings, [folder.receipt], outputs) as job:
         prepare_torch(threads)
         sample(folder.receipt, spec, folder.path)
         if compressed:
             job.artifact(folder.sample_text)
         else:
-            tracking.log_scores(results.root, run, stage, {}, outputs, of="sample")
+            tracking.log_scores(results.root, *stage, {}, outputs, of="sample")
     log.info("%s", folder.sample_text)
 
 
-@command("run", "[stage]")
-def draw(session: Session, run: str, stage: str | None) -> None:
+# ---------------------------------------------------------------------------------------------------- reports
+
+
+@click.group()
+def report() -> None:
+    """Pages, tables and figures of results."""
+
+
+@command()
+@click.argument("name", metavar="RUN[/STAGE]")
+def draw(session: Session, name: str) -> None:
     """Draw the figures of a stage (default: of all evaluated stages of RUN) without the model."""
     from spider.report.figures import FIGURES, draw_stage
 
     results = session.results
+    run, stage = session.names(name)
     evaluated = [one for one in results.stages(run) if one.evaluation.exists()]
     if not (stage or evaluated):
-        raise ValueError(f"{results.run(run)}: no stage is evaluated; `spider evaluate {run} STAGE` does it")
+        raise ValueError(f"{results.run(run)}: no stage is evaluated; run `spider evaluate {run}/STAGE`")
     for folder in [results.stage(run, stage)] if stage else evaluated:
-        name, inputs = f"{run}/{folder.path.name}", [folder.evaluation, folder.receipt]
+        inputs = [folder.evaluation, folder.receipt]
         outputs = [folder.path / figure for figure in FIGURES]
-        with session.tracked("draw", name, {}, inputs, outputs):
+        with session.tracked("draw", f"{run}/{folder.path.name}", {}, inputs, outputs):
             for path in draw_stage(folder):
                 log.info("%s", path)
             tracking.log_scores(results.root, run, folder.path.name, {}, outputs, of="figures")
@@ -134,21 +159,22 @@ def draw(session: Session, run: str, stage: str | None) -> None:
 @command()
 @click.option("--output", type=FILE, required=True, help="summary.json to write.")
 def compare(session: Session, output: Path) -> None:
-    """Set all evaluations side by side: table, figures, summary.json."""
+    """Compare all evaluations: write a table, figures and summary.json."""
     from spider.report.compare import compare
 
-    evaluations, compressed = session.evaluations(session.config.runs), session.compressed()
-    beside = [output.with_name(name) for name in ("table.md", "table.html", "bpb.svg", "loss.svg")]
-    with session.tracked("compare", "report", {}, [*evaluations, *compressed], [output, *beside]) as job:
+    evaluations = session.evaluations(session.config.runs)
+    compressed = session.compressed()
+    others = [output.with_name(name) for name in ("table.md", "table.html", "bpb.svg", "loss.svg")]
+    with session.tracked("compare", "report", {}, [*evaluations, *compressed], [output, *others]) as job:
         benchmarks = session.results.root / "benchmarks"
         summary = compare(evaluations, compressed=compressed, benchmarks=benchmarks, output=output.parent)
         for run, compared in summary.runs.items():
-            if best := compared.best:
-                one = compared.stages[best]
+            if compared.best:
+                one = compared.stages[compared.best]
                 tracking.log_choice(
                     session.results.root,
                     run,
-                    best,
+                    compared.best,
                     weights=one.weights,
                     bpb=one.bpb,
                     text_sha256=one.text_sha256,
@@ -158,38 +184,40 @@ def compare(session: Session, output: Path) -> None:
 
 
 @command("run")
-@click.option("--output", type=NEW_FILE, help="Page to write (default: in the results).")
-def report(session: Session, run: str, output: Path | None) -> None:
-    """Put everything about RUN on one page, finished or not: scores, curves, provenance, costs.
+@click.option("--output", type=NEW_FILE, help="HTML file to write (default: in the results folder).")
+def page(session: Session, run: str, output: Path | None) -> None:
+    """Write one page about RUN, finished or not: scores, curves, provenance, costs.
 
-    RUN is one of the configuration's, or a folder in results/runs of a training by hand.
+    RUN is a run of the configuration, or a folder in results/runs of a training by hand.
     """
     from spider.report.page import write_report
 
-    results, page = session.results, output or session.results.page(run)
+    results = session.results
+    output = output or results.page(run)
     evaluations = [s.evaluation for s in results.stages(run) if s.evaluation.exists()]
-    with session.tracked("report", run, {}, evaluations, [page]) as job:
-        write_report(session.config, results, run, page)
-        job.artifact(page)
-    log.info("%s", page)
+    with session.tracked("report", run, {}, evaluations, [output]) as job:
+        write_report(session.config, results, run, output)
+        job.artifact(output)
+    log.info("%s", output)
 
 
 @command()
-@click.option("--output", type=FILE, help="scaling.json to write (default: in the results).")
+@click.option("--output", type=FILE, help="scaling.json to write (default: in the results folder).")
 def scaling(session: Session, output: Path | None) -> None:
-    """Fit a scaling law to the sweep that the configuration names under scaling."""
+    """Fit a scaling law to the sweep that the key `scaling` of the configuration names."""
     from spider.report.scaling import write_scaling
 
-    config, results = session.config, session.results
-    path = output or results.report / "scaling.json"
+    config = session.config
+    path = output or session.results.report / "scaling.json"
     evaluations = session.evaluations(config.sweeps.get(config.scaling or "", []))
-    made = [path.with_suffix(suffix) for suffix in (".json", ".md", ".svg")]
-    with session.tracked("scaling", config.scaling or "", {}, evaluations, made) as job:
-        fitted = write_scaling(config, results, path)
-        for file in made:
+    files = [path.with_suffix(suffix) for suffix in (".json", ".md", ".svg")]
+    with session.tracked("scaling", config.scaling or "", {}, evaluations, files) as job:
+        fitted = write_scaling(config, session.results, path)
+        for file in files:
             job.artifact(file)
         for name in ("parameters", "bytes", "bpb"):
-            if law := getattr(fitted, name):
+            law = getattr(fitted, name)
+            if law:
                 job.metric(f"exponent/{name}", law.exponent)
     for curve in fitted.curves:
         if curve.problem:
@@ -197,19 +225,26 @@ def scaling(session: Session, output: Path | None) -> None:
     log.info("%s; %s", fitted.problem or "a law", path.with_suffix(".md"))
 
 
+for one in (page, draw, compare, scaling):
+    report.add_command(one)
+
+
+# --------------------------------------------------------------------------------------------------- tracking
+
+
 @click.group()
 def track() -> None:
-    """The record of what happened, in MLflow."""
+    """Records of all jobs in MLflow."""
 
 
 @track.command()
 @click.pass_obj
 def sync(session: Session) -> None:
-    """Send whatever the MLflow store does not have yet."""
+    """Send all records that the MLflow store lacks."""
     tracking.configure(session.config)
-    report = tracking.sync(session.results.root)
-    click.echo(report)
-    if report.pending:
+    answer = tracking.sync(session.results.root)
+    click.echo(answer)
+    if answer.pending:
         sys.exit(1)
 
 
@@ -217,11 +252,11 @@ def sync(session: Session) -> None:
 @click.option("--port", default=5000, show_default=True)
 @click.pass_obj
 def ui(session: Session, port: int) -> None:
-    """Show all runs in MLflow, on loopback only."""
+    """Serve MLflow with all records, on the loopback address only."""
     from spider.tracking.store import serve
 
     tracking.configure(session.config)
-    report = tracking.sync(session.results.root, timeout=60)
-    if report.pending:
-        log.warning("%s", report)
+    answer = tracking.sync(session.results.root, timeout=60)
+    if answer.pending:
+        log.warning("%s", answer)
     serve(session.results.root, port)

@@ -1,10 +1,11 @@
-"""Shared by all commands: the configuration, its results folder, the record of a job, the set-up of torch."""
+"""Parts that commands share: arguments, configuration, results folder, job records, set-up of torch."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -24,17 +25,51 @@ from spider.results import NEWEST, CompressedFolder, Results
 
 log = logging.getLogger("spider")
 
-#: A file or a folder, there or not.
+#: A file or a folder, which may not exist.
 FILE = click.Path(path_type=Path)
-THERE = click.Path(exists=True, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1)
 THREADS = click.option("--threads", type=COUNT, help="CPU threads of this machine (default: all).")
-JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class Model(click.ParamType):
+    """A path of a model, or RUN/STAGE in the results folder of the configuration. It becomes a path."""
+
+    name = "model"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        session = ctx.find_object(Session) if ctx else None
+        if session is None or path.exists() or not re.fullmatch(r"[\w-]+/[\w-]+", str(value)):
+            return path
+        run, stage = str(value).split("/")
+        folder = session.results.stage(run, stage).path
+        return folder if folder.exists() else path
+
+
+class StageName(click.ParamType):
+    """A stage as RUN/STAGE, or the path of its folder. It becomes the names of the run and the stage."""
+
+    name = "stage"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        session = ctx.find_object(Session) if ctx else None
+        assert session is not None
+        run, stage = session.names(str(value))
+        if stage is None:
+            self.fail(f"{value!r} names no stage; write RUN/STAGE", param, ctx)
+        return run, stage
+
+
+MODEL = click.argument("path", metavar="MODEL", type=Model())
+STAGE = click.argument("stage", metavar="RUN/STAGE", type=StageName())
 
 
 def command(*names: str) -> Callable[[Callable[..., None]], click.Command]:
-    """A command of these arguments, optional ones in brackets, that is given the `Session`."""
+    """Make a command with a `Session` and these arguments. Names of optional ones are in brackets."""
 
     def command(function: Callable[..., None]) -> click.Command:
         function = click.pass_obj(function)
@@ -46,7 +81,7 @@ def command(*names: str) -> Callable[[Callable[..., None]], click.Command]:
 
 
 class Group(click.Group):
-    """A group of commands that keeps the words of the command line from the name of the command on."""
+    """The group of all commands. It stores the words of the command line, from the name of the command on."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -56,7 +91,7 @@ class Group(click.Group):
 
 
 def command_line() -> str | None:
-    """Return the running command and its words as a shell reads them; None outside of a command."""
+    """Return the running command and its arguments, quoted for a shell. Return None outside of a command."""
     context = click.get_current_context(silent=True)
     words = context.meta.get("spider.words") if context else None
     return shlex.join(words) if words else None
@@ -64,7 +99,7 @@ def command_line() -> str | None:
 
 @dataclass
 class Session:
-    """The options before the command."""
+    """The configuration of a command."""
 
     config_path: Path
 
@@ -76,8 +111,18 @@ class Session:
     def results(self) -> Results:
         return Results(Path(self.config.results))
 
+    def names(self, text: str) -> tuple[str, str | None]:
+        """Return the run and the stage that ``RUN``, ``RUN/STAGE`` or the path of a stage's folder names."""
+        runs = self.results.root.resolve() / "runs"
+        inside = Path(text).resolve()
+        run, _, stage = text.partition("/")
+        if run not in self.config.runs and inside.is_relative_to(runs) and inside != runs:
+            run, *rest = inside.relative_to(runs).parts
+            return run, rest[0] if rest else None
+        return run, stage or None
+
     def tokenizer_of(self, dataset: str) -> Path | None:
-        """Return the file of the tokenizer that encodes a dataset; None for bytes."""
+        """Return the file of the tokenizer of a dataset, or None for a dataset of bytes."""
         spec = self.config.dataset(dataset)
         if spec.source.own_tokenizer:
             return Path(spec.source.own_tokenizer)
@@ -92,7 +137,7 @@ class Session:
         outputs: list[Path],
         hashed_later: Sequence[Path] = (),
     ) -> AbstractContextManager[tracking.Job]:
-        """Record a job of this configuration; the arguments are those of `spider.tracking.job`."""
+        """Record a job of this configuration. The arguments are those of `spider.tracking.job`."""
         tracking.configure(self.config)
         return tracking.job(
             rule,
@@ -106,25 +151,25 @@ class Session:
         )
 
     def evaluations(self, runs: Iterable[str]) -> list[Path]:
-        """Of all stages of these runs, there or not."""
+        """Return the paths of the evaluations of all stages of these runs, whether they exist or not."""
         stages = [(run, stage.name) for run in runs for stage in self.config.runs[run].stages]
         return [self.results.stage(*names).evaluation for names in stages]
 
     def compressed(self) -> list[Path]:
-        """The scores of what the last stages are compressed into, where the configuration asks for that."""
+        """Return the paths of the evaluations of all compressed models of the configuration."""
         last = {run: block.stages[-1].name for run, block in self.config.runs.items() if block.compress}
         folders = [self.results.stage(run, stage).compressed for run, stage in last.items()]
         return [CompressedFolder(folder).evaluation for folder in folders]
 
     def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
-        """Return the name, digest and source of a dataset, as tracking shows it."""
+        """Return the name, the digest and the source of a dataset, for tracking."""
         return name, data_digest, self.config.dataset(name).source.address
 
 
 def allow_imports_of(config: Path) -> None:
-    """Allow the families and sources that the user's configuration names, for commands that read no more.
+    """Allow the families and sources that the user's configuration names, for commands that read a model.
 
-    A file that is missing or cannot be read names none. A command that needs it reports what is wrong.
+    A file that cannot be read is skipped here. A command that needs it reports the error.
     """
     try:
         written = yaml.safe_load(config.read_text("utf-8"))
@@ -137,8 +182,8 @@ def allow_imports_of(config: Path) -> None:
 def configure_tracking_of(root: Path) -> None:
     """Configure tracking for a results folder.
 
-    The configuration of this command has the settings if it lies in that folder, as in a job of the workflow.
-    Otherwise the newest configuration in the folder has them.
+    The settings are those of the command's configuration if it is in that folder, as in a workflow's job.
+    Otherwise they are those of the newest configuration in the folder.
     """
     session = click.get_current_context().find_object(Session)
     own = session is not None and session.config_path.resolve().is_relative_to(root.resolve())
@@ -147,7 +192,7 @@ def configure_tracking_of(root: Path) -> None:
 
 
 def prepare_torch(threads: int | None, processes: int = 1) -> None:
-    """Let each of so many processes use its share of the threads (default: of those that torch would use)."""
+    """Give each of the processes an equal share of the threads (default: of those that torch would use)."""
     import torch
 
     keep_freed_memory()
@@ -160,21 +205,21 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLO
 
 
 def grow_segments() -> None:
-    """Let segments of GPU memory grow, in this process and in those it starts.
+    """Set torch's allocator to expandable segments of GPU memory, in this process and in those it starts.
 
     By default torch keeps freed memory in segments of a fixed size, and a tensor that is larger than every
-    free segment needs a new one. Segments that can grow leave fewer such gaps. Call it before torch
-    allocates. It does nothing where the user's environment sets torch's allocator.
+    free segment needs a new one. Expandable segments leave fewer such gaps. The function must be called
+    before torch allocates. It changes nothing if the user's environment sets torch's allocator.
     """
     if not any(os.environ.get(name) for name in _ALLOCATOR):
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def keep_freed_memory() -> None:
-    """Let this process reuse the CPU memory that it freed; does nothing where the C library is not glibc.
+    """Set glibc to reuse freed CPU memory in this process. Other C libraries stay as they are.
 
     A training step allocates and frees the same gradients and activations every time. By default glibc
-    returns large blocks to the kernel at once, and the kernel clears every page again when it is touched.
+    returns large blocks to the kernel at once, and the kernel clears every page again at its first access.
     With the demo's model that takes a sixth of the step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

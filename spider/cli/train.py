@@ -1,7 +1,7 @@
-"""Commands of a training: time its products; train as the workflow does, or with other settings.
+"""Commands of a training: its warm-up, and the training as configured or with other settings.
 
 A setting is written ``PATH=VALUE``. The flags and variables of the original description are aliases of such
-paths.
+settings.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from typing import Any
 import click
 
 from spider import tracking
-from spider.cli.session import COUNT, FILE, THERE, THREADS, Session, command, log, prepare_torch
+from spider.cli.session import COUNT, FILE, STAGE, THREADS, Model, Session, command, log, prepare_torch
 from spider.config import Config, ConfigError, Given, with_settings
 from spider.results import StageFolder
 
 
-@command("run", "stage")
+@command()
+@STAGE
 @THREADS
-def warmup(session: Session, run: str, stage: str, threads: int | None) -> None:
-    """Compile and time a stage's matrix products in each precision; decide which to use."""
+def warmup(session: Session, stage: tuple[str, str], threads: int | None) -> None:
+    """Compile and time the matrix products of a stage in each precision, and choose the precision."""
     from spider.processes.device import require_gpus
     from spider.training.warmup import warm_up
 
-    require_gpus(session.config.run(run).resources.gpus)
-    spec = session.config.stage(run, stage)
-    output = session.results.warmup(run, spec.shape)
-    with session.tracked("warmup", f"{run}/{spec.shape}", spec.shape_fields(), [], [output]) as job:
+    spec = session.config.stage(*stage)
+    require_gpus(session.config.run(spec.run).resources.gpus)
+    output = session.results.warmup(spec.run, spec.shape)
+    with session.tracked("warmup", f"{spec.run}/{spec.shape}", spec.shape_fields(), [], [output]) as job:
         prepare_torch(threads, spec.processes)
         record = warm_up(spec, output)
         job.artifact(output)
@@ -57,93 +58,96 @@ ALIASES = {
     "CKPT_EVERY": "ckpt_every",
     "TARGET_TOKENS": "tokens",
 }
-#: The flags that take no value, and the value that each sets.
+#: The flags without a value, and the value that each sets.
 _SWITCHES = {"--compile": "true", "--no_gradient_checkpointing": "false"}
 
 
 def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the flags of `ALIASES` as options."""
+    """Add the flags of `ALIASES` to a command, with - for _."""
     for name in reversed([name for name in ALIASES if name.startswith("--")]):
-        said = f"Alias of {ALIASES[name]}={_SWITCHES.get(name, 'VALUE')}."
+        flag = name.replace("_", "-")
+        text = f"Alias of {ALIASES[name]}={_SWITCHES.get(name, 'VALUE')}."
         if name in _SWITCHES:
-            option = click.option(name, is_flag=True, flag_value=_SWITCHES[name], default=None, help=said)
+            option = click.option(flag, is_flag=True, flag_value=_SWITCHES[name], default=None, help=text)
         else:
-            option = click.option(name, metavar="VALUE", help=said)
+            option = click.option(flag, metavar="VALUE", help=text)
         command = option(command)
     return command
 
 
-def _read_settings(context: click.Context) -> tuple[list[str], list[Given], list[str]]:
-    """Return the names of a run and a stage, the settings, and the variables that are ignored.
+def _read_settings(context: click.Context) -> tuple[str | None, list[Given], list[str]]:
+    """Return the name of a stage, the settings, and the names of ignored variables.
 
     Settings come from a command's words, its flags and the environment. A workflow's job ignores the
     environment.
     """
     words = context.params["words"]
     names = [word for word in words if "=" not in word]
-    if len(names) > 2:
-        raise click.UsageError(f"unexpected {', '.join(names[2:])}; a setting is written PATH=VALUE", context)
+    if len(names) > 1:
+        raise click.UsageError(f"unexpected {', '.join(names[1:])}; a setting is written PATH=VALUE", context)
     given, ignored = [], []
     for name, key in ALIASES.items():
         is_flag = name.startswith("--")
         value = context.params[name.removeprefix("--")] if is_flag else os.environ.get(name)
+        origin = name.replace("_", "-") if is_flag else name
         if not value:
             continue
         if not is_flag and os.environ.get("SPIDER_WORKFLOW"):
             ignored.append(name)
             continue
         if (name, value) == ("--max_steps", "0"):
-            value = "null"  # the original description has 0 for no limit
-        given.append(Given(name, key, value, yields=not is_flag))
+            value = "null"  # 0 means no limit in the original description
+        given.append(Given(origin, key, value, yields=not is_flag))
     for word in words:
         key, equals, value = word.partition("=")
         if equals:
             given.append(Given(word, key, value))
-    return names, given, ignored
+    return names[0] if names else None, given, ignored
 
 
 def _steps_replace_minutes(config: Config, run: str, stage: str, given: list[Given]) -> list[Given]:
-    """Return a setting that clears the configured ``ckpt_minutes`` where ``ckpt_every`` is given and
-    ``ckpt_minutes`` is not: the trainer would save by the clock otherwise."""
-    steps, minutes = (
-        [one for one in given if one.key.split(".")[-1] == key] for key in ("ckpt_every", "ckpt_minutes")
-    )
+    """Return a setting that clears the configured ``ckpt_minutes`` if ``ckpt_every`` is given alone.
+
+    Otherwise the trainer would still save by the clock.
+    """
+    steps = [one for one in given if one.key.split(".")[-1] == "ckpt_every"]
+    minutes = [one for one in given if one.key.split(".")[-1] == "ckpt_minutes"]
     if not steps or minutes or config.stage(run, stage).settings.ckpt_minutes is None:
         return []
     return [Given(steps[-1].origin, "ckpt_minutes", None)]
 
 
-@click.command(context_settings={"token_normalize_func": lambda word: word.replace("-", "_")})
-@click.argument("words", nargs=-1, metavar="[RUN [STAGE]] [PATH=VALUE]...")
+@click.command(context_settings={"token_normalize_func": lambda word: word.replace("_", "-")})
+@click.argument("words", nargs=-1, metavar="[RUN/STAGE] [PATH=VALUE]...")
 @_flags
-@click.option("--data_dir", type=FILE, help="Folder of encoded shards to train on.")
-@click.option("--mock_data", is_flag=True, help="Train on made-up text.")
-@click.option("--resume", type=THERE, help="From a checkpoint, stage or exported folder, or train.json.")
-@click.option("--reset_steps", is_flag=True, help="Of --resume take the weights only.")
-@click.option("--ckpt_dir", type=FILE, help="Folder to train in.")
-@click.option("--wait", is_flag=True, help="Where another trainer is at work, wait for it to end.")
+@click.option("--data-dir", type=FILE, help="Folder of encoded shards to train on.")
+@click.option("--mock-data", is_flag=True, help="Train on generated text.")
+@click.option("--resume", type=Model(), help="Model to start from: RUN/STAGE or a path.")
+@click.option("--reset-steps", is_flag=True, help="Take only the weights of --resume.")
+@click.option("--ckpt-dir", type=FILE, help="Folder to train in.")
+@click.option("--wait", is_flag=True, help="Wait for another trainer of the same folder to end.")
 @THREADS
-@click.option("--processes", type=COUNT, default=1, help="Start so many, to train together.")
-@click.option("--nodes", type=COUNT, default=1, help="Of this Slurm job, to share them.")
+@click.option("--processes", type=COUNT, default=1, help="Number of processes to start.")
+@click.option("--nodes", type=COUNT, default=1, help="Nodes of this Slurm job that share the processes.")
 @click.pass_context
 def train(context: click.Context, threads: int | None, processes: int, nodes: int, **rest: Any) -> None:
-    """Train one stage, or go on with it from its last good checkpoint.
+    """Train one stage, or continue it from its last good checkpoint.
 
-    RUN defaults to the only run of the configuration, STAGE to its first stage. PATH=VALUE sets any key of
-    the run's block (lr=4e-3, model.recurrence.loops=3). The first options below are aliases of such paths
-    (--seq-len is --seq_len), and so are the environment variables SEQ_LEN, MICRO_BATCH, GRAD_ACCUM, N_LOOPS,
-    LR, CKPT_EVERY and TARGET_TOKENS. The command line overrides the environment, which overrides the
-    configuration. A training that differs from the configuration becomes a run of its own, in a folder beside
-    the run's.
+    The default of RUN is the only run of the configuration, that of STAGE its first stage. PATH=VALUE sets
+    any key of the run's block (lr=4e-3, model.recurrence.loops=3). The first options below are aliases of
+    such settings, and so are the environment variables SEQ_LEN, MICRO_BATCH, GRAD_ACCUM, N_LOOPS, LR,
+    CKPT_EVERY and TARGET_TOKENS. An option may also be written with _ (--seq_len). The command line overrides
+    the environment, which overrides the configuration. A training that differs from the configuration becomes
+    a run of its own, in a new folder.
 
-    Several processes share the windows of every step: --processes starts them on one machine, --nodes on
+    Several processes share the windows of each step: --processes starts them on one machine, --nodes on
     several nodes of a Slurm job, torchrun elsewhere.
     """
     session: Session = context.obj
     config = session.config
     try:
-        names, given, ignored = _read_settings(context)
-        run, stage = config.choose(*names)
+        name, given, ignored = _read_settings(context)
+        run, stage = config.choose(*(session.names(name) if name else ()))
         by_steps = _steps_replace_minutes(config, run, stage, given)
         changed, used = with_settings(config, run, stage, [*given, *by_steps])
     except ConfigError as error:
@@ -161,38 +165,42 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     from spider.training.stage import Places, data_digest, plan, train
 
     world = context.with_resource(join())
-    if not world.first:  # what happens is told and recorded once
+    if not world.first:  # only one process logs and records
         log.setLevel(logging.ERROR)
         os.environ["SPIDER_TRACKING"] = "off"
     if used:
-        said = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used if one not in by_steps)
-        log.info("settings: %s; all others from %s", said, session.config_path)
+        settings = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used if one not in by_steps)
+        log.info("settings: %s; all others from %s", settings, session.config_path)
     for one in by_steps:
         minutes = config.stage(run, stage).settings.ckpt_minutes
-        effect = f"has no effect, {one.origin} replaces it"
-        log.info("ckpt_minutes: %g of the configuration %s", minutes, effect)
+        log.info("ckpt_minutes: %g of the configuration has no effect, %s replaces it", minutes, one.origin)
     if ignored:
-        why = "the configuration alone decides what a workflow trains"
-        log.warning("%s: set in the environment and ignored, %s", ", ".join(ignored), why)
-    places = Places(**{name: rest[name] for name in Places._fields})
+        reason = "a workflow trains as the configuration says"
+        log.warning("%s: set in the environment and ignored, %s", ", ".join(ignored), reason)
+    places = Places(**{field: rest[field] for field in Places._fields})
     planned = world.from_first(lambda: plan(config, changed, run, stage, places))
     if rest["wait"]:
         world.from_first(lambda: wait_for(planned.folder))
     prepare_torch(threads, world.local_size)
-    results, spec, folder, data = session.results, planned.spec, planned.folder, planned.data
-    read = [data / "metadata.json", planned.resume or planned.previous, planned.warmup]
-    inputs = [path for path in read if path and path.exists()]
-    name, made = f"{spec.run}/{spec.stage}", [StageFolder(folder).receipt]
-    with session.tracked("train", name, spec.deciding(), inputs, made) as job:
+    results = session.results
+    spec = planned.spec
+    folder = planned.folder
+    data = planned.data
+    inputs = [data / "metadata.json", planned.resume or planned.previous, planned.warmup]
+    found = [path for path in inputs if path and path.exists()]
+    name = f"{spec.run}/{spec.stage}"
+    with session.tracked("train", name, spec.deciding(), found, [StageFolder(folder).receipt]) as job:
         digest = data_digest(spec, data)
-        foreign = data != results.shards(spec.data)
-        card = (spec.data, digest, str(data)) if foreign else session.dataset_card(spec.data, digest)
+        if data == results.shards(spec.data):
+            card = session.dataset_card(spec.data, digest)
+        else:
+            card = (spec.data, digest, str(data))
         job.dataset(*card, context="training")
-        # Of a stage of the results folder its curves and checkpoint are recorded as well.
-        at_home = folder == results.stage(spec.run, spec.stage).path
-        with tracking.training(results.root, spec, dataset=card) if at_home else nullcontext():
+        # Curves and checkpoint are recorded only for a stage in the results folder.
+        in_results = folder == results.stage(spec.run, spec.stage).path
+        with tracking.training(results.root, spec, dataset=card) if in_results else nullcontext():
             receipt = train(**planned._asdict(), world=world)
-        if at_home:
+        if in_results:
             tracking.log_checkpoint(results.root, spec.run, spec.stage, receipt)
         job.metric("bytes", receipt.bytes)
         job.metric("seconds", receipt.seconds)

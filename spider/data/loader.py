@@ -198,7 +198,7 @@ class Loader(Batches):
         numbers, _ = self._shuffled(samples)
         rows, segments = self._packed.rows(numbers, pad)
         if rows.max() >= self._shards.vocabulary.size:
-            raise ValueError(f"{self._shards.name}: a shard is damaged; `spider verify` finds it")
+            raise ValueError(f"{self._shards.name}: a shard is damaged; `spider data verify` finds it")
         counted = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         if self._answers:
             counted &= self._packed.answers(numbers, rows)
@@ -214,7 +214,7 @@ class Loader(Batches):
             where = self._shards.locate((int(starts[i]) + t) % self._shards.tokens)
             raise ValueError(
                 f"{where}: {rows[i, t]} is not one of the {size} token ids, the shard is damaged; encode its "
-                "part again and run again to continue (`spider verify` finds other damaged ones)"
+                "part again and run again to continue (`spider data verify` finds other damaged ones)"
             )
         candidates = self._lookup.windows(self._shards, starts, rows.shape[1] - 1) if self._lookup else None
         yield from Batch(rows, {}, candidates).split(self._steps)

@@ -42,7 +42,7 @@ class Packing(Record):
     """``packed-{seq_len}.json``."""
 
     WHAT: ClassVar[str] = "a plan of packed rows"
-    REMEDY: ClassVar[str] = "delete it and pack the dataset again (`spider pack`)"
+    REMEDY: ClassVar[str] = "delete it and pack the dataset again (`spider data pack`)"
 
     data: str
     """Digest of the split."""
@@ -187,7 +187,7 @@ class PackedRows:
     def open(cls, folder: Path, shards: Shards, seq_len: int) -> Self:
         """Open the plan of a dataset's training split; `ValueError` if it is missing or of other text."""
         name = _name(folder, seq_len)
-        remedy = f"run `spider pack {folder.name} {seq_len}`"
+        remedy = f"run `spider data pack {folder.name} {seq_len}`"
         if not name.with_suffix(".json").exists():
             raise ValueError(f"{name}.json: the dataset is not packed into rows of {seq_len}; {remedy}")
         packing = Packing.read(name.with_suffix(".json"))

@@ -42,7 +42,7 @@ FLOW: dict[str, Literal["raw", "tokenizer", "dataset", "run"]] = {
 #: Rules of the whole results folder, and of the page that shows the costs.
 SHARED = ("compare", "scaling", "report")
 #: Rules with a job for each part of a dataset.
-_OF_PARTS = ("download", "encode", "count")
+_OF_PARTS = ("download", "encode", "count_ngrams")
 
 
 class RuleCost(NamedTuple):
@@ -166,8 +166,8 @@ class Job:
 def commands(jobs: Sequence[Job], run: str) -> list[str]:
     """Return the commands of a run's finished jobs, one job for all parts of a dataset.
 
-    Runs share tables of counts, so ``count`` and ``ngram`` may have been started for another run with the
-    same settings; they are shown for this one.
+    Runs share n-gram indexes, so ``count_ngrams`` and ``build_ngrams`` may have been started for another run
+    with the same settings. They are shown for this one.
     """
     # A later job of the same name takes the place of an earlier one.
     newest = {(job.rule, job.name): job for job in jobs if job.finished and job.command}
@@ -179,7 +179,7 @@ def commands(jobs: Sequence[Job], run: str) -> list[str]:
     for (rule, _), alike in groups.items():
         words = shlex.split(alike[0].command or "")
         if rule in ("count_ngrams", "build_ngrams"):
-            words[1] = run
+            words[2] = run  # data count-ngrams RUN ...
         more = f"   # and so on, to {alike[-1].name.partition('/')[2]}" if len(alike) > 1 else ""
         lines.append(f"spider --config run.yaml {shlex.join(words)}{more}")
     return list(dict.fromkeys(lines))

@@ -126,7 +126,7 @@ class StageRecord:
     @property
     def notes(self) -> Iterator[str]:
         """Yield sentences about missing files, and about files that do not fit together."""
-        arguments = f"{self.folder.path.parent.name} {self.name}"
+        arguments = f"{self.folder.path.parent.name}/{self.name}"
         stage = f"Stage {self.name}"
         if self.state == "waiting":
             yield f"{stage} has not begun: `spider train {arguments}`, or the workflow, trains it."

@@ -73,9 +73,9 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
     """
     start, ckpt_dir = options.resume, options.ckpt_dir
     if options.mock_data and options.data_dir:
-        raise ConfigError("give --mock_data or --data_dir, not both")
+        raise ConfigError("give --mock-data or --data-dir, not both")
     if options.reset_steps and not start:
-        raise ConfigError("--reset_steps: needs --resume, it says what to take from there")
+        raise ConfigError("--reset-steps: needs --resume, it says what to take from there")
     spec, results = changed.stage(run, stage), Results(Path(config.results))
     data = results.shards(spec.data)
     other_data = None
@@ -98,7 +98,7 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
             )
 
     if options.mock_data and spec.model.vocab_size is not None:
-        raise ConfigError("--mock_data: holds bytes, but this run has a tokenizer; train it on its own data")
+        raise ConfigError("--mock-data: holds bytes, but this run has a tokenizer; train it on its own data")
     starts = [str(path.resolve()) if path else None for path in (other_data, start)]
     differs = spec.identity != config.stage(run, stage).identity or any(starts) or options.mock_data
     if differs and ckpt_dir is None:
@@ -109,7 +109,7 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
     if resume and resume.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
             f"--resume {resume}: is in this training's own folder, {folder}. Leave --resume out to continue "
-            "that training, or name another folder with --ckpt_dir to start a new training from it"
+            "that training, or name another folder with --ckpt-dir to start a new training from it"
         )
     if options.mock_data:
         data = folder / "mock_data"

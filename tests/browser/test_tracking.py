@@ -46,21 +46,21 @@ raw = yaml.safe_load(Path("config.yaml").read_text())
 config = load_config(raw)
 write_config(Path("results"), raw)
 
-def spider(command, *arguments):
-    log = f"results/logs/{command}-{'-'.join(arguments[:2]).replace('/', '_')}.log"
-    cli(["--config", "results/config.yaml", "--log", log, command, *arguments], standalone_mode=False)
+def spider(*words):
+    log = f"results/logs/{'-'.join(words[:3]).replace('/', '_')}.log"
+    cli(["--config", "results/config.yaml", "--log", log, *words], standalone_mode=False)
 
 workflow = tracking.open_pipeline(Path("results"), config)
-spider("download", "text", "000", "--output", "results/raw/text/000.parquet")
-spider("encode", "text", "000", "results/raw/text/000.parquet")
-spider("index", "text", "--output", "results/shards/text/metadata.json")
+spider("data", "download", "text", "000", "--output", "results/raw/text/000.parquet")
+spider("data", "encode", "text", "000", "results/raw/text/000.parquet")
+spider("data", "index", "text", "--output", "results/shards/text/metadata.json")
 for run in config.runs:
-    spider("warmup", run, "only")
-    spider("train", run, "only")
-    spider("evaluate", run, "only")
-    spider("sample", run, "only")
-    spider("draw", run, "only")
-spider("compare", "--output", "results/report/summary.json")
+    spider("warmup", f"{run}/only")
+    spider("train", f"{run}/only")
+    spider("evaluate", f"{run}/only")
+    spider("sample", f"{run}/only")
+    spider("report", "draw", f"{run}/only")
+spider("report", "compare", "--output", "results/report/summary.json")
 spider("checkpoint", "export", "results/runs/deep/only", "exported")
 tracking.close_pipeline(Path("results"), workflow, "finished", timeout=120)
 """

@@ -201,12 +201,12 @@ def test_commands_that_are_shown_can_be_given(line):
         for name, value in zip(*[iter(variables[0] if variables else ())] * 2, strict=True):
             patch.setenv(name, value)
         context = command.make_context("train", list(arguments))
-        names, settings, _ = _read_settings(context)
+        name, settings, _ = _read_settings(context)
     path = ROOT / "config.yaml"
     if given[0] == "--config":  # the copy of a preset in its results folder
         path = ROOT / "presets" / f"{Path(given[1]).parent.name}.yaml"
     config = load_config(path)
-    run, stage = config.choose(*names)
+    run, stage = config.choose(*(name.split("/") if name else ()))
     changed, _ = with_settings(config, run, stage, settings)
     assert changed.stage(run, stage).micro_batch(context.params["processes"]) >= 1
 

@@ -112,8 +112,10 @@ def test_a_new_key_in_every_block_has_nothing_done_again(workflow, tmp_path):
 
     before, log = weights(workflow, "first", "second"), workflow.stage("second") / "metrics.jsonl"
     written = log.stat().st_mtime_ns
-    command = [sys.executable, "-m", "spider.cli", "--config", "results/config.yaml", "train", "small"]
-    said = subprocess.run([*command, "second"], cwd=workflow.folder, env=environment, capture_output=True)
+    command = [sys.executable, "-m", "spider.cli", "--config", "results/config.yaml", "train"]
+    said = subprocess.run(
+        [*command, "small/second"], cwd=workflow.folder, env=environment, capture_output=True
+    )
     assert said.returncode == 0, said.stderr.decode()
     assert weights(workflow, "first", "second") == before
     assert log.stat().st_mtime_ns == written

@@ -152,9 +152,9 @@ def test_the_runs_page_is_there_and_in_snakemakes_own_report(smoke, tmp_path):
 def test_shards_verify_and_describe_themselves(smoke):
     spider = SNAKEMAKE.parent / "spider"
     shards = smoke[0] / "shards/pydocs"
-    done = subprocess.run([spider, "verify", shards], capture_output=True, text=True)
-    assert done.returncode == 0 and "all as metadata.json says" in done.stdout, done.stderr
-    shown = subprocess.run([spider, "inspect", shards, "--json"], capture_output=True, text=True)
+    done = subprocess.run([spider, "data", "verify", shards], capture_output=True, text=True)
+    assert done.returncode == 0 and "all match metadata.json" in done.stdout, done.stderr
+    shown = subprocess.run([spider, "data", "inspect", shards, "--json"], capture_output=True, text=True)
     assert json.loads(shown.stdout)
     source = read_json(shards / "metadata.json")["source"]
     assert [len(file["sha256"]) for file in source["files"]] == [64, 64]

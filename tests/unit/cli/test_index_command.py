@@ -1,4 +1,4 @@
-"""`spider index`: a dataset that a run is scored on has to hold something out."""
+"""`spider data index` refuses a dataset without held-out documents if a run is evaluated on it."""
 
 import json
 
@@ -12,7 +12,7 @@ DOCUMENTS = 40
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """Index a few documents of which this share is held out, for a run that is scored on them by default."""
+    """Return a function that indexes a few documents, of which a share is held out, for a run."""
     monkeypatch.setenv("SPIDER_TRACKING", "off")
     text = tmp_path / "text.jsonl"
     text.write_text(
@@ -37,7 +37,7 @@ def index(tmp_path, monkeypatch):
         )
         words = ["download", "few", "000", "--output", raw], ["encode", "few", "000", raw]
         for command in (*words, ["index", "few", "--output", made]):
-            cli(["--config", str(path), *map(str, command)], standalone_mode=False)
+            cli(["--config", str(path), "data", *map(str, command)], standalone_mode=False)
         return made
 
     return make

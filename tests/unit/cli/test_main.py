@@ -1,4 +1,4 @@
-"""The command line itself: what it costs to ask, and with which status it leaves."""
+"""The command line: imports of its help, and its exit statuses."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ HEAVY = ("torch", "mlflow", "datasets", "matplotlib", "pyarrow", "numpy")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["track", "ui", "--help"]])
-def test_help_imports_nothing_that_takes_time(arguments):
+def test_help_imports_no_heavy_library(arguments):
     asked = "import sys, json; from spider.cli import cli; cli(sys.argv[1:], standalone_mode=False); "
     asked += f"print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
     said = subprocess.run([sys.executable, "-c", asked, *arguments], capture_output=True, text=True)
@@ -23,7 +23,7 @@ def test_help_imports_nothing_that_takes_time(arguments):
     assert json.loads(said.stdout.splitlines()[-1]) == []
 
 
-def test_every_verb_says_what_it_does():
+def test_every_command_has_a_help_text():
     def commands(group: click.Group):
         for command in group.commands.values():
             yield from commands(command) if isinstance(command, click.Group) else [command]
@@ -34,8 +34,8 @@ def test_every_verb_says_what_it_does():
 def test_the_help_of_an_alias_names_its_setting():
     options = {option.opts[0]: option for option in cli.commands["train"].params}
     assert options["--lr"].help == "Alias of lr=VALUE."
-    assert options["--no_gradient_checkpointing"].help == "Alias of model.gradient_checkpointing=false."
-    assert all(options[name].help for name in ALIASES if name.startswith("--"))
+    assert options["--no-gradient-checkpointing"].help == "Alias of model.gradient_checkpointing=false."
+    assert all(options[name.replace("_", "-")].help for name in ALIASES if name.startswith("--"))
     assert all(name in cli.commands["train"].help for name in ALIASES if not name.startswith("--"))
 
 
@@ -50,7 +50,7 @@ def test_the_help_of_an_alias_names_its_setting():
         (Preempted(15, 7), RESUME_ME, "SIGTERM: stopped after step 7, run again to go on"),
     ],
 )
-def test_an_error_for_people_is_one_message_and_a_status(monkeypatch, capsys, error, status, message):
+def test_an_expected_error_is_one_message_and_a_status(monkeypatch, capsys, error, status, message):
     @cli.command("fail")
     def fail():
         raise error

@@ -110,11 +110,11 @@ def manifest(stage: Path) -> dict[str, Any]:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_run_that_asks_for_a_gpu_does_not_train_without_one_unless_it_is_told_to(project):
     project.plain["runs"]["r"]["resources"] = {"gpus": 1}
-    said = project.train("--max_steps", 1)
+    said = project.train("--max-steps", 1)
     assert isinstance(said.exception, ValueError)
     assert "resources.gpus: the run asks for 1" in str(said.exception)
     assert not project.configured.exists() and not project.made
-    assert project.train("resources.gpus=0", "--max_steps", 1).exit_code == 0
+    assert project.train("resources.gpus=0", "--max-steps", 1).exit_code == 0
 
 
 # ------------------------------------------------------------------------------------------------ settings
@@ -123,12 +123,12 @@ def test_a_run_that_asks_for_a_gpu_does_not_train_without_one_unless_it_is_told_
 @pytest.mark.parametrize(
     ("name", "value", "path"),
     [
-        ("--seq_len", 64, "settings.seq_len"),
-        ("--micro_batch", 3, "settings.micro_batch"),
-        ("--grad_accum", 2, "settings.grad_accum"),
-        ("--n_loops", 3, "settings.n_loops"),
+        ("--seq-len", 64, "settings.seq_len"),
+        ("--micro-batch", 3, "settings.micro_batch"),
+        ("--grad-accum", 2, "settings.grad_accum"),
+        ("--n-loops", 3, "settings.n_loops"),
         ("--lr", 0.5, "settings.lr"),
-        ("--max_steps", 9, "settings.max_steps"),
+        ("--max-steps", 9, "settings.max_steps"),
         ("TARGET_TOKENS", 1000, "settings.tokens"),
         ("CKPT_EVERY", 7, "settings.ckpt_every"),
         ("--precision", "bf16", "precision"),
@@ -148,19 +148,19 @@ def test_a_setting_changes_its_own_field_of_its_own_stage(project, name, value, 
 
 def test_every_flag_reaches_the_training(project, shards):
     said = project.train(
-        *("r", "a", "--seq_len", 40, "--micro-batch", 2, "--grad_accum", 2, "--n-loops", 1, "--lr", "1e-4"),
+        *("r", "a", "--seq-len", 40, "--micro-batch", 2, "--grad-accum", 2, "--n-loops", 1, "--lr", "1e-4"),
         *(
             "--precision",
             "bf16",
             "fp8_recipe=rowwise",
             "parallel=fsdp",
             "compile=false",
-            "--max_steps",
+            "--max-steps",
             2,
             "tokens=4000",
             "ckpt_every=1",
         ),
-        *("--data_dir", shards, "--no_gradient_checkpointing", "--ckpt_dir", project.folder / "mine"),
+        *("--data-dir", shards, "--no-gradient-checkpointing", "--ckpt-dir", project.folder / "mine"),
     )
     assert said.exit_code == 0, said.output
     spec = manifest(project.folder / "mine")["spec"]
@@ -179,7 +179,7 @@ def test_every_flag_reaches_the_training(project, shards):
 
 def test_the_command_line_goes_before_the_environment_and_that_before_the_configuration(project):
     said = project.train(
-        "--ckpt_dir", project.folder / "x", "--lr", "1e-4", LR="2e-4", SEQ_LEN="40", N_LOOPS=""
+        "--ckpt-dir", project.folder / "x", "--lr", "1e-4", LR="2e-4", SEQ_LEN="40", N_LOOPS=""
     )
     assert said.exit_code == 0, said.output
     settings = manifest(project.folder / "x")["spec"]["settings"]
@@ -195,7 +195,7 @@ def test_anything_of_the_run_can_be_set_by_its_path(project):
             "ema.decay=0.9",
             "stages.a.max_steps=2",
             "defaults.ckpt_every=2",
-            "--ckpt_dir",
+            "--ckpt-dir",
             project.folder / "x",
         ),
         SEQ_LEN="40",
@@ -250,7 +250,7 @@ def test_a_model_is_chosen_before_its_parts_are_set(project):
         ("model.hidden=-1", "model.hidden=-1: must be positive (got -1)"),
         ('ema={"decay":2}', 'ema={"decay":2}.decay: must be below 1.0'),
         ("keep_every=4", "keep_every=4: must be a multiple of ckpt_every"),
-        ("r a lr 4", "unexpected lr, 4; a setting is written PATH=VALUE"),
+        ("r/a lr 4", "unexpected lr, 4; a setting is written PATH=VALUE"),
         ("grid={}", "grid={}: unknown key"),
     ],
 )
@@ -263,7 +263,7 @@ def test_a_wrong_setting_is_explained_in_the_words_it_was_given_in(project, word
 
 def test_every_variable_of_the_seeds_is_read(project):
     values = dict(zip(VARIABLES, ("40", "2", "3", "1", "1e-4", "5000", "2"), strict=True))
-    said = project.train("--max_steps", 2, "--ckpt_dir", project.folder / "x", **values)
+    said = project.train("--max-steps", 2, "--ckpt-dir", project.folder / "x", **values)
     assert said.exit_code == 0, said.output
     found = manifest(project.folder / "x")["spec"]["settings"]
     names = ("seq_len", "micro_batch", "grad_accum", "n_loops", "lr", "tokens", "ckpt_every")
@@ -291,7 +291,7 @@ def test_minutes_between_checkpoints_that_are_given_beside_steps_are_kept(projec
 
 
 def test_a_job_of_a_workflow_takes_nothing_from_the_environment_and_says_so_once(project):
-    said = project.train("r", "a", SPIDER_WORKFLOW="20260101-000000-abcdef", LR="0.5", SEQ_LEN="no number")
+    said = project.train("r/a", SPIDER_WORKFLOW="20260101-000000-abcdef", LR="0.5", SEQ_LEN="no number")
     assert said.exit_code == 0, said.output
     assert said.output.count("SEQ_LEN, LR: set in the environment and ignored") == 1
     assert manifest(project.configured)["identity"] == project.config.stage("r", "a").identity
@@ -324,13 +324,13 @@ def test_another_training_is_a_run_of_its_own_and_the_same_command_goes_on_with_
 
 def test_unfinished_training_of_other_settings_in_a_named_folder_is_refused(project):
     folder = project.folder / "x"
-    assert project.train("--ckpt_dir", folder).exit_code == 0
+    assert project.train("--ckpt-dir", folder).exit_code == 0
     last = steps(folder / "checkpoints")[-1] / "manifest.json"
     files.write_json(last, files.read_json(last) | {"final": False})
-    said = project.train("--ckpt_dir", folder, "--lr", "1e-4")
+    said = project.train("--ckpt-dir", folder, "--lr", "1e-4")
     assert isinstance(said.exception, TrainingError)
     assert "settings.lr: 0.003 -> 0.0001" in str(said.exception)
-    assert "train in another folder (--ckpt_dir)" in str(said.exception)
+    assert "train in another folder (--ckpt-dir)" in str(said.exception)
 
 
 def test_mock_data_are_the_same_shards_each_time_and_are_kept(tmp_path):
@@ -347,7 +347,7 @@ def test_mock_data_are_the_same_shards_each_time_and_are_kept(tmp_path):
 
 def test_the_seeds_laptop_command_runs_on_the_default_configuration(tmp_path):
     (tmp_path / "config.yaml").write_bytes((REPO / "config.yaml").read_bytes())
-    command = "train --mock_data --max_steps 20 --seq_len 128 --micro_batch 2"
+    command = "train --mock-data --max-steps 20 --seq-len 128 --micro-batch 2"
     said = subprocess.run(
         [sys.executable, "-m", "spider.cli", *command.split()],
         cwd=tmp_path,
@@ -371,7 +371,7 @@ def test_the_seeds_laptop_command_runs_on_the_default_configuration(tmp_path):
 def test_resuming_in_the_middle_ends_with_the_weights_of_the_undisturbed_training(trained):
     middle, last = steps(trained.configured / "checkpoints")
     folder = trained.folder / "resumed"
-    said = trained.train("--resume", middle, "--ckpt_dir", folder)
+    said = trained.train("--resume", middle, "--ckpt-dir", folder)
     assert said.exit_code == 0, said.output
     assert f"{middle}: going on from its step 3" in said.output
     found, undisturbed = manifest(folder), files.read_json(last / "manifest.json")
@@ -384,7 +384,7 @@ def test_the_average_of_the_weights_goes_on_as_well(project):
     project.plain["runs"]["r"]["defaults"]["ema"] = {"decay": 0.9, "start_step": 1}
     assert project.train().exit_code == 0
     middle = steps(project.configured / "checkpoints")[0]
-    assert project.train("--resume", middle, "--ckpt_dir", project.folder / "x").exit_code == 0
+    assert project.train("--resume", middle, "--ckpt-dir", project.folder / "x").exit_code == 0
     assert (
         manifest(project.folder / "x")["averaged_weights"] == manifest(project.configured)["averaged_weights"]
     )
@@ -399,7 +399,7 @@ def test_what_can_be_resumed_and_with_how_many_steps_done(trained, tmp_path, kin
     start = {"checkpoint": last, "stage": trained.configured, "receipt": receipt}.get(
         kind, tmp_path / "exported"
     )
-    said = trained.train("--resume", start, "--max_steps", 8, "--ckpt_dir", tmp_path / "x")
+    said = trained.train("--resume", start, "--max-steps", 8, "--ckpt-dir", tmp_path / "x")
     assert said.exit_code == 0, said.output
     found = manifest(tmp_path / "x")
     tokens = DEFAULTS["seq_len"] * DEFAULTS["micro_batch"]
@@ -412,8 +412,8 @@ def test_what_can_be_resumed_and_with_how_many_steps_done(trained, tmp_path, kin
 
 def test_reset_steps_takes_the_weights_alone(trained, tmp_path):
     """With a rate that moves nothing, what a training ends with is what it started from."""
-    still = ("--lr", "1e-30", "--max_steps", 1)
-    said = trained.train("--resume", trained.configured, "--reset_steps", *still, "--ckpt_dir", tmp_path)
+    still = ("--lr", "1e-30", "--max-steps", 1)
+    said = trained.train("--resume", trained.configured, "--reset-steps", *still, "--ckpt-dir", tmp_path)
     assert said.exit_code == 0, said.output
     found, before = manifest(tmp_path), manifest(trained.configured)
     assert (found["step"], found["global_step"], found["resumed"]) == (1, 1, "weights")
@@ -431,7 +431,7 @@ def same_weights(one: Path, other: Path) -> bool:
 
 def test_activation_checkpointing_may_change_with_a_resume_and_the_model_may_not(trained, tmp_path):
     middle = steps(trained.configured / "checkpoints")[0]
-    arguments = ("--resume", middle, "--no_gradient_checkpointing", "--ckpt_dir", tmp_path)
+    arguments = ("--resume", middle, "--no-gradient-checkpointing", "--ckpt-dir", tmp_path)
     assert trained.train(*arguments).exit_code == 0
     other = Project(tmp_path / "other", trained.folder / "results/shards/toy")
     other.plain["runs"]["r"]["model"] = {**MODEL, "hidden": 48}
@@ -458,13 +458,13 @@ def test_without_names_it_is_the_only_run_and_its_first_stage(project):
         (["--resume", "nowhere"], "Path 'nowhere' does not exist"),
         (["--resume", "{folder}"], "neither a checkpoint, nor a stage folder, nor an exported folder"),
         (["--resume", "{folder}/old.pt"], "not a training receipt; give a checkpoint"),
-        (["--data_dir", "{folder}"], "not an encoded dataset (no metadata.json)"),
-        (["--data_dir", "{folder}", "--mock_data"], "give --mock_data or --data_dir, not both"),
-        (["--reset_steps"], "--reset_steps: needs --resume"),
-        (["--max_steps", "0"], "needs tokens, max_steps"),
+        (["--data-dir", "{folder}"], "not an encoded dataset (no metadata.json)"),
+        (["--data-dir", "{folder}", "--mock-data"], "give --mock-data or --data-dir, not both"),
+        (["--reset-steps"], "--reset-steps: needs --resume"),
+        (["--max-steps", "0"], "needs tokens, max_steps"),
         (["--lr", "0"], "--lr: must be positive (got 0)"),
-        (["r", "c"], "no stage 'c'"),
-        (["r", "b", "--mock_data"], "r/b: starts from stage a, which is not trained"),
+        (["r/c"], "no stage 'c'"),
+        (["r/b", "--mock-data"], "r/b: starts from stage a, which is not trained"),
     ],
 )
 def test_wrong_usage_is_explained(project, arguments, message):
@@ -482,10 +482,10 @@ def test_a_wrong_value_in_the_environment_names_its_variable(project):
 
 
 def test_resuming_what_is_over_or_lies_in_the_same_folder_is_refused(trained, tmp_path):
-    said = trained.train("--resume", trained.configured, "--ckpt_dir", tmp_path)
+    said = trained.train("--resume", trained.configured, "--ckpt-dir", tmp_path)
     assert isinstance(said.exception, TrainingError)
     assert "is at step 6, and this stage ends after 6; give it more steps" in str(said.exception)
-    said = trained.train("--resume", trained.configured, "--ckpt_dir", trained.configured)
+    said = trained.train("--resume", trained.configured, "--ckpt-dir", trained.configured)
     assert isinstance(said.exception, ConfigError)
     assert "is in this training's own folder" in str(said.exception)
 
@@ -495,7 +495,7 @@ def test_resuming_what_is_over_or_lies_in_the_same_folder_is_refused(trained, tm
 
 def spider_train(folder, *arguments):
     """`spider train` of two processes on made-up text."""
-    command = [sys.executable, "-m", "spider.cli", "train", "--mock_data", "--ckpt_dir", str(folder / "here")]
+    command = [sys.executable, "-m", "spider.cli", "train", "--mock-data", "--ckpt-dir", str(folder / "here")]
     return subprocess.Popen(
         [*command, "--processes", "2", "--threads", "2", *arguments],
         cwd=folder,
@@ -507,7 +507,7 @@ def spider_train(folder, *arguments):
 
 def test_several_processes_speak_with_one_voice_leave_together_and_go_on(project):
     (project.folder / "config.yaml").write_text(yaml.safe_dump(project.plain))
-    whole = ("--micro_batch", "2", "--grad_accum", "2", "--max_steps", "4000")
+    whole = ("--micro-batch", "2", "--grad-accum", "2", "--max-steps", "4000")
     first = spider_train(project.folder, *whole)
     assert first.stderr is not None
     said = []
@@ -535,7 +535,7 @@ def test_several_processes_speak_with_one_voice_leave_together_and_go_on(project
     assert "process 1 was killed" in rest and "another process of this training is gone" in rest
     assert "Traceback" not in rest
 
-    uneven = spider_train(project.folder, "--micro_batch", "3", "--ckpt_dir", str(project.folder / "other"))
+    uneven = spider_train(project.folder, "--micro-batch", "3", "--ckpt-dir", str(project.folder / "other"))
     _, error = uneven.communicate()
     assert uneven.returncode == 1
     assert error.count("3 windows, which 2 processes cannot share evenly") == 1 and "Traceback" not in error

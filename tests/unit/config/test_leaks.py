@@ -198,5 +198,5 @@ def test_the_log_of_an_evaluation_reports_an_unknown_overlap(tmp_path, capsys):
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({**plain, "results": str(tmp_path / "results")}))
     with pytest.raises(ValueError, match=r"train\.json"):
-        cli(["--config", str(path), "evaluate", "r", "main"], standalone_mode=False)
+        cli(["--config", str(path), "evaluate", "r/main"], standalone_mode=False)
     assert capsys.readouterr().err.count("whether these hold the same documents") == 1

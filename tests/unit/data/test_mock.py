@@ -1,4 +1,4 @@
-"""Made-up text is a source like the others, and the data of `spider train --mock_data`."""
+"""Made-up text is a source like the others, and the data of `spider train --mock-data`."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -25,9 +25,9 @@ def test_the_commands_of_any_source_give_the_same_text(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     raw, shards = tmp_path / "results/raw/made/000.parquet", tmp_path / "results/shards/made"
     for command in (
-        ["download", "made", "000", "--output", str(raw)],
-        ["encode", "made", "000", str(raw)],
-        ["index", "made", "--output", str(shards / "metadata.json")],
+        ["data", "download", "made", "000", "--output", str(raw)],
+        ["data", "encode", "made", "000", str(raw)],
+        ["data", "index", "made", "--output", str(shards / "metadata.json")],
     ):
         said = CliRunner().invoke(cli, ["--config", str(tmp_path / "config.yaml"), *command])
         assert said.exit_code == 0, said.output

@@ -141,13 +141,13 @@ def test_packed_rows_resume_anywhere_on_any_number_of_processes(folder):
 def test_a_missing_other_or_damaged_plan_is_an_error_with_its_remedy(folder):
     shards = Shards(folder, "train")
     with pytest.raises(
-        ValueError, match=r"packed-32.json: the dataset is not packed .* run `spider pack \S+ 32"
+        ValueError, match=r"packed-32.json: the dataset is not packed .* run `spider data pack \S+ 32"
     ):
         PackedRows.open(folder, shards, 32)
     pack(folder, 32)
     plain = read_json(folder / "packed-32.json")
     write_json(folder / "packed-32.json", plain | {"data": "other"})
-    with pytest.raises(ValueError, match="the plan is of other text than the shards; run `spider pack"):
+    with pytest.raises(ValueError, match="the plan is of other text than the shards; run `spider data pack"):
         PackedRows.open(folder, shards, 32)
     write_json(folder / "packed-32.json", plain)
     (folder / "packed-32.rows").write_bytes(b"\0" * 8)

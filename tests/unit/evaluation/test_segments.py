@@ -320,8 +320,8 @@ def test_a_text_longer_than_the_window_is_read_in_windows_and_this_is_logged_onc
     text.write_bytes(b"word " * 100)
     done = run(folder, text)
     assert done.stdout == "word |" * 100 + "\n"
-    assert done.stderr.count("the model reads 64 ids at a time") == 1
-    assert "at a time" not in run(folder, text, "--context", 501).stderr
+    assert done.stderr.count("the text is longer than 64 tokens") == 1
+    assert "is longer than" not in run(folder, text, "--context", 501).stderr
 
 
 def test_errors_name_what_cannot_be_shown(save, tmp_path):

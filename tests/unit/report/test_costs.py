@@ -108,36 +108,41 @@ def record(rule, name, command, started=0.0, outputs=(), status="finished"):
 def test_commands_are_those_that_were_run_in_the_order_of_the_flow(needed):
     counts = f"elsewhere/ngram/cut/{needed.counted}/counts/"
     records = [
-        record("evaluate_compressed", "small/only", "evaluate small only --compressed"),
+        record("evaluate_compressed", "small/only", "evaluate small/only --compressed"),
         record("harness", "runs/small/only/train.json", "harness elsewhere/runs/small/only/train.json"),
-        record("train", "small/only", "train small only --threads 1", started=1.0),
-        record("train", "small/only", "train small only --threads 2", started=2.0),
-        record("train", "small/only", "train small only --threads 3", started=3.0, status="failed"),
-        record("train", "other/only", "train other only"),
-        record("encode", "cut/001", "encode cut 001 elsewhere/raw/text/001.parquet"),
-        record("encode", "cut/000", "encode cut 000 elsewhere/raw/text/000.parquet"),
-        record("count", "cut/000", f"count other 000 --output {counts}000", outputs=[f"{counts}000"]),
+        record("train", "small/only", "train small/only --threads 1", started=1.0),
+        record("train", "small/only", "train small/only --threads 2", started=2.0),
+        record("train", "small/only", "train small/only --threads 3", started=3.0, status="failed"),
+        record("train", "other/only", "train other/only"),
+        record("encode", "cut/001", "data encode cut 001 elsewhere/raw/text/001.parquet"),
+        record("encode", "cut/000", "data encode cut 000 elsewhere/raw/text/000.parquet"),
         record(
             "count_ngrams",
             "cut/000",
-            "count-ngrams other 000 --output x",
+            f"data count-ngrams other 000 --output {counts}000",
+            outputs=[f"{counts}000"],
+        ),
+        record(
+            "count_ngrams",
+            "cut/000",
+            "data count-ngrams other 000 --output x",
             outputs=["ngram/cut/ff/counts/000"],
         ),
-        record("pack", "cut/512", "pack cut 512"),
-        record("pack", "cut/1024", "pack cut 1024"),
-        record("tokenizer", "bpe", "tokenizer bpe 'a file.parquet'"),
+        record("pack", "cut/512", "data pack cut 512"),
+        record("pack", "cut/1024", "data pack cut 1024"),
+        record("tokenizer", "bpe", "data tokenizer bpe 'a file.parquet'"),
         record("index", "cut", None),
-        record("compare", "report", "compare --output x"),
+        record("compare", "report", "report compare --output x"),
     ]
     assert commands(needed.jobs(records), "small") == [
         f"spider --config run.yaml {line}"
         for line in (
-            "tokenizer bpe 'a file.parquet'",
-            "encode cut 000 elsewhere/raw/text/000.parquet   # and so on, to 001",
-            "pack cut 512",
-            f"count small 000 --output {counts}000",
-            "train small only --threads 2",
+            "data tokenizer bpe 'a file.parquet'",
+            "data encode cut 000 elsewhere/raw/text/000.parquet   # and so on, to 001",
+            "data pack cut 512",
+            f"data count-ngrams small 000 --output {counts}000",
+            "train small/only --threads 2",
             "harness elsewhere/runs/small/only/train.json",
-            "evaluate small only --compressed",
+            "evaluate small/only --compressed",
         )
     ]

@@ -1,4 +1,4 @@
-"""Test `spider draw` in a process that cannot import torch."""
+"""Run `spider report draw` in a process that cannot import torch."""
 
 import json
 import shutil
@@ -30,13 +30,13 @@ def test_figures_are_drawn_again_without_torch_and_the_job_is_recorded(tmp_path)
         path.unlink()
     shutil.rmtree(results.root / "tracking")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config_of(results.root)))
-    words = [sys.executable, "-c", DRAW, "--log", "draw.log", "draw", "small", "second"]
+    words = [sys.executable, "-c", DRAW, "--log", "draw.log", "report", "draw", "small/second"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [path.read_bytes() for path in figures] == before
     (job,) = (read_json(path) for path in (results.root / "tracking/jobs").glob("*.json"))
     assert (job["name"], job["status"]) == ("draw small/second", "finished")
-    assert job["command"] == "draw small second"
+    assert job["command"] == "report draw small/second"
     assert {file["path"] for file in job["outputs"]} == {f"runs/small/second/{name}" for name in FIGURES}
     (scores,) = (read_json(path) for path in (results.root / "tracking/evaluations").glob("*.json"))
     assert scores["metrics"] == {} and len(scores["artifacts"]) == len(FIGURES), json.dumps(scores)

@@ -125,13 +125,13 @@ def test_the_page_of_an_unfinished_run_names_what_is_missing(tmp_path):
     config, results = load_config(plain), Results(tmp_path / "results")
     page = render(config, results, "small")
     assert (
-        "Stage first has not begun: <code>spider train small first</code>" in page
+        "Stage first has not begun: <code>spider train small/first</code>" in page
         and "No step was logged" in page
     )
     encode_text(results)
     train_stage(config, results, "first", evaluated=False)
     page = render(config, results, "small")
-    assert "trained and not evaluated: <code>spider evaluate small first</code>" in page
+    assert "trained and not evaluated: <code>spider evaluate small/first</code>" in page
     assert "Stage second has not begun" in page and "This run is not finished" in page
     # A killed training leaves rows and checkpoints, but no receipt.
     (results.stage("small", "first").receipt).unlink()
@@ -169,10 +169,10 @@ def test_a_missing_sample_and_one_of_other_weights_are_named(copied):
     folder = results.stage("small", "second")
     write_json(folder.sample, read_json(folder.sample) | {"weights": "others"})
     page = render(config, results, "small")
-    assert "sample of stage second is of other weights: <code>spider sample small second</code>" in page
+    assert "sample of stage second is of other weights: <code>spider sample small/second</code>" in page
     folder.sample.unlink()
     page = render(config, results, "small")
-    assert "Stage second has written no sample: <code>spider sample small second</code>" in page
+    assert "Stage second has written no sample: <code>spider sample small/second</code>" in page
     assert "after stage second" not in section(page, "text")
 
 
@@ -241,10 +241,10 @@ def test_the_page_has_the_commands_of_the_jobs(copied):
     page = section(render(config, results, "small"), "again")
     assert "The commands of the jobs are unknown" in page
     assert "--forceall --printshellcmds -- runs/small" in page
-    write_job_files(results, "train", "small/second", 12.5, command="train small second --threads 3 --wait")
-    write_job_files(results, "train", "other/second", 12.5, command="train other second")
+    write_job_files(results, "train", "small/second", 12.5, command="train small/second --threads 3 --wait")
+    write_job_files(results, "train", "other/second", 12.5, command="train other/second")
     page = section(render(config, results, "small"), "again")
-    assert "spider --config run.yaml train small second --threads 3 --wait" in page
+    assert "spider --config run.yaml train small/second --threads 3 --wait" in page
     assert "train other" not in page and "are unknown" not in page
 
 

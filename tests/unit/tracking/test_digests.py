@@ -62,7 +62,7 @@ def test_index_adds_the_hash_of_a_shard_to_its_record(results, store, spider):
     words = [f"Document {i}: " + "the quick brown fox jumps. " * 60 for i in range(800)]
     pq.write_table(pa.table({"text": words, "id": [str(i) for i in range(800)]}), parquet)
     write_json(parquet.with_suffix(".json"), {"sha256": content(parquet).partition(":")[2]})
-    spider("encode", "text", "000", str(parquet))
+    spider("data", "encode", "text", "000", str(parquet))
     shard, small = (results / "shards/text" / split / "000.bin" for split in ("train", "validation"))
     assert shard.stat().st_size > HASH_LIMIT > small.stat().st_size
 
@@ -75,7 +75,7 @@ def test_index_adds_the_hash_of_a_shard_to_its_record(results, store, spider):
     ]
     assert sync(results).error is None
 
-    spider("index", "text", "--output", str(results / "shards/text/metadata.json"))
+    spider("data", "index", "text", "--output", str(results / "shards/text/metadata.json"))
     assert outputs_of(results, "encode")["shards/text/train/000.bin"] == content(shard)
     read = {file["path"]: file["digest"] for file in record_of(results, "index")["inputs"]}
     assert read["shards/text/train/000.bin"] == content(shard)

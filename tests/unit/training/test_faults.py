@@ -30,7 +30,7 @@ def test_sigusr1_makes_the_command_save_and_exit_with_resume_me(tmp_path, shards
     run = {"data": "toy", "model": MODEL, "precision": "fp32", "defaults": DEFAULTS, "stages": stages}
     config = {"datasets": {"toy": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "spider.cli", "train", "--data_dir", shards, "--ckpt_dir", "here"]
+    command = [sys.executable, "-m", "spider.cli", "train", "--data-dir", shards, "--ckpt-dir", "here"]
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=tmp_path,
