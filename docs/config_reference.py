@@ -26,7 +26,8 @@ HEAD = """# Configuration reference
 
 All keys of `config.yaml`, with type, default and unit. Any other key is refused. The chapters stand in the
 order of need. In each table the keys that [`config.yaml`](../config.yaml) or one of the
-[`presets/`](../presets) sets come first; most examples are theirs.
+[`presets/`](../presets) sets come first; most examples are theirs. `spider config schema` prints the JSON
+schema for editors, [`config.schema.json`](config.schema.json); the first line of a configuration names it.
 
 This page is generated from the schema (`spider/config/` and each family's `config.py` in `spider/model/`) by
 `python docs/config_reference.py`; do not edit it.

@@ -22,6 +22,8 @@ import click
 
 from spider.cli import evaluate, model, train
 from spider.cli.chat import chat
+from spider.cli.clean import clean
+from spider.cli.config import config
 from spider.cli.data import data
 from spider.cli.harness import harness
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
@@ -31,6 +33,7 @@ from spider.results import write_config
 from spider.version import VERSION
 
 _COMMANDS = (
+    config,
     model.describe,
     train.warmup,
     train.train,
@@ -45,6 +48,7 @@ _COMMANDS = (
     model.checkpoint,
     evaluate.report,
     evaluate.track,
+    clean,
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -82,8 +86,8 @@ def cli(
     logging.basicConfig(handlers=handlers, format=form, datefmt="%H:%M:%S", level="WARNING", force=True)
     log.setLevel(logging.INFO)
     if configure:
-        config = json.loads(configure)
-        path = write_config(Path(config["results"]), config)
+        plain = json.loads(configure)
+        path = write_config(Path(plain["results"]), plain)
     if family_module:
         allow_import(family_module)
     allow_imports_of(path)

@@ -319,13 +319,9 @@ class Run(RunSettings):
             max_hours = stage.max_hours if "max_hours" in own else self.defaults.max_hours
             schedule = stage.schedule if "schedule" in own else self.defaults.schedule
             if max_hours is not None and schedule == "constant":
-                reason = (
-                    f"stage {stage.name} ends by the clock (max_hours), and its constant rate never falls"
-                )
+                reason = f"stage {stage.name} has max_hours, so the decay follows the learning rate"
                 remedy = "set its schedule: wsd, or leave weight_decay_end out"
-                raise wrong_key(
-                    "optimizer.weight_decay_end", f"{reason}, so neither would the decay; {remedy}"
-                )
+                raise wrong_key("optimizer.weight_decay_end", f"{reason}, which is constant; {remedy}")
         return self
 
 

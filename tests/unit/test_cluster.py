@@ -18,7 +18,7 @@ from spider.cluster import packed, remedies, unpacked
         ("sbatch: error: Memory specification can not be satisfied", "set threads, mem_mb, gpus and nodes"),
         ("/bin/sh: 1: sbatch: not found", "on a login node"),
         ("[Errno 2] No such file or directory: 'sacct'", "on a login node"),
-        ("Batch job submission failed: Unable to contact slurm controller", "once `sinfo` does"),
+        ("Batch job submission failed: Unable to contact slurm controller", "as soon as `sinfo` answers"),
     ],
 )
 def test_a_refusal_names_the_setting_to_change(tmp_path, said, setting):

@@ -80,6 +80,7 @@ def test_a_compressed_file_imports_none_either(downloaded, foreign, tmp_path):
 @pytest.mark.parametrize("trusted", [None, False, True])
 def test_transformers_imports_one_with_trust_remote_code_alone(downloaded, foreign, trusted):
     transformers = pytest.importorskip("transformers")
+    import_module("spider.hf")  # registers Spider's classes
 
     config = transformers.AutoConfig.from_pretrained(downloaded, trust_remote_code=trusted)
     assert config.vocab_size == 272 and ran(foreign) == []

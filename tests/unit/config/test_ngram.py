@@ -41,7 +41,10 @@ def config(ngram: Any, share: float = 0.5, stage: dict[str, Any] | None = None) 
         ({"words": [9]}, "runs.demo.model.ngram.words[0]: must be at most 8 (got 9)"),
         ({"candidates": 65}, "runs.demo.model.ngram.candidates: must be at most 64 (got 65)"),
         ({"rare": 0}, "runs.demo.model.ngram.rare: must be positive (got 0)"),
-        ({"match": [2]}, 'runs.demo.model.ngram.match: unknown key; did you mean "match_orders"?'),
+        (
+            {"match_order": [2]},
+            'demo.model.ngram.match_order: unknown key; did you mean "match_orders"?',
+        ),
     ],
 )
 def test_a_wrong_setting_of_an_index_is_named_by_its_key(ngram, message):

@@ -25,8 +25,8 @@ def test_a_configuration_names_a_source_by_its_import_path():
     config = load_config(plain)
     dataset = config.datasets["own"]
     assert config.parts("own") == {"000": "own.txt"}
-    assert dataset.described()["source"] == {"kind": TOY, "file": "own.txt", "min_words": 3}
-    assert dataset.source.identity("own.txt", dataset) == dataset.described()["source"] | {"item": "own.txt"}
+    assert dataset.changed()["source"] == {"kind": TOY, "file": "own.txt", "min_words": 3}
+    assert dataset.source.identity("own.txt", dataset) == dataset.changed()["source"] | {"item": "own.txt"}
     again = Dataset.model_validate(dataset.model_dump(mode="json"))
     assert again == dataset and type(again.source).__name__ == "Paragraphs"
 

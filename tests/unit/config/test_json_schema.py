@@ -1,0 +1,49 @@
+"""The JSON schema for editors is current, accepts valid configurations and refuses wrong keys and values."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from jsonschema import Draft202012Validator
+
+from spider.cli import cli
+
+ROOT = Path(__file__).parents[3]
+FILES = [ROOT / "config.yaml", *sorted((ROOT / "presets").glob("*.yaml"))]
+SCHEMA = json.loads((ROOT / "docs/config.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+
+def test_the_schema_is_current():
+    printed = CliRunner().invoke(cli, ["config", "schema"]).output
+    assert json.loads(printed) == SCHEMA, "run: spider config schema > docs/config.schema.json"
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_configurations_name_the_schema_and_match_it(path):
+    text = path.read_text()
+    named = re.match(r"# yaml-language-server: \$schema=(\S+)\n", text)
+    assert named and (path.parent / named[1]).resolve() == ROOT / "docs/config.schema.json"
+    assert [error.message for error in VALIDATOR.iter_errors(yaml.safe_load(text))] == []
+
+
+def problems(**changes):
+    plain = yaml.safe_load((ROOT / "config.yaml").read_text())
+    plain["runs"]["demo"] |= changes
+    return [error.message for error in VALIDATOR.iter_errors(plain)]
+
+
+def test_wrong_keys_and_values_are_refused():
+    assert problems() == []
+    assert "'modle' was unexpected" in problems(modle="tiny")[0]
+    assert problems(model="tinny") and problems(model={"preset": "tiny", "hiden": 3})
+    assert problems(seed=-1) and problems(seed="many") and problems(precision="fp9")
+
+
+def test_numbers_that_an_editor_reads_as_text_and_modules_of_the_user_are_accepted():
+    assert problems(seed="100_000") == problems(defaults={"tokens": "6e5"}) == []
+    assert problems(model={"family": "my_package.my_family", "width": 3}) == []
