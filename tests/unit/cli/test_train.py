@@ -190,7 +190,7 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_config
 
 def test_anything_of_the_run_can_be_set_by_its_path(project):
     said = project.train(
-        *("r", "a", "lr=4e-3", "model.recurrence.loops=3", "optimizer.kind=adamw8bit", "seed=5"),
+        *("r/a", "lr=4e-3", "model.recurrence.loops=3", "optimizer.kind=adamw8bit", "seed=5"),
         *(
             "ema.decay=0.9",
             "stages.a.max_steps=2",
