@@ -67,6 +67,7 @@ LAYERS = [
     "hf",
     "describe",
     "unlock",
+    "clean",
     "cli",
     "spider",
 ]
