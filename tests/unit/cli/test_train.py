@@ -123,12 +123,12 @@ def test_a_run_that_asks_for_a_gpu_does_not_train_without_one_unless_it_is_told_
 @pytest.mark.parametrize(
     ("name", "value", "path"),
     [
-        ("--seq-len", 64, "settings.seq_len"),
-        ("--micro-batch", 3, "settings.micro_batch"),
-        ("--grad-accum", 2, "settings.grad_accum"),
-        ("--n-loops", 3, "settings.n_loops"),
+        ("--seq_len", 64, "settings.seq_len"),
+        ("--micro_batch", 3, "settings.micro_batch"),
+        ("--grad_accum", 2, "settings.grad_accum"),
+        ("--n_loops", 3, "settings.n_loops"),
         ("--lr", 0.5, "settings.lr"),
-        ("--max-steps", 9, "settings.max_steps"),
+        ("--max_steps", 9, "settings.max_steps"),
         ("TARGET_TOKENS", 1000, "settings.tokens"),
         ("CKPT_EVERY", 7, "settings.ckpt_every"),
         ("--precision", "bf16", "precision"),
@@ -148,7 +148,7 @@ def test_a_setting_changes_its_own_field_of_its_own_stage(project, name, value, 
 
 def test_every_flag_reaches_the_training(project, shards):
     said = project.train(
-        *("r", "a", "--seq-len", 40, "--micro-batch", 2, "--grad-accum", 2, "--n-loops", 1, "--lr", "1e-4"),
+        *("r/a", "--seq-len", 40, "--micro-batch", 2, "--grad-accum", 2, "--n-loops", 1, "--lr", "1e-4"),
         *(
             "--precision",
             "bf16",
