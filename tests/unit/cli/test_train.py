@@ -447,7 +447,7 @@ def test_without_names_it_is_the_only_run_and_its_first_stage(project):
     assert project.config.choose() == ("r", "a")
     assert project.config.choose("r", "b") == ("r", "b")
     project.plain["runs"]["s"] = project.plain["runs"]["r"]
-    with pytest.raises(ConfigError, match="several, name one: r, s"):
+    with pytest.raises(ConfigError, match="several runs, name one: r, s"):
         project.config.choose()
 
 
@@ -455,7 +455,7 @@ def test_without_names_it_is_the_only_run_and_its_first_stage(project):
     ("arguments", "message"),
     [
         (["--precision", "int3"], "--precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32' (got 'int3')"),
-        (["--resume", "nowhere"], "Path 'nowhere' does not exist"),
+        (["--resume", "nowhere"], "nowhere: neither a checkpoint, nor a stage folder"),
         (["--resume", "{folder}"], "neither a checkpoint, nor a stage folder, nor an exported folder"),
         (["--resume", "{folder}/old.pt"], "not a training receipt; give a checkpoint"),
         (["--data-dir", "{folder}"], "not an encoded dataset (no metadata.json)"),
