@@ -1,6 +1,6 @@
 """Families of models, and the schema of a run's ``model:`` block.
 
-A family is a package of two modules (docs/architecture.md, "Adding a family"). A family in ``spider/model/``
+A family is a package of two modules (docs/extending.md). A family in ``spider/model/``
 has its folder's name. Any other has its import path, ``model: {family: my_package.my_family}``. No other
 module of Spider names a family.
 

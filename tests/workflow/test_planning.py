@@ -149,7 +149,7 @@ def test_results_of_another_version_are_refused_and_kept(workflow):
 
 
 def test_the_linter_finds_nothing_but_what_the_docs_explain():
-    """Each rule runs in the environment of Snakemake itself: docs/architecture.md."""
+    """Each rule runs in the environment of Snakemake itself: docs/extending.md."""
     command = [str(SNAKEMAKE), "--lint", "--configfile", "presets/scaling-cpu.yaml"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr.splitlines()
     about = [line.split()[2:4] for line in said if line.startswith("Lints for")]
